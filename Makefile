@@ -1,0 +1,40 @@
+# make demo: a swarm of four peers on this machine.  make test: everything that CI checks.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt
+PEERS ?= 4
+
+.PHONY: demo test lint unit swarm-tests install clean
+
+demo: .venv/.installed
+	$(BIN)/noloco-peer swarm --peers $(PEERS) --config configs/demo.yaml
+
+install: .venv/.installed
+
+test: lint unit swarm-tests
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: .venv/.installed-dev
+	$(BIN)/python -m pytest tests/unit
+
+swarm-tests: .venv/.installed-dev
+	$(BIN)/python -m pytest tests/swarm
+
+.venv/.installed: pyproject.toml .ci/constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 14) or sys.exit(f"Python 3.11, 3.12 or 3.13 is needed, this is {v.major}.{v.minor}; say which with make PYTHON=python3.12")'
+	@echo "setting up .venv: about two minutes, once"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) --editable .
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	@$(PIP) --editable ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

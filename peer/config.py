@@ -1,0 +1,272 @@
+"""The configuration's types. ``run`` is equal in the whole swarm (its digest is in every handshake), ``peer``
+is this machine's. Loading, overrides and error texts are in settings.py; defaults are here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from math import sqrt
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+# Says where something is on this machine, not what is trained: left out of the run's digest.
+LOCAL: dict[str, Any] = {"local": True}
+
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Section(BaseModel):
+    """Strict: unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class LocalPath(Section):
+    """Base for sections with paths: YAML has strings, the code wants ``Path``."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _paths(cls, value: Any, info: Any) -> Any:
+        wants_path = cls.model_fields[info.field_name].annotation in (Path, Path | None)
+        return Path(value).expanduser() if wants_path and isinstance(value, str) else value
+
+
+class LlamaModel(Section):
+    """A transformers ``LlamaForCausalLM`` with fresh weights, drawn from ``run.seed``."""
+
+    name: Literal["llama"] = "llama"
+    hidden_size: int = Field(default=128, gt=0)
+    intermediate_size: int = Field(default=344, gt=0)
+    layers: int = Field(default=5, gt=0)
+    heads: int = Field(default=4, gt=0)
+    kv_heads: int | None = Field(default=None, gt=0)
+    tie_embeddings: bool = True
+
+    @model_validator(mode="after")
+    def _divides(self) -> LlamaModel:
+        if self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of heads {self.heads}")
+        if self.kv_heads and self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        return self
+
+
+class StdlibData(Section):
+    """The Python standard library's sources: real text that every machine has, about 6 MB."""
+
+    name: Literal["stdlib"] = "stdlib"
+    sequence_length: int = Field(default=128, gt=0)  # tokens
+
+
+class TextData(Section):
+    """Local text files, given as glob patterns. With no ``validation`` every 20th file or part is held out."""
+
+    name: Literal["text"]
+    train: tuple[str, ...] = Field(min_length=1, json_schema_extra=LOCAL)
+    validation: tuple[str, ...] = Field(default=(), json_schema_extra=LOCAL)
+    sequence_length: int = Field(default=128, gt=0)  # tokens
+
+    @field_validator("train", "validation", mode="before")
+    @classmethod
+    def _sequence(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class Inner(Section):
+    """AdamW; linear warm-up, then cosine down to ``min_lr_ratio`` of the peak, by the swarm's step."""
+
+    learning_rate: Positive = 1e-3
+    min_lr_ratio: Fraction = 0.1
+    warmup_steps: int = Field(default=100, ge=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    clip_norm: Positive = 1.0
+
+
+class NoLoCo(Section):
+    """NoLoCo (arXiv 2506.10911): groups of two. α momentum, β outer learning rate, γ weight averaging."""
+
+    name: Literal["noloco"] = "noloco"
+    alpha: float = Field(default=0.5, ge=0, lt=1)
+    beta: Positive = 0.7
+    gamma: Positive = 0.7
+
+    @model_validator(mode="after")
+    def _stable(self) -> NoLoCo:
+        upper = 2 * (1 - self.alpha**2)
+        if self.gamma >= upper:
+            raise ValueError(
+                f"gamma {self.gamma:g} makes the replicas diverge: with alpha {self.alpha:g} "
+                f"it must be in 0 < gamma < 2(1 - alpha^2) = {upper:g}"
+            )
+        low, high = self.alpha, sqrt(2 + self.alpha**2)
+        if not low < self.gamma < high:
+            warnings.warn(
+                f"run.outer.gamma {self.gamma:g} is outside the paper's range {low:g} < gamma < {high:.3g}",
+                stacklevel=2,
+            )
+        return self
+
+
+class Local(Section):
+    """No exchange at all: the control."""
+
+    name: Literal["local"]
+
+
+class Rendezvous(Section):
+    """Partners are agreed during the inner steps."""
+
+    window: Fraction = 0.5  # two boundaries may be this share of an inner phase apart
+    tries: int = Field(default=8, gt=0)  # peers asked at a boundary before going on alone
+
+
+class Exchange(Section):
+    """Bounds of one swap."""
+
+    timeout: Positive = 120.0  # seconds; ceiling of the deadline that is taken from observed swaps
+    stall: Positive = 10.0  # seconds without one byte from the partner
+    max_norm_ratio: float = Field(default=10.0, gt=1)  # a partner's contribution against one's own
+
+
+class Evaluation(Section):
+    """Validation on the held-out split."""
+
+    every_rounds: int = Field(default=5, gt=0)
+    batches: int = Field(default=8, gt=0)
+
+
+class Run(LocalPath):
+    """Equal in the whole swarm. Its digest is part of every handshake."""
+
+    name: Name = "demo"
+    dir: Path = Field(default=Path("runs"), json_schema_extra=LOCAL)
+    seed: int = 0
+    steps: int = Field(default=1000, gt=0)  # inner steps
+    inner_steps: int = Field(default=50, gt=0)  # H
+    batch_size: int = Field(default=8, gt=0)  # sequences a peer and inner step
+    model: LlamaModel = LlamaModel()
+    data: Annotated[StdlibData | TextData, Field(discriminator="name")] = StdlibData()
+    inner: Inner = Inner()
+    outer: Annotated[NoLoCo | Local, Field(discriminator="name")] = NoLoCo()
+    rendezvous: Rendezvous = Rendezvous()
+    exchange: Exchange = Exchange()
+    evaluation: Evaluation = Evaluation()
+
+
+class Network(Section):
+    """How this machine is reached. Peers on one machine only: host 127.0.0.1."""
+
+    host: str = "0.0.0.0"
+    port: Port = 0  # 0: any free one; open and fix it for peers behind a firewall
+    announce: tuple[str, ...] = ()  # multiaddrs to announce instead of the detected ones
+    upnp: bool = True  # ask the router for a port mapping
+    start_timeout: Positive = 60.0  # seconds for the p2p daemon to start
+    join_timeout: Positive = 60.0  # seconds of trying the initial peers
+
+    @field_validator("announce", mode="before")
+    @classmethod
+    def _sequence(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class Metrics(Section):
+    """Prometheus endpoint of this peer."""
+
+    host: str = "127.0.0.1"
+    port: Port | None = None  # none: 9464, or any free one when that is taken
+
+
+class Checkpoint(Section):
+    """Saved at boundaries and when leaving."""
+
+    every_rounds: int = Field(default=10, gt=0)
+    keep: int = Field(default=2, gt=0)
+    resume: bool = True
+
+
+class Peer(LocalPath):
+    """This machine only."""
+
+    name: Name | None = None  # none: <host name>-<k>, the first one that is not running here
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast where the device has it
+    threads: int | None = Field(default=None, gt=0)  # CPU threads of torch; none: torch's choice
+    micro_batch: int | None = Field(default=None, gt=0)  # sequences at once; none: the whole batch
+    stream: int | None = Field(default=None, ge=0)  # data stream; none: from the identity
+    identity: Path | None = None  # none: <run.dir>/<peer name>/identity.key
+    initial_peers: tuple[str, ...] = ()
+    network: Network = Network()
+    metrics: Metrics = Metrics()
+    checkpoint: Checkpoint = Checkpoint()
+
+    @field_validator("initial_peers", mode="before")
+    @classmethod
+    def _sequence(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class Config(Section):
+    """A whole configuration file."""
+
+    run: Run = Run()
+    peer: Peer = Peer()
+
+    @model_validator(mode="after")
+    def _micro_batch(self) -> Config:
+        if self.peer.micro_batch and self.run.batch_size % self.peer.micro_batch:
+            raise ValueError(
+                f"run.batch_size {self.run.batch_size} is not a multiple of peer.micro_batch {self.peer.micro_batch}"
+            )
+        return self
+
+
+def shared(section: BaseModel) -> dict[str, Any]:
+    """``section`` as JSON values without what is local to a machine."""
+    out: dict[str, Any] = {}
+    for key, info in type(section).model_fields.items():
+        value = getattr(section, key)
+        if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("local"):
+            continue
+        out[key] = shared(value) if isinstance(value, BaseModel) else value
+    return out
+
+
+def digest(run: Run) -> str:
+    """First 16 hex digits of the SHA-256 of the shared half."""
+    return hashlib.sha256(canonical(run).encode()).hexdigest()[:16]
+
+
+def canonical(run: Run) -> str:
+    """The shared half as one canonical JSON text; what a peer shows to one whose digest differs."""
+    return json.dumps(shared(run), sort_keys=True, separators=(",", ":"))
+
+
+def first_difference(mine: str, theirs: str) -> str:
+    """Names the first key in which two canonical runs differ, with both values, for example
+    ``run.inner.learning_rate is 0.001 here and 0.002 there``. ``theirs`` may be anything a stranger sent.
+    """
+    try:
+        ours, other = _flat(json.loads(mine)), _flat(json.loads(theirs))
+    except (ValueError, AttributeError, RecursionError):
+        return "the swarm's configuration could not be read"
+    for key in [*ours, *(key for key in other if key not in ours)]:
+        if ours.get(key) != other.get(key):
+            here, there = (json.dumps(side[key])[:60] if key in side else "not set" for side in (ours, other))
+            return f"run.{key} is {here} here and {there} there"
+    return "no key differs: another version of noloco-peer"
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        out.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return out

@@ -1,0 +1,51 @@
+"""A peer's name and its folder ``<run.dir>/<peer name>``, held by a lock while the peer runs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import socket
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from peer.errors import UserError
+
+
+class Place:
+    """The claimed folder. The lock goes with the process, also when it is killed."""
+
+    def __init__(self, name: str, folder: Path, lock: int) -> None:
+        self.name, self.folder, self._lock = name, folder, lock
+
+    def release(self) -> None:
+        """Let another process use the folder."""
+        os.close(self._lock)
+
+
+def claim(run_dir: Path, name: str | None) -> Place:
+    """Claim the folder of ``name``, or with ``None`` the first free ``<host name>-<k>``: the same one again
+    after a restart, another one for a second peer on the machine.
+    """
+    for candidate in [name] if name else _names():
+        folder = run_dir / candidate
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UserError(f"run.dir: cannot write to {folder}: {error.strerror}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            if name:
+                raise UserError(f"{folder} is used by a running peer; choose another peer.name or run.dir") from None
+            continue
+        return Place(candidate, folder, lock)
+    raise AssertionError("unreachable: the names do not end")
+
+
+def _names() -> Iterator[str]:
+    host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname().partition(".")[0]).strip("-")[:40] or "peer"
+    return (f"{host}-{k}" for k in count(1))

@@ -1,0 +1,190 @@
+"""From files, environment and ``--set`` to a checked :class:`peer.config.Config`.
+
+Precedence: defaults < file < environment < ``--set``. Every mistake becomes one line that names the key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import typing
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from peer.config import Config
+from peer.errors import UserError
+from peer.logs import get_logger
+
+log = get_logger("config")
+
+# Few on purpose: addresses, places and secrets. Everything else belongs into the file.
+ENVIRONMENT = {
+    "NOLOCO_INITIAL_PEERS": "peer.initial_peers",  # separated by commas or spaces
+    "NOLOCO_PEER_NAME": "peer.name",
+    "NOLOCO_IDENTITY": "peer.identity",
+    "NOLOCO_RUN_DIR": "run.dir",
+}
+OTHER_VARIABLES = {"NOLOCO_LOG_LEVEL"}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people mean it: ``3e-4`` is a number, ``no`` is a word, a key stands once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key) for key, _ in node.value]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.MarkedYAMLError(problem=f"the key {twice!r} stands twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, pattern) for tag, pattern in resolvers if tag not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float")
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|True|false|False)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\.\d[\d_]*([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.(inf|nan))$"),
+    list("-+.0123456789"),
+)
+
+
+def load(file: Path | None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Config:
+    """The resolved configuration. Raises :class:`UserError` with one line for anything that is wrong."""
+    tree = _read(file) if file else {}
+    for path, value in _from_environment(os.environ if environment is None else environment):
+        _put(tree, path, value)
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not path:
+            raise UserError(f"--set {override}: write --set section.key=value, for example --set run.steps=200")
+        _put(tree, path, _parse(text, f"--set {override}"))
+    source = str(file) if file else "configuration"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            config = Config.model_validate(tree)
+        except ValidationError as error:
+            raise UserError(f"{source}: {explain(error, tree)}") from None
+    for warning in caught:
+        log.warning("%s: %s", source, warning.message)
+    return config
+
+
+def dump(config: Config) -> str:
+    """``config`` as YAML that :func:`load` reads back to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{file}: cannot read the configuration: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{file}: the configuration is not UTF-8 text") from None
+    tree = _parse(text, str(file))
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise UserError(f"{file}: expected the sections run: and peer:, found {type(tree).__name__}")
+    return tree
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise UserError(f"{where}:{line} {getattr(error, 'problem', None) or 'not valid YAML'}") from None
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterable[tuple[str, Any]]:
+    for name in sorted(environment):
+        if not name.startswith("NOLOCO_") or name in OTHER_VARIABLES:
+            continue
+        path = ENVIRONMENT.get(name)
+        if path is None:
+            raise UserError(f"environment: {name} is not known{_nearest(name, ENVIRONMENT)}")
+        text = environment[name]
+        yield path, text.replace(",", " ").split() if path == "peer.initial_peers" else text
+
+
+def _put(tree: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for key in parents:
+        child = tree.setdefault(key, {})
+        if child is None:
+            child = tree[key] = {}
+        if not isinstance(child, dict):
+            raise UserError(f"--set {path}: {key} is a value, not a section")
+        tree = child
+    tree[last] = value
+
+
+def explain(error: ValidationError, tree: Any) -> str:
+    """The first mistake of a validation, in one line, with the key's path and the nearest right key."""
+    mistakes = error.errors(include_url=False)
+    first = mistakes[0]
+    path = _path(first["loc"], tree)
+    more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
+    if first["type"] == "extra_forbidden":
+        return f"{path}: unknown key{_nearest(path.rsplit('.', 1)[-1], _siblings(path, tree))}{more}"
+    if first["type"].startswith("union_tag"):
+        context = first.get("ctx", {})
+        tag, expected = context.get("tag"), str(context.get("expected_tags", "")).replace("'", "")
+        said = f"{path}.name: {tag!r} is not known" if tag else f"{path}.name is missing"
+        return f"{said}, choose one of: {expected}{more}"
+    text = first["msg"].removeprefix("Value error, ")
+    text = text[0].lower() + text[1:]
+    value = first.get("input")
+    given = f" (given: {value!r})" if isinstance(value, str | int | float | bool) or value is None else ""
+    return f"{path + ': ' if path else ''}{text}{given}{more}"
+
+
+def _path(location: tuple[int | str, ...], tree: Any) -> str:
+    """pydantic's location without the union tags that it puts between the keys."""
+    path: list[str] = []
+    for depth, key in enumerate(location):
+        inside = isinstance(tree, dict) and key in tree
+        if inside or isinstance(key, int) or depth == len(location) - 1:
+            path.append(str(key))
+        if inside:
+            tree = tree[key]
+    return ".".join(path)
+
+
+def _siblings(path: str, tree: Any) -> list[str]:
+    """The right keys at the place of ``path``."""
+    section: type[BaseModel] = Config
+    for key in path.split(".")[:-1]:
+        tree = tree.get(key, {}) if isinstance(tree, dict) else {}
+        choices = _models(section.model_fields[key].annotation)
+        named = [kind for kind in choices if "name" in kind.model_fields and tree.get("name") in _names(kind)]
+        section = (named or choices)[0]
+    return list(section.model_fields)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in typing.get_args(annotation) for model in _models(part)]
+
+
+def _names(model: type[BaseModel]) -> tuple[Any, ...]:
+    return typing.get_args(model.model_fields["name"].annotation)
+
+
+def _nearest(word: str, choices: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    return f", did you mean {near[0]}?" if near else f", choose from: {', '.join(choices)}"
