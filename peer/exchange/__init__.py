@@ -1,0 +1,1 @@
+"""Tensors between peers. Knows bytes, digests and deadlines; knows no method and no directory."""

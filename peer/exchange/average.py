@@ -1,0 +1,75 @@
+"""The interface of every exchange, and the acceptance test that stands before every average.
+
+Implementations: pair.py (one partner over a verified stream), loopback.py (inside one process).
+tests/unit/test_exchange_conformance.py runs the same suite on all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from peer.payload import parts, scratch
+from peer.rounds import Averaged, Contribution, Group, Outcome
+
+
+class GroupAverage(Protocol):
+    """Averages one contribution over a group. Called by the training thread, one call at a time."""
+
+    def average(self, contribution: Contribution, group: Group) -> Averaged:
+        """Mean over the group, or this peer's own contribution with the outcome that says why.
+
+        Blocks until the outcome is known, never past its deadline, and raises for nothing that another
+        peer or the network does. Reads ``contribution``; changes nothing but its own buffer.
+        """
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """May a partner's contribution be used? ``distance`` is ‖own − theirs‖ / ‖own‖."""
+
+    outcome: Outcome
+    distance: float | None = None
+    detail: str = ""
+
+
+def judge(own: Contribution, theirs: Tensor, max_norm_ratio: float) -> Verdict:
+    """``theirs`` (flat fp32, host) must be finite and of a norm within ``max_norm_ratio`` of our own."""
+    room = scratch(own.numel)
+    own_square = their_square = distance_square = 0.0
+    for start, stop in parts(own.numel):
+        mine, other = room[: stop - start], theirs[start:stop]
+        own.read(start, mine)
+        own_square += _square(mine)
+        their_square += _square(other)
+        distance_square += _square(mine.sub_(other))
+    if not math.isfinite(their_square):
+        return Verdict(Outcome.POISONED, detail="the partner's contribution is not finite")
+    own_norm, their_norm = math.sqrt(own_square), math.sqrt(their_square)
+    if not own_norm / max_norm_ratio <= their_norm <= own_norm * max_norm_ratio:
+        detail = f"the partner's norm {their_norm:.4g} is not within a factor {max_norm_ratio:g} of {own_norm:.4g}"
+        return Verdict(Outcome.POISONED, detail=detail)
+    return Verdict(Outcome.MERGED, distance=math.sqrt(distance_square) / own_norm if own_norm else 0.0)
+
+
+def merge(own: Contribution, theirs: Tensor) -> None:
+    """``theirs`` ← (own + theirs) / 2, in place. The sum is commutative, so both partners get equal bits."""
+    room = scratch(own.numel)
+    for start, stop in parts(own.numel):
+        mine = room[: stop - start]
+        own.read(start, mine)
+        theirs[start:stop].add_(mine).mul_(0.5)
+
+
+def copy_own(own: Contribution, out: Tensor) -> None:
+    """``out`` ← own: the mean over a group of one."""
+    for start, stop in parts(own.numel):
+        own.read(start, out[start:stop])
+
+
+def _square(part: Tensor) -> float:
+    return float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2

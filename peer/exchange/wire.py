@@ -1,0 +1,68 @@
+"""What two partners say around the payload: a header before it, an acknowledgement after it.
+
+Previous station: payload.py, the parts and the digest. Next station: pair.py, which puts the pieces in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import xxhash
+from pydantic import Field, TypeAdapter
+
+from peer.rounds import Outcome
+from peer.streams import Message
+
+VERSION = 1
+
+
+class Header(Message):
+    """What follows, and for whom. Everything but ``round`` must be equal on both sides."""
+
+    kind: Literal["header"] = "header"
+    version: int = VERSION
+    run: Annotated[str, Field(max_length=64)]
+    config: Annotated[str, Field(max_length=64)]  # digest of the run's configuration
+    layout: Annotated[str, Field(max_length=64)]  # digest of names and shapes
+    codec: Literal["none"] = "none"  # fp32, little endian
+    payload_bytes: Annotated[int, Field(ge=0)]
+    round: Annotated[int, Field(ge=0)]
+
+
+class Acknowledgement(Message):
+    """``merged`` means: your payload is verified and acceptable to me."""
+
+    kind: Literal["acknowledgement"] = "acknowledgement"
+    verdict: Outcome
+    detail: Annotated[str, Field(max_length=200)] = ""
+
+
+HEADER: TypeAdapter[Header] = TypeAdapter(Header)
+ACKNOWLEDGEMENT: TypeAdapter[Acknowledgement] = TypeAdapter(Acknowledgement)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What both sides of a swap must have in common."""
+
+    run: str
+    config: str
+    layout: str
+    numel: int
+
+    def header(self, round: int) -> Header:
+        return Header(run=self.run, config=self.config, layout=self.layout, payload_bytes=4 * self.numel, round=round)
+
+    def objection(self, header: Header) -> str:
+        """Why ``header`` is not acceptable; empty when it is."""
+        expected = self.header(header.round)
+        for key in ("version", "run", "config", "layout", "codec", "payload_bytes"):
+            if getattr(header, key) != getattr(expected, key):
+                return f"{key} is {getattr(header, key)} there and {getattr(expected, key)} here"
+        return ""
+
+
+def layout_digest(layout: str) -> str:
+    """Digest of a model's parameter names and shapes."""
+    return xxhash.xxh3_128_hexdigest(layout.encode())

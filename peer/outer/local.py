@@ -1,0 +1,37 @@
+"""No exchange: φ ← θ. The control that shows what the others gain by communicating."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from peer.outer.slow_weights import SlowWeights
+
+
+class Local:
+    """A peer that trains by itself."""
+
+    group_size: ClassVar[int] = 1
+
+    def __init__(self, slow: SlowWeights) -> None:
+        self.slow = slow
+        self.momentum = None
+
+    def contribution(self) -> _FastWeights:
+        """θ itself."""
+        return _FastWeights(self.slow)
+
+    def apply(self, mean: Tensor) -> None:
+        """``mean``: θ, as the group is this peer alone. θ stays as it is."""
+        with self.slow.changing():
+            self.slow.phi.copy_(mean)
+
+
+class _FastWeights:
+    def __init__(self, slow: SlowWeights) -> None:
+        self._slow = slow
+        self.numel = slow.numel
+
+    def read(self, start: int, out: Tensor) -> None:
+        self._slow.read_fast(start, out)

@@ -1,0 +1,55 @@
+"""NoLoCo's outer step (arXiv 2506.10911, Eq. 1 to 3), with one tensor on the wire instead of two.
+
+With Δᵢ = θᵢ − φᵢ and the group's mean over n peers,
+
+    δᵢ ← α δᵢ + mean_j(β Δⱼ + γ φⱼ) − γ φᵢ
+    φᵢ ← φᵢ + δᵢ
+    θᵢ ← φᵢ
+
+so a peer sends sⱼ = β Δⱼ + γ φⱼ = β θⱼ + (γ − β) φⱼ and needs nothing else of its partner. (The sign of β is
+that of the paper's Eq. 32; Eq. 2 as printed ascends.) Stable in mean square for 0 < γ < 2(1 − α²).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from peer.config import NoLoCo as Settings
+from peer.outer.slow_weights import SlowWeights
+
+
+class NoLoCo:
+    """Two peers partially average their weights; see the module's formula."""
+
+    group_size: ClassVar[int] = 2
+
+    def __init__(self, slow: SlowWeights, settings: Settings) -> None:
+        self.slow = slow
+        self.settings = settings
+        self.momentum = slow.zeros()  # δ
+
+    def contribution(self) -> _Contribution:
+        """sᵢ = β θᵢ + (γ − β) φᵢ, computed part by part."""
+        return _Contribution(self.slow, self.settings)
+
+    def apply(self, mean: Tensor) -> None:
+        """``mean``: mean of s over the group."""
+        with self.slow.changing():
+            self.momentum.mul_(self.settings.alpha).add_(mean).sub_(self.slow.phi, alpha=self.settings.gamma)
+            self.slow.phi.add_(self.momentum)
+        self.slow.write_fast()
+
+
+class _Contribution:
+    def __init__(self, slow: SlowWeights, settings: Settings) -> None:
+        self._slow, self._settings = slow, settings
+        self.numel = slow.numel
+
+    def read(self, start: int, out: Tensor) -> None:
+        beta, gamma = self._settings.beta, self._settings.gamma
+        self._slow.read_fast(start, out)
+        out.mul_(beta)
+        if gamma != beta:
+            out.add_(self._slow.phi[start : start + out.numel()], alpha=gamma - beta)

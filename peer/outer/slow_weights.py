@@ -1,0 +1,89 @@
+"""Slow weights φ on the host beside the fast weights θ of the model; the only place where the two are copied.
+
+Host memory of the outer step: φ here, the momentum δ of the method, and the exchange's one buffer. Everything
+is computed part by part, so no further copy of the model is made.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Span:
+    """One parameter's place in the flat vector: elements ``start : start + numel``."""
+
+    name: str
+    parameter: nn.Parameter
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.parameter.numel()
+
+
+class SlowWeights:
+    """Flat fp32 view of a model's trained parameters, in ``named_parameters`` order.
+
+    ``phi``: slow weights, 1-D fp32 on the host, pinned when the model is on an accelerator.
+    """
+
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+        self.spans: list[Span] = []
+        start = 0
+        for name, parameter in parameters:
+            if parameter.requires_grad:
+                self.spans.append(Span(name, parameter, start))
+                start += parameter.numel()
+        if not self.spans:
+            raise ValueError("the model has no parameter that is trained")
+        self._starts = [span.start for span in self.spans]
+        self.numel = start
+        self._pinned = self.spans[0].parameter.is_cuda
+        self.phi = self.zeros()
+        self._changing = threading.Lock()
+        self.read_fast(0, self.phi)
+
+    def zeros(self) -> Tensor:
+        """A new host vector of the same length, for example a momentum."""
+        return torch.zeros(self.numel, dtype=torch.float32, pin_memory=self._pinned)
+
+    def read_fast(self, start: int, out: Tensor) -> None:
+        """``out`` ← θ[start : start + len(out)], as fp32 on the host."""
+        stop = start + out.numel()
+        with torch.no_grad():
+            for span in self._overlapping(start, stop):
+                low, high = max(start, span.start), min(stop, span.stop)
+                source = span.parameter.detach().reshape(-1)[low - span.start : high - span.start]
+                out[low - start : high - start].copy_(source)
+
+    def write_fast(self) -> None:
+        """θ ← φ, in place, in the parameters' own dtype and on their device."""
+        with torch.no_grad():
+            for span in self.spans:
+                flat = self.phi[span.start : span.stop].view(span.parameter.shape)
+                span.parameter.copy_(flat, non_blocking=self._pinned)
+        if self._pinned:
+            torch.cuda.synchronize()  # φ may change as soon as this returns
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Held while φ or a momentum changes, so that a snapshot for a newcomer is never torn."""
+        with self._changing:
+            yield
+
+    def layout(self) -> str:
+        """Names and shapes in order: two peers can only average when theirs are equal."""
+        return ";".join(f"{span.name}:{','.join(map(str, span.parameter.shape))}" for span in self.spans)
+
+    def _overlapping(self, start: int, stop: int) -> Iterator[Span]:
+        first = bisect_right(self._starts, start) - 1
+        return takewhile(lambda span: span.start < stop, self.spans[first:])

@@ -1,0 +1,67 @@
+"""What the network thread may know of the training thread, and how a stop is asked for.
+
+Written by the inner loop once a step (two float stores), read by the rendezvous.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+SMOOTHING = 0.2
+
+
+class Progress:
+    """When will this peer reach its next boundary (the end of its inner steps)?"""
+
+    def __init__(self) -> None:
+        self._remaining = 0
+        self._steps = 0
+        self._step_seconds: float | None = None
+        self._last: float | None = None
+        self.phases = 0  # inner phases begun
+
+    def begin(self, remaining: int, steps: int) -> None:
+        """An inner phase of ``steps`` steps starts or goes on with ``remaining`` of them to do."""
+        self._steps, self._remaining = steps, remaining
+        self._last = time.monotonic()
+        self.phases += 1
+
+    def tick(self) -> None:
+        """One inner step is done."""
+        now = time.monotonic()
+        if self._last is not None:
+            took = now - self._last
+            seen = self._step_seconds
+            self._step_seconds = took if seen is None else seen + SMOOTHING * (took - seen)
+        self._last = now
+        self._remaining -= 1
+
+    @property
+    def phase_seconds(self) -> float | None:
+        """Expected length of a whole inner phase in seconds; ``None`` before the first step."""
+        return None if self._step_seconds is None else self._step_seconds * max(self._steps, 1)
+
+    def rate(self, per_step: int) -> float:
+        """``per_step`` things a step as things a second; 0 before the first step."""
+        return per_step / self._step_seconds if self._step_seconds else 0.0
+
+    def eta(self) -> float | None:
+        """Seconds until the next boundary; ``None`` before the first step was timed."""
+        if self._step_seconds is None or self._last is None:
+            return None
+        return max(0.0, self._step_seconds * self._remaining - (time.monotonic() - self._last))
+
+
+class Stop:
+    """A request to leave: set by a signal handler, seen by every loop."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def request(self) -> None:
+        self._event.set()
+
+    @property
+    def requested(self) -> bool:
+        return self._event.is_set()

@@ -1,0 +1,68 @@
+"""The words that the parts of a round share: a contribution goes in, a group swaps it, an average comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from peer.streams import Stream
+
+
+class Outcome(StrEnum):
+    """How a round's exchange ended. Only ``MERGED`` brought in another peer's weights."""
+
+    MERGED = "merged"
+    ALONE = "alone"  # nobody to meet
+    TIMEOUT = "timeout"  # the partner froze, died or was too slow
+    REFUSED = "refused"  # one side did not accept the other's header or contribution
+    CORRUPT = "corrupt"  # the payload did not match its digest
+    POISONED = "poisoned"  # not finite, or of an absurd norm
+
+
+@dataclass(frozen=True)
+class Link:
+    """A partner that stands at the same boundary. ``stream`` is ``None`` inside one process."""
+
+    peer_id: str
+    name: str
+    stream: Stream | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Who averages in this round, this peer left out; no links means alone."""
+
+    round: int
+    links: tuple[Link, ...] = ()
+
+
+class Contribution(Protocol):
+    """A flat fp32 vector of ``numel`` elements that is computed part by part, so it needs no copy of its own."""
+
+    @property
+    def numel(self) -> int: ...
+
+    def read(self, start: int, out: Tensor) -> None:
+        """Write elements ``start : start + len(out)`` into ``out`` (1-D fp32, host)."""
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """Result of an exchange.
+
+    ``mean`` is flat fp32 on the host and owned by the exchange until its next call. It is the mean over
+    the group when ``outcome`` is ``MERGED`` and this peer's own contribution in every other case.
+    """
+
+    mean: Tensor
+    outcome: Outcome
+    partners: tuple[str, ...] = ()
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    seconds: float = 0.0
+    distance: float | None = None  # ‖own − partner's‖ / ‖own‖ of the contributions
+    detail: str = field(default="", compare=False)  # why, in words, when not merged

@@ -1,0 +1,122 @@
+"""A two-way byte stream to one peer, with a deadline on every await and a cap on everything read.
+
+A stream that ends is not a stream that is complete (the p2p daemon resets both directions when one
+ends), so every protocol on top of this ends with acknowledgements, never with an end of stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+MESSAGE_CAP = 64 * 1024  # bytes; the largest message carries a run's configuration
+_PREFIX = 4
+
+
+class Message(BaseModel):
+    """Base of everything two peers say to each other besides raw tensors; strict in both directions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class StreamLost(Exception):
+    """The other side ended the stream, died or broke it off."""
+
+
+class BadMessage(Exception):
+    """The other side sent something this protocol does not know."""
+
+
+M = TypeVar("M")
+
+
+@dataclass(eq=False)
+class Stream:
+    """One stream; ``remote`` is the authenticated libp2p id (base58) of the other side.
+
+    Raises :class:`StreamLost`, :class:`BadMessage` or ``TimeoutError`` from every method that waits.
+    """
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    remote: str
+    initiator: bool
+    sent: int = 0  # bytes
+    received: int = 0  # bytes
+
+    async def send(self, message: Message, timeout: float) -> None:
+        """Send one message; ``timeout`` in seconds."""
+        body = message.model_dump_json().encode()
+        if len(body) > MESSAGE_CAP:
+            raise BadMessage(f"message of {len(body)} bytes is above the cap of {MESSAGE_CAP}")
+        await self.write(len(body).to_bytes(_PREFIX, "big") + body, timeout)
+
+    async def receive(self, kinds: TypeAdapter[M], timeout: float) -> M:
+        """Receive one message of the given kinds; its length is checked before it is read."""
+        async with asyncio.timeout(timeout):
+            length = int.from_bytes(await self._exactly(_PREFIX), "big")
+            if length > MESSAGE_CAP:
+                raise BadMessage(f"announced message of {length} bytes is above the cap of {MESSAGE_CAP}")
+            body = await self._exactly(length)
+        try:
+            return kinds.validate_json(body)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise BadMessage(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+    async def write(self, data: bytes, timeout: float) -> None:
+        """Send raw bytes; returns when the transport wants more."""
+        with _lost():
+            async with asyncio.timeout(timeout):
+                self.writer.write(data)
+                await self.writer.drain()
+        self.sent += len(data)
+
+    async def read_into(self, out: memoryview, timeout: float) -> None:
+        """Fill ``out`` (bytes) from the stream; ``timeout`` bounds each wait for more bytes, in seconds."""
+        filled = 0
+        while filled < len(out):
+            with _lost():
+                async with asyncio.timeout(timeout):
+                    data = await self.reader.read(len(out) - filled)
+            if not data:
+                raise StreamLost(f"the stream ended {len(out) - filled} bytes early")
+            out[filled : filled + len(data)] = data
+            filled += len(data)
+            self.received += len(data)
+
+    async def until_closed(self, timeout: float) -> None:
+        """Wait for the other side to close, so that our last bytes are not cut off by our own closing."""
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(timeout):
+                while await self.reader.read(4096):
+                    pass
+
+    def close(self) -> None:
+        """Close both directions. Closing twice is fine."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self.writer.close()
+
+    async def _exactly(self, count: int) -> bytes:
+        with _lost():
+            data = await self.reader.readexactly(count)
+        self.received += count
+        return data
+
+
+@contextlib.contextmanager
+def _lost() -> Iterator[None]:
+    """Turns what asyncio raises for a broken stream into :class:`StreamLost`; a time-out stays one."""
+    try:
+        yield
+    except asyncio.IncompleteReadError:
+        raise StreamLost("the stream ended") from None
+    except TimeoutError:
+        raise
+    except OSError as error:
+        raise StreamLost(str(error) or type(error).__name__) from None
