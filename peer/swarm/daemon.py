@@ -1,0 +1,136 @@
+"""The Go libp2p daemon (p2pd) as a child process: started in a session of its own, watched, and taken along.
+
+We start it ourselves and attach hivemind to it, because hivemind leaves it in the terminal's process group,
+where Ctrl+C ends it before the peer has said goodbye. It ends by itself when this process is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from queue import Empty, Queue
+
+from peer.errors import RunError, UserError
+from peer.logs import get_logger
+
+log = get_logger("daemon")
+_PREFIX = "noloco-"
+
+
+class Daemon:
+    """One running p2pd. ``sockets`` is the folder of its control socket and of hivemind's."""
+
+    def __init__(
+        self,
+        *,
+        identity: Path | None,
+        addresses: Sequence[str],
+        announce: Sequence[str] = (),
+        upnp: bool = False,
+        timeout: float = 60.0,
+    ) -> None:
+        """Start, and wait at most ``timeout`` seconds until it listens on ``addresses`` (multiaddrs)."""
+        _remove_leftovers()
+        self.sockets = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self.control = f"/unix{self.sockets}/p2pd.sock"
+        self._output: deque[str] = deque(maxlen=20)
+        self._ready: Queue[bool] = Queue()
+        command = [
+            str(files("hivemind.hivemind_cli") / "p2pd"),
+            f"-listen={self.control}",
+            f"-hostAddrs={','.join(addresses)}",
+            "-dhtServer=1",
+            "-relay=1",
+            "-autonat=1",
+            "-connManager=1",
+            "-tls=1",
+            "-idleTimeout=30s",
+            f"-natPortMap={int(upnp)}",
+        ]
+        if identity is not None:
+            command.append(f"-id={identity}")
+        if announce:
+            command.append(f"-announceAddrs={','.join(announce)}")
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+            env={**os.environ, "GOLOG_LOG_LEVEL": "error"},
+        )
+        threading.Thread(target=self._read, name="p2pd-output", daemon=True).start()
+        self._wait(timeout, addresses)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def last_words(self) -> str:
+        """The last line that it printed."""
+        return self._output[-1] if self._output else "it said nothing"
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End the process and remove its sockets. Stopping twice is fine."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(timeout)
+        shutil.rmtree(self.sockets, ignore_errors=True)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._output.append(line.strip())
+            log.debug("p2pd: %s", line.strip())
+            if line.startswith("Peer ID:"):
+                self._ready.put(True)
+        self._ready.put(False)
+
+    def _wait(self, timeout: float, addresses: Sequence[str]) -> None:
+        try:
+            started = self._ready.get(timeout=timeout)
+        except Empty:
+            self.stop()
+            raise RunError(
+                f"the p2p daemon did not start within {timeout:.0f} s; "
+                "raise peer.network.start_timeout on a slow machine"
+            ) from None
+        if started:
+            return
+        said = " ".join(self._output)
+        self.stop()
+        if "address already in use" in said:
+            raise UserError(
+                f"port occupied: cannot listen on {addresses[0]}; choose another port, or 0 for any free one"
+            )
+        if "cannot assign requested address" in said:
+            raise UserError(
+                f"no such address on this machine: {addresses[0]}; set the host to 0.0.0.0 or a local address"
+            )
+        raise RunError(f"the p2p daemon did not start: {said[-300:] or 'it said nothing'}")
+
+
+def _remove_leftovers() -> None:
+    """Socket folders of processes that were killed before they could clean up."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path("/proc", pid).exists() and Path("/proc").exists():
+            shutil.rmtree(folder, ignore_errors=True)

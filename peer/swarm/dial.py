@@ -1,0 +1,88 @@
+"""Reaching a peer by its addresses, and saying in words why it cannot be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from hivemind.p2p import PeerID
+from hivemind.utils.multiaddr import Multiaddr
+
+from peer.errors import UserError
+from peer.logs import get_logger
+
+log = get_logger("dial")
+ATTEMPT_SECONDS = 10.0
+
+
+class Unreachable(Exception):
+    """No address of a peer answered; the text is the reason."""
+
+
+async def dial(p2p: Any, peer_id: str, addresses: Sequence[str], timeout: float) -> None:
+    """Connect to ``peer_id``; a peer that is connected already costs one look. Raises :class:`Unreachable`."""
+    places = [Multiaddr(address.partition("/p2p/")[0]) for address in addresses]
+    try:
+        async with asyncio.timeout(timeout):
+            await p2p._client.connect(PeerID.from_base58(peer_id), places)
+    except TimeoutError:
+        raise Unreachable(f"no answer within {timeout:.0f} s") from None
+    except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
+        raise Unreachable(_reason(str(error))) from None
+
+
+async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> list[str]:
+    """The addresses that answered. Tries all, again and again with growing pauses, for ``timeout`` seconds.
+
+    Raises :class:`UserError` that names every address with its reason.
+    """
+    for address in addresses:
+        check_address(address)
+    deadline, pause = time.monotonic() + timeout, 0.5
+    while addresses:
+        reasons: dict[str, str] = {}
+        for address in addresses:
+            try:
+                await dial(p2p, address.rpartition("/p2p/")[2], [address], ATTEMPT_SECONDS)
+            except Unreachable as error:
+                reasons[address] = str(error)
+        reached = [address for address in addresses if address not in reasons]
+        for address, reason in reasons.items():
+            log.warning("initial peer %s: %s%s", address, reason, "" if reached else "; trying again")
+        if reached:
+            return reached
+        if time.monotonic() + pause > deadline:
+            tried = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
+            raise UserError(
+                f"cannot reach any initial peer ({tried}). Check that the bootstrap node runs, that the address is "
+                "the one it printed, and that its port is open in its firewall"
+            )
+        await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+        pause = min(2 * pause, 10.0)
+    return []
+
+
+def check_address(address: str) -> None:
+    """Raises :class:`UserError` for something that is not ``/ip4/HOST/tcp/PORT/p2p/ID``."""
+    try:
+        PeerID.from_base58(Multiaddr(address)["p2p"])
+    except Exception:  # noqa: BLE001 - the multiaddr parser raises many types
+        raise UserError(
+            f"initial peer {address!r} is not an address; it looks like /ip4/203.0.113.7/tcp/31337/p2p/Qm..."
+        ) from None
+
+
+def _reason(error: str) -> str:
+    for known in (
+        "connection refused",
+        "no route to host",
+        "network is unreachable",
+        "i/o timeout",
+        "peer id mismatch",
+    ):
+        if known in error:
+            return known
+    return error[:200]

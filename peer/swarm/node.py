@@ -1,0 +1,236 @@
+"""This process's place in the peer-to-peer network: p2pd, hivemind's DHT node and an asyncio loop in a thread.
+
+In a thread and not in hivemind's forked process: no pipe that breaks above 16 KiB, no orphans after a kill,
+no fork before CUDA. Other threads call in with :meth:`Node.call`, which always has a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import re
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hivemind.dht.node import DHTNode
+from hivemind.p2p import P2P, PeerID
+from hivemind.utils.multiaddr import Multiaddr
+
+from peer.errors import RunError, UserError
+from peer.logs import get_logger
+from peer.streams import Stream, StreamLost
+from peer.swarm.daemon import Daemon
+from peer.swarm.dial import Unreachable, connect_any, dial
+
+log = get_logger("node")
+T = TypeVar("T")
+Handler = Callable[[Stream], Awaitable[None]]
+
+CLOCK_TOLERANCE = 3.0  # seconds; hivemind refuses more
+RPC_TIMEOUT = 5.0  # seconds for one DHT request
+OPEN_TIMEOUT = 5.0  # seconds to open a stream
+REDIAL_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """How this node listens and whom it joins. ``host`` is an IPv4 address."""
+
+    identity: Path | None
+    host: str
+    port: int
+    announce: tuple[str, ...] = ()
+    initial_peers: tuple[str, ...] = ()
+    upnp: bool = False
+    start_timeout: float = 60.0
+    join_timeout: float = 60.0
+
+
+class Node:
+    """Start with :meth:`start`, leave with :meth:`stop`; both are safe to call from the main thread only."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self._settings = settings
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
+        self._daemon: Daemon | None = None
+        self._p2p: P2P | None = None
+        self._dht: DHTNode | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.peer_id = ""
+        self.addresses: tuple[str, ...] = ()
+
+    # -- from the main thread ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Listen, then join through the first initial peer that answers. Raises one-line errors only."""
+        settings = self._settings
+        loopback = settings.host.startswith("127.")
+        self._thread.start()
+        self._daemon = Daemon(
+            identity=settings.identity,
+            addresses=[f"/ip4/{settings.host}/tcp/{settings.port}"],
+            announce=settings.announce,
+            upnp=settings.upnp and not loopback,
+            timeout=settings.start_timeout,
+        )
+        self.call(self._attach(), settings.start_timeout)
+        reached = self.call(
+            connect_any(self._p2p, settings.initial_peers, settings.join_timeout), settings.join_timeout + 10
+        )
+        self.call(self._join_dht(reached), settings.join_timeout + 10)
+        self.spawn(self._redial())
+
+    def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+        """Run ``work`` on the network thread and wait at most ``timeout`` seconds for it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise
+            future.cancel()
+            raise RunError(f"the network thread gave no answer within {timeout:.0f} s") from None
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` in the background until it ends or the node stops."""
+
+        async def start() -> None:
+            self.background(work)
+
+        self.call(start(), RPC_TIMEOUT)
+
+    @property
+    def failure(self) -> str:
+        """Why the network is gone, in words; empty while it works."""
+        if self._daemon is not None and not self._daemon.alive:
+            return f"the p2p daemon (pid {self._daemon.pid}) has died: {self._daemon.last_words()}"
+        return "" if self._thread.is_alive() else "the network thread has ended"
+
+    def stop(self) -> None:
+        """Close everything; leaves no process and no socket file. Stopping twice is fine."""
+        if self._thread.is_alive():
+            with contextlib.suppress(RunError, concurrent.futures.CancelledError):
+                self.call(self._shutdown(), 10)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(5)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the daemon at once and remove its sockets, without saying goodbye."""
+        if self._daemon is not None:
+            self._daemon.stop(timeout=3)
+
+    # -- on the network thread -----------------------------------------------------------------------
+
+    @property
+    def dht(self) -> DHTNode:
+        """hivemind's DHT node; its coroutines run on the network thread."""
+        assert self._dht is not None
+        return self._dht
+
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
+        """As :meth:`spawn`, from the network thread itself."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    async def open(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
+        """Open a stream to ``peer_id``. Raises :class:`StreamLost` or ``TimeoutError``."""
+        assert self._p2p is not None
+        remote = PeerID.from_base58(peer_id)
+        async with asyncio.timeout(OPEN_TIMEOUT):
+            try:
+                if addresses:
+                    with contextlib.suppress(Unreachable):  # it may be known to the network by another address
+                        await dial(self._p2p, peer_id, addresses, OPEN_TIMEOUT)
+                _, reader, writer = await self._p2p.call_binary_stream_handler(remote, protocol)
+            except TimeoutError:
+                raise
+            except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
+                raise StreamLost(str(error) or type(error).__name__) from None
+        return Stream(reader, writer, remote=peer_id, initiator=True)
+
+    async def count_peers(self) -> int:
+        """Peers that this node is connected to. Raises when the daemon does not answer."""
+        assert self._p2p is not None
+        async with asyncio.timeout(RPC_TIMEOUT):
+            try:
+                return len(await self._p2p.list_peers())
+            except OSError as error:
+                raise RunError(f"the p2p daemon does not answer: {error}") from None
+
+    async def serve(self, protocol: str, handler: Handler) -> None:
+        """Call ``handler`` for every incoming stream, which it then owns and closes."""
+        assert self._p2p is not None
+
+        async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            stream = Stream(reader, writer, remote=info.peer_id.to_base58(), initiator=False)
+            try:
+                await handler(stream)
+            except Exception as error:  # noqa: BLE001 - a stranger's request must not end the listener
+                log.debug("stream %s from %s: %s: %s", protocol, stream.remote, type(error).__name__, error)
+                stream.close()
+
+        await self._p2p.add_binary_stream_handler(protocol, handle)
+
+    async def _attach(self) -> None:
+        assert self._daemon is not None
+        # hivemind puts its client socket where this private attribute says; ours goes into the daemon's folder
+        placed: Any = type("PlacedP2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{self._daemon.sockets}/"})
+        self._p2p = await placed.replicate(Multiaddr(self._daemon.control))
+        self.peer_id = self._p2p.peer_id.to_base58()
+        self.addresses = tuple(str(address) for address in await self._p2p.get_visible_maddrs(latest=True))
+
+    async def _join_dht(self, reached: Sequence[str]) -> None:
+        try:
+            self._dht = await DHTNode.create(
+                self._p2p,
+                initial_peers=list(reached),
+                wait_timeout=RPC_TIMEOUT,
+                ensure_bootstrap_success=bool(reached),
+            )
+        except Exception as error:  # noqa: BLE001 - hivemind's own type is not exported
+            raise UserError(_why_not_joined(str(error), reached)) from None
+
+    async def _redial(self) -> None:
+        """Nothing reconnects by itself after an outage: keep the way back to the initial peers open."""
+        assert self._p2p is not None
+        while self._settings.initial_peers:
+            await asyncio.sleep(REDIAL_SECONDS)
+            for address in self._settings.initial_peers:
+                with contextlib.suppress(Unreachable, OSError):
+                    await dial(self._p2p, address.rpartition("/p2p/")[2], [address], RPC_TIMEOUT)
+
+    async def _shutdown(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._dht is not None:
+            await self._dht.shutdown()
+        if self._p2p is not None:
+            await self._p2p.shutdown()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a background task ended: %r", task.exception())
+
+
+def _why_not_joined(error: str, reached: Sequence[str]) -> str:
+    clocks = re.search(r"local: ([\d.]+), peer: ([\d.]+)", error)
+    if clocks:
+        ahead = float(clocks[1]) - float(clocks[2])
+        return (
+            f"this machine's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} that of {reached[0]}; "
+            f"at most {CLOCK_TOLERANCE:.0f} s are allowed. Set it by NTP, for example: timedatectl set-ntp true"
+        )
+    return f"joined {reached[0]} but its DHT does not answer: {error}"

@@ -1,0 +1,104 @@
+"""A peer's whole presence in the swarm, as the trainer sees it: join, be found, meet, leave."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from peer.config import Rendezvous as RendezvousSettings
+from peer.errors import RunError
+from peer.logs import get_logger
+from peer.progress import Progress, Stop
+from peer.rounds import Group
+from peer.swarm.join import Donor, State, start_serving, take_state
+from peer.swarm.meeting import Party
+from peer.swarm.members import Members
+from peer.swarm.node import Node
+from peer.swarm.records import MemberRecord
+from peer.swarm.rendezvous import Rendezvous
+
+log = get_logger("presence")
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """What changes in a peer's record; the swarm's step and round, this peer's tokens/s."""
+
+    step: int
+    round: int
+    tokens_per_second: float
+
+
+class Presence:
+    """One per process. ``group_size`` is the method's: with 1 nobody is met."""
+
+    def __init__(
+        self,
+        node: Node,
+        me: Party,
+        layout: str,
+        *,
+        group_size: int,
+        settings: RendezvousSettings,
+        progress: Progress,
+        stop: Stop,
+        vitals: Callable[[], Vitals],
+        metrics_address: str | None,
+    ) -> None:
+        self._node, self._me, self._layout = node, me, layout
+        self._group_size, self._progress, self._vitals = group_size, progress, vitals
+        self._metrics_address = metrics_address
+        self._members = Members(node, me.run, self._record)
+        self._rendezvous = Rendezvous(node, self._members, progress, stop, settings, me)
+        self._announced = False
+
+    def join(self, room: Callable[[], Tensor], numel: int, timeout: float) -> State | None:
+        """A member's verified state, or ``None`` when this peer is among the first; see :func:`take_state`."""
+        return take_state(self._node, self._members, self._me, self._layout, room, numel, timeout)
+
+    def enter(self, snapshot: Callable[[], State], round: int) -> None:
+        """Be found from now on: serve newcomers, announce, and meet partners."""
+        start_serving(self._node, Donor(self._me, self._layout, snapshot))
+        self._members.start()
+        self._announced = True
+        if self._group_size > 1:
+            self._rendezvous.start(round)
+
+    def group_for(self, round: int) -> Group:
+        """Who averages with this peer at the boundary that ends ``round``."""
+        return self._rendezvous.group_for(round) if self._group_size > 1 else Group(round)
+
+    @property
+    def size(self) -> int:
+        """Live members, this peer included."""
+        return len(self._members.live()) + 1
+
+    @property
+    def failure(self) -> str:
+        """Why the network is gone; empty while it works."""
+        return self._node.failure
+
+    def leave(self) -> None:
+        """Withdraw this peer's record and close the node. Never raises."""
+        if self._announced and not self._node.failure:
+            with contextlib.suppress(RunError, TimeoutError):
+                self._members.leave()
+        self._node.stop()
+
+    def _record(self) -> MemberRecord:
+        vitals = self._vitals()
+        return MemberRecord(
+            peer_id=self._node.peer_id,
+            name=self._me.name,
+            addresses=[address.partition("/p2p/")[0] for address in self._node.addresses][:8],
+            config=self._me.config,
+            state="training",
+            step=vitals.step,
+            round=vitals.round,
+            boundary_in=self._progress.eta(),
+            tokens_per_second=vitals.tokens_per_second,
+            metrics=self._metrics_address,
+        )

@@ -1,0 +1,66 @@
+"""Every DHT key, its schema and its lifetime. The only place.
+
+The directory of a run is spread over ``BUCKETS`` keys ``<run>/members/<bucket>``; in a bucket each peer owns the
+subkey of its id. A record is at most 1 KiB of JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from peer.streams import Message
+
+BUCKETS = 8
+RECORD_BYTES = 1024
+LIFETIME = 30.0  # seconds
+ANNOUNCE_SECONDS = 5.0
+
+Text = Annotated[str, Field(max_length=128)]
+
+
+class MemberRecord(Message):
+    """What a peer tells everybody about itself."""
+
+    peer_id: Text
+    name: Annotated[str, Field(max_length=64)]
+    addresses: Annotated[list[Text], Field(max_length=8)]  # multiaddrs without the peer id
+    config: Annotated[str, Field(max_length=64)]  # digest of the run's configuration
+    state: Literal["training", "left"]
+    step: Annotated[int, Field(ge=0)]
+    round: Annotated[int, Field(ge=0)]
+    boundary_in: Annotated[float, Field(ge=0)] | None  # seconds after the record was made
+    tokens_per_second: Annotated[float, Field(ge=0)]
+    metrics: Text | None  # host:port of the Prometheus endpoint
+
+
+def bucket_of(peer_id: str) -> int:
+    """The bucket in which a peer's record lies."""
+    return hashlib.sha256(peer_id.encode()).digest()[0] % BUCKETS
+
+
+def members_key(run: str, bucket: int) -> str:
+    """DHT key of one bucket of the directory."""
+    return f"{run}/members/{bucket}"
+
+
+def encode(record: MemberRecord) -> str:
+    """JSON of at most ``RECORD_BYTES``; addresses are dropped from the end until it fits."""
+    while True:
+        text = record.model_dump_json()
+        if len(text.encode()) <= RECORD_BYTES or not record.addresses:
+            return text
+        record = record.model_copy(update={"addresses": record.addresses[:-1]})
+
+
+def decode(subkey: object, value: object) -> MemberRecord | None:
+    """A checked record, or ``None`` for anything a stranger may have stored instead."""
+    if not isinstance(value, str) or len(value) > RECORD_BYTES:
+        return None
+    try:
+        record = MemberRecord.model_validate_json(value)
+    except ValidationError:
+        return None
+    return record if record.peer_id == subkey else None

@@ -1,0 +1,245 @@
+"""Meeting a random partner without waiting for one.
+
+During its inner steps a peer proposes to random live members. Two peers whose boundaries are near each other
+commit to a meeting, and the stream between them stays open: it *is* the meeting. At the boundary each side says
+``Ready`` on it and the swap runs over the same stream. If the partner dies first the stream ends, which frees the
+other one at once. Who has no meeting at its boundary asks a few members directly, then goes on alone.
+
+Whoever proposes first chooses, so each peer starts to propose at a random time of its inner phase. If all started
+at their boundary, two peers that have just met would always find each other first, and never mix with the rest.
+
+Each peer has at most one proposal in the air and one meeting; two proposals that cross are settled by the ids.
+Previous station: members.py. Next station: exchange/pair.py, which gets the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+from peer.config import Rendezvous as Settings
+from peer.logs import fields, get_logger
+from peer.progress import Progress, Stop
+from peer.rounds import Group, Link
+from peer.streams import BadMessage, Stream, StreamLost
+from peer.swarm.meeting import PROPOSAL, READY, REPLY, Accept, Decline, Meeting, Party, Propose, Ready, near
+from peer.swarm.members import Members
+from peer.swarm.node import OPEN_TIMEOUT, Node
+from peer.swarm.records import MemberRecord
+
+log = get_logger("rendezvous")
+
+PROTOCOL = "noloco/meet/1"
+ANSWER_TIMEOUT = 5.0  # seconds for a reply to a proposal
+ASK_TIMEOUT = 3.0  # seconds for asking around at a boundary
+SLACK = 2.0  # seconds that a partner may come late, on top of half the time it announced
+PAUSE = (0.05, 0.3)  # seconds between proposals, drawn at random
+OPENS = (0.3, 0.8)  # share of the inner phase that is left when a peer starts to propose, drawn at random
+
+
+class Rendezvous:
+    """Agrees on partners in the background; :meth:`group_for` is the loop's only call."""
+
+    def __init__(
+        self, node: Node, members: Members, progress: Progress, stop: Stop, settings: Settings, me: Party
+    ) -> None:
+        self._node, self._members, self._progress, self._stop = node, members, progress, stop
+        self._settings, self._me = settings, me
+        self._round = 0
+        self._at_boundary = False
+        self._left_phase = 0  # the inner phase whose boundary is behind us
+        self._meeting: Meeting | None = None
+        self._asking = ""  # the peer that has our proposal at the moment
+
+    # -- from the main thread
+
+    def start(self, round: int) -> None:
+        """Take proposals and make them, for the boundary that ends ``round``."""
+        self._round = round
+        self._node.call(self._node.serve(PROTOCOL, self._answer), OPEN_TIMEOUT)
+        self._node.spawn(self._seek())
+
+    def group_for(self, round: int) -> Group:
+        """The partner that stands at this boundary too, or nobody. Never waits longer than was announced."""
+        self._round = round
+        patience = 4 * (self._progress.phase_seconds or 0.0) + 4 * (SLACK + ANSWER_TIMEOUT)
+        return self._node.call(self._gather(), patience)
+
+    # -- on the network thread: the boundary
+
+    async def _gather(self) -> Group:
+        self._at_boundary = True
+        try:
+            for _ in range(2):  # the agreed meeting, and one more try if it falls through
+                if self._meeting is None:
+                    await self._ask_around()
+                if self._meeting is None:
+                    break
+                link = await self._meet(self._meeting)
+                if link is not None:
+                    return Group(self._round, (link,))
+            return Group(self._round)
+        finally:
+            self._left_phase = self._progress.phases
+            self._at_boundary = False
+            self._meeting = None
+            self._round += 1
+
+    async def _ask_around(self) -> None:
+        """At the boundary with nobody to meet: whoever is ready."""
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT):
+                for record in self._candidates()[: self._settings.tries]:
+                    if self._meeting is not None or self._stop.requested:
+                        return
+                    await self._propose(record)
+        except TimeoutError:
+            log.info("nobody found: %s", fields(seconds=ASK_TIMEOUT, round=self._round))
+
+    async def _meet(self, meeting: Meeting) -> Link | None:
+        """Tell the partner that we are here and wait for it as long as it said it would take."""
+        reason = "left"
+        try:
+            await meeting.stream.send(Ready(), ANSWER_TIMEOUT)
+            until = time.monotonic() + 1.5 * meeting.their_eta() + SLACK
+            while not meeting.word.done() and time.monotonic() < until and not self._stop.requested:
+                await asyncio.wait([meeting.word], timeout=min(0.2, until - time.monotonic()))
+            if meeting.word.done() and meeting.word.result():
+                return Link(meeting.stream.remote, meeting.name, meeting.stream)
+            if not meeting.word.done():
+                reason = "did not come in time"
+        except (TimeoutError, StreamLost) as error:
+            reason = str(error) or "does not answer"
+        log.info("no meeting: %s", fields(partner=meeting.name, reason=reason, round=self._round))
+        self._drop(meeting)
+        return None
+
+    # -- on the network thread: proposing
+
+    async def _seek(self) -> None:
+        asked: set[str] = set()
+        round, opens = self._round, random.uniform(*OPENS)
+        while not self._stop.requested:
+            await asyncio.sleep(random.uniform(*PAUSE))
+            if round != self._round:
+                asked, round, opens = set(), self._round, random.uniform(*OPENS)
+            if self._meeting is not None or self._at_boundary or not self._open(opens):
+                continue
+            candidates = [record for record in self._candidates() if record.peer_id not in asked]
+            if not candidates:
+                asked.clear()  # boundaries have moved since; ask again, slowly
+                await asyncio.sleep(4 * PAUSE[1])
+                continue
+            asked.add(candidates[0].peer_id)
+            await self._propose(candidates[0])
+
+    def _open(self, share: float) -> bool:
+        eta, phase = self._eta(), self._progress.phase_seconds
+        return eta is not None and phase is not None and eta <= share * phase
+
+    def _candidates(self) -> list[MemberRecord]:
+        """Live members in random order."""
+        live = self._members.live()
+        random.shuffle(live)
+        return live
+
+    async def _propose(self, record: MemberRecord) -> None:
+        if self._asking or self._meeting is not None:
+            return
+        self._asking = record.peer_id
+        proposal = self._proposal()
+        try:
+            stream = await self._node.open(record.peer_id, PROTOCOL, record.addresses)
+            try:
+                await stream.send(proposal, ANSWER_TIMEOUT)
+                self._consider(await stream.receive(REPLY, ANSWER_TIMEOUT), proposal, stream, record.name)
+            finally:
+                if self._meeting is None or self._meeting.stream is not stream:
+                    stream.close()
+        except (TimeoutError, StreamLost) as error:
+            log.debug("no answer: %s", fields(peer=record.name, reason=str(error)))
+            self._members.forget(record.peer_id)
+        except BadMessage as error:
+            log.warning("strange answer: %s", fields(peer=record.name, reason=str(error)))
+        finally:
+            self._asking = ""
+
+    def _consider(self, reply: Accept | Decline, mine: Propose, stream: Stream, name: str) -> None:
+        if isinstance(reply, Decline):
+            if reply.run is not None:
+                self._me.warn_of_difference(name, reply.run)
+        elif self._meeting is None and near(mine.eta, reply.eta, mine.phase, mine.phase, self._settings.window):
+            self._commit(stream, name, reply.eta)
+
+    def _proposal(self) -> Propose:
+        return Propose(
+            name=self._me.name,
+            run=self._me.run,
+            config=self._me.config,
+            eta=self._eta() or 0.0,
+            phase=self._progress.phase_seconds or 0.0,
+            round=self._round,
+        )
+
+    # -- on the network thread: answering
+
+    async def _answer(self, stream: Stream) -> None:
+        """Somebody proposes: commit or decline at once."""
+        proposal = await stream.receive(PROPOSAL, ANSWER_TIMEOUT)
+        decline = self._objection(proposal, stream.remote)
+        if decline is not None:
+            await stream.send(decline, ANSWER_TIMEOUT)
+            await stream.until_closed(ANSWER_TIMEOUT)
+            stream.close()
+            return
+        self._commit(stream, proposal.name, proposal.eta)
+        await stream.send(Accept(eta=self._eta() or 0.0), ANSWER_TIMEOUT)
+
+    def _objection(self, proposal: Propose, remote: str) -> Decline | None:
+        if proposal.run != self._me.run:
+            return Decline(reason="another run")
+        if proposal.config != self._me.config:
+            return Decline(reason="another configuration", run=self._me.canonical)
+        eta, phase = self._eta(), self._progress.phase_seconds
+        if self._stop.requested or eta is None or phase is None:
+            return Decline(reason="not ready to meet")
+        if self._meeting is not None:
+            return Decline(reason="has a meeting")
+        if self._asking and not (self._asking == remote and self._node.peer_id > remote):
+            return Decline(reason="is asking somebody")
+        if not near(eta, proposal.eta, phase, proposal.phase, self._settings.window):
+            return Decline(reason="boundaries too far apart")
+        return None
+
+    def _eta(self) -> float | None:
+        """Seconds to the boundary that the next meeting is for."""
+        if self._at_boundary:
+            return 0.0
+        if self._progress.phases == self._left_phase:  # between a boundary and the next inner phase
+            return self._progress.phase_seconds
+        return self._progress.eta()
+
+    # -- on the network thread: meetings
+
+    def _commit(self, stream: Stream, name: str, eta: float) -> None:
+        self._meeting = Meeting(stream, name, eta)
+        self._node.background(self._listen(self._meeting))
+
+    async def _listen(self, meeting: Meeting) -> None:
+        """Wait for the partner's word. The stream may end instead, long before the boundary: then look again."""
+        patience = 2 * max(meeting.eta, self._eta() or 0.0) + 30
+        try:
+            await meeting.stream.receive(READY, patience)
+            meeting.settle(True)
+        except (TimeoutError, StreamLost, BadMessage) as error:
+            log.debug("meeting is off: %s", fields(partner=meeting.name, reason=str(error)))
+            meeting.settle(False)
+            if not self._at_boundary:
+                self._drop(meeting)
+
+    def _drop(self, meeting: Meeting) -> None:
+        meeting.stream.close()
+        meeting.settle(False)
+        if self._meeting is meeting:
+            self._meeting = None
