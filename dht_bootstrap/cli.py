@@ -1,0 +1,113 @@
+"""``noloco-bootstrap``: start a bootstrap node and print the addresses by which peers join.
+
+noloco-bootstrap --port 31337 --identity bootstrap.key
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import threading
+from pathlib import Path
+
+from peer import __version__, logs
+from peer.errors import RunError, UserError
+from peer.progress import Stop
+from peer.signals import Signals, stop_with_parent
+
+DEFAULT_PORT = 31337
+DEFAULT_HTTP_PORT = 9400
+WATCH_SECONDS = 0.5
+
+log = logs.get_logger("bootstrap")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run until asked to stop. Exit codes as in ``noloco-peer``."""
+    args = _parser().parse_args(arguments)
+    logs.quiet_libraries()
+    logs.setup("bootstrap")
+    try:
+        _serve(args)
+    except (UserError, RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UserError) else 1)
+    except KeyboardInterrupt:
+        pass
+    sys.exit(0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="noloco-bootstrap", description="The address by which peers find a swarm.")
+    parser.add_argument("--version", action="version", version=f"noloco-bootstrap {__version__}")
+    parser.add_argument("--host", default="0.0.0.0", help="IPv4 address to listen on (default: all)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"TCP port (default {DEFAULT_PORT}; 0: any)")
+    parser.add_argument("--announce", nargs="+", default=[], metavar="ADDR", help="multiaddrs to announce instead")
+    parser.add_argument(
+        "--identity",
+        type=Path,
+        default=Path("bootstrap.key"),
+        metavar="FILE",
+        help="key file; keeps the address the same",
+    )
+    parser.add_argument("--http-host", default="127.0.0.1", help="address of the monitor (default: this machine only)")
+    parser.add_argument(
+        "--http-port",
+        type=int,
+        default=DEFAULT_HTTP_PORT,
+        help=f"port of the monitor (default {DEFAULT_HTTP_PORT}; 0: any)",
+    )
+    parser.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDR", help="other bootstrap nodes to join")
+    parser.add_argument("--addresses-file", type=Path, metavar="FILE", help="write the addresses here, one a line")
+    parser.add_argument("--stop-with-parent", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def _serve(args: argparse.Namespace) -> None:
+    stop = Stop()
+    signals = Signals(stop)
+    if args.stop_with_parent:
+        stop_with_parent()
+    from dht_bootstrap.monitor import Monitor
+    from peer.swarm import identity
+    from peer.swarm.node import Node, NodeSettings
+
+    identity.load_or_create(args.identity)
+    with contextlib.ExitStack() as stack:
+        node = Node(
+            NodeSettings(
+                identity=args.identity,
+                host=args.host,
+                port=args.port,
+                announce=tuple(args.announce),
+                initial_peers=tuple(args.initial_peers),
+                upnp=True,
+            )
+        )
+        stack.callback(node.stop)
+        signals.emergency = node.kill
+        monitor = Monitor(node, args.http_host, args.http_port)
+        stack.callback(monitor.close)
+        node.start()
+        for address in node.addresses:
+            print(f"initial peer: {address}", flush=True)
+        if args.addresses_file:
+            _write_addresses(args.addresses_file, node.addresses)
+        log.info("ready: port=%d http=%s identity=%s", args.port, monitor.address, args.identity)
+        signals.looping = True
+        pause = threading.Event()
+        while not stop.requested and not node.failure:
+            pause.wait(WATCH_SECONDS)
+        if node.failure:
+            raise RunError(f"{node.failure}; start the bootstrap node again: its identity file keeps its address")
+
+
+def _write_addresses(path: Path, addresses: tuple[str, ...]) -> None:
+    """Whole or not at all: somebody may be waiting for the file."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text("".join(f"{address}\n" for address in addresses), encoding="utf-8")
+        temporary.rename(path)
+    except OSError as error:
+        raise UserError(f"--addresses-file {path}: {error.strerror}") from None

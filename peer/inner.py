@@ -1,0 +1,147 @@
+"""The inner loop: H steps of AdamW on this peer's own data, nothing but arithmetic on the accelerator.
+
+Previous station: data.py. Next station: outer/, which looks at what the weights have become.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from peer.config import Inner as Settings
+from peer.progress import Progress, Stop
+
+
+@dataclass(frozen=True)
+class InnerReport:
+    """What an inner phase did. ``loss`` is the mean over its steps in nats a token; NaN with no step."""
+
+    steps: int
+    tokens: int
+    loss: float
+    first_loss: float
+    grad_norm: float  # of the last step, before clipping
+    learning_rate: float  # of the last step
+    seconds: float
+
+
+def learning_rate(step: int, total: int, settings: Settings) -> float:
+    """Linear warm-up, then cosine from the peak to ``min_lr_ratio`` of it at ``total`` steps."""
+    if step < settings.warmup_steps:
+        return settings.learning_rate * (step + 1) / settings.warmup_steps
+    span = max(1, total - settings.warmup_steps)
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, (step - settings.warmup_steps) / span)))
+    return settings.learning_rate * (settings.min_lr_ratio + (1 - settings.min_lr_ratio) * cosine)
+
+
+class InnerLoop:
+    """Owns the optimizer. ``step`` is the swarm's step, by which the learning rate goes."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Settings,
+        *,
+        total_steps: int,
+        device: torch.device,
+        autocast: bool,
+        micro_batch: int | None,
+        progress: Progress,
+        stop: Stop,
+    ) -> None:
+        self.model, self.device, self.step = model, device, 0
+        self._settings, self._total, self._autocast = settings, total_steps, autocast
+        self._micro_batch, self._progress, self._stop = micro_batch, progress, stop
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            _decay_groups(model, settings.weight_decay),
+            lr=0.0,  # set before every step
+            betas=(settings.beta1, settings.beta2),
+            fused=True,
+        )
+
+    def run(self, batches: Iterable[Tensor]) -> InnerReport:
+        """Train on ``batches`` (``[B, T + 1]`` token ids each) until they end or a stop is asked for.
+
+        The loss stays on the device until the phase ends.
+        """
+        self.model.train()
+        began = time.monotonic()
+        losses: list[Tensor] = []
+        tokens, norm, rate = 0, torch.tensor(0.0), 0.0
+        for batch in batches:
+            rate = learning_rate(self.step, self._total, self._settings)
+            loss, norm = self._train_step(batch, rate)
+            losses.append(loss)
+            tokens += batch.shape[0] * (batch.shape[1] - 1)
+            self.step += 1
+            self._progress.tick()
+            if self._stop.requested:
+                break
+        values = torch.stack(losses).float().cpu() if losses else torch.full((1,), math.nan)
+        return InnerReport(
+            steps=len(losses),
+            tokens=tokens,
+            loss=float(values.mean()),
+            first_loss=float(values[0]),
+            grad_norm=float(norm),
+            learning_rate=rate,
+            seconds=time.monotonic() - began,
+        )
+
+    def evaluate(self, batches: Iterable[Tensor]) -> float:
+        """Mean loss in nats a token over ``batches``."""
+        return mean_loss(self.model, batches, self.device, self._autocast)
+
+    def _train_step(self, batch: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        size = self._micro_batch or batch.shape[0]
+        share = size / batch.shape[0]
+        total = torch.zeros((), device=self.device)
+        for piece in batch.split(size):
+            loss = batch_loss(self.model, piece, self.device, self._autocast) * share
+            loss.backward()
+            total += loss.detach()
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total, norm
+
+
+@torch.no_grad()
+def mean_loss(model: nn.Module, batches: Iterable[Tensor], device: torch.device, autocast: bool = False) -> float:
+    """Mean loss in nats a token of ``model`` over ``batches`` (``[B, T + 1]`` token ids each)."""
+    model.eval()
+    return float(torch.stack([batch_loss(model, batch, device, autocast) for batch in batches]).mean())
+
+
+def batch_loss(model: nn.Module, batch: Tensor, device: torch.device, autocast: bool) -> Tensor:
+    """Cross entropy of the next token, fp32 scalar on ``device``; inputs and targets are shifted here, once."""
+    if device.type == "cuda":
+        batch = batch.pin_memory().to(device, non_blocking=True)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+        logits = model(input_ids=batch[:, :-1]).logits
+    return functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the accelerator; called at the borders of phases only."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices decay; norms and biases do not."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]

@@ -1,0 +1,1 @@
+"""``noloco-peer swarm``: a whole swarm on one machine, each member a process of its own."""

@@ -1,0 +1,82 @@
+"""Child processes that end when we do: each holds the other end of a pipe from us and stops when it closes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from peer.errors import RunError
+
+STOP_SECONDS = 60.0  # for finishing a step and a swap, and saving
+
+
+class Child:
+    """One ``python -m MODULE ...`` in a session of its own, its output in ``console``."""
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str], console: Path) -> None:
+        self.name, self.console = name, console
+        console.parent.mkdir(parents=True, exist_ok=True)
+        with console.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """``None`` while it runs."""
+        return self._process.poll()
+
+    def ask_to_stop(self) -> None:
+        """Send SIGINT once; a second one would make it drop what it is doing."""
+        if self.exit_code() is None:
+            self._process.send_signal(signal.SIGINT)
+
+    def wait(self, deadline: float) -> None:
+        """Wait until ``deadline`` (monotonic seconds), then end it."""
+        try:
+            self._process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(10)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def last_words(self) -> str:
+        """The last line of its output; an ``error:`` line when there is one."""
+        lines = self.console.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-200:]
+        errors = [line for line in lines if line.startswith("error:")]
+        return (errors or lines or ["it said nothing"])[-1]
+
+
+def stop_all(children: Sequence[Child]) -> None:
+    """Ask all, then wait for all, with one deadline for the lot."""
+    for child in children:
+        child.ask_to_stop()
+    deadline = time.monotonic() + STOP_SECONDS
+    for child in children:
+        child.wait(deadline)
+
+
+def read_addresses(file: Path, child: Child, timeout: float) -> list[str]:
+    """The addresses that the bootstrap node writes once it listens."""
+    deadline = time.monotonic() + timeout
+    while not file.exists():
+        if child.exit_code() is not None:
+            raise RunError(f"the bootstrap node ended: {child.last_words()}")
+        if time.monotonic() > deadline:
+            raise RunError(f"the bootstrap node did not start within {timeout:.0f} s; see {child.console}")
+        time.sleep(0.05)
+    return file.read_text(encoding="utf-8").split()

@@ -1,0 +1,135 @@
+"""A bootstrap node and N peers as separate processes on this machine, watched until they are done."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from peer.config import Config
+from peer.errors import RunError, UserError
+from peer.launch.processes import Child, read_addresses, stop_all
+from peer.launch.summary import in_words, summarize
+from peer.launch.table import View
+from peer.launch.tail import Tail
+from peer.place import claim
+
+POLL_SECONDS = 0.25
+START_SECONDS = 60.0
+HOST = "127.0.0.1"
+
+
+class LocalSwarm:
+    """Runs to the end, or until the first SIGINT or SIGTERM; then all members finish their step and save."""
+
+    def __init__(
+        self, config: Config, config_file: Path, overrides: Sequence[str], *, peers: int, resume: bool
+    ) -> None:
+        self._config, self._file, self._overrides = config, config_file, list(overrides)
+        self._folder = config.run.dir.resolve()
+        self._names = [f"peer-{index}" for index in range(peers)]
+        self._resume = resume
+        self._interrupted = 0
+        self._children: list[Child] = []
+
+    def run(self) -> int:
+        """The exit code: 0 done or asked to stop, 1 when a member failed."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+        if not self._resume:
+            self._set_aside()
+        began = time.monotonic()
+        try:
+            peers = self._start()
+            tails = [Tail(name, self._folder / name) for name in self._names]
+            failed = self._watch(peers, tails)
+        finally:
+            stop_all(self._children[::-1])
+        for tail in tails:
+            tail.poll()
+        if len(failed) == len(peers) and all(child.exit_code() == 2 for child in failed):
+            raise UserError(failed[0].last_words().removeprefix("error: "))
+        for child in failed:
+            print(f"{child.name} failed: {child.last_words()} (see {child.console})")
+        summary = summarize(self._config, tails, time.monotonic() - began)
+        path = self._folder / "summary.json"
+        path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        print(f"\n{in_words(summary)}\nFigures: {path}")
+        return 1 if failed else 0
+
+    def _start(self) -> list[Child]:
+        addresses_file = self._folder / "bootstrap" / "addresses"
+        addresses_file.unlink(missing_ok=True)
+        bootstrap = self._spawn(
+            "bootstrap",
+            "dht_bootstrap",
+            [
+                *("--host", HOST, "--port", "0", "--http-port", "0", "--stop-with-parent"),
+                *("--identity", str(self._folder / "bootstrap" / "identity.key")),
+                *("--addresses-file", str(addresses_file)),
+            ],
+        )
+        addresses = read_addresses(addresses_file, bootstrap, START_SECONDS)
+        threads = max(1, (os.cpu_count() or 1) // len(self._names))
+        common = [f"peer.network.host={HOST}", f"peer.threads={threads}", *self._overrides, "peer.metrics.port=0"]
+        sets = [argument for override in common for argument in ("--set", override)]
+        return [
+            self._spawn(
+                name,
+                "peer",
+                [
+                    *("train", "--config", str(self._file), *sets, "--set", f"peer.name={name}"),
+                    *("--initial-peers", *addresses, "--stop-with-parent"),
+                ],
+            )
+            for name in self._names
+        ]
+
+    def _spawn(self, name: str, module: str, arguments: list[str]) -> Child:
+        child = Child(name, module, arguments, self._folder / name / "console.log")
+        self._children.append(child)
+        return child
+
+    def _watch(self, peers: Sequence[Child], tails: Sequence[Tail]) -> list[Child]:
+        """Until all have ended. One that fails does not end the others: the swarm goes on without it."""
+        title = f"{self._config.run.name}: {self._config.run.outer.name}, {len(peers)} peers"
+        with View(title, self._config.run.steps) as view:
+            while not self._interrupted:
+                running = [child for child in peers if child.exit_code() is None]
+                fresh = [(tail, row) for tail in tails for row in tail.poll()]
+                view.show(tails, fresh)
+                if not running:
+                    break
+                time.sleep(POLL_SECONDS)
+        if self._interrupted:
+            print("asked to stop: every peer finishes its step and saves")
+            stop_all(peers)
+        return [child for child in peers if child.exit_code() != 0]
+
+    def _set_aside(self) -> None:
+        """A new run starts in clean folders; an earlier one is kept beside them."""
+        used = [self._folder / name for name in [*self._names, "bootstrap", "summary.json"]]
+        used = [path for path in used if path.exists()]
+        if not used:
+            return
+        for path in used:
+            if path.is_dir():
+                claim(self._folder, path.name).release()  # refuses when a peer is running there
+        aside = self._folder / time.strftime("before-%Y%m%d-%H%M%S")
+        try:
+            aside.mkdir()
+            for path in used:
+                path.rename(aside / path.name)
+        except OSError as error:
+            raise RunError(f"cannot move the earlier run to {aside}: {error.strerror}") from None
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted += 1
+        if self._interrupted == 1:
+            return
+        for child in self._children:  # a second signal: now
+            child.ask_to_stop()

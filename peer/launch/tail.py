@@ -1,0 +1,83 @@
+"""What a peer has written so far: its rounds and evaluations, read on while they grow."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from peer.metrics import IDLE
+from peer.report import EVALS, ROUNDS
+from peer.rounds import Outcome
+
+Row = dict[str, Any]
+
+
+class Tail:
+    """One peer's folder."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.rounds: list[Row] = []
+        self.evals: list[Row] = []
+        self._read = {ROUNDS: 0, EVALS: 0}  # bytes
+
+    def poll(self) -> list[Row]:
+        """Read what is new; returns the new rounds."""
+        fresh = self._lines(ROUNDS)
+        self.rounds.extend(fresh)
+        self.evals.extend(self._lines(EVALS))
+        return fresh
+
+    def _lines(self, name: str) -> list[Row]:
+        path = self.folder / name
+        if not path.exists():
+            return []
+        if path.stat().st_size < self._read[name]:  # a resumed peer took back what it will do again
+            (self.rounds if name == ROUNDS else self.evals).clear()
+            self._read[name] = 0
+        with path.open("rb") as file:
+            file.seek(self._read[name])
+            whole = file.read().rpartition(b"\n")[0]
+        self._read[name] += len(whole) + 1 if whole else 0
+        return [json.loads(line) for line in whole.splitlines()]
+
+    # -- figures
+
+    @property
+    def partners(self) -> Counter[str]:
+        """Merges by partner."""
+        return Counter(
+            name for row in self.rounds if row["outcome"] == Outcome.MERGED for name in row["partner"].split(",")
+        )
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        return Counter(row["outcome"] for row in self.rounds)
+
+    @property
+    def seconds(self) -> float:
+        """All time of the finished rounds."""
+        return sum(sum(row["seconds"].values()) for row in self.rounds)
+
+    @property
+    def idle_seconds(self) -> float:
+        return sum(row["seconds"][phase] for row in self.rounds for phase in IDLE)
+
+    def summary(self) -> Row:
+        """This peer's part of ``summary.json``."""
+        first, last = (self.rounds[0], self.rounds[-1]) if self.rounds else ({}, {})
+        return {
+            "steps": last.get("step", 0),
+            "tokens": last.get("tokens", 0),
+            "first_train_loss": first.get("first_train_loss"),
+            "last_train_loss": last.get("train_loss"),
+            "first_val_loss": self.evals[0]["val_loss"] if self.evals else None,
+            "val_loss": self.evals[-1]["val_loss"] if self.evals else None,
+            "rounds": {outcome.value: self.outcomes[outcome] for outcome in Outcome},
+            "idle_share": self.idle_seconds / self.seconds if self.seconds else None,
+            "partners": dict(sorted(self.partners.items())),
+            "bytes_sent": sum(row["bytes_sent"] for row in self.rounds),
+            "bytes_received": sum(row["bytes_received"] for row in self.rounds),
+        }

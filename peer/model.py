@@ -1,0 +1,39 @@
+"""Builds the model of a run. The only place that picks a model class."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from peer.config import LlamaModel
+from peer.corpus import VOCABULARY
+
+
+def build(settings: LlamaModel, *, sequence_length: int, seed: int) -> nn.Module:
+    """Fresh fp32 weights on the CPU, equal on every machine for the same ``seed``.
+
+    ``model(input_ids=[B, T]).logits`` is ``[B, T, vocabulary]``. The caller's random state is left alone.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.intermediate_size,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.kv_heads or settings.heads,
+        max_position_embeddings=sequence_length,
+        tie_word_embeddings=settings.tie_embeddings,
+        bos_token_id=None,
+        eos_token_id=None,
+        use_cache=False,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Trained parameters; tied ones once."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -1,0 +1,133 @@
+"""What a peer writes down: one object a round in ``rounds.jsonl``, one an evaluation in ``evals.jsonl``, the
+Prometheus series, and one line in the log.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from peer.inner import InnerReport
+from peer.logs import fields, get_logger
+from peer.metrics import Metrics
+from peer.rounds import Averaged, Outcome
+
+log = get_logger("round")
+ROUNDS, EVALS = "rounds.jsonl", "evals.jsonl"
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """One finished round. ``seconds`` are by phase and of this round only."""
+
+    round: int
+    step: int
+    tokens: int
+    inner: InnerReport
+    averaged: Averaged
+    seconds: dict[str, float]
+    idle_share: float
+    members: int
+
+
+class Reporter:
+    """Appends to the run's folder, so that a resumed peer goes on in the same files."""
+
+    def __init__(self, folder: Path, metrics: Metrics) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._metrics = metrics
+        self._rounds = (folder / ROUNDS).open("a", encoding="utf-8", buffering=1)
+        self._evals = (folder / EVALS).open("a", encoding="utf-8", buffering=1)
+
+    def rewind(self, round: int, step: int) -> None:
+        """Forget what came after the state that a peer resumes from; it will be done again."""
+        _keep(self._rounds, lambda row: row["round"] <= round)
+        _keep(self._evals, lambda row: row["step"] <= step)
+
+    def inner(self, report: InnerReport) -> None:
+        """An inner phase ended, whether or not its round will be finished."""
+        self._metrics["inner_steps_total"].inc(report.steps)
+        self._metrics["tokens_total"].inc(report.tokens)
+        if report.steps:
+            self._metrics["train_loss"].set(report.loss)
+            self._metrics["learning_rate"].set(report.learning_rate)
+            self._metrics["grad_norm"].set(report.grad_norm)
+
+    def round(self, report: RoundReport) -> None:
+        """A round ended."""
+        averaged, inner, metrics = report.averaged, report.inner, self._metrics
+        metrics["rounds_total"].labels(averaged.outcome).inc()
+        metrics["round"].set(report.round)
+        metrics["swarm_members"].set(report.members)
+        metrics["exchange_bytes_total"].labels("sent").inc(averaged.bytes_sent)
+        metrics["exchange_bytes_total"].labels("received").inc(averaged.bytes_received)
+        if averaged.outcome is not Outcome.ALONE:
+            metrics["exchange_duration_seconds"].observe(averaged.seconds)
+        if averaged.outcome is Outcome.MERGED:
+            metrics["pair_distance"].set(averaged.distance)
+            metrics["last_merge_timestamp_seconds"].set(time.time())
+        partner = ",".join(averaged.partners) or None
+        row = {
+            "round": report.round,
+            "step": report.step,
+            "tokens": report.tokens,
+            "first_train_loss": inner.first_loss,
+            "train_loss": inner.loss,
+            "partner": partner,
+            "outcome": averaged.outcome,
+            "detail": averaged.detail,
+            "seconds": {phase: round(value, 6) for phase, value in report.seconds.items()},
+            "idle_share": report.idle_share,
+            "tokens_per_second": inner.tokens / inner.seconds if inner.seconds else 0.0,
+            "bytes_sent": averaged.bytes_sent,
+            "bytes_received": averaged.bytes_received,
+            "distance": averaged.distance,
+            "staleness": 0,
+        }
+        _append(self._rounds, row)
+        line = fields(
+            round=report.round,
+            step=report.step,
+            loss=inner.loss,
+            outcome=averaged.outcome,
+            partner=partner,
+            idle=f"{report.idle_share:.1%}",
+            tok_s=f"{row['tokens_per_second']:.0f}",
+            distance=averaged.distance,
+        )
+        failed = averaged.outcome not in (Outcome.MERGED, Outcome.ALONE)
+        log.log(30 if failed else 20, "%s%s", line, f" detail={averaged.detail!r}" if failed else "")
+
+    def evaluation(self, step: int, tokens: int, loss: float) -> None:
+        """A validation ended."""
+        self._metrics["val_loss"].set(loss)
+        _append(self._evals, {"step": step, "tokens": tokens, "val_loss": loss})
+        log.info(fields(step=step, val_loss=loss))
+
+    def close(self) -> None:
+        """Close the files."""
+        self._rounds.close()
+        self._evals.close()
+
+
+def _keep(file: TextIO, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Keep the wanted rows; a line that a kill cut short is dropped too."""
+    path = Path(file.name)
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if wanted(row):
+            kept.append(line + "\n")
+    file.truncate(0)
+    file.write("".join(kept))
+
+
+def _append(file: TextIO, row: dict[str, Any]) -> None:
+    file.write(json.dumps(row) + "\n")

@@ -1,0 +1,48 @@
+"""SIGINT and SIGTERM: the first asks the loop to stop, a second one ends the process now.
+
+Before the loop runs there is nothing to finish, so the first signal raises ``KeyboardInterrupt``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from peer.logs import get_logger
+from peer.progress import Stop
+
+log = get_logger("signals")
+
+
+class Signals:
+    """Installed once by the main thread. ``emergency`` runs before an immediate end."""
+
+    def __init__(self, stop: Stop) -> None:
+        self.stop = stop
+        self.looping = False
+        self.emergency: Callable[[], None] = lambda: None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.stop.requested:
+            self.emergency()
+            os._exit(1)
+        self.stop.request()
+        if not self.looping:
+            raise KeyboardInterrupt
+        log.info("asked to stop: finishing the step, saving, leaving; once more to stop now")
+
+
+def stop_with_parent() -> None:
+    """Stop when the process that holds the other end of our standard input is gone."""
+
+    def watch() -> None:
+        while os.read(0, 4096):  # not sys.stdin: its lock would be held at interpreter shutdown
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -1,0 +1,143 @@
+"""What a peer is made of: one state for a checkpoint, a resume and a newcomer.
+
+Previous station: inner.py and outer/. Next stations: checkpoint.py (disk) and swarm/join.py (network).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from peer.checkpoint import Saved, Tensors
+from peer.data import TokenStream
+from peer.inner import InnerLoop
+from peer.outer.method import OuterMethod
+from peer.swarm.join import State
+
+
+@dataclass
+class Counters:
+    """Where a peer is. ``round`` and the inner loop's ``step`` are the swarm's; ``tokens`` is this peer's own."""
+
+    round: int = 0
+    tokens: int = 0
+    phase_steps_done: int = 0  # inner steps since the last boundary
+    boundary_step: int = 0  # the inner loop's step at the last boundary
+
+
+class PeerState:
+    """Reads and writes the state of the parts it is given."""
+
+    def __init__(self, inner: InnerLoop, outer: OuterMethod, stream: TokenStream, config: str) -> None:
+        self.inner, self.outer, self.stream = inner, outer, stream
+        self.counters = Counters()
+        self._config = config
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Size of a checkpoint: θ, φ, δ and AdamW's two moments, fp32."""
+        return 5 * 4 * self.outer.slow.numel
+
+    # -- checkpoint
+
+    def tensors(self) -> dict[str, Tensors]:
+        """Files of a checkpoint. The tensors are the live ones, not copies."""
+        model = {span.name: span.parameter.detach() for span in self.outer.slow.spans}
+        outer = {"phi": self.outer.slow.phi}
+        if self.outer.momentum is not None:
+            outer["momentum"] = self.outer.momentum
+        optimizer = {}
+        for span in self.outer.slow.spans:
+            for key, value in self.inner.optimizer.state.get(span.parameter, {}).items():
+                optimizer[f"{span.name}/{key}"] = value
+        return {"model": model, "outer": outer, "optimizer": optimizer}
+
+    def scalars(self) -> dict[str, Any]:
+        """The JSON half of a checkpoint."""
+        return {
+            "config": self._config,
+            "inner_step": self.inner.step,
+            "position": self.stream.position,
+            **vars(self.counters),
+            "rng": _rng(),
+        }
+
+    def refusal(self, scalars: dict[str, Any]) -> str:
+        """Why a checkpoint cannot be resumed; empty when it can."""
+        if scalars["config"] != self._config:
+            return (
+                f"is of a run with the configuration digest {scalars['config']}, this one has {self._config}; "
+                "choose another run.name or run.dir, or set peer.checkpoint.resume: false"
+            )
+        return ""
+
+    def restore(self, saved: Saved) -> None:
+        """Take over a checkpoint whole."""
+        with torch.no_grad():
+            for span in self.outer.slow.spans:
+                span.parameter.copy_(saved.tensors["model"][span.name])
+                prefix = f"{span.name}/"
+                moments = {
+                    key.removeprefix(prefix): value.to(span.parameter.device)
+                    for key, value in saved.tensors["optimizer"].items()
+                    if key.startswith(prefix)
+                }
+                if moments:
+                    self.inner.optimizer.state[span.parameter] = moments
+        self._take_outer(saved.tensors["outer"])
+        scalars = saved.state
+        self.inner.step, self.stream.position = scalars["inner_step"], scalars["position"]
+        for key in vars(self.counters):
+            setattr(self.counters, key, scalars[key])
+        _set_rng(scalars["rng"])
+
+    # -- newcomers
+
+    def snapshot(self) -> State:
+        """Copies of φ and δ with the counters of the same boundary. Safe to call from any thread."""
+        vectors = [self.outer.slow.phi]
+        if self.outer.momentum is not None:
+            vectors.append(self.outer.momentum)
+        with self.outer.slow.changing():
+            return State(self.counters.boundary_step, self.counters.round, [vector.clone() for vector in vectors])
+
+    def adopt(self, state: State) -> None:
+        """Become a newcomer at a member's last boundary: θ = φ, so Δ is zero; AdamW starts anew."""
+        self._take_outer(dict(zip(("phi", "momentum"), state.vectors, strict=False)))
+        self.outer.slow.write_fast()
+        self.inner.step = state.step
+        self.counters.round, self.counters.boundary_step = state.round, state.step
+        self.counters.phase_steps_done = 0
+
+    def _take_outer(self, vectors: dict[str, Tensor]) -> None:
+        with self.outer.slow.changing():
+            self.outer.slow.phi.copy_(vectors["phi"])
+            if self.outer.momentum is not None:
+                self.outer.momentum.copy_(vectors["momentum"])
+
+
+def _rng() -> dict[str, Any]:
+    version, internal, gauss = random.getstate()
+    numpy_state = np.random.get_state(legacy=False)
+    assert isinstance(numpy_state, dict)
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "python": [version, list(internal), gauss],
+        "numpy": [numpy_state["state"]["key"].tolist(), numpy_state["state"]["pos"]],
+        "cuda": torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else None,
+    }
+
+
+def _set_rng(state: dict[str, Any]) -> None:
+    torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    key, position = state["numpy"]
+    np.random.set_state(("MT19937", np.array(key, dtype=np.uint32), position, 0, 0.0))
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.tensor(state["cuda"], dtype=torch.uint8))
