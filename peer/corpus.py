@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -52,11 +53,11 @@ def load(settings: StdlibData | TextData) -> Corpus:
 def _stdlib() -> Iterator[tuple[str, bytes]]:
     root = Path(sysconfig.get_path("stdlib"))
     found = False
-    for path in sorted(root.rglob("*.py")):
-        inside = path.relative_to(root)
-        if not SKIPPED.intersection(inside.parts):
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(set(folders) - SKIPPED)  # before going down: site-packages can be huge
+        for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
             found = True
-            yield str(inside), path.read_bytes()
+            yield str(path.relative_to(root)), path.read_bytes()
     if not found:
         raise UserError(f"run.data: {root} has no Python sources; use run.data.name: text with your own files")
 
