@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -20,7 +21,7 @@ from peer.outer.local import Local
 from peer.outer.method import OuterMethod
 from peer.outer.noloco import NoLoCo as NoLoCoMethod
 from peer.outer.slow_weights import SlowWeights
-from peer.progress import Progress
+from peer.progress import Progress, Stop
 from peer.report import Reporter
 from peer.signals import Signals
 from peer.state import PeerState
@@ -31,6 +32,8 @@ from peer.swarm.presence import Presence, Vitals
 from peer.trainer import Parts, Trainer
 
 log = logs.get_logger("assemble")
+
+STALE_ROUNDS = 10  # a resumed peer that is less behind keeps its own weights: the next swaps bring them together
 
 
 @contextmanager
@@ -49,77 +52,43 @@ def assembled(config: Config, signals: Signals) -> Iterator[Trainer]:
         device = pick_device(own.device)
         phase = PhaseClock(metrics, partial(synchronize, device))
 
-        progress, stop = Progress(), signals.stop
-        inner, outer, stream, validation = _training(config, device, peer_id, progress, signals)
-        state = PeerState(inner, outer, stream, digest(run))
+        progress = Progress()
+        state, validation = _training(config, device, peer_id, progress, signals.stop)
         checkpoints = Checkpoints(home.folder / "checkpoints", own.checkpoint.keep)
         checkpoints.require_space(state.checkpoint_bytes)
         reporter = Reporter(home.folder, metrics)
         stack.callback(reporter.close)
 
-        node = Node(
-            NodeSettings(
-                identity=key,
-                host=own.network.host,
-                port=own.network.port,
-                announce=own.network.announce,
-                initial_peers=own.initial_peers,
-                upnp=own.network.upnp,
-                start_timeout=own.network.start_timeout,
-                join_timeout=own.network.join_timeout,
-            )
-        )
+        node = Node(_node_settings(config, key))
         me = Party(home.name, run.name, digest(run), canonical(run))
-        layout = layout_digest(outer.slow.layout())
+        slow = state.outer.slow
+        layout = layout_digest(slow.layout())
+        tokens_a_step = run.batch_size * run.data.sequence_length
         presence = Presence(
             node,
             me,
             layout,
-            group_size=outer.group_size,
+            group_size=state.outer.group_size,
             settings=run.rendezvous,
             progress=progress,
-            stop=stop,
-            vitals=lambda: Vitals(
-                inner.step, state.counters.round, progress.rate(run.batch_size * run.data.sequence_length)
-            ),
+            stop=signals.stop,
+            vitals=lambda: Vitals(state.inner.step, state.counters.round, progress.rate(tokens_a_step)),
             metrics_address=metrics_address,
         )
         stack.callback(presence.leave)
         signals.emergency = node.kill
         with phase("join"):
             node.start()
-            _begin(config, state, checkpoints, presence, outer)
-            reporter.rewind(state.counters.round, inner.step)
+            _begin(config, state, checkpoints, presence)
+            reporter.rewind(state.counters.round, state.inner.step)
             presence.enter(state.snapshot, state.counters.round)
-        log.info(
-            "ready: %s",
-            fields(
-                config=me.config,
-                method=run.outer.name,
-                parameters=outer.slow.numel,
-                device=device,
-                address=node.addresses[0],
-                metrics=metrics_address,
-                step=inner.step,
-            ),
-        )
-        exchange = PairExchange(node, Identity(run.name, me.config, layout, outer.slow.numel), run.exchange)
+        what = fields(config=me.config, method=run.outer.name, parameters=slow.numel, device=device)
+        where = fields(address=node.addresses[0], metrics=metrics_address, step=state.inner.step)
+        log.info("ready: %s %s", what, where)
+        exchange = PairExchange(node, Identity(run.name, me.config, layout, slow.numel), run.exchange)
         yield Trainer(
             config,
-            Parts(
-                inner=inner,
-                outer=outer,
-                exchange=exchange,
-                presence=presence,
-                stream=stream,
-                state=state,
-                checkpoints=checkpoints,
-                reporter=reporter,
-                phase=phase,
-                progress=progress,
-                stop=stop,
-                validation=validation,
-            ),
+            Parts(state, exchange, presence, checkpoints, reporter, phase, progress, signals.stop, validation),
         )
 
 
@@ -137,9 +106,23 @@ def wants_bf16(precision: str, device: torch.device) -> bool:
     return precision == "bf16"
 
 
+def _node_settings(config: Config, key: Path) -> NodeSettings:
+    network = config.peer.network
+    return NodeSettings(
+        identity=key,
+        host=network.host,
+        port=network.port,
+        announce=network.announce,
+        initial_peers=config.peer.initial_peers,
+        upnp=network.upnp,
+        start_timeout=network.start_timeout,
+        join_timeout=network.join_timeout,
+    )
+
+
 def _training(
-    config: Config, device: torch.device, peer_id: str, progress: Progress, signals: Signals
-) -> tuple[InnerLoop, OuterMethod, data.TokenStream, list[torch.Tensor]]:
+    config: Config, device: torch.device, peer_id: str, progress: Progress, stop: Stop
+) -> tuple[PeerState, list[torch.Tensor]]:
     run, own = config.run, config.peer
     if own.threads:
         torch.set_num_threads(own.threads)
@@ -164,20 +147,21 @@ def _training(
         autocast=wants_bf16(own.precision, device),
         micro_batch=own.micro_batch,
         progress=progress,
-        stop=signals.stop,
+        stop=stop,
     )
     slow = SlowWeights(network.named_parameters())
     outer: OuterMethod = NoLoCoMethod(slow, run.outer) if isinstance(run.outer, NoLoCo) else Local(slow)
-    return inner, outer, stream, validation
+    return PeerState(inner, outer, stream, digest(run)), validation
 
 
-def _begin(config: Config, state: PeerState, checkpoints: Checkpoints, presence: Presence, outer: OuterMethod) -> None:
+def _begin(config: Config, state: PeerState, checkpoints: Checkpoints, presence: Presence) -> None:
     """Where to start from: this peer's checkpoint, a member that is further, or the seed's fresh weights."""
     if config.peer.checkpoint.resume:
         saved = checkpoints.newest(state.refusal)
         if saved is not None:
             state.restore(saved)
             log.info("resumed: %s", fields(checkpoint=saved.path, step=state.inner.step))
-    taken = presence.join(outer.slow.zeros, outer.slow.numel, config.peer.network.join_timeout)
-    if taken is not None and taken.step > state.inner.step + config.run.inner_steps:
+    slow = state.outer.slow
+    taken = presence.join(slow.zeros, slow.numel, config.peer.network.join_timeout)
+    if taken is not None and taken.round > state.counters.round + (STALE_ROUNDS if state.inner.step else 0):
         state.adopt(taken)

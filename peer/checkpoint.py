@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -84,9 +85,9 @@ class Checkpoints:
             _write(pointer, name + "\n")
             pointer.rename(self.folder / LATEST)
             _sync(self.folder)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            log.error("checkpoint of step %d not saved, training goes on: %s: %s", step, self.folder, error.strerror)
+            log.error("checkpoint of step %d not saved, training goes on: %s: %s", step, self.folder, error)
             return False
         for old in self.all()[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)

@@ -136,7 +136,7 @@ def explain(error: ValidationError, tree: Any) -> str:
     """The first mistake of a validation, in one line, with the key's path and the nearest right key."""
     mistakes = error.errors(include_url=False)
     first = mistakes[0]
-    path = _path(first["loc"], tree)
+    path = _path(first["loc"], tree, missing=first["type"] == "missing")
     more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
     if first["type"] == "extra_forbidden":
         return f"{path}: unknown key{_nearest(path.rsplit('.', 1)[-1], _siblings(path, tree))}{more}"
@@ -152,12 +152,12 @@ def explain(error: ValidationError, tree: Any) -> str:
     return f"{path + ': ' if path else ''}{text}{given}{more}"
 
 
-def _path(location: tuple[int | str, ...], tree: Any) -> str:
-    """pydantic's location without the union tags that it puts between the keys."""
+def _path(location: tuple[int | str, ...], tree: Any, missing: bool) -> str:
+    """pydantic's location without the union tags that it puts between the keys; a missing key is not in ``tree``."""
     path: list[str] = []
     for depth, key in enumerate(location):
         inside = isinstance(tree, dict) and key in tree
-        if inside or isinstance(key, int) or depth == len(location) - 1:
+        if inside or isinstance(key, int) or (missing and depth == len(location) - 1):
             path.append(str(key))
         if inside:
             tree = tree[key]

@@ -13,12 +13,10 @@ from torch import Tensor
 
 from peer.checkpoint import Checkpoints
 from peer.config import Config
-from peer.data import TokenStream
 from peer.errors import RunError
 from peer.exchange.average import GroupAverage
-from peer.inner import InnerLoop, InnerReport
+from peer.inner import InnerReport
 from peer.metrics import PhaseClock
-from peer.outer.method import OuterMethod
 from peer.progress import Progress, Stop
 from peer.report import Reporter, RoundReport
 from peer.rounds import Averaged
@@ -30,12 +28,9 @@ from peer.swarm.presence import Presence
 class Parts:
     """Everything a trainer is put together from; see assemble.py."""
 
-    inner: InnerLoop
-    outer: OuterMethod
+    state: PeerState  # with the inner loop, the outer method and the data stream
     exchange: GroupAverage
     presence: Presence
-    stream: TokenStream
-    state: PeerState
     checkpoints: Checkpoints
     reporter: Reporter
     phase: PhaseClock
@@ -49,8 +44,8 @@ class Trainer:
 
     def __init__(self, config: Config, parts: Parts) -> None:
         self.config, self.parts = config, parts
-        self.inner, self.outer, self.exchange = parts.inner, parts.outer, parts.exchange
-        self.presence, self.phase = parts.presence, parts.phase
+        self.inner, self.outer, self.stream = parts.state.inner, parts.state.outer, parts.state.stream
+        self.exchange, self.presence, self.phase = parts.exchange, parts.presence, parts.phase
         self.counters = parts.state.counters
         self._booked = dict(self.phase.totals)
 
@@ -86,7 +81,7 @@ class Trainer:
     def batches(self) -> Iterator[Tensor]:
         """Training batches up to the next boundary."""
         self.parts.progress.begin(self.remaining(), self.phase_steps())
-        return self.parts.stream.take(self.remaining())
+        return self.stream.take(self.remaining())
 
     def phase_steps(self) -> int:
         """Inner steps from the last boundary to the next one: H, or what is left of the run."""

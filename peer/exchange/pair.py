@@ -102,7 +102,15 @@ class PairExchange:
             verdict = await asyncio.to_thread(judge, own, self._buffer, self._settings.max_norm_ratio)
         else:
             verdict = Verdict(Outcome.CORRUPT, detail="the payload does not match its digest")
-        return await self._acknowledge(stream, verdict, stall)
+        try:
+            theirs = await self._acknowledge(stream, verdict, stall)
+        except (TimeoutError, StreamLost, BadMessage):
+            if verdict.outcome is Outcome.MERGED:
+                raise
+            return verdict  # what we found wrong says more than that the partner has left since
+        if verdict.outcome is Outcome.MERGED and theirs.verdict is not Outcome.MERGED:
+            return Verdict(Outcome.REFUSED, detail=f"the partner refused: {theirs.verdict} {theirs.detail}".strip())
+        return verdict
 
     async def _both_ways(self, own: Contribution, stream: Stream, stall: float) -> bool:
         sending = asyncio.ensure_future(send_payload(stream, own, stall))
@@ -115,15 +123,12 @@ class PairExchange:
                 sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
 
-    async def _acknowledge(self, stream: Stream, verdict: Verdict, stall: float) -> Verdict:
+    async def _acknowledge(self, stream: Stream, verdict: Verdict, stall: float) -> Acknowledgement:
         mine = Acknowledgement(verdict=verdict.outcome, detail=verdict.detail[:200])
         if stream.initiator:
             await stream.send(mine, stall)
-            theirs = await stream.receive(ACKNOWLEDGEMENT, stall)
-        else:
-            theirs = await stream.receive(ACKNOWLEDGEMENT, stall)
-            await stream.send(mine, stall)
-            await stream.until_closed(stall)
-        if verdict.outcome is Outcome.MERGED and theirs.verdict is not Outcome.MERGED:
-            return Verdict(Outcome.REFUSED, detail=f"the partner refused: {theirs.verdict} {theirs.detail}".strip())
-        return verdict
+            return await stream.receive(ACKNOWLEDGEMENT, stall)
+        theirs = await stream.receive(ACKNOWLEDGEMENT, stall)
+        await stream.send(mine, stall)
+        await stream.until_closed(stall)
+        return theirs

@@ -44,8 +44,10 @@ class LocalSwarm:
             self._set_aside()
         began = time.monotonic()
         try:
-            peers = self._start()
             tails = [Tail(name, self._folder / name) for name in self._names]
+            for tail in tails:
+                tail.poll()  # what a resumed run did before is not shown again
+            peers = self._start()
             failed = self._watch(peers, tails)
         finally:
             stop_all(self._children[::-1])

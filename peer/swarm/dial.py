@@ -16,6 +16,7 @@ from peer.logs import get_logger
 
 log = get_logger("dial")
 ATTEMPT_SECONDS = 10.0
+BACKOFF = "dial backoff"
 
 
 class Unreachable(Exception):
@@ -42,16 +43,20 @@ async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> lis
     for address in addresses:
         check_address(address)
     deadline, pause = time.monotonic() + timeout, 0.5
+    reasons: dict[str, str] = {}
     while addresses:
-        reasons: dict[str, str] = {}
+        failed: set[str] = set()
         for address in addresses:
             try:
                 await dial(p2p, address.rpartition("/p2p/")[2], [address], ATTEMPT_SECONDS)
             except Unreachable as error:
-                reasons[address] = str(error)
-        reached = [address for address in addresses if address not in reasons]
-        for address, reason in reasons.items():
-            log.warning("initial peer %s: %s%s", address, reason, "" if reached else "; trying again")
+                # libp2p does not even try again for a few seconds after a failure: then the first reason stands
+                if BACKOFF not in str(error) or address not in reasons:
+                    reasons[address] = str(error)
+                failed.add(address)
+        reached = [address for address in addresses if address not in failed]
+        for address in failed:
+            log.warning("initial peer %s: %s%s", address, reasons[address], "" if reached else "; trying again")
         if reached:
             return reached
         if time.monotonic() + pause > deadline:
@@ -85,4 +90,4 @@ def _reason(error: str) -> str:
     ):
         if known in error:
             return known
-    return error[:200]
+    return " ".join(error.split())[-200:]

@@ -1,0 +1,36 @@
+"""What all benchmarks share: their two options, and the JSON with commit and command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def options(description: str) -> argparse.Namespace:
+    """``--quick`` is the same code on less work, done within four minutes on two cores."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="less work, the same code")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    return parser.parse_args()
+
+
+def finish(name: str, figures: dict[str, Any], words: str, file: Path | None) -> None:
+    """Write the JSON and print the figures in words as the last line."""
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+        made_by = {
+            "command": f"python -m tests.benchmarks.{name} {' '.join(sys.argv[1:])}".strip(),
+            "commit": head.stdout.strip(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        }
+        file.write_text(json.dumps({**figures, "made_by": made_by}, indent=1) + "\n", encoding="utf-8")
+    print(words)

@@ -1,0 +1,173 @@
+"""What a peer costs beside a bare PyTorch loop: tokens/s of its inner loop, and host memory of its outer step.
+
+python -m tests.benchmarks.inner_loop [--quick] [--json FILE]
+
+Speed: blocks of steps of a bare loop and of a peer's InnerLoop (with its node up, connected and announced to by a
+second one) on the same model and text, in one process, taking turns. Memory: growth of the peak resident size
+through two outer steps with a real swap with a second process, in copies of the model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from peer import corpus, logs, model
+from peer.config import Config, LlamaModel
+from peer.data import TokenStream
+from peer.inner import InnerLoop, learning_rate
+from peer.outer.noloco import NoLoCo
+from peer.outer.slow_weights import SlowWeights
+from peer.progress import Progress, Stop
+from peer.rounds import Outcome
+from peer.swarm.node import Node
+from tests.benchmarks.common import finish, options
+from tests.benchmarks.swap_partner import Pairing, peer_node
+
+CONFIG = Config()
+RUN = CONFIG.run
+LENGTH = RUN.data.sequence_length
+BIG = LlamaModel(hidden_size=768, intermediate_size=2048, layers=12, heads=12)  # 85M parameters for the memory
+
+
+def bare_steps(network: nn.Module, optimizer: torch.optim.Optimizer, text: Tensor, steps: int, step: int) -> None:
+    """The loop that one writes by hand, with the same schedule, clipping and optimizer."""
+    parameters = list(network.parameters())
+    network.train()
+    for _ in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, RUN.steps, RUN.inner)
+        starts = torch.randint(len(text) - LENGTH - 1, (RUN.batch_size,)).tolist()
+        batch = torch.stack([text[start : start + LENGTH + 1] for start in starts]).long()
+        logits = network(input_ids=batch[:, :-1]).logits
+        loss = functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, RUN.inner.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        step += 1
+
+
+def inner_loop(network: nn.Module) -> InnerLoop:
+    """The peer's own, on the CPU."""
+    return InnerLoop(
+        network,
+        RUN.inner,
+        total_steps=RUN.steps,
+        device=torch.device("cpu"),
+        autocast=False,
+        micro_batch=None,
+        progress=Progress(),
+        stop=Stop(),
+    )
+
+
+def speed(pairs: int, steps: int, folder: Path) -> float:
+    """Median over ``pairs`` of the peer's tokens/s divided by the bare loop's in the block beside it."""
+    text = corpus.load(RUN.data).train
+    stream = TokenStream(text, batch_size=RUN.batch_size, sequence_length=LENGTH, seed=0, stream=1)
+    bare_text = torch.from_numpy(text)
+    networks = [model.build(RUN.model, sequence_length=LENGTH, seed=0) for _ in range(2)]
+    inner, by_hand = (inner_loop(network) for network in networks)
+    bare = by_hand.optimizer  # the same groups
+    ratios = []
+    with peer_node(folder / "a.key") as first, peer_node(folder / "b.key", first.addresses):
+        for pair in range(-1, pairs):  # the first one warms up
+            seconds = {}
+            for kind in ("peer", "bare") if pair % 2 else ("bare", "peer"):
+                began = time.monotonic()
+                if kind == "peer":
+                    inner.run(stream.take(steps))
+                else:
+                    bare_steps(networks[1], bare, bare_text, steps, inner.step)
+                seconds[kind] = time.monotonic() - began
+            if pair >= 0:
+                ratios.append(seconds["bare"] / seconds["peer"])
+    print(f"ratios of {pairs} pairs: lowest {min(ratios):.3f}, median {median(ratios):.4f}, highest {max(ratios):.3f}")
+    return median(ratios)
+
+
+def copies(folder: Path) -> tuple[float, int]:
+    """Peak host memory of an outer step with a real swap, in fp32 copies of the model, and the parameters.
+
+    The slope between a small and a large model: what does not grow with the model (code that is loaded at first
+    use, the 1 MiB parts in flight) is not a copy of it.
+    """
+    figures = []
+    for settings in (RUN.model, RUN.model, BIG):  # the first one loads the code
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # or freed memory would be used again unseen
+        with peer_node(folder / "c.key") as node:
+            figures.append(outer_step(node, settings))
+    _, (small, few), (large, many) = figures
+    return round((large - small) / (4 * (many - few)), 2), many
+
+
+def outer_step(node: Node, settings: LlamaModel) -> tuple[float, int]:
+    """Bytes by which two rounds of contribution, swap and apply raise the peak, and the parameters."""
+    network = model.build(settings, sequence_length=LENGTH, seed=0)
+    numel = model.parameter_count(network)
+    pairing = Pairing(node, numel)
+    partner = subprocess.Popen([sys.executable, "-m", "tests.benchmarks.swap_partner", node.addresses[0], str(numel)])
+    try:
+        pairing.wait_for_partner()
+        with peak_growth() as growth:
+            exchange = pairing.exchange()
+            outer = NoLoCo(SlowWeights(network.named_parameters()), RUN.outer)  # type: ignore[arg-type]
+            for _ in range(2):
+                averaged = exchange.average(outer.contribution(), pairing.next_group())
+                assert averaged.outcome is Outcome.MERGED, averaged.detail
+                outer.apply(averaged.mean)
+        partner.wait(60)
+    finally:
+        if partner.poll() is None:
+            partner.kill()
+            partner.wait(10)
+    return growth[0], numel
+
+
+@contextmanager
+def peak_growth() -> Iterator[list[float]]:
+    """Bytes by which the peak resident size rises above the present one inside the block."""
+    growth = [0.0]
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
+    before = _status("VmRSS")
+    yield growth
+    growth[0] = _status("VmHWM") - before
+
+
+def _status(key: str) -> float:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{key}:"):
+            return float(line.split()[1]) * 1024
+    raise KeyError(key)
+
+
+def main() -> None:
+    args = options("tokens/s of a peer's inner loop against a bare loop; host memory of the outer step")
+    logs.quiet_libraries()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        host_copies, numel = copies(Path(folder))
+        ratio = speed(20 if args.quick else 60, 10, Path(folder))
+    words = (
+        f"inner loop: {ratio:.2%} of a bare PyTorch loop's tokens/s; outer step: {host_copies:.2f} fp32 copies of the "
+        f"model ({numel / 1e6:.0f}M parameters) on the host at its peak"
+    )
+    finish("inner_loop", {"tokens_per_s_ratio": ratio, "host_copies": host_copies}, words, args.json)
+
+
+if __name__ == "__main__":
+    main()

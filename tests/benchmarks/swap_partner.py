@@ -1,0 +1,84 @@
+"""A node and a partner process for benchmarks of the swap: real p2pd, real streams, loopback only.
+
+python -m tests.benchmarks.swap_partner ADDRESS NUMEL   (started by the benchmark: swaps zeros until it ends)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from queue import Queue
+
+import torch
+
+from peer import logs
+from peer.config import Exchange
+from peer.exchange.pair import PairExchange
+from peer.exchange.wire import Identity
+from peer.payload import Vector
+from peer.rounds import Group, Link, Outcome
+from peer.streams import Stream
+from peer.swarm import identity
+from peer.swarm.node import Node, NodeSettings
+
+PROTOCOL = "noloco/benchmark/1"
+WAIT = 60.0
+
+
+@contextlib.contextmanager
+def peer_node(key: Path, initial_peers: Sequence[str] = ()) -> Iterator[Node]:
+    """A started node on a free port of 127.0.0.1."""
+    identity.load_or_create(key)
+    node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=tuple(initial_peers)))
+    try:
+        node.start()
+        yield node
+    finally:
+        node.stop()
+
+
+class Pairing:
+    """Groups of two with a partner that opens one stream a swap."""
+
+    def __init__(self, node: Node, numel: int) -> None:
+        self._node, self._numel = node, numel
+        self._streams: Queue[Stream] = Queue()
+        node.call(node.serve(PROTOCOL, self._arrived), WAIT)
+
+    async def _arrived(self, stream: Stream) -> None:
+        self._streams.put(stream)
+
+    def wait_for_partner(self) -> None:
+        """Until the partner's first stream is here."""
+        self._streams.put(self._streams.get(timeout=WAIT))
+
+    def exchange(self) -> PairExchange:
+        """A new one, with its buffer."""
+        return PairExchange(self._node, Identity("bench", "bench", "bench", self._numel), Exchange(max_norm_ratio=1e9))
+
+    def next_group(self) -> Group:
+        """The partner's next stream."""
+        return group_of(self._streams.get(timeout=WAIT))
+
+
+def group_of(stream: Stream) -> Group:
+    """The other end of ``stream`` as a partner."""
+    return Group(0, (Link(stream.remote, "partner", stream),))
+
+
+def _partner(address: str, numel: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, peer_node(Path(folder) / "key", [address]) as node:
+        exchange = PairExchange(node, Identity("bench", "bench", "bench", numel), Exchange(max_norm_ratio=1e9))
+        vector = Vector(torch.randn(numel))
+        for _ in range(2):
+            stream = node.call(node.open(address.rpartition("/p2p/")[2], PROTOCOL), WAIT)
+            averaged = exchange.average(vector, group_of(stream))
+            assert averaged.outcome is Outcome.MERGED, averaged.detail
+
+
+if __name__ == "__main__":
+    logs.quiet_libraries()
+    _partner(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,25 @@
+"""One swarm a test, ended by process id whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.swarm.harness import Swarm
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    it = Swarm(tmp_path)
+    try:
+        yield it
+    finally:
+        it.end()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "swarm" in item.path.parts:
+            item.add_marker(pytest.mark.swarm)

@@ -1,0 +1,92 @@
+"""``noloco-peer swarm``: the main job, from start to summary, and how it ends when it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+from tests.swarm.harness import DEMO, TINY, Process, Swarm, wait_for
+
+SUMMARY_PEER = {
+    *("steps", "tokens", "first_train_loss", "last_train_loss", "val_loss", "rounds", "idle_share", "partners"),
+    *("bytes_sent", "bytes_received"),
+}
+SUMMARY_SWARM = {
+    *("method", "peers", "tokens", "val_loss_mean", "val_loss_worst", "val_loss_averaged_model", "spread"),
+    *("idle_share", "bytes_sent", "wall_seconds"),
+}
+
+
+def launch(swarm: Swarm, peers: int, *sets: str, name: str = "swarm", resume: bool = False) -> Process:
+    overrides = [word for override in (*TINY, f"run.dir={swarm.folder}/runs", *sets) for word in ("--set", override)]
+    options = ["--resume"] if resume else []
+    return swarm.start(
+        name, ["-m", "peer", "swarm", "--peers", str(peers), "--config", str(DEMO), *overrides, *options]
+    )
+
+
+def rounds(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "rounds.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_four_peers_train_together_and_leave_nothing_behind(swarm: Swarm) -> None:
+    process = launch(swarm, 4, "run.steps=720", "run.inner_steps=60", "run.evaluation.every_rounds=6")
+    process.line(r"round=2 ", 90)
+    swarm.note_children()
+    assert process.exit_code(120) == 0, process.output()
+    runs = swarm.folder / "runs"
+    summary = json.loads((runs / "summary.json").read_text())
+    assert summary["swarm"].keys() == SUMMARY_SWARM
+    assert summary["swarm"]["peers"] == 4
+    for name, row in summary["peers"].items():
+        assert row.keys() >= SUMMARY_PEER
+        assert len(row["partners"]) >= 2, f"{name} met {row['partners']}"
+        assert row["val_loss"] < row["first_val_loss"] - 1
+        assert row["steps"] == 720
+        assert len(rounds(runs / name)) == 12
+        assert sum(row["rounds"].values()) == 12
+        assert f"peer={name} round=12 step=720" in process.output()  # a line a round without a terminal
+    assert swarm.left_over() == []
+    assert "Traceback" not in "".join(log.read_text() for log in runs.rglob("console.log"))
+
+
+def test_ctrl_c_saves_and_a_resume_goes_on(swarm: Swarm) -> None:
+    sets = ("run.steps=100000", "run.inner_steps=300")
+    process = launch(swarm, 2, *sets)
+    process.line(r"peer=peer-0 round=1 ", 90)
+    process.line(r"peer=peer-1 round=1 ", 90)
+    swarm.note_children()
+    process.signal(signal.SIGINT)
+    assert process.exit_code(60) == 0, process.output()
+    assert swarm.left_over() == []
+    runs = swarm.folder / "runs"
+    before = {name: rounds(runs / name)[-1]["step"] for name in ("peer-0", "peer-1")}
+    for name in before:
+        assert (runs / name / "checkpoints" / "latest").exists()
+
+    again = launch(swarm, 2, *sets, name="again", resume=True)
+    again.line(rf"peer=peer-0 round=\d+ step={before['peer-0'] + 300} ", 90)
+    again.signal(signal.SIGTERM)
+    assert again.exit_code(60) == 0, again.output()
+
+
+def test_a_second_run_keeps_the_first_one_aside(swarm: Swarm) -> None:
+    sets = ("run.steps=20", "run.inner_steps=10")
+    assert launch(swarm, 1, *sets).exit_code(90) == 0
+    first = (swarm.folder / "runs" / "summary.json").read_text()
+    assert launch(swarm, 1, *sets, name="second").exit_code(90) == 0
+    (aside,) = (swarm.folder / "runs").glob("before-*")
+    assert (aside / "summary.json").read_text() == first
+    assert rounds(aside / "peer-0")[-1]["step"] == 20
+
+
+def test_members_end_when_the_command_itself_is_killed(swarm: Swarm) -> None:
+    process = launch(swarm, 2, "run.steps=100000", "run.inner_steps=40")
+    process.line(r"round=1 ", 90)
+    swarm.note_children()
+    process.signal(signal.SIGKILL)
+    process.exit_code(10)
+    wait_for(lambda: not swarm.left_over(), 30, lambda: str(swarm.left_over()))

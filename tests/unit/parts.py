@@ -1,0 +1,49 @@
+"""Small real parts for the unit tests."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from peer import model
+from peer.config import Inner, LlamaModel, NoLoCo
+from peer.data import TokenStream
+from peer.inner import InnerLoop
+from peer.outer.noloco import NoLoCo as NoLoCoMethod
+from peer.outer.slow_weights import SlowWeights
+from peer.progress import Progress, Stop
+from peer.state import PeerState
+
+LENGTH = 16
+TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 40, dtype=np.uint8).astype(np.uint16)
+
+
+def network(seed: int = 0) -> nn.Module:
+    settings = LlamaModel(hidden_size=16, intermediate_size=32, layers=1, heads=2)
+    return model.build(settings, sequence_length=LENGTH, seed=seed)
+
+
+def stream(number: int = 0) -> TokenStream:
+    return TokenStream(TEXT, batch_size=4, sequence_length=LENGTH, seed=0, stream=number)
+
+
+def inner_loop(
+    net: nn.Module, *, micro_batch: int | None = None, autocast: bool = False, stop: Stop | None = None
+) -> InnerLoop:
+    return InnerLoop(
+        net,
+        Inner(learning_rate=1e-2, warmup_steps=4),
+        total_steps=100,
+        device=torch.device("cpu"),
+        autocast=autocast,
+        micro_batch=micro_batch,
+        progress=Progress(),
+        stop=stop or Stop(),
+    )
+
+
+def peer_state() -> PeerState:
+    net = network()
+    outer = NoLoCoMethod(SlowWeights(net.named_parameters()), NoLoCo())
+    return PeerState(inner_loop(net), outer, stream(), "digest")

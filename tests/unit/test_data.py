@@ -1,0 +1,102 @@
+"""Batches are a function of (seed, stream, position); the splits do not overlap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from peer import corpus
+from peer.config import StdlibData, TextData
+from peer.data import TokenStream, validation_batches
+from peer.errors import UserError
+
+TOKENS = np.arange(1000, dtype=np.uint16)
+
+
+def stream(number: int = 1, position: int = 0, seed: int = 0) -> TokenStream:
+    return TokenStream(TOKENS, batch_size=4, sequence_length=16, seed=seed, stream=number, position=position)
+
+
+def test_a_batch_depends_on_seed_stream_and_position_only() -> None:
+    assert torch.equal(stream().batch(5), stream(position=77).batch(5))
+    for other in (stream(2).batch(5), stream().batch(6), stream(seed=1).batch(5)):
+        assert not torch.equal(stream().batch(5), other)
+
+
+def test_resuming_is_an_integer() -> None:
+    whole, first = stream(), stream()
+    expected = list(whole.take(6))
+    begun = list(first.take(2))
+    resumed = list(stream(position=first.position).take(4))
+    assert all(torch.equal(a, b) for a, b in zip(expected, begun + resumed, strict=True))
+
+
+def test_a_batch_counts_when_it_is_handed_out() -> None:
+    it = stream()
+    taken = it.take(10)
+    next(taken)
+    next(taken)
+    assert it.position == 2
+
+
+def test_a_window_is_a_piece_of_the_text_with_one_token_more_than_the_sequence() -> None:
+    batch = stream().batch(0)
+    assert batch.shape == (4, 17)
+    assert batch.dtype == torch.int64
+    assert torch.equal(batch[:, 1:], batch[:, :-1] + 1)  # the text counts up, so targets are the next tokens
+
+
+def test_the_last_token_of_the_text_can_be_reached() -> None:
+    short = TokenStream(TOKENS[:18], batch_size=64, sequence_length=16, seed=0, stream=0)
+    assert short.batch(0).max() == 17
+    assert short.batch(0).min() == 0
+
+
+def test_validation_batches_are_the_same_for_everybody() -> None:
+    one, two = (validation_batches(TOKENS, batches=3, batch_size=4, sequence_length=16) for _ in range(2))
+    assert [batch.shape for batch in one] == [(4, 17)] * 3
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    assert one[-1].max() == 999
+
+
+def test_the_standard_library_is_real_text_and_large_enough() -> None:
+    text = corpus.load(StdlibData())
+    assert len(text.train) > 3_000_000
+    assert 0.02 < len(text.validation) / len(text.train) < 0.15
+    assert b"import" in bytes(text.validation[text.validation < 256].astype(np.uint8))
+
+
+def test_local_files_are_split_by_content_that_does_not_overlap(tmp_path: Path) -> None:
+    for index in range(200):
+        (tmp_path / f"{index:03}.txt").write_text(f"{index:03}\n" * 20)
+    text = corpus.load(TextData(name="text", train=(f"{tmp_path}/*.txt",), sequence_length=8))
+
+    def documents(tokens: corpus.Tokens) -> set[bytes]:
+        words = [bytes(part.astype(np.uint8))[:3] for part in np.split(tokens, np.where(tokens == 256)[0] + 1)]
+        return {word for word in words if word}
+
+    train, validation = documents(text.train), documents(text.validation)
+    assert train and validation
+    assert not train & validation
+    assert len(train | validation) == 200
+
+
+def test_named_validation_files_are_used(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a" * 100)
+    (tmp_path / "b.txt").write_text("b" * 50)
+    text = corpus.load(
+        TextData(name="text", train=(f"{tmp_path}/a.txt",), validation=(f"{tmp_path}/b.txt",), sequence_length=8)
+    )
+    assert (len(text.train), len(text.validation)) == (101, 51)
+
+
+@pytest.mark.parametrize(("content", "says"), [(None, "no file matches"), ("x", "too few for one sequence")])
+def test_missing_or_too_little_text_is_one_line(tmp_path: Path, content: str | None, says: str) -> None:
+    if content:
+        (tmp_path / "a.txt").write_text(content)
+    with pytest.raises(UserError, match=says) as caught:
+        corpus.load(TextData(name="text", train=(f"{tmp_path}/*.txt",)))
+    assert "\n" not in str(caught.value)

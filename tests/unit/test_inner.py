@@ -1,0 +1,92 @@
+"""The inner loop is AdamW with a schedule, clipping and accumulation, and nothing else."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from peer.config import Inner
+from peer.inner import learning_rate
+from peer.progress import Stop
+from tests.unit import parts
+
+
+def flat(net: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+
+
+def test_the_schedule_warms_up_peaks_and_ends_at_its_floor() -> None:
+    settings = Inner(learning_rate=1.0, warmup_steps=10, min_lr_ratio=0.1)
+    assert learning_rate(0, 110, settings) == pytest.approx(0.1)
+    assert learning_rate(10, 110, settings) == pytest.approx(1.0)
+    assert learning_rate(60, 110, settings) == pytest.approx(0.55)
+    assert learning_rate(110, 110, settings) == pytest.approx(0.1)
+    assert learning_rate(500, 110, settings) == pytest.approx(0.1)
+    assert learning_rate(0, 1, Inner(learning_rate=1.0, warmup_steps=0)) == pytest.approx(1.0)
+
+
+def test_it_is_adamw_with_clipping() -> None:
+    net, reference = parts.network(), parts.network()
+    loop = parts.inner_loop(net)
+    settings = Inner(learning_rate=1e-2, warmup_steps=4)
+    matrices = [p for p in reference.parameters() if p.dim() >= 2]
+    vectors = [p for p in reference.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), foreach=False)
+    for step in range(5):
+        batch = parts.stream().batch(step)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, 100, settings)
+        logits = reference(input_ids=batch[:, :-1]).logits
+        functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
+        nn.utils.clip_grad_norm_(list(reference.parameters()), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    report = loop.run(parts.stream().take(5))
+    assert (report.steps, report.tokens, loop.step) == (5, 5 * 4 * 16, 5)
+    torch.testing.assert_close(flat(net), flat(reference), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_accumulation_equals_the_whole_batch(micro_batch: int) -> None:
+    whole, pieces = parts.network(), parts.network()
+    one = parts.inner_loop(whole).run(parts.stream().take(3))
+    other = parts.inner_loop(pieces, micro_batch=micro_batch).run(parts.stream().take(3))
+    assert one.loss == pytest.approx(other.loss, rel=1e-5)
+    torch.testing.assert_close(flat(whole), flat(pieces), rtol=1e-3, atol=1e-5)
+
+
+def test_a_stop_ends_after_the_current_step_and_takes_no_batch_too_many() -> None:
+    stop = Stop()
+    loop, stream = parts.inner_loop(parts.network(), stop=stop), parts.stream()
+    stop.request()
+    assert loop.run(stream.take(10)).steps == 1
+    assert stream.position == 1
+
+
+def test_the_loss_falls_and_evaluation_agrees() -> None:
+    net = parts.network()
+    loop, stream = parts.inner_loop(net), parts.stream()
+    validation = [stream.batch(10_000)]
+    before = loop.evaluate(validation)
+    report = loop.run(stream.take(60))
+    assert before == pytest.approx(math.log(257), abs=0.2)
+    assert report.first_loss == pytest.approx(before, abs=0.2)
+    assert loop.evaluate(validation) < before - 1.5
+
+
+def test_bf16_autocast_runs_and_keeps_fp32_weights() -> None:
+    net = parts.network()
+    report = parts.inner_loop(net, autocast=True).run(parts.stream().take(3))
+    assert math.isfinite(report.loss)
+    assert {parameter.dtype for parameter in net.parameters()} == {torch.float32}
+
+
+def test_no_batch_no_step() -> None:
+    report = parts.inner_loop(parts.network()).run([])
+    assert report.steps == 0
+    assert math.isnan(report.loss)

@@ -1,0 +1,137 @@
+"""NoLoCo's one-tensor step against the two-tensor formula, and its invariants."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from peer.config import NoLoCo as Settings
+from peer.outer.noloco import NoLoCo
+from peer.outer.slow_weights import SlowWeights
+
+SIZE = 12
+
+
+def method(seed: int, hyper: Settings) -> NoLoCo:
+    net = nn.Linear(3, 3)
+    with torch.no_grad():
+        for index, parameter in enumerate(net.parameters()):
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(10 * seed + index)))
+    return NoLoCo(SlowWeights(net.named_parameters()), hyper)
+
+
+def fast(outer: NoLoCo) -> Tensor:
+    out = torch.empty(SIZE)
+    outer.slow.read_fast(0, out)
+    return out
+
+
+def train(outer: NoLoCo, delta: Tensor) -> None:
+    """Inner steps that move θ by ``delta``."""
+    with torch.no_grad():
+        for span in outer.slow.spans:
+            span.parameter.add_(delta[span.start : span.stop].view(span.parameter.shape))
+
+
+def contribution(outer: NoLoCo) -> Tensor:
+    out = torch.empty(SIZE)
+    outer.contribution().read(0, out)
+    return out
+
+
+def swap(*group: NoLoCo) -> None:
+    mean = torch.stack([contribution(outer) for outer in group]).mean(0)
+    for outer in group:
+        outer.apply(mean)
+
+
+@st.composite
+def hypers(draw: st.DrawFn) -> Settings:
+    alpha = draw(st.floats(0, 0.9))
+    gamma = draw(st.floats(0.05, 0.95)) * 2 * (1 - alpha**2)
+    return Settings(alpha=alpha, beta=draw(st.floats(0.1, 1.5)), gamma=gamma)
+
+
+@settings(deadline=None, max_examples=60)
+@given(hyper=hypers(), seed=st.integers(0, 1000), rounds=st.integers(1, 4))
+def test_it_equals_the_two_tensor_formula_in_float64(hyper: Settings, seed: int, rounds: int) -> None:
+    noise = torch.Generator().manual_seed(seed)
+    peers = [method(0, hyper), method(1, hyper)]
+    phi = [fast(peer).double() for peer in peers]
+    momentum = [torch.zeros(SIZE, dtype=torch.float64) for _ in peers]
+    for _ in range(rounds):
+        deltas = [0.1 * torch.randn(SIZE, generator=noise) for _ in peers]
+        for peer, delta in zip(peers, deltas, strict=True):
+            train(peer, delta)
+        swap(*peers)
+        mean_phi, mean_delta = (phi[0] + phi[1]) / 2, (deltas[0] + deltas[1]).double() / 2
+        for i in range(2):
+            momentum[i] = hyper.alpha * momentum[i] + hyper.beta * mean_delta + hyper.gamma * (mean_phi - phi[i])
+        phi = [p + m for p, m in zip(phi, momentum, strict=True)]
+    for peer, expected in zip(peers, phi, strict=True):
+        torch.testing.assert_close(peer.slow.phi.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=20)
+@given(hyper=hypers(), seed=st.integers(0, 1000))
+def test_two_peers_from_one_start_are_diloco_with_heavy_ball(hyper: Settings, seed: int) -> None:
+    noise = torch.Generator().manual_seed(seed)
+    peers = [method(0, hyper), method(0, hyper)]
+    start = fast(peers[0])
+    reference = nn.Parameter(start.double())
+    optimizer = torch.optim.SGD([reference], lr=hyper.beta, momentum=hyper.alpha)
+    for _ in range(3):
+        deltas = [0.1 * torch.randn(SIZE, generator=noise) for _ in peers]
+        for peer, delta in zip(peers, deltas, strict=True):
+            train(peer, delta)
+        swap(*peers)
+        reference.grad = -(deltas[0] + deltas[1]).double() / 2  # the pseudo-gradient
+        optimizer.step()
+    assert torch.equal(peers[0].slow.phi, peers[1].slow.phi)
+    torch.testing.assert_close(peers[0].slow.phi.double(), reference.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_swarms_mean_does_not_depend_on_gamma() -> None:
+    means = []
+    for gamma in (0.2, 0.7, 1.4):
+        peers = [method(seed, Settings(gamma=gamma)) for seed in range(4)]
+        noise = torch.Generator().manual_seed(7)
+        for pairs in (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2))):
+            for peer in peers:
+                train(peer, 0.1 * torch.randn(SIZE, generator=noise))
+            for a, b in pairs:
+                swap(peers[a], peers[b])
+        means.append(torch.stack([peer.slow.phi for peer in peers]).mean(0))
+    torch.testing.assert_close(means[0], means[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(means[0], means[2], rtol=1e-4, atol=1e-5)
+
+
+def test_alone_is_the_formula_with_one_peer() -> None:
+    outer = method(0, Settings(alpha=0.5, beta=0.7, gamma=0.7))
+    start, delta = fast(outer), torch.full((SIZE,), 0.1)
+    train(outer, delta)
+    swap(outer)
+    torch.testing.assert_close(outer.slow.phi, start + 0.7 * delta)
+    swap(outer)  # no inner steps: only the momentum moves it
+    torch.testing.assert_close(outer.slow.phi, start + 0.7 * delta + 0.35 * delta)
+
+
+def test_after_the_step_the_fast_weights_are_the_slow_ones_and_the_mean_is_unchanged() -> None:
+    outer = method(0, Settings())
+    train(outer, torch.ones(SIZE))
+    mean = contribution(outer)
+    kept = mean.clone()
+    outer.apply(mean)
+    assert torch.equal(fast(outer), outer.slow.phi)
+    assert torch.equal(mean, kept)
+
+
+def test_two_peers_without_inner_steps_converge() -> None:
+    peers = [method(0, Settings()), method(1, Settings())]
+    middle = (peers[0].slow.phi + peers[1].slow.phi) / 2
+    for _ in range(40):
+        swap(*peers)
+    torch.testing.assert_close(peers[0].slow.phi, middle, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(peers[1].slow.phi, middle, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,88 @@
+"""A peer that is saved and resumed is, to the bit, the peer that was not interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.checkpoint import Checkpoints
+from peer.state import PeerState
+from tests.unit import parts
+
+H = 6
+
+
+def alone(state: PeerState) -> None:
+    """An outer step with a group of one."""
+    mean = torch.empty(state.outer.slow.numel)
+    state.outer.contribution().read(0, mean)
+    state.outer.apply(mean)
+
+
+def run(state: PeerState, steps: int) -> list[float]:
+    """One step at a time, so that every loss is seen; an outer step at every boundary."""
+    losses = []
+    for _ in range(steps):
+        losses.append(state.inner.run(state.stream.take(1)).loss)
+        if state.inner.step % H == 0:
+            alone(state)
+    return losses
+
+
+def vectors(state: PeerState) -> torch.Tensor:
+    theta = torch.empty(state.outer.slow.numel)
+    state.outer.slow.read_fast(0, theta)
+    assert state.outer.momentum is not None
+    return torch.cat([theta, state.outer.slow.phi, state.outer.momentum])
+
+
+@pytest.mark.parametrize("interrupted_at", [2 * H, 2 * H + 3])  # at a boundary, and in mid-phase
+def test_a_resumed_peer_is_bit_equal(tmp_path: Path, interrupted_at: int) -> None:
+    whole, first, second = (parts.peer_state() for _ in range(3))
+    expected = run(whole, 5 * H)
+    losses = run(first, interrupted_at)
+    first.counters.tokens = 99
+    Checkpoints(tmp_path, 1).save(first.inner.step, first.scalars(), first.tensors())
+    saved = Checkpoints(tmp_path, 1).newest(second.refusal)
+    assert saved is not None
+    second.restore(saved)
+    assert second.counters.tokens == 99
+    losses += run(second, 5 * H - interrupted_at)
+    assert losses == expected
+    assert torch.equal(vectors(whole), vectors(second))
+
+
+def test_the_random_state_comes_back(tmp_path: Path) -> None:
+    state = parts.peer_state()
+    Checkpoints(tmp_path, 1).save(0, state.scalars(), state.tensors())
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    saved = Checkpoints(tmp_path, 1).newest()
+    assert saved is not None
+    state.restore(saved)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_snapshot_is_a_copy_and_a_newcomer_starts_at_it() -> None:
+    donor, newcomer = parts.peer_state(), parts.peer_state()
+    run(donor, H)
+    donor.counters.round, donor.counters.boundary_step = 1, H
+    snapshot = donor.snapshot()
+    phi = snapshot.vectors[0].clone()
+    run(donor, H)
+    assert torch.equal(snapshot.vectors[0], phi)
+
+    newcomer.adopt(snapshot)
+    theta = torch.empty(newcomer.outer.slow.numel)
+    newcomer.outer.slow.read_fast(0, theta)
+    assert torch.equal(theta, phi) and torch.equal(newcomer.outer.slow.phi, phi)
+    assert torch.equal(newcomer.outer.momentum, snapshot.vectors[1])  # type: ignore[arg-type]
+    assert (newcomer.inner.step, newcomer.counters.round) == (H, 1)
+
+
+def test_a_checkpoint_of_another_configuration_is_refused_in_words() -> None:
+    state = parts.peer_state()
+    assert state.refusal({"config": "digest"}) == ""
+    assert "peer.checkpoint.resume: false" in state.refusal({"config": "other"})
