@@ -69,7 +69,8 @@ class Daemon:
             errors="replace",
             env={**os.environ, "GOLOG_LOG_LEVEL": "error"},
         )
-        threading.Thread(target=self._read, name="p2pd-output", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="p2pd-output", daemon=True)
+        self._reader.start()
         self._wait(timeout, addresses)
 
     @property
@@ -93,6 +94,7 @@ class Daemon:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(timeout)
+        self._reader.join(timeout)
         shutil.rmtree(self.sockets, ignore_errors=True)
 
     def _read(self) -> None:
@@ -102,6 +104,7 @@ class Daemon:
             log.debug("p2pd: %s", line.strip())
             if line.startswith("Peer ID:"):
                 self._ready.put(True)
+        self._process.stdout.close()
         self._ready.put(False)
 
     def _wait(self, timeout: float, addresses: Sequence[str]) -> None:

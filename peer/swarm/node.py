@@ -11,7 +11,7 @@ import concurrent.futures
 import contextlib
 import re
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ T = TypeVar("T")
 Handler = Callable[[Stream], Awaitable[None]]
 
 CLOCK_TOLERANCE = 3.0  # seconds; hivemind refuses more
+SHUTDOWN_TIMEOUT = 3.0  # seconds for saying goodbye to the DHT
 RPC_TIMEOUT = 5.0  # seconds for one DHT request
 OPEN_TIMEOUT = 5.0  # seconds to open a stream
 REDIAL_SECONDS = 20.0
@@ -56,6 +57,7 @@ class Node:
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_say_quietly)
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
         self._daemon: Daemon | None = None
         self._p2p: P2P | None = None
@@ -118,6 +120,8 @@ class Node:
                 self.call(self._shutdown(), 10)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(5)
+            if not self._thread.is_alive():
+                self._loop.close()
         self.kill()
 
     def kill(self) -> None:
@@ -207,22 +211,32 @@ class Node:
                     await dial(self._p2p, address.rpartition("/p2p/")[2], [address], RPC_TIMEOUT)
 
     async def _shutdown(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._dht is not None:
-            await self._dht.shutdown()
+        await _cancel(self._tasks)
+        with contextlib.suppress(Exception):  # a daemon that is dead already answers nothing
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT):
+                if self._dht is not None:
+                    await self._dht.shutdown()
         if self._p2p is not None:
             await self._p2p.shutdown()
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await _cancel(asyncio.all_tasks() - {asyncio.current_task()})
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a background task ended: %r", task.exception())
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
+    pending = [task for task in tasks if task is not None]
+    for task in pending:
+        task.cancel()
+    if pending:
+        await asyncio.wait(pending, timeout=SHUTDOWN_TIMEOUT)
+
+
+def _say_quietly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What asyncio would print with a traceback: the ends of hivemind's own tasks when a connection breaks."""
+    log.debug("%s %r", context.get("message"), context.get("exception"))
 
 
 def _why_not_joined(error: str, reached: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ import re
 import signal
 import urllib.request
 
+import psutil
 import pytest
 
 from tests.swarm.harness import Swarm, wait_for
@@ -75,3 +76,15 @@ def test_ctrl_c_early_is_a_clean_exit_too(swarm: Swarm, moment: str) -> None:
     assert peer.exit_code(30) == 0, peer.output()
     assert swarm.left_over() == []
     assert not re.search("Traceback|error:", peer.output())
+
+
+def test_a_peer_whose_p2p_daemon_dies_saves_and_says_so(swarm: Swarm) -> None:
+    peer = swarm.peer("peer", *LONG)
+    swarm.wait_for_rounds("peer", 1)
+    swarm.note_children()
+    (daemon,) = [child for child in psutil.Process(peer.pid).children() if child.name() == "p2pd"]
+    daemon.kill()
+    assert peer.exit_code(30) == 1
+    assert re.search(r"^error: the p2p daemon \(pid \d+\) has died.*the state is saved", peer.output(), re.MULTILINE)
+    assert "Traceback" not in peer.output()
+    assert swarm.left_over() == []
