@@ -12,6 +12,7 @@ import torch
 from peer import corpus, data, logs, model, place
 from peer.checkpoint import Checkpoints
 from peer.config import Config, NoLoCo, canonical, digest
+from peer.errors import UserError
 from peer.exchange.pair import PairExchange
 from peer.exchange.wire import Identity, layout_digest
 from peer.inner import InnerLoop, synchronize
@@ -93,10 +94,11 @@ def assembled(config: Config, signals: Signals) -> Iterator[Trainer]:
 
 
 def pick_device(wish: str) -> torch.device:
-    """``auto``: the accelerator when there is one."""
-    if wish == "auto":
-        wish = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wish)
+    """``auto``: the accelerator when there is one. Raises :class:`UserError` when one is asked for and is not there."""
+    available = torch.cuda.is_available()
+    if wish == "cuda" and not available:
+        raise UserError("peer.device: cuda is not available here; look at nvidia-smi and the torch build, or use cpu")
+    return torch.device("cuda" if available and wish != "cpu" else "cpu")
 
 
 def wants_bf16(precision: str, device: torch.device) -> bool:
@@ -161,7 +163,7 @@ def _begin(config: Config, state: PeerState, checkpoints: Checkpoints, presence:
         if saved is not None:
             state.restore(saved)
             log.info("resumed: %s", fields(checkpoint=saved.path, step=state.inner.step))
-    slow = state.outer.slow
-    taken = presence.join(slow.zeros, slow.numel, config.peer.network.join_timeout)
+    room = [torch.empty_like(vector) for vector in state.vectors()]
+    taken = presence.join(room, config.peer.network.join_timeout)
     if taken is not None and taken.round > state.counters.round + (STALE_ROUNDS if state.inner.step else 0):
         state.adopt(taken)

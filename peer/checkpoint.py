@@ -4,7 +4,7 @@
     checkpoints/latest        the name of the newest one
 
 A checkpoint is written into a temporary folder, synced to disk and renamed, so what has its final name is whole.
-``state.json`` holds a digest of every file; a damaged checkpoint is skipped for the one before.
+``state.json`` holds a digest of every file and of itself; a damaged checkpoint is skipped for the one before.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Checkpoints:
         name = f"step_{step:08d}"
         temporary, final = self.folder / f"{TEMPORARY}{name}", self.folder / name
         try:
-            shutil.rmtree(temporary, ignore_errors=True)
+            for left in self.folder.glob(f"{TEMPORARY}step_*"):
+                shutil.rmtree(left, ignore_errors=True)
             temporary.mkdir(parents=True)
             digests = {}
             for part, content in tensors.items():
@@ -76,10 +77,11 @@ class Checkpoints:
                 save_file({key: value.detach().cpu().contiguous() for key, value in content.items()}, path)
                 digests[path.name] = _digest(path)
                 _sync(path)
-            _write(temporary / STATE, json.dumps({**state, "step": step, "digests": digests}, indent=1))
+            whole = {**state, "step": step, "digests": digests}
+            _write(temporary / STATE, json.dumps({"digest": _seal(whole), "state": whole}, indent=1))
             _sync(temporary)
-            if final.exists():
-                shutil.rmtree(final)
+            if final.exists():  # moved and not removed: a kill in between must not cost the only one
+                final.rename(self.folder / f"{TEMPORARY}{name}-before")
             temporary.rename(final)
             pointer = self.folder / f"{TEMPORARY}{LATEST}"
             _write(pointer, name + "\n")
@@ -89,7 +91,7 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             log.error("checkpoint of step %d not saved, training goes on: %s: %s", step, self.folder, error)
             return False
-        for old in self.all()[: -self._keep]:
+        for old in (*self.all()[: -self._keep], *self.folder.glob(f"{TEMPORARY}step_*")):
             shutil.rmtree(old, ignore_errors=True)
         return True
 
@@ -114,13 +116,20 @@ class Checkpoints:
 
 def load(path: Path) -> Saved:
     """Read and verify one checkpoint. Raises ``ValueError``, ``KeyError`` or ``OSError`` when it is not whole."""
-    state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    whole = json.loads((path / STATE).read_text(encoding="utf-8"))
+    state = whole.get("state") if isinstance(whole, dict) else None
+    if not isinstance(state, dict) or whole.get("digest") != _seal(state):
+        raise ValueError(f"{STATE} does not match its digest")
     tensors = {}
     for name, digest in state["digests"].items():
         if _digest(path / name) != digest:
             raise ValueError(f"{name} does not match its digest")
         tensors[name.removesuffix(".safetensors")] = load_file(path / name)
     return Saved(path, state, tensors)
+
+
+def _seal(state: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(state, sort_keys=True).encode())
 
 
 def _digest(path: Path) -> str:

@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _say(error: Exception, code: int) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return code
 
 
@@ -93,11 +93,17 @@ def _train(args: argparse.Namespace) -> int:
     signals = Signals(Stop())
     if args.stop_with_parent:
         stop_with_parent()
+    import torch
+
     from peer.assemble import assembled
 
-    with assembled(config, signals) as trainer:
-        signals.looping = True
-        trainer.run()
+    try:
+        with assembled(config, signals) as trainer:
+            signals.looping = True
+            trainer.run()
+    except torch.OutOfMemoryError as error:
+        said = str(error).split(". ")[0]
+        raise RunError(f"{said}; lower peer.micro_batch (now {config.peer.micro_batch or 'the whole batch'})") from None
     return 0
 
 

@@ -149,7 +149,7 @@ class Run(LocalPath):
 
     name: Name = "demo"
     dir: Path = Field(default=Path("runs"), json_schema_extra=LOCAL)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)
     steps: int = Field(default=1000, gt=0)  # inner steps
     inner_steps: int = Field(default=50, gt=0)  # H
     batch_size: int = Field(default=8, gt=0)  # sequences a peer and inner step
@@ -261,7 +261,8 @@ def first_difference(mine: str, theirs: str) -> str:
     for key in [*ours, *(key for key in other if key not in ours)]:
         if ours.get(key) != other.get(key):
             here, there = (json.dumps(side[key])[:60] if key in side else "not set" for side in (ours, other))
-            return f"run.{key} is {here} here and {there} there"
+            shown = f"run.{key}" if key.isprintable() else "run." + json.dumps(key)
+            return f"{shown[:100]} is {here} here and {there} there"
     return "no key differs: another version of noloco-peer"
 
 

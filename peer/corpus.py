@@ -64,8 +64,12 @@ def _stdlib() -> Iterator[tuple[str, bytes]]:
 
 def _files(patterns: Iterable[str], key: str) -> Iterator[tuple[str, bytes]]:
     for pattern in patterns:
-        full = Path(pattern).expanduser().absolute()
-        paths = sorted(path for path in Path(full.anchor).glob(str(full.relative_to(full.anchor))) if path.is_file())
+        try:
+            full = Path(pattern).expanduser().absolute()
+            found = Path(full.anchor).glob(str(full.relative_to(full.anchor)))
+            paths = sorted(path for path in found if path.is_file())
+        except (ValueError, RuntimeError, IndexError, OSError) as error:
+            raise UserError(f"run.data.{key}: {pattern!r} is not a pattern: {error}") from None
         if not paths:
             raise UserError(f"run.data.{key}: no file matches {pattern}")
         for path in paths:

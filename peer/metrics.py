@@ -6,6 +6,7 @@ The peer's id is a label of the scrape target, never of a series.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,6 +90,10 @@ class Metrics:
         try:
             server, thread = start_http_server(DEFAULT_PORT if port is None else port, host, self.registry)
         except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise UserError(
+                    f"peer.metrics.host {host}: {error.strerror}; it must be an address of this machine"
+                ) from None
             if port is None:
                 return self.serve(host, 0)
             raise UserError(
@@ -113,6 +118,7 @@ class PhaseClock:
         self._metrics, self._synchronize = metrics, synchronize
         self.totals = dict.fromkeys(PHASES, 0.0)
         self._phase = "apply"
+        metrics["phase_info"].labels("apply").set(1)
         self._since = time.monotonic()
 
     @contextmanager

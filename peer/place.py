@@ -37,8 +37,10 @@ def claim(run_dir: Path, name: str | None) -> Place:
             raise UserError(f"run.dir: cannot write to {folder}: {error.strerror}") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(lock)
+            if not isinstance(error, BlockingIOError):
+                raise UserError(f"run.dir: cannot lock {folder}: {error.strerror}; choose a local disk") from None
             if name:
                 raise UserError(f"{folder} is used by a running peer; choose another peer.name or run.dir") from None
             continue

@@ -5,6 +5,7 @@ Prometheus series, and one line in the log.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,13 +41,15 @@ class Reporter:
     def __init__(self, folder: Path, metrics: Metrics) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._metrics = metrics
-        self._rounds = (folder / ROUNDS).open("a", encoding="utf-8", buffering=1)
-        self._evals = (folder / EVALS).open("a", encoding="utf-8", buffering=1)
+        self._folder = folder
+        self._open()
 
     def rewind(self, round: int, step: int) -> None:
         """Forget what came after the state that a peer resumes from; it will be done again."""
-        _keep(self._rounds, lambda row: row["round"] <= round)
-        _keep(self._evals, lambda row: row["step"] <= step)
+        self.close()
+        _keep(self._folder / ROUNDS, lambda row: row["round"] <= round)
+        _keep(self._folder / EVALS, lambda row: row["step"] <= step)
+        self._open()
 
     def inner(self, report: InnerReport) -> None:
         """An inner phase ended, whether or not its round will be finished."""
@@ -108,15 +111,18 @@ class Reporter:
         _append(self._evals, {"step": step, "tokens": tokens, "val_loss": loss})
         log.info(fields(step=step, val_loss=loss))
 
+    def _open(self) -> None:
+        self._rounds = (self._folder / ROUNDS).open("a", encoding="utf-8", buffering=1)
+        self._evals = (self._folder / EVALS).open("a", encoding="utf-8", buffering=1)
+
     def close(self) -> None:
         """Close the files."""
         self._rounds.close()
         self._evals.close()
 
 
-def _keep(file: TextIO, wanted: Callable[[dict[str, Any]], bool]) -> None:
+def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     """Keep the wanted rows; a line that a kill cut short is dropped too."""
-    path = Path(file.name)
     kept = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -125,9 +131,11 @@ def _keep(file: TextIO, wanted: Callable[[dict[str, Any]], bool]) -> None:
             continue
         if wanted(row):
             kept.append(line + "\n")
-    file.truncate(0)
-    file.write("".join(kept))
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    temporary.replace(path)
 
 
 def _append(file: TextIO, row: dict[str, Any]) -> None:
-    file.write(json.dumps(row) + "\n")
+    row = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
+    file.write(json.dumps(row, allow_nan=False) + "\n")

@@ -58,9 +58,19 @@ _Loader.add_implicit_resolver(
 )
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes what :class:`_Loader` would not read as the word that it is."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: yaml.SafeDumper.yaml_implicit_resolvers.get(first, []) + _Loader.yaml_implicit_resolvers.get(first, [])
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+}
+
+
 def load(file: Path | None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Config:
     """The resolved configuration. Raises :class:`UserError` with one line for anything that is wrong."""
-    tree = _read(file) if file else {}
+    tree = {key: {} if value is None else value for key, value in (_read(file) if file else {}).items()}
     for path, value in _from_environment(os.environ if environment is None else environment):
         _put(tree, path, value)
     for override in overrides:
@@ -82,7 +92,7 @@ def load(file: Path | None, overrides: Iterable[str] = (), environment: Mapping[
 
 def dump(config: Config) -> str:
     """``config`` as YAML that :func:`load` reads back to an equal one."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -103,7 +113,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _parse(text: str, where: str) -> Any:
     try:
         return yaml.load(text, _Loader)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         raise UserError(f"{where}:{line} {getattr(error, 'problem', None) or 'not valid YAML'}") from None
@@ -139,20 +149,21 @@ def explain(error: ValidationError, tree: Any) -> str:
     path = _path(first["loc"], tree, missing=first["type"] == "missing")
     more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
     if first["type"] == "extra_forbidden":
-        return f"{path}: unknown key{_nearest(path.rsplit('.', 1)[-1], _siblings(path, tree))}{more}"
+        parents, last = path[:-1], path[-1]
+        return f"{_dotted(path)}: unknown key{_nearest(last, _siblings(parents, tree))}{more}"
     if first["type"].startswith("union_tag"):
         context = first.get("ctx", {})
         tag, expected = context.get("tag"), str(context.get("expected_tags", "")).replace("'", "")
-        said = f"{path}.name: {tag!r} is not known" if tag else f"{path}.name is missing"
+        said = f"{_dotted(path)}.name: {tag!r} is not known" if tag else f"{_dotted(path)}.name is missing"
         return f"{said}, choose one of: {expected}{more}"
     text = first["msg"].removeprefix("Value error, ")
     text = text[0].lower() + text[1:]
     value = first.get("input")
     given = f" (given: {value!r})" if isinstance(value, str | int | float | bool) or value is None else ""
-    return f"{path + ': ' if path else ''}{text}{given}{more}"
+    return f"{_dotted(path) + ': ' if path else ''}{text}{given}{more}"
 
 
-def _path(location: tuple[int | str, ...], tree: Any, missing: bool) -> str:
+def _path(location: tuple[int | str, ...], tree: Any, missing: bool) -> list[str]:
     """pydantic's location without the union tags that it puts between the keys; a missing key is not in ``tree``."""
     path: list[str] = []
     for depth, key in enumerate(location):
@@ -161,13 +172,17 @@ def _path(location: tuple[int | str, ...], tree: Any, missing: bool) -> str:
             path.append(str(key))
         if inside:
             tree = tree[key]
-    return ".".join(path)
+    return path
 
 
-def _siblings(path: str, tree: Any) -> list[str]:
+def _dotted(path: list[str]) -> str:
+    return ".".join(key if key.isprintable() else repr(key) for key in path)
+
+
+def _siblings(parents: list[str], tree: Any) -> list[str]:
     """The right keys at the place of ``path``."""
     section: type[BaseModel] = Config
-    for key in path.split(".")[:-1]:
+    for key in parents:
         tree = tree.get(key, {}) if isinstance(tree, dict) else {}
         choices = _models(section.model_fields[key].annotation)
         named = [kind for kind in choices if "name" in kind.model_fields and tree.get("name") in _names(kind)]

@@ -100,16 +100,24 @@ class PeerState:
 
     def snapshot(self) -> State:
         """Copies of φ and δ with the counters of the same boundary. Safe to call from any thread."""
-        vectors = [self.outer.slow.phi]
-        if self.outer.momentum is not None:
-            vectors.append(self.outer.momentum)
         with self.outer.slow.changing():
-            return State(self.counters.boundary_step, self.counters.round, [vector.clone() for vector in vectors])
+            return State(self.counters.boundary_step, self.counters.round, [it.clone() for it in self.vectors()])
+
+    def vectors(self) -> list[Tensor]:
+        """The outer state that a newcomer needs: φ and, where the method has one, δ. Flat fp32 on the host."""
+        momentum = self.outer.momentum
+        return [self.outer.slow.phi] if momentum is None else [self.outer.slow.phi, momentum]
+
+    def cross_boundary(self) -> None:
+        """A round is complete: the counters that belong to the slow weights of now."""
+        self.counters.round += 1
+        self.counters.boundary_step, self.counters.phase_steps_done = self.inner.step, 0
 
     def adopt(self, state: State) -> None:
         """Become a newcomer at a member's last boundary: θ = φ, so Δ is zero; AdamW starts anew."""
         self._take_outer(dict(zip(("phi", "momentum"), state.vectors, strict=False)))
         self.outer.slow.write_fast()
+        self.inner.optimizer.state.clear()
         self.inner.step = state.step
         self.counters.round, self.counters.boundary_step = state.round, state.step
         self.counters.phase_steps_done = 0

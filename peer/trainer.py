@@ -70,8 +70,9 @@ class Trainer:
                 group = self.presence.group_for(self.counters.round)
             with phase("exchange"):
                 mean = self.exchange.average(self.outer.contribution(), group)
-            with phase("apply"):
+            with phase("apply"), self.outer.slow.changing():
                 self.outer.apply(mean.mean)
+                self.parts.state.cross_boundary()
             self.complete(inner, mean)
 
     def done(self) -> bool:
@@ -109,8 +110,6 @@ class Trainer:
     def complete(self, inner: InnerReport, mean: Averaged) -> None:
         """A round is done: count, report, and now and then evaluate and save."""
         counters = self.counters
-        counters.round += 1
-        counters.boundary_step, counters.phase_steps_done = self.inner.step, 0
         booked = {phase: total - self._booked[phase] for phase, total in self.phase.totals.items()}
         self._booked = dict(self.phase.totals)
         self.parts.reporter.round(

@@ -64,7 +64,7 @@ def in_words(summary: dict[str, Any]) -> str:
         partners = [len(row["partners"]) for row in peers.values()]
         lines.append(
             f"{merged} of {total} rounds merged with a partner; each peer met {min(partners)} to {max(partners)} "
-            f"different ones, waited {swarm['idle_share']:.1%} of its time "
+            f"different ones, waited {swarm['idle_share'] or 0:.1%} of its time "
             f"and sent {swarm['bytes_sent'] / len(peers) / 2**20:.1f} MiB."
         )
     if swarm["spread"] is not None:

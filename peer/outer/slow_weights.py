@@ -49,7 +49,7 @@ class SlowWeights:
         self.numel = start
         self._pinned = self.spans[0].parameter.is_cuda
         self.phi = self.zeros()
-        self._changing = threading.Lock()
+        self._changing = threading.RLock()
         self.read_fast(0, self.phi)
 
     def zeros(self) -> Tensor:

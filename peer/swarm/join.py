@@ -126,27 +126,26 @@ class Donor:
 
 
 def take_state(
-    node: Node, members: Members, me: Party, layout: str, room: Callable[[], Tensor], numel: int, timeout: float
+    node: Node, members: Members, me: Party, layout: str, room: Sequence[Tensor], timeout: float
 ) -> State | None:
     """A verified state of a random member, or ``None`` when nobody is there or nobody has finished a round.
 
-    ``room`` makes a flat fp32 host vector. Raises :class:`UserError` when the swarm trains another configuration,
-    :class:`RunError` when members are there and none of them gives its state within ``timeout`` seconds.
+    ``room``: a flat fp32 host vector for each vector of the state, to be filled. Raises :class:`UserError` when the
+    swarm trains another configuration, :class:`RunError` when members are there and none of them gives its state
+    within ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
-    vectors: list[Tensor] = []
     while True:
         present = members.refresh_all()
         # a misconfigured stranger must not keep us from our own swarm, and our own mistake must be told
         donors = [record for record in present if record.config == me.config] or present
         if not any(record.round > 0 or record.config != me.config for record in donors):
             return None
-        vectors = vectors or [room(), room()]
         random.shuffle(donors)
         reasons = []
         for record in donors:
             try:
-                return node.call(_take(node, record, me, layout, vectors), TRANSFER_LIMIT + TALK_TIMEOUT)
+                return node.call(_take(node, record, me, layout, room), TRANSFER_LIMIT + TALK_TIMEOUT)
             except (StreamLost, BadMessage, TimeoutError, _Declined) as error:
                 reasons.append(f"{record.name}: {str(error) or 'does not answer'}")
                 log.warning("donor failed: %s", fields(peer=record.name, reason=str(error)))
@@ -160,7 +159,7 @@ class _Declined(Exception):
     pass
 
 
-async def _take(node: Node, record: MemberRecord, me: Party, layout: str, vectors: list[Tensor]) -> State:
+async def _take(node: Node, record: MemberRecord, me: Party, layout: str, vectors: Sequence[Tensor]) -> State:
     stream = await node.open(record.peer_id, PROTOCOL, record.addresses)
     try:
         await stream.send(StateRequest(run=me.run, config=me.config, layout=layout), TALK_TIMEOUT)
@@ -170,11 +169,10 @@ async def _take(node: Node, record: MemberRecord, me: Party, layout: str, vector
                 difference = first_difference(me.canonical, answer.run)
                 raise UserError(f"this configuration is not the swarm's: {difference} (at peer {record.name})")
             raise _Declined(answer.reason)
-        if answer.numel != vectors[0].numel() or answer.vectors > len(vectors):
-            raise BadMessage(f"state of {answer.vectors} × {answer.numel} elements, expected {vectors[0].numel()}")
-        taken = vectors[: answer.vectors]
+        if (answer.vectors, answer.numel) != (len(vectors), vectors[0].numel()):
+            raise BadMessage(f"a state of {answer.vectors} × {answer.numel} elements does not fit")
         async with asyncio.timeout(TRANSFER_LIMIT):
-            for vector in taken:
+            for vector in vectors:
                 if not await receive_payload(stream, vector, STALL):
                     raise BadMessage("a vector does not match its digest")
                 if not await asyncio.to_thread(_finite, vector):
@@ -182,7 +180,7 @@ async def _take(node: Node, record: MemberRecord, me: Party, layout: str, vector
         await stream.send(Received(), TALK_TIMEOUT)
         await stream.until_closed(1.0)
         log.info("took the state of a member: %s", fields(peer=record.name, step=answer.step, round=answer.round))
-        return State(answer.step, answer.round, taken)
+        return State(answer.step, answer.round, vectors)
     finally:
         stream.close()
 

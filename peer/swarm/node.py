@@ -1,17 +1,14 @@
-"""This process's place in the peer-to-peer network: p2pd, hivemind's DHT node and an asyncio loop in a thread.
+"""This process's place in the peer-to-peer network: p2pd and hivemind's DHT node, on a loop in a thread.
 
-In a thread and not in hivemind's forked process: no pipe that breaks above 16 KiB, no orphans after a kill,
-no fork before CUDA. Other threads call in with :meth:`Node.call`, which always has a deadline.
+Previous stations: thread.py, daemon.py, dial.py. Next stations: members.py, rendezvous.py, join.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import re
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,13 +22,14 @@ from peer.logs import get_logger
 from peer.streams import Stream, StreamLost
 from peer.swarm.daemon import Daemon
 from peer.swarm.dial import Unreachable, connect_any, dial
+from peer.swarm.thread import LoopThread
 
 log = get_logger("node")
 T = TypeVar("T")
 Handler = Callable[[Stream], Awaitable[None]]
 
 CLOCK_TOLERANCE = 3.0  # seconds; hivemind refuses more
-SHUTDOWN_TIMEOUT = 3.0  # seconds for saying goodbye to the DHT
+GOODBYE_TIMEOUT = 3.0  # seconds for saying goodbye to the DHT
 RPC_TIMEOUT = 5.0  # seconds for one DHT request
 OPEN_TIMEOUT = 5.0  # seconds to open a stream
 REDIAL_SECONDS = 20.0
@@ -56,13 +54,10 @@ class Node:
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(_say_quietly)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
+        self._thread = LoopThread()
         self._daemon: Daemon | None = None
         self._p2p: P2P | None = None
         self._dht: DHTNode | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self.peer_id = ""
         self.addresses: tuple[str, ...] = ()
 
@@ -72,7 +67,6 @@ class Node:
         """Listen, then join through the first initial peer that answers. Raises one-line errors only."""
         settings = self._settings
         loopback = settings.host.startswith("127.")
-        self._thread.start()
         self._daemon = Daemon(
             identity=settings.identity,
             addresses=[f"/ip4/{settings.host}/tcp/{settings.port}"],
@@ -89,39 +83,22 @@ class Node:
 
     def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         """Run ``work`` on the network thread and wait at most ``timeout`` seconds for it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(timeout)
-        except concurrent.futures.TimeoutError:
-            if future.done():
-                raise
-            future.cancel()
-            raise RunError(f"the network thread gave no answer within {timeout:.0f} s") from None
+        return self._thread.call(work, timeout)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` in the background until it ends or the node stops."""
-
-        async def start() -> None:
-            self.background(work)
-
-        self.call(start(), RPC_TIMEOUT)
+        self._thread.spawn(work)
 
     @property
     def failure(self) -> str:
         """Why the network is gone, in words; empty while it works."""
         if self._daemon is not None and not self._daemon.alive:
             return f"the p2p daemon (pid {self._daemon.pid}) has died: {self._daemon.last_words()}"
-        return "" if self._thread.is_alive() else "the network thread has ended"
+        return "" if self._thread.alive else "the network thread has ended"
 
     def stop(self) -> None:
         """Close everything; leaves no process and no socket file. Stopping twice is fine."""
-        if self._thread.is_alive():
-            with contextlib.suppress(RunError, concurrent.futures.CancelledError):
-                self.call(self._shutdown(), 10)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(5)
-            if not self._thread.is_alive():
-                self._loop.close()
+        self._thread.close(self._goodbye())
         self.kill()
 
     def kill(self) -> None:
@@ -139,9 +116,7 @@ class Node:
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """As :meth:`spawn`, from the network thread itself."""
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        self._thread.background(work)
 
     async def open(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
         """Open a stream to ``peer_id``. Raises :class:`StreamLost` or ``TimeoutError``."""
@@ -210,33 +185,13 @@ class Node:
                 with contextlib.suppress(Unreachable, OSError):
                     await dial(self._p2p, address.rpartition("/p2p/")[2], [address], RPC_TIMEOUT)
 
-    async def _shutdown(self) -> None:
-        await _cancel(self._tasks)
+    async def _goodbye(self) -> None:
         with contextlib.suppress(Exception):  # a daemon that is dead already answers nothing
-            async with asyncio.timeout(SHUTDOWN_TIMEOUT):
+            async with asyncio.timeout(GOODBYE_TIMEOUT):
                 if self._dht is not None:
                     await self._dht.shutdown()
         if self._p2p is not None:
             await self._p2p.shutdown()
-        await _cancel(asyncio.all_tasks() - {asyncio.current_task()})
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a background task ended: %r", task.exception())
-
-
-async def _cancel(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
-    pending = [task for task in tasks if task is not None]
-    for task in pending:
-        task.cancel()
-    if pending:
-        await asyncio.wait(pending, timeout=SHUTDOWN_TIMEOUT)
-
-
-def _say_quietly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What asyncio would print with a traceback: the ends of hivemind's own tasks when a connection breaks."""
-    log.debug("%s %r", context.get("message"), context.get("exception"))
 
 
 def _why_not_joined(error: str, reached: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -55,9 +55,9 @@ class Presence:
         self._rendezvous = Rendezvous(node, self._members, progress, stop, settings, me)
         self._announced = False
 
-    def join(self, room: Callable[[], Tensor], numel: int, timeout: float) -> State | None:
+    def join(self, room: Sequence[Tensor], timeout: float) -> State | None:
         """A member's verified state, or ``None`` when this peer is among the first; see :func:`take_state`."""
-        return take_state(self._node, self._members, self._me, self._layout, room, numel, timeout)
+        return take_state(self._node, self._members, self._me, self._layout, room, timeout)
 
     def enter(self, snapshot: Callable[[], State], round: int) -> None:
         """Be found from now on: serve newcomers, announce, and meet partners."""

@@ -35,6 +35,7 @@ ANSWER_TIMEOUT = 5.0  # seconds for a reply to a proposal
 ASK_TIMEOUT = 3.0  # seconds for asking around at a boundary
 SLACK = 2.0  # seconds that a partner may come late, on top of half the time it announced
 PAUSE = (0.05, 0.3)  # seconds between proposals, drawn at random
+NOW = 0.1  # share of an inner phase that a peer without a meeting waits at its boundary
 OPENS = (0.3, 0.8)  # share of the inner phase that is left when a peer starts to propose, drawn at random
 
 
@@ -51,6 +52,8 @@ class Rendezvous:
         self._left_phase = 0  # the inner phase whose boundary is behind us
         self._meeting: Meeting | None = None
         self._asking = ""  # the peer that has our proposal at the moment
+        self._answered = asyncio.Event()
+        self._answered.set()
 
     # -- from the main thread
 
@@ -90,6 +93,7 @@ class Rendezvous:
         """At the boundary with nobody to meet: whoever is ready."""
         try:
             async with asyncio.timeout(ASK_TIMEOUT):
+                await self._answered.wait()  # the reply to our last proposal may be on its way
                 for record in self._candidates()[: self._settings.tries]:
                     if self._meeting is not None or self._stop.requested:
                         return
@@ -148,6 +152,7 @@ class Rendezvous:
         if self._asking or self._meeting is not None:
             return
         self._asking = record.peer_id
+        self._answered.clear()
         proposal = self._proposal()
         try:
             stream = await self._node.open(record.peer_id, PROTOCOL, record.addresses)
@@ -164,13 +169,16 @@ class Rendezvous:
             log.warning("strange answer: %s", fields(peer=record.name, reason=str(error)))
         finally:
             self._asking = ""
+            self._answered.set()
 
     def _consider(self, reply: Accept | Decline, mine: Propose, stream: Stream, name: str) -> None:
         if isinstance(reply, Decline):
             if reply.run is not None:
                 self._me.warn_of_difference(name, reply.run)
-        elif self._meeting is None and near(mine.eta, reply.eta, mine.phase, mine.phase, self._settings.window):
-            self._commit(stream, name, reply.eta)
+        elif self._meeting is None:
+            window = NOW if self._at_boundary else self._settings.window  # at the boundary: whoever is ready
+            if near(mine.eta, reply.eta, mine.phase, mine.phase, window):
+                self._commit(stream, name, reply.eta)
 
     def _proposal(self) -> Propose:
         return Propose(

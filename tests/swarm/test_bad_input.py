@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.swarm.harness import DEMO, Process, Swarm, listening
 
@@ -29,6 +30,11 @@ def refused(process: Process, *says: str) -> None:
         ("run.outer.gamma=1.5", "0 < gamma < 2(1 - alpha^2) = 1.5"),
         ("run.data={name: text, train: [/none/*.txt]}", "run.data.train: no file matches /none/*.txt"),
         ("peer.checkpoint.keep=1000000000", "no space for checkpoints"),
+        pytest.param(
+            "peer.device=cuda",
+            "peer.device: cuda is not available here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it is"),
+        ),
         ("peer.network.host=203.0.113.1", "no such address on this machine"),
     ],
 )

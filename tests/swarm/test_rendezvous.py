@@ -62,7 +62,7 @@ class Peer:
             for link in group.links:
                 self.partners[link.name] += 1
                 assert link.stream is not None
-                self.node._loop.call_soon_threadsafe(link.stream.close)
+                self.node._thread.loop.call_soon_threadsafe(link.stream.close)
 
 
 @pytest.fixture

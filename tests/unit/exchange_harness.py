@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
-from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -23,31 +21,14 @@ from peer.exchange.wire import Identity
 from peer.payload import Vector
 from peer.rounds import Averaged, Group, Link
 from peer.streams import Stream
+from peer.swarm.thread import LoopThread
 
-T = TypeVar("T")
 FAST = Exchange(stall=1.0, timeout=4.0)  # so that a fault is noticed within a test
 
 
 def identity(numel: int, **other: str) -> Identity:
     words = {"run": "test", "config": "c0ffee", "layout": "1a", **other}
     return Identity(words["run"], words["config"], words["layout"], numel)
-
-
-class LoopThread:
-    """An event loop in a thread, with the ``call`` that an exchange needs of the node."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
-
-    def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout)
-
-    def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(5)
-        self.loop.close()
 
 
 async def stream_pair() -> tuple[Stream, Stream]:

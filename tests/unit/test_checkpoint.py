@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from peer.checkpoint import Checkpoints
 from peer.errors import UserError
@@ -65,6 +69,36 @@ def test_a_save_that_was_killed_leaves_nothing_that_counts(tmp_path: Path) -> No
     assert checkpoints.newest().state["step"] == 2  # type: ignore[union-attr]
 
 
+def test_what_a_kill_left_half_written_does_not_fill_the_disk(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-step_00000517").mkdir()  # by SIGKILL in mid-save; the resumed run saves at other steps
+    saved(tmp_path, 500, 600, 700)
+    assert list(tmp_path.glob(".tmp-*")) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["model.safetensors", "outer.safetensors", "state.json"]), st.floats(0, 1), st.integers(0, 7))
+def test_no_flipped_bit_gets_into_a_run(name: str, place: float, bit: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = saved(Path(folder), 1, 222)
+        good = checkpoints.newest()
+        path = Path(folder) / "step_00000222" / name
+        data = bytearray(path.read_bytes())
+        data[round(place * (len(data) - 1))] ^= 1 << bit
+        path.write_bytes(data)
+        newest = checkpoints.newest()
+        assert newest is not None and good is not None
+        assert newest.state["step"] == 1 or newest.state == good.state
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "3", '{"digests": null}', '{"digests": {}}'])
+def test_a_state_that_is_not_a_state_is_skipped_too(tmp_path: Path, content: str) -> None:
+    checkpoints = saved(tmp_path, 1, 2)
+    (tmp_path / "step_00000002" / "state.json").write_text(content)
+    newest = checkpoints.newest(lambda state: "" if state["config"] == "c" else "of another run")
+    assert newest is not None
+    assert newest.state["step"] == 1
+
+
 def test_saving_the_same_step_again_replaces_it(tmp_path: Path) -> None:
     assert len(saved(tmp_path, 4, 4).all()) == 1
 
@@ -83,6 +117,16 @@ def test_too_small_a_disk_is_said_before_the_start(tmp_path: Path) -> None:
         Checkpoints(tmp_path, keep=10**9).require_space(10**9)
     assert "\n" not in str(caught.value)
     Checkpoints(tmp_path, keep=1).require_space(1)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write checkpoints"):
+        Checkpoints(tmp_path / "file" / "checkpoints", keep=1).require_space(1)
+
+
+def test_the_files_are_what_the_readme_promises(tmp_path: Path) -> None:
+    saved(tmp_path, 7)
+    folder = tmp_path / "step_00000007"
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "outer.safetensors", "state.json"}
+    assert json.loads((folder / "state.json").read_text())["state"]["step"] == 7
 
 
 def test_a_full_disk_is_survived_and_said(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.config import Inner, Run, TextData, canonical, digest, first_difference
+from peer.config import Inner, NoLoCo, Run, TextData, canonical, digest, first_difference
 
 
 def test_places_are_not_part_of_the_digest() -> None:
@@ -31,3 +32,29 @@ def test_the_first_differing_key_is_named_with_both_values() -> None:
 @given(st.text() | st.just("[" * 10000) | st.just("3"))
 def test_a_stranger_may_send_anything(theirs: str) -> None:
     assert first_difference(canonical(Run()), theirs)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.text(max_size=200), JSON, max_size=3))
+def test_what_a_stranger_adds_to_this_run_stays_one_short_line(added: dict[str, object]) -> None:
+    mine = canonical(Run())
+    said = first_difference(mine, json.dumps({**json.loads(mine), **added}))
+    assert len(said.splitlines()) == 1  # it goes into a log, where a second line could pretend to be an event
+    assert len(said) < 300
+
+
+def test_every_key_but_the_places_is_shown_to_the_others() -> None:
+    assert json.loads(canonical(Run())).keys() == Run.model_fields.keys() - {"dir"}
+    text = json.loads(canonical(Run(data=TextData(name="text", train=("secret/*.txt",), validation=("held/*",)))))
+    assert text["data"] == {"name": "text", "sequence_length": 128}
+
+
+def test_how_a_number_is_written_does_not_matter() -> None:
+    assert digest(Run(inner=Inner(weight_decay=1))) == digest(Run(inner=Inner(weight_decay=1.0)))
+    assert digest(Run(outer=NoLoCo(beta=1))) == digest(Run(outer=NoLoCo(beta=1.0)))

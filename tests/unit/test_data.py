@@ -100,3 +100,30 @@ def test_missing_or_too_little_text_is_one_line(tmp_path: Path, content: str | N
     with pytest.raises(UserError, match=says) as caught:
         corpus.load(TextData(name="text", train=(f"{tmp_path}/*.txt",)))
     assert "\n" not in str(caught.value)
+
+
+def test_one_large_file_is_split_too_and_all_of_it_is_used(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 100 * corpus.PIECE, dtype=np.uint8)
+    (tmp_path / "book.txt").write_bytes(data.tobytes())
+    text = corpus.load(TextData(name="text", train=(f"{tmp_path}/book.txt",)))
+    used = len(text.train) + len(text.validation)
+    assert used == len(data) + 100  # a separator behind every piece
+    assert 0 < len(text.validation) < len(text.train) / 5
+    assert np.array_equal(np.sort(np.concatenate([text.train, text.validation]))[: len(data)], np.sort(data))
+
+
+@pytest.mark.parametrize("pattern", ["", "/", "no/**.txt", "~nobody-here/*.txt", "no/[", "no\0where"])
+def test_a_pattern_that_cannot_be_one_is_a_line_and_no_traceback(pattern: str) -> None:
+    with pytest.raises(UserError, match=r"run\.data\.train") as caught:
+        corpus.load(TextData(name="text", train=(pattern,)))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_peers_read_different_places_of_the_text() -> None:
+    text = np.arange(60_000, dtype=np.uint16)
+    starts: list[set[int]] = []
+    for peer in (1, 2):
+        mine = TokenStream(text, batch_size=8, sequence_length=16, seed=0, stream=peer)
+        starts.append({int(start) for batch in mine.take(20) for start in batch[:, 0]})
+    assert len(starts[0] & starts[1]) < 5
+    assert all(min(seen) < 6_000 and max(seen) > 54_000 for seen in starts)  # each all over it

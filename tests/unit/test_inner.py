@@ -90,3 +90,31 @@ def test_no_batch_no_step() -> None:
     report = parts.inner_loop(parts.network()).run([])
     assert report.steps == 0
     assert math.isnan(report.loss)
+
+
+def test_the_report_is_of_the_phase_and_the_schedule_goes_on_by_the_swarms_step() -> None:
+    net, reference = parts.network(), parts.network()
+    loop, stream = parts.inner_loop(net), parts.stream()
+    batch = stream.batch(0)
+    functional.cross_entropy(reference(input_ids=batch[:, :-1]).logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
+    norm = torch.cat([p.grad.flatten() for p in reference.parameters() if p.grad is not None]).norm()
+    first = loop.run(stream.take(1))
+    assert first.grad_norm == pytest.approx(float(norm), rel=1e-4)
+    assert first.grad_norm > 1.0  # so it is the one before clipping
+    assert first.loss == first.first_loss
+    loop.step = 50  # as adopted from the swarm
+    second = loop.run(stream.take(2))
+    assert loop.step == 52
+    assert second.learning_rate == learning_rate(51, 100, Inner(learning_rate=1e-2, warmup_steps=4))
+    assert second.first_loss != second.loss
+    assert second.seconds > 0
+
+
+def test_a_phase_in_two_pieces_is_the_whole_phase() -> None:
+    whole, pieces = parts.network(), parts.network()
+    one, other, stream = parts.inner_loop(whole), parts.inner_loop(pieces), parts.stream()
+    one.run(parts.stream().take(4))
+    other.run(stream.take(1))
+    other.evaluate([stream.batch(9)])  # in between, as at a boundary
+    other.run(stream.take(3))
+    assert torch.equal(flat(whole), flat(pieces))

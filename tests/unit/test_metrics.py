@@ -78,3 +78,40 @@ def test_a_phase_ends_when_the_accelerators_work_has_ended() -> None:
     with clock("inner"):
         pass
     assert clock.totals["inner"] >= 0.1
+
+
+def test_a_peer_is_always_in_one_phase() -> None:
+    metrics = Metrics()
+    clock = PhaseClock(metrics, nothing)
+
+    def current() -> list[str]:
+        return [phase for phase in PHASES if metrics.registry.get_sample_value("noloco_phase_info", {"phase": phase})]
+
+    assert current() == ["apply"]
+    with clock("inner"):
+        assert current() == ["inner"]
+        with clock("eval"):
+            assert current() == ["eval"]
+        assert current() == ["inner"]
+    with pytest.raises(KeyError), clock("exchange"):
+        raise KeyError
+    assert current() == ["apply"]
+
+
+def test_the_series_say_what_the_clock_says() -> None:
+    metrics = Metrics()
+    clock = PhaseClock(metrics, nothing)
+    with clock("match"):
+        time.sleep(0.02)
+    clock.idle_share()
+    for phase in PHASES:
+        shown = metrics.registry.get_sample_value("noloco_phase_seconds_total", {"phase": phase})
+        assert shown == pytest.approx(clock.totals[phase])
+    assert clock.totals["match"] >= 0.02
+
+
+@pytest.mark.parametrize("port", [0, None])
+def test_a_host_that_is_not_this_machine_is_said_as_such(port: int | None) -> None:
+    with pytest.raises(UserError, match=r"peer\.metrics\.host") as caught:
+        Metrics().serve("192.0.2.1", port)  # set aside for documents, so nobody's
+    assert "occupied" not in str(caught.value)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from peer.checkpoint import Checkpoints
+from peer.outer.local import Local
 from peer.state import PeerState
 from tests.unit import parts
 
@@ -86,3 +87,41 @@ def test_a_checkpoint_of_another_configuration_is_refused_in_words() -> None:
     state = parts.peer_state()
     assert state.refusal({"config": "digest"}) == ""
     assert "peer.checkpoint.resume: false" in state.refusal({"config": "other"})
+
+
+def test_a_peer_that_came_back_too_late_starts_adamw_anew(tmp_path: Path) -> None:
+    donor, late = parts.peer_state(), parts.peer_state()
+    run(late, H)
+    Checkpoints(tmp_path, 1).save(late.inner.step, late.scalars(), late.tensors())
+    run(donor, 5 * H)
+    donor.counters.round, donor.counters.boundary_step = 5, 5 * H
+    saved = Checkpoints(tmp_path, 1).newest()
+    assert saved is not None
+    back, fresh = parts.peer_state(), parts.peer_state()
+    back.restore(saved)
+    for newcomer in (back, fresh):
+        newcomer.adopt(donor.snapshot())
+    back.stream.position = fresh.stream.position
+    assert run(back, 3) == run(fresh, 3)  # moments of weights that are long gone must not steer
+
+
+def test_a_method_without_momentum_resumes_as_well(tmp_path: Path) -> None:
+    first, second = parts.peer_state(), parts.peer_state()
+    for state in (first, second):
+        state.outer = Local(state.outer.slow)
+    first.inner.run(first.stream.take(4))
+    alone(first)
+    assert len(first.snapshot().vectors) == 1
+    Checkpoints(tmp_path, 1).save(4, first.scalars(), first.tensors())
+    saved = Checkpoints(tmp_path, 1).newest(second.refusal)
+    assert saved is not None
+    second.restore(saved)
+    assert torch.equal(first.outer.slow.phi, second.outer.slow.phi)
+    assert first.inner.run(first.stream.take(2)).loss == second.inner.run(second.stream.take(2)).loss
+
+
+def test_the_announced_size_is_the_size_on_the_disk() -> None:
+    state = parts.peer_state()
+    run(state, 1)
+    size = sum(value.nbytes for content in state.tensors().values() for value in content.values())
+    assert state.checkpoint_bytes == pytest.approx(size, rel=0.01)

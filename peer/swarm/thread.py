@@ -1,0 +1,101 @@
+"""An asyncio loop in a thread of its own. Every call into it has a deadline; what is left at the end is cancelled.
+
+In a thread and not in hivemind's forked process: no pipe that breaks above 16 KiB, no orphans after a kill, no fork
+before CUDA. Next station: node.py, which puts the peer-to-peer network on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+from peer.errors import RunError
+from peer.logs import get_logger
+
+log = get_logger("network")
+T = TypeVar("T")
+
+SPAWN_TIMEOUT = 5.0  # seconds for a coroutine to be started
+CANCEL_TIMEOUT = 3.0  # seconds for cancelled tasks to end
+GOODBYE_TIMEOUT = 10.0  # seconds for the last coroutine
+
+
+class LoopThread:
+    """Starts at once and runs until :meth:`close`."""
+
+    def __init__(self, name: str = "network") -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(_say_quietly)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+        """Run ``work`` and wait at most ``timeout`` seconds for it. From any other thread."""
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(timeout)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise
+            future.cancel()
+            raise RunError(f"the network thread gave no answer within {timeout:.0f} s") from None
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` in the background until it ends or the thread does. From any other thread."""
+
+        async def start() -> None:
+            self.background(work)
+
+        self.call(start(), SPAWN_TIMEOUT)
+
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
+        """As :meth:`spawn`, from the loop itself."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def close(self, goodbye: Coroutine[Any, Any, None] | None = None) -> None:
+        """Cancel the background, run ``goodbye``, cancel all that is left, end the thread. Twice is fine."""
+        if not self.alive:
+            if goodbye is not None:
+                goodbye.close()
+            return
+        with contextlib.suppress(RunError, concurrent.futures.CancelledError):
+            self.call(self._wind_down(goodbye), GOODBYE_TIMEOUT)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(CANCEL_TIMEOUT)
+        if not self.alive:
+            self.loop.close()
+
+    async def _wind_down(self, goodbye: Coroutine[Any, Any, None] | None) -> None:
+        await _cancel(self._tasks)
+        if goodbye is not None:
+            await goodbye
+        await _cancel(asyncio.all_tasks() - {asyncio.current_task()})
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a background task ended: %r", task.exception())
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
+    pending = [task for task in tasks if task is not None]
+    for task in pending:
+        task.cancel()
+    if pending:
+        await asyncio.wait(pending, timeout=CANCEL_TIMEOUT)
+
+
+def _say_quietly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What asyncio would print with a traceback: the ends of hivemind's own tasks when a connection breaks."""
+    log.debug("%s %r", context.get("message"), context.get("exception"))

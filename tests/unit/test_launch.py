@@ -1,0 +1,123 @@
+"""The launcher's view of its peers, from rows written by hand. More of it is in test_run_folder.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from peer import corpus, model
+from peer.checkpoint import Checkpoints
+from peer.config import Config, Evaluation, LlamaModel, Run, StdlibData
+from peer.data import validation_batches
+from peer.inner import mean_loss
+from peer.launch.summary import in_words, summarize
+from peer.launch.tail import Tail
+
+CONFIG = Config(
+    run=Run(
+        model=LlamaModel(hidden_size=8, intermediate_size=16, layers=1, heads=1),
+        data=StdlibData(sequence_length=16),
+        evaluation=Evaluation(batches=2),
+    )
+)
+
+
+def row(number: int, outcome: str = "merged", partner: str | None = "b") -> dict[str, Any]:
+    return {
+        "round": number,
+        "step": 10 * number,
+        "tokens": 640 * number,
+        "first_train_loss": 5.0 - number,
+        "train_loss": 4.5 - number,
+        "partner": partner,
+        "outcome": outcome,
+        "seconds": {"inner": 7.0, "match": 1.0, "exchange": 1.0, "apply": 1.0},
+        "bytes_sent": 2**20,
+        "bytes_received": 2**19,
+    }
+
+
+def write(folder: Path, rounds: list[dict[str, Any]], losses: tuple[float, ...] = (5.0, 2.0)) -> Tail:
+    folder.mkdir(parents=True, exist_ok=True)
+    evals = [{"step": 0, "tokens": 0, "val_loss": loss} for loss in losses]
+    for name, lines in (("rounds.jsonl", rounds), ("evals.jsonl", evals)):
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tail = Tail(folder.name, folder)
+    tail.poll()
+    return tail
+
+
+def test_a_file_that_comes_byte_by_byte_is_read_once_and_whole(tmp_path: Path) -> None:
+    data = "".join(json.dumps(row(number)) + "\n" for number in (1, 2, 3)).encode()
+    tail, seen = Tail("a", tmp_path), []
+    assert tail.poll() == []  # not there yet
+    for start in range(0, len(data), 7):
+        with (tmp_path / "rounds.jsonl").open("ab") as file:
+            file.write(data[start : start + 7])
+        seen += tail.poll()
+    assert seen == tail.rounds == [row(1), row(2), row(3)]
+
+
+@pytest.mark.parametrize("half", ["", '{"round": 4, "st'])
+def test_a_file_that_was_taken_back_is_read_again(tmp_path: Path, half: str) -> None:
+    tail = write(tmp_path / "a", [row(1), row(2), row(3)], losses=(5.0, 4.0, 3.0))
+    path = tail.folder / "rounds.jsonl"
+    with path.open("a") as file:
+        file.write(half)
+    assert tail.poll() == []
+    write(tail.folder, [row(1)], losses=(5.0,))
+    assert tail.poll() == [row(1)]
+    with path.open("a") as file:
+        file.write(json.dumps(row(2, "alone", None)) + "\n")
+    assert [item["outcome"] for item in tail.poll()] == ["alone"]
+    assert [item["round"] for item in tail.rounds] == [1, 2]
+    assert [item["val_loss"] for item in tail.evals] == [5.0]
+
+
+def test_the_figures_of_a_swarm_are_those_of_its_rows(tmp_path: Path) -> None:
+    one = write(tmp_path / "a", [row(1), row(2, "alone", None), row(3, partner="c")])
+    two = write(tmp_path / "b", [row(1, partner="a"), row(2, "timeout", "c")], losses=(5.0, 3.0))
+    summary = json.loads(json.dumps(summarize(CONFIG, [one, two], 12.0)))
+    swarm, peers = summary["swarm"], summary["peers"]
+    assert (swarm["method"], swarm["peers"], swarm["tokens"], swarm["wall_seconds"]) == ("noloco", 2, 3200, 12.0)
+    assert (swarm["val_loss_mean"], swarm["val_loss_worst"]) == (2.5, 3.0)
+    assert swarm["idle_share"] == pytest.approx(0.2)
+    assert swarm["bytes_sent"] == 5 * 2**20
+    assert peers["a"]["partners"] == {"b": 1, "c": 1}
+    assert peers["b"]["rounds"]["timeout"] == 1
+    assert (peers["a"]["first_train_loss"], peers["a"]["last_train_loss"]) == (4.0, 1.5)
+    assert (swarm["val_loss_averaged_model"], swarm["spread"]) == (None, None)  # nobody saved
+    words = in_words(summary)
+    for said in ("2 peers trained on 3,200 tokens in 12 s by noloco", "5.000 at the start, 2.500 at the end",
+                 "worst peer 3.000", "3 of 5 rounds merged", "1 to 2 different ones", "20.0%", "2.5 MiB"):  # fmt: skip
+        assert said in words
+
+
+def test_the_averaged_model_and_the_spread_are_of_the_newest_checkpoints(tmp_path: Path) -> None:
+    base = model.build(CONFIG.run.model, sequence_length=16, seed=0)
+    weights = {name: parameter.detach().clone() for name, parameter in base.named_parameters()}
+    tails = []
+    for name, shift in (("a", -0.5), ("b", 0.0), ("c", 0.5)):
+        tails.append(write(tmp_path / name, [row(1)]))
+        checkpoints = Checkpoints(tmp_path / name / "checkpoints", keep=2)
+        assert checkpoints.save(10, {}, {"model": {key: value + 9 for key, value in weights.items()}})
+        assert checkpoints.save(20, {}, {"model": {key: value + shift for key, value in weights.items()}})
+    swarm = summarize(CONFIG, tails, 1.0)["swarm"]
+    batches = validation_batches(
+        corpus.load(CONFIG.run.data).validation, batches=2, batch_size=CONFIG.run.batch_size, sequence_length=16
+    )
+    assert swarm["val_loss_averaged_model"] == pytest.approx(mean_loss(base, batches, torch.device("cpu")), rel=1e-4)
+    assert swarm["spread"] == pytest.approx((0.5 / 3) ** 0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("losses", [(), (5.0,)])
+def test_peers_that_never_finished_a_round_have_words_too(tmp_path: Path, losses: tuple[float, ...]) -> None:
+    tails = [write(tmp_path / name, [], losses) for name in ("a", "b")]
+    summary = summarize(CONFIG, tails, 3.0)
+    assert summary["peers"]["a"]["idle_share"] is None
+    assert in_words(summary).startswith("2 peers trained on 0 tokens")
+    assert ("5.000 at the start" in in_words(summary)) == bool(losses)

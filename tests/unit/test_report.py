@@ -1,0 +1,120 @@
+"""What a peer writes down. The plain cases are in test_run_folder.py; here files, series and readers agree."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from peer.inner import InnerReport
+from peer.metrics import PHASES, Metrics
+from peer.report import Reporter, RoundReport
+from peer.rounds import Averaged, Outcome
+
+KEYS = {
+    *("round", "step", "tokens", "train_loss", "partner", "outcome", "seconds"),
+    *("bytes_sent", "bytes_received", "staleness"),
+}
+
+
+def inner_report(loss: float = 3.0, steps: int = 10) -> InnerReport:
+    return InnerReport(steps, 64 * steps, loss, loss, grad_norm=1.5, learning_rate=1e-3, seconds=2.0)
+
+
+def round_report(
+    number: int, outcome: Outcome = Outcome.MERGED, inner: InnerReport | None = None, distance: float | None = 0.25
+) -> RoundReport:
+    partners = () if outcome is Outcome.ALONE else ("b",)
+    averaged = Averaged(torch.zeros(1), outcome, partners, 100, 90, 0.5, distance, "why\nin two lines")
+    seconds = {**dict.fromkeys(PHASES, 0.0), "inner": 9.0, "match": 1.0}
+    return RoundReport(number, 10 * number, 640 * number, inner or inner_report(), averaged, seconds, 0.1, 2)
+
+
+def rows(folder: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_every_outcome_is_one_line_with_the_promised_keys(tmp_path: Path, outcome: Outcome) -> None:
+    Reporter(tmp_path, Metrics()).round(round_report(3, outcome))
+    (row,) = rows(tmp_path)  # not closed: a line is out as soon as the round has ended
+    assert row.keys() >= KEYS
+    assert (row["round"], row["step"], row["tokens"], row["outcome"]) == (3, 30, 1920, outcome.value)
+    assert row["partner"] == (None if outcome is Outcome.ALONE else "b")
+    assert row["seconds"].keys() == set(PHASES)
+    assert row["staleness"] == 0
+
+
+def test_the_series_add_up_to_the_rows(tmp_path: Path) -> None:
+    metrics = Metrics()
+    reporter = Reporter(tmp_path, metrics)
+    outcomes = [Outcome.MERGED, Outcome.ALONE, Outcome.TIMEOUT, Outcome.MERGED]
+    for number, outcome in enumerate(outcomes, 1):
+        reporter.inner(inner_report())
+        reporter.round(round_report(number, outcome))
+    reporter.evaluation(40, 2560, 2.5)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"noloco_{name}", labels)
+
+    assert [value("rounds_total", outcome=name) for name in ("merged", "alone", "timeout", "corrupt")] == [2, 1, 1, 0]
+    assert value("exchange_bytes_total", direction="sent") == sum(row["bytes_sent"] for row in rows(tmp_path)) == 400
+    assert value("exchange_bytes_total", direction="received") == 360
+    assert value("exchange_duration_seconds_count") == 3  # alone, there was no exchange
+    assert (value("inner_steps_total"), value("tokens_total")) == (40, rows(tmp_path)[-1]["tokens"])
+    assert (value("round"), value("swarm_members"), value("train_loss")) == (4, 2, 3.0)
+    assert (value("val_loss"), value("pair_distance")) == (rows(tmp_path, "evals.jsonl")[0]["val_loss"], 0.25)
+
+
+def test_an_empty_phase_does_not_overwrite_the_last_loss(tmp_path: Path) -> None:
+    metrics = Metrics()
+    reporter = Reporter(tmp_path, metrics)
+    reporter.inner(inner_report(3.0))
+    reporter.inner(inner_report(math.nan, steps=0))
+    assert metrics.registry.get_sample_value("noloco_train_loss") == 3.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_number_that_is_none_is_still_json_for_every_reader(tmp_path: Path, bad: float) -> None:
+    reporter = Reporter(tmp_path, Metrics())
+    reporter.round(round_report(1, Outcome.POISONED, inner_report(bad), distance=bad))
+    reporter.evaluation(10, 640, bad)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is Python's, not JSON's")
+
+    for name in ("rounds.jsonl", "evals.jsonl"):
+        json.loads((tmp_path / name).read_text(), parse_constant=refuse)
+
+
+def test_a_restart_goes_on_in_the_same_files(tmp_path: Path) -> None:
+    for number in (1, 2):
+        reporter = Reporter(tmp_path, Metrics())
+        reporter.rewind(number - 1, 10 * (number - 1))
+        reporter.round(round_report(number))
+        reporter.evaluation(10 * number, 640 * number, 3.0)
+        reporter.close()
+    assert [row["round"] for row in rows(tmp_path)] == [1, 2]
+    assert [row["step"] for row in rows(tmp_path, "evals.jsonl")] == [10, 20]
+
+
+@pytest.mark.parametrize("cut", ['{"round": 3', '{"round": 3, "step": 30}', "\0\0\0\0", "{"])
+def test_rewinding_leaves_whole_lines_only(tmp_path: Path, cut: str) -> None:
+    reporter = Reporter(tmp_path, Metrics())
+    for number in (1, 2, 3):
+        reporter.round(round_report(number))
+        reporter.evaluation(10 * number, 640, 3.0)
+    reporter.close()
+    for name in ("rounds.jsonl", "evals.jsonl"):
+        with (tmp_path / name).open("a") as file:
+            file.write(cut)
+    reporter = Reporter(tmp_path, Metrics())
+    reporter.rewind(2, 20)
+    reporter.round(round_report(3))
+    reporter.evaluation(30, 640, 2.0)
+    assert [row["round"] for row in rows(tmp_path)] == [1, 2, 3]
+    assert [row["val_loss"] for row in rows(tmp_path, "evals.jsonl")] == [3.0, 3.0, 2.0]
