@@ -2,12 +2,14 @@
 
 noloco-peer train --config configs/demo.yaml --initial-peers ADDRESS
 noloco-peer swarm --peers 4 --config configs/demo.yaml
+noloco-peer simulate --replicas 8 --config configs/demo.yaml
 noloco-peer show-config --config configs/demo.yaml
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -62,10 +64,34 @@ def _parser() -> argparse.ArgumentParser:
     swarm.add_argument("--resume", action="store_true", help="go on with the peers that are in run.dir")
     swarm.set_defaults(run=_swarm)
 
+    _add_simulate(commands.add_parser("simulate", help="many replicas in one process: what a method does to the loss"))
+
     show = commands.add_parser("show-config", help="print the resolved configuration and its digest")
     _common(show)
     show.set_defaults(run=_show_config)
     return parser
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    from peer.simulate.options import Method
+
+    _common(parser)
+    parser.add_argument("--replicas", type=int, required=True, metavar="N", help="2 to 64")
+    parser.add_argument(
+        "--method",
+        type=Method,
+        choices=list(Method),
+        metavar="|".join(Method),
+        help="instead of run.outer, with its defaults; the last three are controls",
+    )
+    parser.add_argument("--drop", type=float, default=0.0, metavar="SHARE", help="share of the swaps that fail")
+    parser.add_argument("--delay", type=int, default=0, metavar="K", help="a result arrives K inner steps late")
+    parser.add_argument(
+        "--speeds", type=float, nargs="+", default=[1.0], metavar="S", help="speeds of the replicas, repeated"
+    )
+    parser.add_argument("--non-iid", action="store_true", help="every replica reads its own part of the text")
+    parser.add_argument("--workers", type=_positive, default=None, help="replicas computed at once (default: cores)")
+    parser.set_defaults(run=_simulate)
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
@@ -112,6 +138,32 @@ def _swarm(args: argparse.Namespace) -> int:
 
     config = settings.load(args.config, args.overrides)
     return LocalSwarm(config, args.config, args.overrides, peers=args.peers, resume=args.resume).run()
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from peer.simulate.options import Options, with_method
+    from peer.simulate.simulation import Simulation, save
+
+    config, method = with_method(settings.load(args.config, args.overrides), args.method)
+    options = Options(
+        replicas=args.replicas,
+        method=method,
+        drop=args.drop,
+        delay=args.delay,
+        speeds=tuple(args.speeds),
+        non_iid=args.non_iid,
+        workers=args.workers or os.cpu_count() or 1,
+    )
+    summary = Simulation(config, options).run(lambda line: print(line, flush=True))
+    title = f"{config.run.name}: {method}, {args.replicas} replicas, H {config.run.inner_steps}"
+    files = save(summary, config.run.dir / "simulation", title)
+    swarm = summary["swarm"]
+    print(
+        f"{title}: validation loss {swarm['val_loss_mean']:.4f}, {swarm['tokens']:,} tokens, "
+        f"{swarm['bytes_sent'] / args.replicas / 2**20:.1f} MiB sent a replica, "
+        f"{swarm['tokens'] / swarm['wall_seconds']:.0f} tokens/s computed\nFigures: {', '.join(map(str, files))}"
+    )
+    return 0
 
 
 def _show_config(args: argparse.Namespace) -> int:

@@ -116,6 +116,25 @@ class NoLoCo(Section):
         return self
 
 
+class DiLoCo(Section):
+    """DiLoCo (arXiv 2311.08105): one group of all peers, SGD with momentum on the mean pseudo-gradient."""
+
+    name: Literal["diloco"]
+    learning_rate: Positive = 0.7
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    nesterov: bool = True  # look-ahead as in torch's SGD(nesterov=True); false: heavy ball, as NoLoCo's authors compare
+
+
+class Decoupled(Section):
+    """Decoupled momentum (arXiv 2510.03371): all peers share the largest DCT coefficients of their momentum only."""
+
+    name: Literal["decoupled"]
+    learning_rate: Positive = 0.7
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    chunk: int = Field(default=64, ge=8, le=256)  # side of a chunk; positions in one fit 16 bits
+    density: Fraction = Field(default=1 / 128, gt=0)  # share of a chunk's coefficients that is sent
+
+
 class Local(Section):
     """No exchange at all: the control."""
 
@@ -127,6 +146,7 @@ class Rendezvous(Section):
 
     window: Fraction = 0.5  # two boundaries may be this share of an inner phase apart
     tries: int = Field(default=8, gt=0)  # peers asked at a boundary before going on alone
+    patience: Positive = 600.0  # seconds that a group of everyone waits for its slowest member
 
 
 class Exchange(Section):
@@ -156,7 +176,7 @@ class Run(LocalPath):
     model: LlamaModel = LlamaModel()
     data: Annotated[StdlibData | TextData, Field(discriminator="name")] = StdlibData()
     inner: Inner = Inner()
-    outer: Annotated[NoLoCo | Local, Field(discriminator="name")] = NoLoCo()
+    outer: Annotated[NoLoCo | DiLoCo | Decoupled | Local, Field(discriminator="name")] = NoLoCo()
     rendezvous: Rendezvous = Rendezvous()
     exchange: Exchange = Exchange()
     evaluation: Evaluation = Evaluation()

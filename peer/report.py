@@ -71,7 +71,8 @@ class Reporter:
         if averaged.outcome is not Outcome.ALONE:
             metrics["exchange_duration_seconds"].observe(averaged.seconds)
         if averaged.outcome is Outcome.MERGED:
-            metrics["pair_distance"].set(averaged.distance)
+            if averaged.distance is not None:
+                metrics["pair_distance"].set(averaged.distance)
             metrics["last_merge_timestamp_seconds"].set(time.time())
         partner = ",".join(averaged.partners) or None
         row = {

@@ -23,6 +23,14 @@ class Outcome(StrEnum):
     POISONED = "poisoned"  # not finite, or of an absurd norm
 
 
+class Grouping(StrEnum):
+    """Who takes part in a method's outer step."""
+
+    NOBODY = "nobody"
+    PAIR = "pair"  # one random partner; a peer that finds none, or loses it, goes on alone
+    EVERYONE = "everyone"  # all live peers at once
+
+
 @dataclass(frozen=True)
 class Link:
     """A partner that stands at the same boundary. ``stream`` is ``None`` inside one process."""
@@ -33,11 +41,42 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Seat:
+    """One member of a group that was called together: where to reach it."""
+
+    peer_id: str
+    name: str
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A group of everyone. ``seats`` are in the same order for all members; ``me`` is this peer's place in it.
+
+    The convener, who called the group together, has a stream to every other member in ``controls`` (by place);
+    a member has one, to the convener. ``token`` names this attempt.
+    """
+
+    token: str
+    seats: tuple[Seat, ...]
+    me: int
+    convener: int
+    controls: dict[int, Stream]
+
+
+@dataclass(frozen=True)
 class Group:
-    """Who averages in this round, this peer left out; no links means alone."""
+    """Who averages in this round, this peer left out; no links means alone.
+
+    ``lost``: others are there, but none could be met; ``behind``: this peer's slow weights are not theirs, and
+    ``behind`` has them.
+    """
 
     round: int
     links: tuple[Link, ...] = ()
+    assembly: Assembly | None = None
+    lost: str = ""
+    behind: Seat | None = None
 
 
 class Contribution(Protocol):
@@ -51,6 +90,20 @@ class Contribution(Protocol):
 
 
 @dataclass(frozen=True)
+class Sparse:
+    """A few elements of a vector of ``numel``; the others are not zero but unknown.
+
+    ``positions``: int64 ``[m]``, each once, less than 2**16 above ``bases``. ``values``: fp32 ``[m]`` that fp16 holds
+    exactly. ``m`` and ``bases`` are the same for all peers of a run.
+    """
+
+    numel: int
+    bases: Tensor
+    positions: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
 class Averaged:
     """Result of an exchange.
 
@@ -61,6 +114,8 @@ class Averaged:
     mean: Tensor
     outcome: Outcome
     partners: tuple[str, ...] = ()
+    culprit: str = ""  # id of the member that a group's round failed by
+    digest: str = ""  # of the mean, when a group of everyone merged: the same for all members
     bytes_sent: int = 0
     bytes_received: int = 0
     seconds: float = 0.0

@@ -5,6 +5,7 @@ Previous station: inner.py and outer/. Next stations: checkpoint.py (disk) and s
 
 from __future__ import annotations
 
+import hashlib
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ class Counters:
     tokens: int = 0
     phase_steps_done: int = 0  # inner steps since the last boundary
     boundary_step: int = 0  # the inner loop's step at the last boundary
+    lineage: str = ""  # names the rounds of everyone that the slow weights have in them
 
 
 class PeerState:
@@ -101,26 +103,50 @@ class PeerState:
     def snapshot(self) -> State:
         """Copies of φ and δ with the counters of the same boundary. Safe to call from any thread."""
         with self.outer.slow.changing():
-            return State(self.counters.boundary_step, self.counters.round, [it.clone() for it in self.vectors()])
+            return State(
+                self.counters.boundary_step,
+                self.counters.round,
+                [it.clone() for it in self.vectors()],
+                lineage=self.counters.lineage,
+                phase_steps_done=max(0, self.inner.step - self.counters.boundary_step),
+            )
 
     def vectors(self) -> list[Tensor]:
         """The outer state that a newcomer needs: φ and, where the method has one, δ. Flat fp32 on the host."""
         momentum = self.outer.momentum
         return [self.outer.slow.phi] if momentum is None else [self.outer.slow.phi, momentum]
 
-    def cross_boundary(self) -> None:
-        """A round is complete: the counters that belong to the slow weights of now."""
+    def cross_boundary(self, digest: str = "") -> None:
+        """A round is complete: the counters that belong to the slow weights of now. ``digest``: of what everyone
+        averaged in it; peers with the same line of them have the same slow weights.
+        """
+        if digest:
+            self.counters.lineage = hashlib.sha256((self.counters.lineage + digest).encode()).hexdigest()[:32]
         self.counters.round += 1
         self.counters.boundary_step, self.counters.phase_steps_done = self.inner.step, 0
 
     def adopt(self, state: State) -> None:
-        """Become a newcomer at a member's last boundary: θ = φ, so Δ is zero; AdamW starts anew."""
+        """Become a newcomer with a member's slow weights: θ = φ, so Δ is zero; AdamW starts anew.
+
+        It goes on from where the member stands between two boundaries, so that both reach the next one together.
+        """
         self._take_outer(dict(zip(("phi", "momentum"), state.vectors, strict=False)))
         self.outer.slow.write_fast()
         self.inner.optimizer.state.clear()
-        self.inner.step = state.step
+        self.inner.step = state.step + state.phase_steps_done
         self.counters.round, self.counters.boundary_step = state.round, state.step
-        self.counters.phase_steps_done = 0
+        self.counters.phase_steps_done, self.counters.lineage = state.phase_steps_done, state.lineage
+
+    def catch_up(self, state: State) -> None:
+        """Take the slow weights of others without losing what was trained since: θ ← φ_theirs + (θ − φ_own)."""
+        slow = self.outer.slow
+        change = torch.empty(slow.numel)
+        slow.read_fast(0, change)
+        change.sub_(slow.phi)
+        self._take_outer(dict(zip(("phi", "momentum"), state.vectors, strict=False)))
+        slow.write_fast()
+        slow.add_to_fast(change)
+        self.counters.round, self.counters.lineage = state.round, state.lineage
 
     def _take_outer(self, vectors: dict[str, Tensor]) -> None:
         with self.outer.slow.changing():

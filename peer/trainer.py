@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from peer.checkpoint import Checkpoints
@@ -19,9 +20,12 @@ from peer.inner import InnerReport
 from peer.metrics import PhaseClock
 from peer.progress import Progress, Stop
 from peer.report import Reporter, RoundReport
-from peer.rounds import Averaged
+from peer.rounds import Averaged, Group, Outcome
 from peer.state import PeerState
 from peer.swarm.presence import Presence
+
+MERGED, ALONE = Outcome.MERGED, Outcome.ALONE
+TRIES = 2  # of one round
 
 
 @dataclass(frozen=True)
@@ -66,14 +70,36 @@ class Trainer:
             self.account(inner)
             if self.remaining():
                 return
-            with phase("match"):
-                group = self.presence.group_for(self.counters.round)
-            with phase("exchange"):
-                mean = self.exchange.average(self.outer.contribution(), group)
+            for _ in range(TRIES):
+                with phase("match"):
+                    group = self.group()
+                with phase("exchange"):
+                    mean = self.exchange.average(self.outer.contribution(), group)
+                if not self.repeats(mean):
+                    break
             with phase("apply"), self.outer.slow.changing():
-                self.outer.apply(mean.mean)
-                self.parts.state.cross_boundary()
+                if mean.outcome in (MERGED, ALONE) or not self.outer.equal_replicas:
+                    self.outer.apply(mean.mean)
+                self.parts.state.cross_boundary(mean.digest)
             self.complete(inner, mean)
+
+    def group(self) -> Group:
+        """Who averages at this boundary. A peer whose slow weights are not the group's takes them first."""
+        group = self.presence.group_for(self.counters.round)
+        if group.behind is None:
+            return group
+        room = [torch.empty_like(vector) for vector in self.parts.state.vectors()]
+        state = self.presence.state_of(group.behind, room)
+        if state is None:
+            return Group(self.counters.round, lost=f"{group.behind.name} did not give the group's slow weights")
+        self.parts.state.catch_up(state)
+        again = self.presence.group_for(self.counters.round)
+        return again if again.behind is None else Group(self.counters.round, lost="the group's slow weights changed")
+
+    def repeats(self, mean: Averaged) -> bool:
+        """A group's round that failed by another member is repeated once, without that member."""
+        self.presence.avoid(mean.culprit)
+        return bool(mean.culprit) and not self.parts.stop.requested and mean.culprit != self.presence.peer_id
 
     def done(self) -> bool:
         """All steps made, or asked to stop."""

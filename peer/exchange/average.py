@@ -1,12 +1,13 @@
 """The interface of every exchange, and the acceptance test that stands before every average.
 
-Implementations: pair.py (one partner over a verified stream), loopback.py (inside one process).
+Implementations: pair.py (one partner over a verified stream), group.py (everyone), loopback.py (in one process).
 tests/unit/test_exchange_conformance.py runs the same suite on all of them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,13 +15,13 @@ import torch
 from torch import Tensor
 
 from peer.payload import parts, scratch
-from peer.rounds import Averaged, Contribution, Group, Outcome
+from peer.rounds import Averaged, Contribution, Group, Outcome, Sparse
 
 
 class GroupAverage(Protocol):
     """Averages one contribution over a group. Called by the training thread, one call at a time."""
 
-    def average(self, contribution: Contribution, group: Group) -> Averaged:
+    def average(self, contribution: Contribution | Sparse, group: Group) -> Averaged:
         """Mean over the group, or this peer's own contribution with the outcome that says why.
 
         Blocks until the outcome is known, never past its deadline, and raises for nothing that another
@@ -63,6 +64,27 @@ def merge(own: Contribution, theirs: Tensor) -> None:
         mine = room[: stop - start]
         own.read(start, mine)
         theirs[start:stop].add_(mine).mul_(0.5)
+
+
+def mean_of(group: Sequence[Contribution], out: Tensor) -> None:
+    """``out`` ← mean over ``group``, summed in the group's order. Of two the same bits as :func:`merge`."""
+    room = scratch(out.numel())
+    for start, stop in parts(out.numel()):
+        total = out[start:stop].zero_()
+        for contribution in group:
+            contribution.read(start, room[: stop - start])
+            total.add_(room[: stop - start])
+        total.mul_(1 / len(group))
+
+
+def mean_of_senders(group: Sequence[Sparse], out: Tensor) -> None:
+    """``out`` ← each element's mean over those in ``group`` that have it, zero where nobody has."""
+    count = torch.zeros_like(out, dtype=torch.int16)
+    out.zero_()
+    for sparse in group:
+        out[sparse.positions] += sparse.values
+        count[sparse.positions] += 1
+    out.div_(count.clamp_(min=1))
 
 
 def copy_own(own: Contribution, out: Tensor) -> None:

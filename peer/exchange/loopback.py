@@ -11,7 +11,7 @@ from torch import Tensor
 
 from peer.config import Exchange as Settings
 from peer.exchange.average import Verdict, copy_own, judge, merge
-from peer.rounds import Averaged, Contribution, Group, Outcome
+from peer.rounds import Averaged, Contribution, Group, Outcome, Sparse
 
 
 @dataclass
@@ -35,7 +35,8 @@ class LoopbackExchange:
         self._hub, self._name, self._settings = hub, name, settings
         self._buffer = torch.empty(numel, dtype=torch.float32)
 
-    def average(self, contribution: Contribution, group: Group) -> Averaged:
+    def average(self, contribution: Contribution | Sparse, group: Group) -> Averaged:
+        assert not isinstance(contribution, Sparse), "pairs swap whole vectors"
         if not group.links:
             copy_own(contribution, self._buffer)
             return Averaged(self._buffer, Outcome.ALONE)

@@ -27,7 +27,7 @@ from peer.exchange.average import Verdict, copy_own, judge, merge
 from peer.exchange.deadline import Deadline
 from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Identity
 from peer.payload import receive_payload, send_payload
-from peer.rounds import Averaged, Contribution, Group, Outcome
+from peer.rounds import Averaged, Contribution, Group, Outcome, Sparse
 from peer.streams import BadMessage, Stream, StreamLost
 
 T = TypeVar("T")
@@ -50,7 +50,8 @@ class PairExchange:
         self._deadline = Deadline(settings.timeout)
         self._buffer = torch.empty(identity.numel, dtype=torch.float32)
 
-    def average(self, contribution: Contribution, group: Group) -> Averaged:
+    def average(self, contribution: Contribution | Sparse, group: Group) -> Averaged:
+        assert not isinstance(contribution, Sparse), "pairs swap whole vectors"
         if not group.links:
             copy_own(contribution, self._buffer)
             return Averaged(self._buffer, Outcome.ALONE)

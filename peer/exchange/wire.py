@@ -15,6 +15,7 @@ from peer.rounds import Outcome
 from peer.streams import Message
 
 VERSION = 1
+SPARSE_BYTES = 4  # a coefficient of a sparse contribution: 16 bits of position in its chunk, an fp16 value
 
 
 class Header(Message):

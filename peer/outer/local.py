@@ -7,12 +7,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from peer.outer.slow_weights import SlowWeights
+from peer.rounds import Grouping
 
 
 class Local:
     """A peer that trains by itself."""
 
-    group_size: ClassVar[int] = 1
+    grouping: ClassVar[Grouping] = Grouping.NOBODY
+    equal_replicas: ClassVar[bool] = False
 
     def __init__(self, slow: SlowWeights) -> None:
         self.slow = slow

@@ -7,20 +7,22 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from peer.outer.slow_weights import SlowWeights
-from peer.rounds import Contribution
+from peer.rounds import Contribution, Grouping, Sparse
 
 
 class OuterMethod(Protocol):
     """One outer step: ``apply(mean of contribution() over the group)``. A group of one is the formula with n = 1."""
 
-    group_size: ClassVar[int]  # 1: no exchange, 2: a pair
+    grouping: ClassVar[Grouping]
+    # All peers hold the same φ and δ: a round that fails changes nobody's, and who missed one takes the others'.
+    equal_replicas: ClassVar[bool]
     slow: SlowWeights
 
     @property
     def momentum(self) -> Tensor | None:
         """Flat fp32 on the host, or ``None`` when the method has none."""
 
-    def contribution(self) -> Contribution:
+    def contribution(self) -> Contribution | Sparse:
         """What this peer puts into the average; reads θ and φ when asked, so use it before ``apply``."""
 
     def apply(self, mean: Tensor) -> None:

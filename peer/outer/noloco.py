@@ -18,12 +18,14 @@ from torch import Tensor
 
 from peer.config import NoLoCo as Settings
 from peer.outer.slow_weights import SlowWeights
+from peer.rounds import Grouping
 
 
 class NoLoCo:
     """Two peers partially average their weights; see the module's formula."""
 
-    group_size: ClassVar[int] = 2
+    grouping: ClassVar[Grouping] = Grouping.PAIR
+    equal_replicas: ClassVar[bool] = False
 
     def __init__(self, slow: SlowWeights, settings: Settings) -> None:
         self.slow = slow

@@ -74,6 +74,13 @@ class SlowWeights:
         if self._pinned:
             torch.cuda.synchronize()  # φ may change as soon as this returns
 
+    def add_to_fast(self, change: Tensor) -> None:
+        """θ ← θ + ``change`` (flat fp32, host), in place."""
+        with torch.no_grad():
+            for span in self.spans:
+                flat = change[span.start : span.stop].view(span.parameter.shape)
+                span.parameter.add_(flat.to(span.parameter.device, span.parameter.dtype))
+
     @contextmanager
     def changing(self) -> Iterator[None]:
         """Held while φ or a momentum changes, so that a snapshot for a newcomer is never torn."""
@@ -87,3 +94,15 @@ class SlowWeights:
     def _overlapping(self, start: int, stop: int) -> Iterator[Span]:
         first = bisect_right(self._starts, start) - 1
         return takewhile(lambda span: span.start < stop, self.spans[first:])
+
+
+class Change:
+    """Δ = θ − φ as a contribution: what the inner steps did."""
+
+    def __init__(self, slow: SlowWeights) -> None:
+        self._slow = slow
+        self.numel = slow.numel
+
+    def read(self, start: int, out: Tensor) -> None:
+        self._slow.read_fast(start, out)
+        out.sub_(self._slow.phi[start : start + out.numel()])

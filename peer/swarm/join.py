@@ -23,6 +23,7 @@ from peer.config import first_difference
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.payload import Vector, receive_payload, send_payload
+from peer.rounds import Seat
 from peer.streams import BadMessage, Message, Stream, StreamLost
 from peer.swarm.meeting import Decline, Party
 from peer.swarm.members import Members
@@ -54,6 +55,8 @@ class StateHeader(Message):
     kind: Literal["state_header"] = "state_header"
     step: Annotated[int, Field(ge=0)]
     round: Annotated[int, Field(ge=0)]
+    phase_steps_done: Annotated[int, Field(ge=0)]
+    lineage: Annotated[str, Field(max_length=64)]
     vectors: Annotated[int, Field(ge=1, le=4)]
     numel: Annotated[int, Field(ge=1)]
 
@@ -71,11 +74,13 @@ RECEIVED: TypeAdapter[Received] = TypeAdapter(Received)
 
 @dataclass(frozen=True)
 class State:
-    """A peer's outer state at a boundary; ``vectors`` are flat fp32 on the host."""
+    """A peer's outer state at a boundary, ``phase_steps_done`` inner steps ago; ``vectors``: flat fp32, host."""
 
     step: int
     round: int
     vectors: Sequence[Tensor]
+    lineage: str = ""
+    phase_steps_done: int = 0
 
 
 class Donor:
@@ -106,7 +111,14 @@ class Donor:
     async def _give(self, stream: Stream) -> None:
         state = await asyncio.to_thread(self._snapshot)
         numel = state.vectors[0].numel()
-        header = StateHeader(step=state.step, round=state.round, vectors=len(state.vectors), numel=numel)
+        header = StateHeader(
+            step=state.step,
+            round=state.round,
+            phase_steps_done=state.phase_steps_done,
+            lineage=state.lineage,
+            vectors=len(state.vectors),
+            numel=numel,
+        )
         await stream.send(header, TALK_TIMEOUT)
         for vector in state.vectors:
             await send_payload(stream, Vector(vector), STALL)
@@ -159,7 +171,18 @@ class _Declined(Exception):
     pass
 
 
-async def _take(node: Node, record: MemberRecord, me: Party, layout: str, vectors: Sequence[Tensor]) -> State:
+def take_state_of(
+    node: Node, donor: Seat, me: Party, layout: str, room: Sequence[Tensor], timeout: float
+) -> State | None:
+    """The verified state of one member, or ``None`` when it did not give it within ``timeout`` seconds."""
+    try:
+        return node.call(_take(node, donor, me, layout, room), timeout)
+    except (StreamLost, BadMessage, TimeoutError, RunError, _Declined) as error:
+        log.warning("donor failed: %s", fields(peer=donor.name, reason=str(error)))
+        return None
+
+
+async def _take(node: Node, record: MemberRecord | Seat, me: Party, layout: str, vectors: Sequence[Tensor]) -> State:
     stream = await node.open(record.peer_id, PROTOCOL, record.addresses)
     try:
         await stream.send(StateRequest(run=me.run, config=me.config, layout=layout), TALK_TIMEOUT)
@@ -180,7 +203,7 @@ async def _take(node: Node, record: MemberRecord, me: Party, layout: str, vector
         await stream.send(Received(), TALK_TIMEOUT)
         await stream.until_closed(1.0)
         log.info("took the state of a member: %s", fields(peer=record.name, step=answer.step, round=answer.round))
-        return State(answer.step, answer.round, vectors)
+        return State(answer.step, answer.round, vectors, answer.lineage, answer.phase_steps_done)
     finally:
         stream.close()
 

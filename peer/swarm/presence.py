@@ -12,8 +12,10 @@ from peer.config import Rendezvous as RendezvousSettings
 from peer.errors import RunError
 from peer.logs import get_logger
 from peer.progress import Progress, Stop
-from peer.rounds import Group
-from peer.swarm.join import Donor, State, start_serving, take_state
+from peer.rounds import Group, Grouping, Seat
+from peer.swarm.convening import CATCH_UP
+from peer.swarm.gathering import Gathering
+from peer.swarm.join import Donor, State, start_serving, take_state, take_state_of
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
 from peer.swarm.node import Node
@@ -33,7 +35,7 @@ class Vitals:
 
 
 class Presence:
-    """One per process. ``group_size`` is the method's: with 1 nobody is met."""
+    """One per process. ``grouping`` and ``equal_replicas`` are the method's."""
 
     def __init__(
         self,
@@ -41,18 +43,26 @@ class Presence:
         me: Party,
         layout: str,
         *,
-        group_size: int,
+        grouping: Grouping,
+        equal_replicas: bool,
         settings: RendezvousSettings,
         progress: Progress,
         stop: Stop,
         vitals: Callable[[], Vitals],
+        lineage: Callable[[], str],
         metrics_address: str | None,
     ) -> None:
         self._node, self._me, self._layout = node, me, layout
-        self._group_size, self._progress, self._vitals = group_size, progress, vitals
+        self._progress, self._vitals = progress, vitals
         self._metrics_address = metrics_address
         self._members = Members(node, me.run, self._record)
-        self._rendezvous = Rendezvous(node, self._members, progress, stop, settings, me)
+        self._meets: Rendezvous | Gathering | None = None
+        if grouping is Grouping.PAIR:
+            self._meets = Rendezvous(node, self._members, progress, stop, settings, me)
+        elif grouping is Grouping.EVERYONE:
+            self._meets = Gathering(
+                node, self._members, progress, stop, settings, me, lineage=lineage, equal=equal_replicas
+            )
         self._announced = False
 
     def join(self, room: Sequence[Tensor], timeout: float) -> State | None:
@@ -64,12 +74,26 @@ class Presence:
         start_serving(self._node, Donor(self._me, self._layout, snapshot))
         self._members.start()
         self._announced = True
-        if self._group_size > 1:
-            self._rendezvous.start(round)
+        if self._meets is not None:
+            self._meets.start(round)
 
     def group_for(self, round: int) -> Group:
         """Who averages with this peer at the boundary that ends ``round``."""
-        return self._rendezvous.group_for(round) if self._group_size > 1 else Group(round)
+        return self._meets.group_for(round) if self._meets is not None else Group(round)
+
+    def avoid(self, peer_id: str) -> None:
+        """A group's round has failed by this member: leave it out for a while."""
+        if isinstance(self._meets, Gathering) and peer_id not in ("", self._node.peer_id):
+            self._meets.avoid(peer_id)
+
+    def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:
+        """The verified state of a member of the group, or ``None``; fills ``room``."""
+        return take_state_of(self._node, donor, self._me, self._layout, room, CATCH_UP)
+
+    @property
+    def peer_id(self) -> str:
+        """This peer's own."""
+        return self._node.peer_id
 
     @property
     def size(self) -> int:

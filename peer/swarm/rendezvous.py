@@ -23,6 +23,7 @@ from peer.logs import fields, get_logger
 from peer.progress import Progress, Stop
 from peer.rounds import Group, Link
 from peer.streams import BadMessage, Stream, StreamLost
+from peer.swarm.boundary import Boundary
 from peer.swarm.meeting import PROPOSAL, READY, REPLY, Accept, Decline, Meeting, Party, Propose, Ready, near
 from peer.swarm.members import Members
 from peer.swarm.node import OPEN_TIMEOUT, Node
@@ -48,8 +49,7 @@ class Rendezvous:
         self._node, self._members, self._progress, self._stop = node, members, progress, stop
         self._settings, self._me = settings, me
         self._round = 0
-        self._at_boundary = False
-        self._left_phase = 0  # the inner phase whose boundary is behind us
+        self._boundary = Boundary(progress)
         self._meeting: Meeting | None = None
         self._asking = ""  # the peer that has our proposal at the moment
         self._answered = asyncio.Event()
@@ -66,26 +66,24 @@ class Rendezvous:
     def group_for(self, round: int) -> Group:
         """The partner that stands at this boundary too, or nobody. Never waits longer than was announced."""
         self._round = round
-        patience = 4 * (self._progress.phase_seconds or 0.0) + 4 * (SLACK + ANSWER_TIMEOUT)
+        patience = 4 * (self._boundary.phase or 0.0) + 4 * (SLACK + ANSWER_TIMEOUT)
         return self._node.call(self._gather(), patience)
 
     # -- on the network thread: the boundary
 
     async def _gather(self) -> Group:
-        self._at_boundary = True
         try:
-            for _ in range(2):  # the agreed meeting, and one more try if it falls through
-                if self._meeting is None:
-                    await self._ask_around()
-                if self._meeting is None:
-                    break
-                link = await self._meet(self._meeting)
-                if link is not None:
-                    return Group(self._round, (link,))
-            return Group(self._round)
+            with self._boundary.standing():
+                for _ in range(2):  # the agreed meeting, and one more try if it falls through
+                    if self._meeting is None:
+                        await self._ask_around()
+                    if self._meeting is None:
+                        break
+                    link = await self._meet(self._meeting)
+                    if link is not None:
+                        return Group(self._round, (link,))
+                return Group(self._round)
         finally:
-            self._left_phase = self._progress.phases
-            self._at_boundary = False
             self._meeting = None
             self._round += 1
 
@@ -128,7 +126,7 @@ class Rendezvous:
             await asyncio.sleep(random.uniform(*PAUSE))
             if round != self._round:
                 asked, round, opens = set(), self._round, random.uniform(*OPENS)
-            if self._meeting is not None or self._at_boundary or not self._open(opens):
+            if self._meeting is not None or self._boundary.here or not self._open(opens):
                 continue
             candidates = [record for record in self._candidates() if record.peer_id not in asked]
             if not candidates:
@@ -139,7 +137,7 @@ class Rendezvous:
             await self._propose(candidates[0])
 
     def _open(self, share: float) -> bool:
-        eta, phase = self._eta(), self._progress.phase_seconds
+        eta, phase = self._boundary.eta(), self._boundary.phase
         return eta is not None and phase is not None and eta <= share * phase
 
     def _candidates(self) -> list[MemberRecord]:
@@ -176,7 +174,7 @@ class Rendezvous:
             if reply.run is not None:
                 self._me.warn_of_difference(name, reply.run)
         elif self._meeting is None:
-            window = NOW if self._at_boundary else self._settings.window  # at the boundary: whoever is ready
+            window = NOW if self._boundary.here else self._settings.window  # at the boundary: whoever is ready
             if near(mine.eta, reply.eta, mine.phase, mine.phase, window):
                 self._commit(stream, name, reply.eta)
 
@@ -185,8 +183,8 @@ class Rendezvous:
             name=self._me.name,
             run=self._me.run,
             config=self._me.config,
-            eta=self._eta() or 0.0,
-            phase=self._progress.phase_seconds or 0.0,
+            eta=self._boundary.eta() or 0.0,
+            phase=self._boundary.phase or 0.0,
             round=self._round,
         )
 
@@ -202,14 +200,14 @@ class Rendezvous:
             stream.close()
             return
         self._commit(stream, proposal.name, proposal.eta)
-        await stream.send(Accept(eta=self._eta() or 0.0), ANSWER_TIMEOUT)
+        await stream.send(Accept(eta=self._boundary.eta() or 0.0), ANSWER_TIMEOUT)
 
     def _objection(self, proposal: Propose, remote: str) -> Decline | None:
         if proposal.run != self._me.run:
             return Decline(reason="another run")
         if proposal.config != self._me.config:
             return Decline(reason="another configuration", run=self._me.canonical)
-        eta, phase = self._eta(), self._progress.phase_seconds
+        eta, phase = self._boundary.eta(), self._boundary.phase
         if self._stop.requested or eta is None or phase is None:
             return Decline(reason="not ready to meet")
         if self._meeting is not None:
@@ -220,14 +218,6 @@ class Rendezvous:
             return Decline(reason="boundaries too far apart")
         return None
 
-    def _eta(self) -> float | None:
-        """Seconds to the boundary that the next meeting is for."""
-        if self._at_boundary:
-            return 0.0
-        if self._progress.phases == self._left_phase:  # between a boundary and the next inner phase
-            return self._progress.phase_seconds
-        return self._progress.eta()
-
     # -- on the network thread: meetings
 
     def _commit(self, stream: Stream, name: str, eta: float) -> None:
@@ -236,14 +226,14 @@ class Rendezvous:
 
     async def _listen(self, meeting: Meeting) -> None:
         """Wait for the partner's word. The stream may end instead, long before the boundary: then look again."""
-        patience = 2 * max(meeting.eta, self._eta() or 0.0) + 30
+        patience = 2 * max(meeting.eta, self._boundary.eta() or 0.0) + 30
         try:
             await meeting.stream.receive(READY, patience)
             meeting.settle(True)
         except (TimeoutError, StreamLost, BadMessage) as error:
             log.debug("meeting is off: %s", fields(partner=meeting.name, reason=str(error)))
             meeting.settle(False)
-            if not self._at_boundary:
+            if not self._boundary.here:
                 self._drop(meeting)
 
     def _drop(self, meeting: Meeting) -> None:

@@ -1,0 +1,90 @@
+"""What trains, without the network: model, data, inner loop and outer method of one replica, from a configuration.
+
+The only place that picks a method's class. Used by assemble.py for a peer and by simulate/ for many of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peer import data, model
+from peer.config import Config, Decoupled, DiLoCo, Local, NoLoCo, Run, digest
+from peer.corpus import Corpus, Tokens
+from peer.errors import UserError
+from peer.inner import InnerLoop
+from peer.outer.decoupled import Decoupled as DecoupledMethod
+from peer.outer.diloco import DiLoCo as DiLoCoMethod
+from peer.outer.local import Local as LocalMethod
+from peer.outer.method import OuterMethod
+from peer.outer.noloco import NoLoCo as NoLoCoMethod
+from peer.outer.slow_weights import SlowWeights
+from peer.progress import Progress, Stop
+from peer.state import PeerState
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What the inner loop tells others, and what it is told."""
+
+    progress: Progress
+    stop: Stop
+
+
+def replica(config: Config, tokens: Tokens, *, stream: int, device: torch.device, signs: Signs) -> PeerState:
+    """A replica with the run's fresh weights that reads data stream ``stream`` of ``tokens``."""
+    run, own = config.run, config.peer
+    length = run.data.sequence_length
+    network = model.build(run.model, sequence_length=length, seed=run.seed).to(device)
+    inner = InnerLoop(
+        network,
+        run.inner,
+        total_steps=run.steps,
+        device=device,
+        autocast=wants_bf16(own.precision, device),
+        micro_batch=own.micro_batch,
+        progress=signs.progress,
+        stop=signs.stop,
+    )
+    batches = data.TokenStream(tokens, batch_size=run.batch_size, sequence_length=length, seed=run.seed, stream=stream)
+    return PeerState(inner, outer_method(run, SlowWeights(network.named_parameters())), batches, digest(run))
+
+
+def outer_method(run: Run, slow: SlowWeights) -> OuterMethod:
+    """The method that ``run.outer`` names."""
+    match run.outer:
+        case NoLoCo():
+            return NoLoCoMethod(slow, run.outer)
+        case DiLoCo():
+            return DiLoCoMethod(slow, run.outer)
+        case Decoupled():
+            return DecoupledMethod(slow, run.outer)
+        case Local():
+            return LocalMethod(slow)
+
+
+def validation(run: Run, corpus: Corpus) -> list[Tensor]:
+    """The run's validation batches; see :func:`peer.data.validation_batches`."""
+    return data.validation_batches(
+        corpus.validation,
+        batches=run.evaluation.batches,
+        batch_size=run.batch_size,
+        sequence_length=run.data.sequence_length,
+    )
+
+
+def pick_device(wish: str) -> torch.device:
+    """``auto``: the accelerator when there is one. Raises :class:`UserError` when one is asked for and is not there."""
+    available = torch.cuda.is_available()
+    if wish == "cuda" and not available:
+        raise UserError("peer.device: cuda is not available here; look at nvidia-smi and the torch build, or use cpu")
+    return torch.device("cuda" if available and wish != "cpu" else "cpu")
+
+
+def wants_bf16(precision: str, device: torch.device) -> bool:
+    """bf16 autocast by itself only where the device computes in it."""
+    if precision == "auto":
+        return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return precision == "bf16"

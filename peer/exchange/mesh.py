@@ -1,0 +1,122 @@
+"""Streams between all members of a group: the one with the smaller place dials, and both check what will follow.
+
+Previous station: group_wire.py. Next station: reduce.py, which moves the payloads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from peer.exchange.group_wire import HELLO, Failed, Hello
+from peer.exchange.wire import Identity
+from peer.rounds import Assembly, Outcome
+from peer.streams import BadMessage, Stream, StreamLost
+
+T = TypeVar("T")
+PROTOCOL = "noloco/reduce/1"
+HELLO_TIMEOUT = 5.0  # seconds for a caller to say who it is
+WAITING = 512  # streams of callers that nobody has asked for yet
+
+
+class Network(Protocol):
+    """What a group needs of the node."""
+
+    def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T: ...
+
+    async def open(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream: ...
+
+
+class Lobby:
+    """Where calls of other members wait: they may have the roster before we do."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[str, str], tuple[Stream, Hello]] = {}  # by token and caller
+        self._came = asyncio.Condition()
+
+    async def enter(self, stream: Stream) -> None:
+        """Handler of :data:`PROTOCOL`."""
+        hello = await stream.receive(HELLO, HELLO_TIMEOUT)
+        async with self._came:
+            while len(self._waiting) >= WAITING:
+                oldest = next(iter(self._waiting))
+                self._waiting.pop(oldest)[0].close()
+            self._waiting[hello.token, stream.remote] = (stream, hello)
+            self._came.notify_all()
+
+    async def take(self, token: str, peer_id: str, timeout: float) -> tuple[Stream, Hello]:
+        """The call of ``peer_id`` for the attempt ``token``. Raises ``TimeoutError``."""
+        async with asyncio.timeout(timeout), self._came:
+            await self._came.wait_for(lambda: (token, peer_id) in self._waiting)
+            return self._waiting.pop((token, peer_id))
+
+    def clear(self) -> None:
+        """A round is settled: whoever still calls for it is too late."""
+        for stream, _ in self._waiting.values():
+            stream.close()
+        self._waiting.clear()
+
+
+class Mesh:
+    """``streams[place]`` to every other member, once :meth:`connect` has returned."""
+
+    def __init__(self, network: Network, lobby: Lobby, assembly: Assembly, identity: Identity, stall: float) -> None:
+        self._network, self._lobby, self._stall = network, lobby, stall
+        self.assembly, self._identity = assembly, identity
+        self.streams: dict[int, Stream] = {}
+
+    @property
+    def others(self) -> list[int]:
+        """Places of the other members. Everyone begins with the one behind it, so that nobody is called by all."""
+        count, me = len(self.assembly.seats), self.assembly.me
+        return [(me + step) % count for step in range(1, count)]
+
+    async def connect(self, round: int) -> None:
+        """Raises :class:`Failed` with the member that could not be reached or means something else."""
+        await together(self.blame(place, self._connect(place, round)) for place in self.others)
+
+    async def blame(self, place: int, work: Coroutine[Any, Any, T]) -> T:
+        """``work`` with the member at ``place``: every failure of it becomes :class:`Failed`."""
+        name = self.assembly.seats[place].name
+        try:
+            return await work
+        except TimeoutError:
+            raise Failed(place, Outcome.TIMEOUT, f"{name} does not answer") from None
+        except StreamLost as error:
+            raise Failed(place, Outcome.TIMEOUT, f"{name} is gone: {error}") from None
+        except BadMessage as error:
+            raise Failed(place, Outcome.CORRUPT, f"{name} does not speak the protocol: {error}") from None
+
+    def close(self) -> None:
+        for stream in self.streams.values():
+            stream.close()
+
+    async def _connect(self, place: int, round: int) -> None:
+        seat, me = self.assembly.seats[place], self.assembly.me
+        mine = Hello(token=self.assembly.token, index=me, header=self._identity.header(round))
+        if me < place:
+            stream = await self._network.open(seat.peer_id, PROTOCOL, seat.addresses)
+            self.streams[place] = stream
+            await stream.send(mine, self._stall)
+            theirs = await stream.receive(HELLO, self._stall)
+        else:
+            stream, theirs = await self._lobby.take(self.assembly.token, seat.peer_id, self._stall)
+            self.streams[place] = stream
+            await stream.send(mine, self._stall)
+        if (theirs.token, theirs.index) != (mine.token, place):
+            raise BadMessage("it speaks of another group")
+        objection = self._identity.objection(theirs.header)
+        if objection:
+            raise Failed(place, Outcome.REFUSED, f"{seat.name}: {objection}")
+
+
+async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all at once; the first failure ends the others, and nothing is left running."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,90 @@
+"""Decoupled momentum (Nedelkoski et al., arXiv 2510.03371; steps as in the authors' code): peers keep weights and
+momentum of their own, and share only the momentum's largest DCT coefficients.
+
+With Δᵢ = θᵢ − φᵢ, μ the momentum's decay, η the learning rate, T the k largest coefficients of each chunk:
+
+    δᵢ ← μ δᵢ + Δᵢ
+    qᵢ = DCT⁻¹(T(DCT(δᵢ)))                what peer i sends
+    Q  = DCT⁻¹(mean of each coefficient over the peers that sent it)
+    δᵢ ← δᵢ − qᵢ + Q                      the residual stays, the shared part is put back
+    φᵢ ← φᵢ + η (Δᵢ + μ δᵢ)
+    θᵢ ← φᵢ
+
+Δᵢ itself is never averaged, so the replicas drift apart and are averaged at the end. We keep a share of each
+chunk's coefficients (32 of 64 × 64 by default, as the authors); they keep 32 of any chunk.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from peer.config import Decoupled as Settings
+from peer.outer.dct import tilings
+from peer.outer.slow_weights import Change, SlowWeights
+from peer.rounds import Grouping, Sparse
+
+
+class Decoupled:
+    """Peers share the strongest waves of their momentum; see the module's formula."""
+
+    grouping: ClassVar[Grouping] = Grouping.EVERYONE
+    equal_replicas: ClassVar[bool] = False
+
+    def __init__(self, slow: SlowWeights, settings: Settings) -> None:
+        self.slow = slow
+        self.settings = settings
+        self.momentum = slow.zeros()  # δ
+        self._tilings = tilings(slow, settings.chunk, settings.density)
+        self._change = Change(slow)
+        self._sent: Sparse | None = None
+
+    @property
+    def coefficients(self) -> int:
+        """Length of the mean that :meth:`apply` takes."""
+        return self._tilings[-1].stop
+
+    @property
+    def sends(self) -> int:
+        """How many coefficients a contribution has."""
+        return sum(tiling.chunks * tiling.keep for tiling in self._tilings)
+
+    def contribution(self) -> Sparse:
+        """T(DCT(μ δᵢ + Δᵢ)), with values that fp16 holds exactly. Changes nothing."""
+        bases, positions, values = [], [], []
+        for tiling in self._tilings:
+            waves = tiling.forward(self._after_inner(tiling.span.start, tiling.span.stop))
+            places = waves.abs().topk(tiling.keep, dim=1, sorted=False).indices
+            base = tiling.start + torch.arange(tiling.chunks)[:, None] * waves.shape[1]
+            bases.append(base.expand_as(places).reshape(-1))
+            positions.append((places + base).reshape(-1))
+            values.append(waves.gather(1, places).reshape(-1).half())
+        self._sent = Sparse(self.coefficients, torch.cat(bases), torch.cat(positions), torch.cat(values).float())
+        return self._sent
+
+    def apply(self, mean: Tensor) -> None:
+        """``mean``: each coefficient's mean over the peers that sent it, zero where none did; of the last
+        :meth:`contribution`, which is what the residual is taken against.
+        """
+        assert self._sent is not None, "contribution() comes first"
+        eta, mu = self.settings.learning_rate, self.settings.momentum
+        difference = mean.clone()
+        difference[self._sent.positions] -= self._sent.values  # the transform is linear: Q − q in one inverse
+        with self.slow.changing():
+            for tiling in self._tilings:
+                here = slice(tiling.span.start, tiling.span.stop)
+                change = self._read_change(here.start, here.stop)
+                self.momentum[here].mul_(mu).add_(change).add_(tiling.inverse(difference[tiling.start : tiling.stop]))
+                self.slow.phi[here].add_(change, alpha=eta).add_(self.momentum[here], alpha=eta * mu)
+        self._sent = None
+        self.slow.write_fast()
+
+    def _after_inner(self, start: int, stop: int) -> Tensor:
+        return self._read_change(start, stop).add_(self.momentum[start:stop], alpha=self.settings.momentum)
+
+    def _read_change(self, start: int, stop: int) -> Tensor:
+        out = torch.empty(stop - start)
+        self._change.read(start, out)
+        return out

@@ -1,0 +1,42 @@
+"""The outer step of a group in one process: the same contributions and means as between peers, and their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from peer.exchange.average import mean_of, mean_of_senders
+from peer.exchange.wire import SPARSE_BYTES
+from peer.rounds import Contribution, Grouping, Sparse
+from peer.simulate.replica import Replica
+
+
+def mean_over(group: Sequence[Replica]) -> Tensor:
+    """What every member of ``group`` gets, flat fp32. Each contribution is read, none is changed."""
+    contributions = [replica.state.outer.contribution() for replica in group]
+    out = torch.empty(contributions[0].numel)
+    sparse = [it for it in contributions if isinstance(it, Sparse)]
+    if sparse:
+        mean_of_senders(sparse, out)
+    else:
+        dense: list[Contribution] = [it for it in contributions if not isinstance(it, Sparse)]
+        mean_of(dense, out)
+    return out
+
+
+def payload_bytes(replica: Replica, members: int) -> int:
+    """What one peer sends in a round of ``members``; it receives as much. Headers, some 300 bytes, left out.
+
+    A pair swaps the whole tensor. A group's all-reduce moves 2 (n − 1) / n of it; what is sparse goes to everyone.
+    """
+    if members < 2:
+        return 0
+    outer = replica.state.outer
+    if outer.grouping is Grouping.PAIR:
+        return 4 * outer.slow.numel
+    contribution = outer.contribution()
+    if isinstance(contribution, Sparse):
+        return (members - 1) * SPARSE_BYTES * contribution.values.numel()
+    return round(2 * (members - 1) / members * 4 * contribution.numel)

@@ -1,0 +1,64 @@
+"""Who meets whom on the simulated clock: the rule of swarm/rendezvous.py without its messages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from peer.rounds import Outcome
+from peer.simulate.replica import Replica
+
+SAME_TIME = 1e-9
+
+
+@dataclass
+class Arrivals:
+    """Boundaries by simulated time. A replica that waits for its partner has arrived and is not asked again."""
+
+    due: dict[Replica, float] = field(default_factory=dict)  # next boundary of all that train
+    waiting: dict[Replica, tuple[Replica, float]] = field(default_factory=dict)  # for whom, since when
+
+    def next(self) -> tuple[float, list[Replica]]:
+        """The earliest boundaries and their time."""
+        time = min(self.due.values())
+        return time, [replica for replica, due in self.due.items() if due - time < SAME_TIME]
+
+
+def choose_pairs(
+    arrivals: Arrivals, here: Sequence[Replica], time: float, window: float, chance: random.Random
+) -> list[tuple[Replica, Replica | None]]:
+    """Meetings that take place now; ``None``: alone. Others of ``here`` wait for a partner that is still training.
+
+    A partner is drawn from all whose boundary is within ``window`` of the shorter inner phase. Those that went
+    alone most often choose first, so that with an odd number everybody takes turns.
+    """
+    meetings: list[tuple[Replica, Replica | None]] = []
+    for replica in here:
+        arrivals.due.pop(replica)
+    came_for = {expected: host for host, (expected, _) in arrivals.waiting.items()}
+    free = [replica for replica in here if replica not in came_for]
+    for replica in (replica for replica in here if replica in came_for):
+        meetings.append((came_for[replica], replica))
+        arrivals.waiting.pop(came_for.pop(replica))
+    chance.shuffle(free)
+    free.sort(key=lambda replica: -replica.outcomes[Outcome.ALONE])
+    while free:
+        first = free.pop(0)
+        still = [
+            other
+            for other, due in arrivals.due.items()
+            if other not in came_for and due - time <= window * min(first.phase_time, other.phase_time)
+        ]
+        candidates = [*free, *still]
+        if not candidates:
+            meetings.append((first, None))
+            continue
+        partner = chance.choice(candidates)
+        if partner in free:
+            free.remove(partner)
+            meetings.append((first, partner))
+        else:
+            arrivals.waiting[first] = (partner, time)
+            came_for[partner] = first
+    return meetings

@@ -1,0 +1,68 @@
+"""What a simulation is told besides the run's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from peer.config import Config, Decoupled, DiLoCo, Local, NoLoCo
+from peer.errors import UserError
+
+MAX_REPLICAS = 64
+
+
+class Method(StrEnum):
+    """The configuration's methods, and controls that only a simulation has."""
+
+    NOLOCO = "noloco"
+    DILOCO = "diloco"
+    DECOUPLED = "decoupled"
+    LOCAL = "local"
+    DDP = "ddp"  # gradients averaged in every step: one model, all data
+    ONE_WORKER = "one-worker"  # DiLoCo's outer step with a group of one: what momentum alone does
+    AVERAGING = "averaging"  # pairs take the mean of their weights: NoLoCo with α 0, β 1, γ 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """``speeds``: inner steps in a unit of simulated time, repeated over the replicas."""
+
+    replicas: int
+    method: Method
+    drop: float = 0.0  # share of the swaps that fail; in a group, of the members that are missed
+    delay: int = 0  # inner steps between a boundary and the arrival of its result
+    speeds: tuple[float, ...] = (1.0,)
+    non_iid: bool = False  # every replica reads its own part of the text
+    workers: int = 1  # replicas computed at the same time
+
+    def check(self, config: Config) -> None:
+        """Raises :class:`UserError` for what makes no sense."""
+        ddp = self.method is Method.DDP
+        if not 2 <= self.replicas <= MAX_REPLICAS:
+            raise UserError(f"--replicas {self.replicas}: a simulation needs 2 to {MAX_REPLICAS}")
+        if not 0 <= self.drop <= 1:
+            raise UserError(f"--drop {self.drop:g}: it is a share, 0 to 1")
+        if not 0 <= self.delay < config.run.inner_steps:
+            raise UserError(f"--delay {self.delay}: from 0 to below run.inner_steps ({config.run.inner_steps})")
+        if any(not 0.01 <= speed <= 100 for speed in self.speeds):
+            raise UserError("--speeds: each from 0.01 to 100")
+        if ddp and (self.drop or self.delay or set(self.speeds) != {self.speeds[0]}):
+            raise UserError("--method ddp: every step waits for every replica; --drop, --delay and --speeds do not fit")
+
+
+def with_method(config: Config, method: Method | None) -> tuple[Config, Method]:
+    """The configuration for ``method``; ``None`` is the one that it names. Its own settings stay where they fit."""
+    outer = config.run.outer
+    fresh = {
+        Method.NOLOCO: NoLoCo(),
+        Method.DILOCO: DiLoCo(name="diloco"),
+        Method.DECOUPLED: Decoupled(name="decoupled"),
+        Method.LOCAL: Local(name="local"),
+        Method.DDP: Local(name="local"),
+        Method.ONE_WORKER: outer if isinstance(outer, DiLoCo) else DiLoCo(name="diloco"),
+        Method.AVERAGING: NoLoCo(alpha=0.0, beta=1.0, gamma=1.0),
+    }
+    if method is None or method == outer.name:
+        return config, Method(outer.name)
+    run = config.run.model_copy(update={"outer": fresh[method]})
+    return config.model_copy(update={"run": run}), method

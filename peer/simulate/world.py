@@ -1,0 +1,141 @@
+"""The simulated swarm: replicas train, reach their boundaries in the order of the simulated clock, meet and average.
+
+Only one replica's activations and gradients exist for each worker thread; what is kept a replica is θ, φ, δ and
+AdamW's two moments. All chance comes from the run's seed, and no result depends on which thread was faster.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from peer.config import Config
+from peer.rounds import Grouping, Outcome
+from peer.simulate.averaging import mean_over, payload_bytes
+from peer.simulate.meetings import SAME_TIME, Arrivals, choose_pairs
+from peer.simulate.options import Method, Options
+from peer.simulate.replica import Replica
+
+Sample = Callable[[float], None]
+
+
+class World:
+    """Runs ``replicas`` to their last step; ``sample(time)`` is called at time 0, now and then, and at the end."""
+
+    def __init__(self, config: Config, options: Options, replicas: Sequence[Replica], sample: Sample) -> None:
+        self._config, self._options, self._replicas, self._sample = config, options, replicas, sample
+        self._arrivals = Arrivals()
+        self._chance = random.Random(config.run.seed)
+        self._training: dict[Replica, Future[None]] = {}
+        self._group: list[tuple[Replica, float]] = []  # who waits for everyone, since when
+
+    def run(self) -> None:
+        """Raises :class:`peer.errors.RunError` when a replica's loss is not finite."""
+        every = self._config.run.evaluation.every_rounds * self._config.run.inner_steps
+        sample_at = every
+        self._sample(0.0)
+        with ThreadPoolExecutor(self._options.workers) as self._pool:
+            time = 0.0
+            self._go_on(self._replicas, time)
+            while self._arrivals.due:
+                time, here = self._arrivals.next()
+                for replica in here:
+                    self._training.pop(replica).result()
+                free = self._at_boundary(here, time)
+                if time >= sample_at - SAME_TIME:
+                    sample_at += every
+                    if any(not replica.done for replica in self._replicas):
+                        self._settle()
+                        self._sample(time)
+                self._go_on(free, time)
+            self._end(time)
+
+    def _go_on(self, replicas: Sequence[Replica], time: float) -> None:
+        for replica in replicas:
+            if not replica.done:
+                self._arrivals.due[replica] = time + replica.phase_time
+                self._training[replica] = self._pool.submit(replica.inner_phase)
+
+    def _settle(self) -> None:
+        """A sample sees everybody at the end of an inner phase, at the latest the one that is being computed."""
+        for future in self._training.values():
+            future.result()
+
+    def _end(self, time: float) -> None:
+        for replica in self._replicas:
+            replica.finish()
+        self._sample(time)
+
+    # -- boundaries; each returns who goes on
+
+    def _at_boundary(self, here: Sequence[Replica], time: float) -> list[Replica]:
+        if self._options.method in (Method.DDP, Method.ONE_WORKER, Method.LOCAL):
+            return [member for replica in here for member in self._alone(replica, Outcome.ALONE)]
+        if self._replicas[0].state.outer.grouping is Grouping.PAIR:
+            return self._pairs(here, time)
+        return self._everyone(here, time)
+
+    def _alone(self, replica: Replica, outcome: Outcome) -> list[Replica]:
+        """The same formula with a group of one."""
+        if replica in self._arrivals.due:
+            self._arrivals.due.pop(replica)
+        replica.apply(mean_over([replica]))
+        replica.cross_boundary(outcome)
+        return [replica]
+
+    def _pairs(self, here: Sequence[Replica], time: float) -> list[Replica]:
+        window = self._config.run.rendezvous.window
+        since = {replica: start for replica, (_, start) in self._arrivals.waiting.items()}
+        free: list[Replica] = []
+        for first, second in choose_pairs(self._arrivals, here, time, window, self._chance):
+            first.waited += time - since.get(first, time)
+            if second is None:
+                free += self._alone(first, Outcome.ALONE)
+            elif self._chance.random() < self._options.drop:
+                free += self._alone(first, Outcome.TIMEOUT) + self._alone(second, Outcome.TIMEOUT)
+            else:
+                free += self._average([first, second])
+        return free
+
+    def _everyone(self, here: Sequence[Replica], time: float) -> list[Replica]:
+        for replica in here:
+            self._arrivals.due.pop(replica)
+            self._group.append((replica, time))
+        if self._arrivals.due:
+            return []
+        came: list[Replica] = []
+        missed: list[Replica] = []
+        for replica, since in sorted(self._group, key=lambda entry: self._replicas.index(entry[0])):
+            replica.waited += time - since
+            (missed if self._chance.random() < self._options.drop else came).append(replica)
+        self._group.clear()
+        return self._average(came) + [member for replica in missed for member in self._miss(replica)]
+
+    def _miss(self, replica: Replica) -> list[Replica]:
+        """Left out of a group's round: equals go on training and catch up at their next round."""
+        if not replica.state.outer.equal_replicas:
+            return self._alone(replica, Outcome.TIMEOUT)
+        replica.cross_boundary(Outcome.TIMEOUT)
+        return [replica]
+
+    def _average(self, group: list[Replica]) -> list[Replica]:
+        if not group:
+            return []
+        if group[0].state.outer.equal_replicas:
+            newest = max(self._replicas, key=lambda replica: replica.merged)
+            for replica in group:
+                if replica.merged < newest.merged:
+                    replica.state.catch_up(newest.state.snapshot())
+                replica.merged = newest.merged
+            for replica in group:
+                replica.merged += 1
+        mean = mean_over(group)
+        size = payload_bytes(group[0], len(group))
+        for replica in group:
+            replica.apply(mean, self._options.delay)
+            replica.bytes_sent += size
+            replica.bytes_received += size
+            replica.partners.update(other.name for other in group if other is not replica)
+            replica.cross_boundary(Outcome.MERGED if len(group) > 1 else Outcome.ALONE)
+        return group

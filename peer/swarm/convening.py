@@ -1,0 +1,189 @@
+"""The convener's side of a group of everyone: who has come, whom to wait for and how long, who is in the roster.
+
+Nobody is waited for longer than it announced (half as much again and some slack), and a member whose stream ends is
+out at once. Previous station: convention.py. Next station: gathering.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from peer.logs import fields, get_logger
+from peer.rounds import Assembly, Group, Link, Seat
+from peer.streams import BadMessage, Stream, StreamLost
+from peer.swarm.convention import MEMBER_WORD, Attend, Behind, Follow, Place, Ready, Roster, Wait
+
+log = get_logger("gathering")
+
+SLACK = 2.0  # seconds that a member may come late, on top of half the time it announced
+SEND_TIMEOUT = 5.0
+KEEP_ALIVE = 1.0  # seconds between two words to those who wait
+CATCH_UP = 60.0  # seconds for a member to take the state of another
+
+
+@dataclass(eq=False)
+class Attendee:
+    """A member's stream and what it has said. ``until`` is monotonic: when it is given up."""
+
+    stream: Stream
+    seat: Seat
+    until: float
+    ready: Ready | None = None
+    gone: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def leave(self) -> None:
+        self.gone = True
+        self.changed.set()
+        self.stream.close()
+
+
+class Convener:
+    """Everything runs on the network thread."""
+
+    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], None], patience: float) -> None:
+        self._spawn, self._patience = spawn, patience
+        self._attendees: dict[str, Attendee] = {}
+        self._news = asyncio.Event()
+
+    @property
+    def present(self) -> set[str]:
+        """Ids of the members that attend."""
+        return set(self._attendees)
+
+    def admit(self, stream: Stream, attend: Attend) -> None:
+        """A member has come; one that comes again replaces its earlier stream."""
+        earlier = self._attendees.pop(stream.remote, None)
+        if earlier is not None:
+            earlier.leave()
+        place = attend.place.model_copy(update={"peer_id": stream.remote})  # what is authenticated counts
+        wait = min(1.5 * attend.eta + SLACK, self._patience)
+        attendee = Attendee(stream, place.seat(), time.monotonic() + wait)
+        self._attendees[stream.remote] = attendee
+        self._spawn(self._listen(attendee))
+        self._news.set()
+
+    async def dissolve(self, place: Place) -> None:
+        """Somebody else leads: send everybody there."""
+        attendees, self._attendees = self._attendees, {}
+        for attendee in attendees.values():
+            await _tell(attendee, Follow(place=place))
+            attendee.leave()
+
+    async def gather(self, me: Seat, own: Ready, *, equal: bool, stopped: Callable[[], bool]) -> Group:
+        """Wait for those who attend, then call the roster. ``equal``: all must have the same lineage."""
+        told = 0.0
+        while True:
+            self._news.clear()
+            late = self._late()
+            if not late or stopped():
+                behind = self._behind(own) if equal else None
+                if behind is None:
+                    return await self._call(me, own)
+                reference, strays = behind
+                if own.lineage != reference.lineage:
+                    return Group(own.round, behind=self._holder(reference.lineage))
+                await self._send_off(me, strays)
+                continue
+            if time.monotonic() - told > KEEP_ALIVE:
+                told = time.monotonic()
+                await self._tell_to_wait(late)
+            soonest = min(attendee.until for attendee in late)
+            await _within(self._news.wait(), min(KEEP_ALIVE, max(0.0, soonest - time.monotonic())))
+
+    # -- who is here
+
+    def _late(self) -> list[Attendee]:
+        """Those to wait for. Who did not come in time is dropped."""
+        late = []
+        for peer_id, attendee in list(self._attendees.items()):
+            if attendee.gone:
+                self._attendees.pop(peer_id)
+            elif attendee.ready is None and attendee.until < time.monotonic():
+                log.info("not waited for any longer: %s", fields(peer=attendee.seat.name))
+                self._attendees.pop(peer_id).leave()
+            elif attendee.ready is None:
+                late.append(attendee)
+        return late
+
+    async def _listen(self, attendee: Attendee) -> None:
+        """Note what a member says until its round begins or its stream ends."""
+        try:
+            while not attendee.gone:
+                patience = max(attendee.until - time.monotonic(), 0.0) + SLACK
+                attendee.ready = await attendee.stream.receive(MEMBER_WORD, patience)
+                attendee.changed.clear()
+                self._news.set()
+                await attendee.changed.wait()  # told to catch up, or gone, or in the roster
+                if attendee.ready is not None:
+                    return
+        except (TimeoutError, StreamLost, BadMessage) as error:
+            log.debug("does not attend any longer: %s", fields(peer=attendee.seat.name, reason=str(error)))
+            attendee.leave()
+        finally:
+            self._news.set()
+
+    async def _tell_to_wait(self, late: list[Attendee]) -> None:
+        seconds = max(0.0, max(attendee.until for attendee in late) - time.monotonic())
+        whom = ", ".join(attendee.seat.name for attendee in late)[:128]
+        for attendee in list(self._attendees.values()):
+            if attendee.ready is not None:
+                await _tell(attendee, Wait(seconds=seconds, whom=whom))
+
+    # -- whose slow weights count
+
+    def _behind(self, own: Ready) -> tuple[Ready, list[Attendee]] | None:
+        """The lineage that most have (of equals, the one of the latest round) and who has another one."""
+        words = [own, *(attendee.ready for attendee in self._attendees.values() if attendee.ready is not None)]
+        held = Counter(word.lineage for word in words)
+        reference = max(words, key=lambda word: (held[word.lineage], word.round, word.lineage))
+        strays = [it for it in self._attendees.values() if it.ready and it.ready.lineage != reference.lineage]
+        return (reference, strays) if strays or own.lineage != reference.lineage else None
+
+    def _holder(self, lineage: str) -> Seat:
+        return next(it.seat for it in self._attendees.values() if it.ready and it.ready.lineage == lineage)
+
+    async def _send_off(self, donor: Seat, strays: list[Attendee]) -> None:
+        """Let them take the state of a member whose slow weights are right, and wait for them."""
+        for attendee in strays:
+            log.info("sent for the group's weights: %s", fields(peer=attendee.seat.name, donor=donor.name))
+            attendee.ready, attendee.until = None, time.monotonic() + CATCH_UP
+            await _tell(attendee, Behind(donor=Place.of(donor)))
+            attendee.changed.set()
+
+    # -- the roster
+
+    async def _call(self, me: Seat, own: Ready) -> Group:
+        attendees = [it for it in self._attendees.values() if it.ready is not None and not it.gone]
+        self._attendees = {}
+        attendees.sort(key=lambda attendee: attendee.seat.peer_id)
+        seats = (me, *(attendee.seat for attendee in attendees))
+        if not attendees:
+            return Group(own.round)
+        roster = Roster(token=secrets.token_hex(16), places=[Place.of(seat) for seat in seats])
+        for attendee in attendees:
+            attendee.changed.set()
+            await _tell(attendee, roster)
+        controls = {index: attendee.stream for index, attendee in enumerate(attendees, 1)}
+        links = tuple(Link(seat.peer_id, seat.name) for seat in seats[1:])
+        return Group(own.round, links, Assembly(roster.token, seats, 0, 0, controls))
+
+
+async def _tell(attendee: Attendee, word: Wait | Follow | Behind | Roster) -> None:
+    try:
+        await attendee.stream.send(word, SEND_TIMEOUT)
+    except (TimeoutError, StreamLost):
+        attendee.leave()
+
+
+async def _within(work: Awaitable[object], seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await work

@@ -1,0 +1,112 @@
+"""What peers say to come together as one group: members to the convener, and the convener to them.
+
+The convener is the live member with the smallest id. While the inner steps run every other member opens a stream to
+it (``Attend``), which stays open until the round is settled; at its boundary it says ``Ready``.
+
+    member: Attend            convener: Admit | Follow (somebody smaller leads) | Decline
+    member: Ready             convener: Wait … , then Roster | Behind (take the state of another, then be ready again)
+
+Previous station: members.py. Next stations: attending.py (a member's side), convening.py (the convener's).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from peer.rounds import Seat
+from peer.streams import Message
+from peer.swarm.meeting import Decline, Seconds
+
+MAX_MEMBERS = 256
+Text = Annotated[str, Field(max_length=128)]
+Short = Annotated[str, Field(max_length=64)]
+
+
+class Place(Message):
+    """A :class:`peer.rounds.Seat` on the wire."""
+
+    peer_id: Text
+    name: Short
+    addresses: Annotated[list[Text], Field(max_length=8)]
+
+    @classmethod
+    def of(cls, seat: Seat) -> Place:
+        return cls(peer_id=seat.peer_id, name=seat.name, addresses=list(seat.addresses[:8]))
+
+    def seat(self) -> Seat:
+        return Seat(self.peer_id, self.name, tuple(self.addresses))
+
+
+class Attend(Message):
+    """I want to be in your group at our next boundary."""
+
+    kind: Literal["attend"] = "attend"
+    run: Short
+    config: Short
+    place: Place
+    round: Annotated[int, Field(ge=0)]
+    eta: Seconds  # until the member's boundary
+
+
+class Summon(Message):
+    """I lead, as far as I know; whoever knows nobody smaller shall attend."""
+
+    kind: Literal["summon"] = "summon"
+    run: Short
+    place: Place
+
+
+class Admit(Message):
+    """You are in; say when you are ready."""
+
+    kind: Literal["admit"] = "admit"
+
+
+class Follow(Message):
+    """Somebody else leads."""
+
+    kind: Literal["follow"] = "follow"
+    place: Place
+
+
+class Ready(Message):
+    """I stand at the boundary. ``lineage`` names the rounds that my slow weights have in them."""
+
+    kind: Literal["ready"] = "ready"
+    lineage: Short
+    round: Annotated[int, Field(ge=0)]
+
+
+class Wait(Message):
+    """Still waiting for others; also the sign that the convener lives."""
+
+    kind: Literal["wait"] = "wait"
+    seconds: Seconds  # at most, as announced
+    whom: Text
+
+
+class Behind(Message):
+    """Your slow weights are not the group's."""
+
+    kind: Literal["behind"] = "behind"
+    donor: Place
+
+
+class Roster(Message):
+    """The group: places in order."""
+
+    kind: Literal["roster"] = "roster"
+    token: Short
+    places: Annotated[list[Place], Field(min_length=2, max_length=MAX_MEMBERS)]
+
+
+CALL: TypeAdapter[Attend | Summon] = TypeAdapter(Annotated[Attend | Summon, Field(discriminator="kind")])
+ANSWER: TypeAdapter[Admit | Follow | Decline] = TypeAdapter(
+    Annotated[Admit | Follow | Decline, Field(discriminator="kind")]
+)
+MEMBER_WORD: TypeAdapter[Ready] = TypeAdapter(Ready)
+CONVENER_WORD: TypeAdapter[Wait | Follow | Behind | Roster] = TypeAdapter(
+    Annotated[Wait | Follow | Behind | Roster, Field(discriminator="kind")]
+)

@@ -1,0 +1,88 @@
+"""Who may be in a group of everyone, and who leads it: the directory, those that were named, without those that failed.
+
+Previous station: members.py. Next station: gathering.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from peer.logs import fields, get_logger
+from peer.rounds import Seat
+from peer.streams import StreamLost
+from peer.swarm.convention import Place, Summon
+from peer.swarm.meeting import Party
+from peer.swarm.members import Members
+from peer.swarm.node import Node
+
+log = get_logger("gathering")
+
+PROTOCOL = "noloco/gather/1"
+TALK_TIMEOUT = 5.0  # seconds for one message
+SUMMON_PERIOD = 2.0
+AVOIDED = 30.0  # seconds for which a member that failed is left out
+LEARNED = 1000  # names that are kept
+
+
+class Roll:
+    """Belongs to the network thread, but for :meth:`avoid`."""
+
+    def __init__(self, node: Node, members: Members, me: Party) -> None:
+        self._node, self._members, self._me = node, members, me
+        self._learned: dict[str, tuple[Seat, float]] = {}  # who summoned us or was named, until when it counts
+        self._avoided: dict[str, float] = {}
+        self._summoned: dict[str, float] = {}
+
+    def leader(self) -> Seat | None:
+        """The smallest id of all that may be there; ``None``: it is ours."""
+        smaller = [seat for seat in self.others() if seat.peer_id < self._node.peer_id]
+        return min(smaller, key=lambda seat: seat.peer_id, default=None)
+
+    def others(self) -> list[Seat]:
+        """Everybody that may be there, but this peer."""
+        now = time.monotonic()
+        seats = {key: seat for key, (seat, until) in self._learned.items() if until > now}
+        for record in self._members.live():
+            if record.config == self._me.config:
+                seats[record.peer_id] = Seat(record.peer_id, record.name, tuple(record.addresses))
+        return [seat for key, seat in seats.items() if self._avoided.get(key, 0.0) < now]
+
+    def missing(self, present: set[str]) -> list[Seat]:
+        """Members that should attend and do not."""
+        return [seat for seat in self.others() if seat.peer_id not in present]
+
+    def own_seat(self) -> Seat:
+        addresses = tuple(address.partition("/p2p/")[0] for address in self._node.addresses)
+        return Seat(self._node.peer_id, self._me.name, addresses)
+
+    def learn(self, seat: Seat) -> None:
+        """Somebody was named, or named itself."""
+        if seat.peer_id != self._node.peer_id and len(self._learned) < LEARNED:
+            self._learned[seat.peer_id] = (seat, time.monotonic() + AVOIDED)
+
+    def avoid(self, peer_id: str) -> None:
+        """Leave a member out for a while."""
+        self._avoided[peer_id] = time.monotonic() + AVOIDED
+
+    def forgive(self, peer_id: str) -> None:
+        """It has come by itself."""
+        self._avoided.pop(peer_id, None)
+
+    def summon(self, missing: Sequence[Seat]) -> None:
+        """Tell members that do not attend who leads; who cannot be told is left out for a while."""
+        now = time.monotonic()
+        for seat in missing:
+            if now - self._summoned.get(seat.peer_id, -SUMMON_PERIOD) >= SUMMON_PERIOD:
+                self._summoned[seat.peer_id] = now
+                self._node.background(self._summon(seat))
+
+    async def _summon(self, seat: Seat) -> None:
+        try:
+            stream = await self._node.open(seat.peer_id, PROTOCOL, seat.addresses)
+            await stream.send(Summon(run=self._me.run, place=Place.of(self.own_seat())), TALK_TIMEOUT)
+            await stream.until_closed(TALK_TIMEOUT)
+            stream.close()
+        except (TimeoutError, StreamLost) as error:
+            log.debug("cannot be summoned: %s", fields(peer=seat.name, reason=str(error)))
+            self.avoid(seat.peer_id)
