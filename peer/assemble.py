@@ -13,6 +13,7 @@ import torch
 from peer import build, corpus, logs, place
 from peer.checkpoint import Checkpoints
 from peer.config import Config, Exchange, canonical, digest
+from peer.corpus import Corpus
 from peer.exchange.average import GroupAverage
 from peer.exchange.group import GroupExchange
 from peer.exchange.mesh import PROTOCOL as REDUCE_PROTOCOL
@@ -58,12 +59,7 @@ def assembled(config: Config, signals: Signals) -> Iterator[Trainer]:
 
         progress = Progress()
         text = corpus.load(run.data)
-        if own.threads:
-            torch.set_num_threads(own.threads)
-        stream = identity.stream_of(peer_id) if own.stream is None else own.stream
-        state = build.replica(
-            config, text.train, stream=stream, device=device, signs=build.Signs(progress, signals.stop)
-        )
+        state = _replica(config, text, device, peer_id, build.Signs(progress, signals.stop))
         checkpoints = Checkpoints(home.folder / "checkpoints", own.checkpoint.keep)
         checkpoints.require_space(state.checkpoint_bytes)
         reporter = Reporter(home.folder, metrics)
@@ -117,6 +113,14 @@ def _node_settings(config: Config, key: Path) -> NodeSettings:
         start_timeout=network.start_timeout,
         join_timeout=network.join_timeout,
     )
+
+
+def _replica(config: Config, text: Corpus, device: torch.device, peer_id: str, signs: build.Signs) -> PeerState:
+    own = config.peer
+    if own.threads:
+        torch.set_num_threads(own.threads)
+    stream = identity.stream_of(peer_id) if own.stream is None else own.stream
+    return build.replica(config, text.train, stream=stream, device=device, signs=signs)
 
 
 def _exchange(outer: OuterMethod, node: Node, same: Identity, settings: Exchange) -> GroupAverage:

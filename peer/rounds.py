@@ -114,10 +114,10 @@ class Averaged:
     mean: Tensor
     outcome: Outcome
     partners: tuple[str, ...] = ()
-    culprit: str = ""  # id of the member that a group's round failed by
-    digest: str = ""  # of the mean, when a group of everyone merged: the same for all members
     bytes_sent: int = 0
     bytes_received: int = 0
     seconds: float = 0.0
     distance: float | None = None  # ‖own − partner's‖ / ‖own‖ of the contributions
     detail: str = field(default="", compare=False)  # why, in words, when not merged
+    culprit: str = ""  # id of the member that a group's round failed by
+    digest: str = ""  # of the mean of a group of everyone: the same for all members

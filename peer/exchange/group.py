@@ -147,7 +147,7 @@ class GroupExchange:
 
     async def _follow(self, work: asyncio.Future[Report], assembly: Assembly, limit: float) -> tuple[Verdict, str]:
         control = assembly.controls[assembly.convener]
-        hearing = asyncio.ensure_future(control.receive(VERDICT, 2 * limit))
+        hearing = asyncio.ensure_future(control.receive(VERDICT, 2 * limit + self._settings.stall))
         first: list[asyncio.Future[Any]] = [work, hearing]
         try:
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -156,7 +156,8 @@ class GroupExchange:
                 report = work.result()
                 digest = report.digest
                 await control.send(report, self._settings.stall)
-            verdict = await hearing
+            async with asyncio.timeout(limit if digest or not work.done() else self._settings.stall):
+                verdict = await hearing
         except (TimeoutError, StreamLost, BadMessage) as error:
             name = assembly.seats[assembly.convener].name
             detail = f"{name}, who leads, is gone: {str(error) or 'no verdict'}"

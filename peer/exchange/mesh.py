@@ -6,7 +6,7 @@ Previous station: group_wire.py. Next station: reduce.py, which moves the payloa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from peer.exchange.group_wire import HELLO, Failed, Hello
@@ -74,13 +74,17 @@ class Mesh:
 
     async def connect(self, round: int) -> None:
         """Raises :class:`Failed` with the member that could not be reached or means something else."""
-        await together(self.blame(place, self._connect(place, round)) for place in self.others)
+        await self.with_all(lambda place: self._connect(place, round))
 
-    async def blame(self, place: int, work: Coroutine[Any, Any, T]) -> T:
-        """``work`` with the member at ``place``: every failure of it becomes :class:`Failed`."""
+    async def with_all(self, work: Callable[[int], Coroutine[Any, Any, T]]) -> dict[int, T]:
+        """``work(place)`` with every other member at once; results by place. Raises :class:`Failed`."""
+        return dict(await together(self._blame(place, work) for place in self.others))
+
+    async def _blame(self, place: int, work: Callable[[int], Coroutine[Any, Any, T]]) -> tuple[int, T]:
+        """Every failure of ``work`` with a member becomes :class:`Failed`."""
         name = self.assembly.seats[place].name
         try:
-            return await work
+            return place, await work(place)
         except TimeoutError:
             raise Failed(place, Outcome.TIMEOUT, f"{name} does not answer") from None
         except StreamLost as error:
@@ -111,7 +115,7 @@ class Mesh:
             raise Failed(place, Outcome.REFUSED, f"{seat.name}: {objection}")
 
 
-async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def together(works: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Run all at once; the first failure ends the others, and nothing is left running."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Coroutine
 from itertools import pairwise
 from statistics import median
+from typing import Any, TypeVar, cast
 
 import torch
 import xxhash
@@ -22,6 +24,8 @@ from peer.exchange.mesh import Mesh, together
 from peer.payload import DIGEST_BYTES, Vector, parts, receive_payload, scratch, send_payload
 from peer.rounds import Contribution, Outcome, Sparse
 from peer.streams import Stream
+
+T = TypeVar("T")
 
 
 async def all_reduce(own: Contribution, mesh: Mesh, out: Tensor, *, stall: float, max_norm_ratio: float) -> None:
@@ -35,19 +39,18 @@ async def all_reduce(own: Contribution, mesh: Mesh, out: Tensor, *, stall: float
     async def scatter(place: int) -> float:
         stream = mesh.streams[place]
         sending = send_payload(stream, _Slice(own, borders[place], borders[place + 1]), stall)
-        return (await together([_nothing(sending), _add(stream, mine, stall, mesh, place)]))[1]
+        return await _both(sending, _add(stream, mine, stall, mesh, place))
 
     async def gather(place: int) -> None:
         stream = mesh.streams[place]
-        receiving = receive_payload(stream, shares[place], stall)
-        _, intact = await together([_nothing(send_payload(stream, Vector(mine), stall)), receiving])
-        _require(bool(intact), mesh, place, Outcome.CORRUPT, "the mean from {} does not match its digest")
+        sending = send_payload(stream, Vector(mine), stall)
+        intact = await _both(sending, receive_payload(stream, shares[place], stall))
+        _require(intact, mesh, place, Outcome.CORRUPT, "the mean from {} does not match its digest")
         _require(_finite(shares[place]), mesh, place, Outcome.POISONED, "the mean from {} is not finite")
 
-    squares = await together(mesh.blame(place, scatter(place)) for place in mesh.others)
-    _judge(dict(zip(mesh.others, squares, strict=True)), own_square, mesh, max_norm_ratio)
+    _judge(await mesh.with_all(scatter), own_square, mesh, max_norm_ratio)
     mine.mul_(1 / count)
-    await together(mesh.blame(place, gather(place)) for place in mesh.others)
+    await mesh.with_all(gather)
 
 
 async def all_gather(own: Sparse, mesh: Mesh, out: Tensor, *, stall: float) -> None:
@@ -57,16 +60,15 @@ async def all_gather(own: Sparse, mesh: Mesh, out: Tensor, *, stall: float) -> N
     async def swap(place: int) -> Sparse:
         stream, room = mesh.streams[place], torch.empty_like(packed)
         sending = send_payload(stream, Vector(packed), stall)
-        _, intact = await together([_nothing(sending), receive_payload(stream, room, stall)])
-        _require(bool(intact), mesh, place, Outcome.CORRUPT, "the payload of {} does not match its digest")
+        intact = await _both(sending, receive_payload(stream, room, stall))
+        _require(intact, mesh, place, Outcome.CORRUPT, "the payload of {} does not match its digest")
         theirs = unpack(room, own)
         fits = int(theirs.positions.max()) < own.numel
         _require(fits, mesh, place, Outcome.POISONED, "{} sent a coefficient that the model does not have")
         _require(_finite(theirs.values), mesh, place, Outcome.POISONED, "the contribution of {} is not finite")
         return theirs
 
-    theirs = await together(mesh.blame(place, swap(place)) for place in mesh.others)
-    by_place = {mesh.assembly.me: own, **dict(zip(mesh.others, theirs, strict=True))}
+    by_place = {mesh.assembly.me: own, **await mesh.with_all(swap)}
     await asyncio.to_thread(mean_of_senders, [by_place[place] for place in sorted(by_place)], out)
 
 
@@ -111,9 +113,10 @@ def _require(condition: bool, mesh: Mesh, place: int, outcome: Outcome, words: s
         raise Failed(place, outcome, words.format(mesh.assembly.seats[place].name))
 
 
-async def _nothing(work: object) -> float:
-    await work  # type: ignore[misc]
-    return 0.0
+async def _both(sending: Coroutine[Any, Any, None], receiving: Coroutine[Any, Any, T]) -> T:
+    """Both directions of a stream at once; returns what was received."""
+    _, received = await together([sending, receiving])
+    return cast(T, received)
 
 
 def _square(part: Tensor) -> float:

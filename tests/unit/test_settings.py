@@ -49,7 +49,10 @@ def test_every_config_of_the_repository_loads(file: Path) -> None:
         ("run: {steps: many}", "run.steps: input should be a valid integer"),
         ("run: {steps: 1.5}", "run.steps"),
         ("run: {steps: 0}", "run.steps: input should be greater than 0"),
-        ("run: {outer: {name: nolocoo}}", "run.outer.name: 'nolocoo' is not known, choose one of: noloco, local"),
+        (
+            "run: {outer: {name: nolocoo}}",
+            "run.outer.name: 'nolocoo' is not known, choose one of: noloco, diloco, decoupled, local",
+        ),
         ("run: {outer: {alpha: 0.5}}", "run.outer.name is missing"),
         ("run: {data: {name: text}}", "run.data.train: field required"),
         ("run: {outer: {name: noloco, gamma: 1.5}}", "run.outer: gamma 1.5 makes the replicas diverge"),
