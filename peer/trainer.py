@@ -98,7 +98,7 @@ class Trainer:
 
     def repeats(self, mean: Averaged) -> bool:
         """A group's round that failed by another member is repeated once, without that member."""
-        self.presence.avoid(mean.culprit)
+        self.presence.avoid(mean.culprit, mean.outcome)
         return bool(mean.culprit) and not self.parts.stop.requested and mean.culprit != self.presence.peer_id
 
     def done(self) -> bool:

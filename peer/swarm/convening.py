@@ -34,6 +34,7 @@ class Attendee:
 
     stream: Stream
     seat: Seat
+    round: int
     until: float
     ready: Ready | None = None
     gone: bool = False
@@ -65,7 +66,7 @@ class Convener:
             earlier.leave()
         place = attend.place.model_copy(update={"peer_id": stream.remote})  # what is authenticated counts
         wait = min(1.5 * attend.eta + SLACK, self._patience)
-        attendee = Attendee(stream, place.seat(), time.monotonic() + wait)
+        attendee = Attendee(stream, place.seat(), attend.round, time.monotonic() + wait)
         self._attendees[stream.remote] = attendee
         self._spawn(self._listen(attendee))
         self._news.set()
@@ -82,7 +83,7 @@ class Convener:
         told = 0.0
         while True:
             self._news.clear()
-            late = self._late()
+            late = self._late(own.round)
             if not late or stopped():
                 behind = self._behind(own) if equal else None
                 if behind is None:
@@ -100,16 +101,19 @@ class Convener:
 
     # -- who is here
 
-    def _late(self) -> list[Attendee]:
-        """Those to wait for. Who did not come in time is dropped."""
+    def _late(self, round: int) -> list[Attendee]:
+        """Those to wait for. Who did not come in time is dropped; who attends for a later round is not waited for,
+        unless all do: then it is our own count that is behind.
+        """
         late = []
+        due = max(round, min((attendee.round for attendee in self._attendees.values()), default=round))
         for peer_id, attendee in list(self._attendees.items()):
             if attendee.gone:
                 self._attendees.pop(peer_id)
             elif attendee.ready is None and attendee.until < time.monotonic():
                 log.info("not waited for any longer: %s", fields(peer=attendee.seat.name))
                 self._attendees.pop(peer_id).leave()
-            elif attendee.ready is None:
+            elif attendee.ready is None and attendee.round <= due:
                 late.append(attendee)
         return late
 
@@ -162,7 +166,7 @@ class Convener:
 
     async def _call(self, me: Seat, own: Ready) -> Group:
         attendees = [it for it in self._attendees.values() if it.ready is not None and not it.gone]
-        self._attendees = {}
+        self._attendees = {key: it for key, it in self._attendees.items() if it.ready is None and not it.gone}
         attendees.sort(key=lambda attendee: attendee.seat.peer_id)
         seats = (me, *(attendee.seat for attendee in attendees))
         if not attendees:

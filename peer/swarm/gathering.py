@@ -38,6 +38,7 @@ from peer.swarm.convention import (
 from peer.swarm.meeting import Decline, Party
 from peer.swarm.members import Members
 from peer.swarm.node import OPEN_TIMEOUT, Node
+from peer.swarm.records import LIFETIME
 from peer.swarm.roll import PROTOCOL, TALK_TIMEOUT, Roll
 
 log = get_logger("gathering")
@@ -95,9 +96,9 @@ class Gathering:
         self._round = round
         return self._node.call(self._gather(), self._patience + CATCH_UP + 60.0)
 
-    def avoid(self, peer_id: str) -> None:
+    def avoid(self, peer_id: str, *, offence: bool) -> None:
         """Leave a member out for a while: a round has failed by it."""
-        self._roll.avoid(peer_id)
+        self._roll.avoid(peer_id, offence=offence)
 
     # -- on the network thread: the boundary
 
@@ -114,6 +115,8 @@ class Gathering:
                 found = Group(self._round, lost=lost)
         if found.behind is None:
             self._round += 1  # from now on members attend for the next one
+        for seat in found.assembly.seats if found.assembly else ():
+            self._roll.learn(seat, LIFETIME + 2 * (self._boundary.phase or 0.0))
         return found
 
     async def _lead(self) -> Group | str:
@@ -250,26 +253,27 @@ class Gathering:
         """A member attends, or a convener summons."""
         call = await stream.receive(CALL, TALK_TIMEOUT)
         if isinstance(call, Summon):
-            if call.run == self._me.run:
+            if call.run == self._me.run and self._roll.welcome(stream.remote):
                 self._roll.learn(call.place.model_copy(update={"peer_id": stream.remote}).seat())
             stream.close()
             return
-        reply = self._reply(call)
+        reply = self._reply(call, stream.remote)
         await stream.send(reply, TALK_TIMEOUT)
         if isinstance(reply, Admit):
-            self._roll.forgive(stream.remote)
             self._convener.admit(stream, call)
             return
         await stream.until_closed(TALK_TIMEOUT)
         stream.close()
 
-    def _reply(self, attend: Attend) -> Admit | Follow | Decline:
+    def _reply(self, attend: Attend, peer_id: str) -> Admit | Follow | Decline:
         if attend.run != self._me.run:
             return Decline(reason="another run")
         if attend.config != self._me.config:
             return Decline(reason="another configuration", run=self._me.canonical)
         if self._stop.requested:
             return Decline(reason="is leaving")
+        if not self._roll.welcome(peer_id):
+            return Decline(reason="a round has failed by you lately")
         leader = self._roll.leader()
         if leader is not None:
             return Follow(place=Place.of(leader))

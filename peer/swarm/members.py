@@ -60,11 +60,11 @@ class Members:
     async def _keep_announcing(self) -> None:
         while True:
             began = time.monotonic()
-            try:
-                await self._store(self._describe())
-                await self._read(random.sample(range(records.BUCKETS), BUCKETS_A_PERIOD))
-            except Exception as error:  # noqa: BLE001 - whatever hivemind raises, the next period may be better
-                log.warning("the directory does not answer, trying again: %s", str(error) or type(error).__name__)
+            buckets = random.sample(range(records.BUCKETS), BUCKETS_A_PERIOD)
+            done = await asyncio.gather(self._store(self._describe()), self._read(buckets), return_exceptions=True)
+            for error in done:  # whatever hivemind raises, the next period may be better
+                if isinstance(error, BaseException):
+                    log.warning("the directory does not answer, trying again: %s", str(error) or type(error).__name__)
             pause = records.ANNOUNCE_SECONDS * random.uniform(0.8, 1.2) - (time.monotonic() - began)
             await asyncio.sleep(max(0.5, pause))
 

@@ -30,7 +30,8 @@ Handler = Callable[[Stream], Awaitable[None]]
 
 CLOCK_TOLERANCE = 3.0  # seconds; hivemind refuses more
 GOODBYE_TIMEOUT = 3.0  # seconds for saying goodbye to the DHT
-RPC_TIMEOUT = 5.0  # seconds for one DHT request
+RPC_TIMEOUT = 5.0  # seconds for one request to the daemon
+DHT_TIMEOUT = 2.0  # seconds for one DHT request: a frozen member must not hold up a whole search
 OPEN_TIMEOUT = 5.0  # seconds to open a stream
 REDIAL_SECONDS = 20.0
 
@@ -170,7 +171,7 @@ class Node:
             self._dht = await DHTNode.create(
                 self._p2p,
                 initial_peers=list(reached),
-                wait_timeout=RPC_TIMEOUT,
+                wait_timeout=DHT_TIMEOUT,
                 ensure_bootstrap_success=bool(reached),
             )
         except Exception as error:  # noqa: BLE001 - hivemind's own type is not exported

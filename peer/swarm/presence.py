@@ -12,7 +12,7 @@ from peer.config import Rendezvous as RendezvousSettings
 from peer.errors import RunError
 from peer.logs import get_logger
 from peer.progress import Progress, Stop
-from peer.rounds import Group, Grouping, Seat
+from peer.rounds import Group, Grouping, Outcome, Seat
 from peer.swarm.convening import CATCH_UP
 from peer.swarm.gathering import Gathering
 from peer.swarm.join import Donor, State, start_serving, take_state, take_state_of
@@ -81,10 +81,10 @@ class Presence:
         """Who averages with this peer at the boundary that ends ``round``."""
         return self._meets.group_for(round) if self._meets is not None else Group(round)
 
-    def avoid(self, peer_id: str) -> None:
+    def avoid(self, peer_id: str, outcome: Outcome) -> None:
         """A group's round has failed by this member: leave it out for a while."""
         if isinstance(self._meets, Gathering) and peer_id not in ("", self._node.peer_id):
-            self._meets.avoid(peer_id)
+            self._meets.avoid(peer_id, offence=outcome is not Outcome.TIMEOUT)
 
     def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:
         """The verified state of a member of the group, or ``None``; fills ``room``."""

@@ -15,6 +15,7 @@ from peer.swarm.convention import Place, Summon
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
 from peer.swarm.node import Node
+from peer.swarm.records import LIFETIME
 
 log = get_logger("gathering")
 
@@ -31,7 +32,7 @@ class Roll:
     def __init__(self, node: Node, members: Members, me: Party) -> None:
         self._node, self._members, self._me = node, members, me
         self._learned: dict[str, tuple[Seat, float]] = {}  # who summoned us or was named, until when it counts
-        self._avoided: dict[str, float] = {}
+        self._avoided: dict[str, tuple[float, bool]] = {}  # until when, and whether it was an offence
         self._summoned: dict[str, float] = {}
 
     def leader(self) -> Seat | None:
@@ -46,7 +47,7 @@ class Roll:
         for record in self._members.live():
             if record.config == self._me.config:
                 seats[record.peer_id] = Seat(record.peer_id, record.name, tuple(record.addresses))
-        return [seat for key, seat in seats.items() if self._avoided.get(key, 0.0) < now]
+        return [seat for key, seat in seats.items() if self._avoided.get(key, (0.0, False))[0] < now]
 
     def missing(self, present: set[str]) -> list[Seat]:
         """Members that should attend and do not."""
@@ -56,18 +57,26 @@ class Roll:
         addresses = tuple(address.partition("/p2p/")[0] for address in self._node.addresses)
         return Seat(self._node.peer_id, self._me.name, addresses)
 
-    def learn(self, seat: Seat) -> None:
-        """Somebody was named, or named itself."""
+    def learn(self, seat: Seat, seconds: float = LIFETIME) -> None:
+        """Somebody was named, named itself or was in a round with us, whatever the directory says at the moment."""
+        now = time.monotonic()
+        if len(self._learned) >= LEARNED:
+            self._learned = {key: it for key, it in self._learned.items() if it[1] > now}
         if seat.peer_id != self._node.peer_id and len(self._learned) < LEARNED:
-            self._learned[seat.peer_id] = (seat, time.monotonic() + AVOIDED)
+            self._learned[seat.peer_id] = (seat, now + seconds)
 
-    def avoid(self, peer_id: str) -> None:
-        """Leave a member out for a while."""
-        self._avoided[peer_id] = time.monotonic() + AVOIDED
+    def avoid(self, peer_id: str, *, offence: bool = False) -> None:
+        """Leave a member out for a while; one that only did not answer, until it shows itself again."""
+        self._avoided[peer_id] = (time.monotonic() + AVOIDED, offence)
+        self._learned.pop(peer_id, None)
 
-    def forgive(self, peer_id: str) -> None:
-        """It has come by itself."""
+    def welcome(self, peer_id: str) -> bool:
+        """It has come by itself: is it to be let in?"""
+        until, offence = self._avoided.get(peer_id, (0.0, False))
+        if offence and until > time.monotonic():
+            return False
         self._avoided.pop(peer_id, None)
+        return True
 
     def summon(self, missing: Sequence[Seat]) -> None:
         """Tell members that do not attend who leads; who cannot be told is left out for a while."""
