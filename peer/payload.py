@@ -5,27 +5,14 @@ The link is authenticated and encrypted already; the digest is there against tru
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import torch
 import xxhash
 from torch import Tensor
 
 from peer.rounds import Contribution
 from peer.streams import Stream
+from peer.vectors import parts, scratch
 
-PART = 256 * 1024  # elements of fp32: 1 MiB, the size at which the p2p daemon is fastest
 DIGEST_BYTES = 16
-
-
-def parts(numel: int) -> Iterator[tuple[int, int]]:
-    """Borders ``(start, stop)`` of the parts of a vector of ``numel`` elements."""
-    return ((start, min(start + PART, numel)) for start in range(0, numel, PART))
-
-
-def scratch(numel: int) -> Tensor:
-    """Room for one part, fp32 on the host."""
-    return torch.empty(min(PART, numel), dtype=torch.float32)
 
 
 async def send_payload(stream: Stream, contribution: Contribution, stall: float) -> None:
@@ -52,14 +39,3 @@ async def receive_payload(stream: Stream, out: Tensor, stall: float) -> bool:
     sent = bytearray(DIGEST_BYTES)
     await stream.read_into(memoryview(sent), stall)
     return bytes(sent) == digest.digest()
-
-
-class Vector:
-    """A tensor that exists already, as a contribution. 1-D fp32 on the host."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-        self.numel = tensor.numel()
-
-    def read(self, start: int, out: Tensor) -> None:
-        out.copy_(self._tensor[start : start + out.numel()])

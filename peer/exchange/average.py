@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from peer.payload import parts, scratch
 from peer.rounds import Averaged, Contribution, Group, Outcome, Sparse
+from peer.vectors import parts, scratch
 
 
 class GroupAverage(Protocol):

@@ -21,9 +21,10 @@ from torch import Tensor
 from peer.exchange.average import mean_of_senders
 from peer.exchange.group_wire import Failed, pack, unpack
 from peer.exchange.mesh import Mesh, together
-from peer.payload import DIGEST_BYTES, Vector, parts, receive_payload, scratch, send_payload
+from peer.payload import DIGEST_BYTES, receive_payload, send_payload
 from peer.rounds import Contribution, Outcome, Sparse
 from peer.streams import Stream
+from peer.vectors import Vector, parts, scratch
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """NoLoCo's outer step (arXiv 2506.10911, Eq. 1 to 3), with one tensor on the wire instead of two.
 
-With Δᵢ = θᵢ − φᵢ and the group's mean over n peers,
+With Δᵢ = θᵢ − φᵢ and the group's mean over n peers
 
     δᵢ ← α δᵢ + mean_j(β Δⱼ + γ φⱼ) − γ φᵢ
     φᵢ ← φᵢ + δᵢ
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from peer.config import NoLoCo as Settings
 from peer.outer.slow_weights import SlowWeights
-from peer.rounds import Grouping
+from peer.rounds import Contribution, Grouping
 
 
 class NoLoCo:
@@ -32,7 +32,7 @@ class NoLoCo:
         self.settings = settings
         self.momentum = slow.zeros()  # δ
 
-    def contribution(self) -> _Contribution:
+    def contribution(self) -> Contribution:
         """sᵢ = β θᵢ + (γ − β) φᵢ, computed part by part."""
         return _Contribution(self.slow, self.settings)
 

@@ -22,13 +22,14 @@ from torch import Tensor
 from peer.config import first_difference
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
-from peer.payload import Vector, receive_payload, send_payload
+from peer.payload import receive_payload, send_payload
 from peer.rounds import Seat
 from peer.streams import BadMessage, Message, Stream, StreamLost
 from peer.swarm.meeting import Decline, Party
 from peer.swarm.members import Members
 from peer.swarm.node import OPEN_TIMEOUT, Node
 from peer.swarm.records import MemberRecord
+from peer.vectors import Vector
 
 log = get_logger("join")
 

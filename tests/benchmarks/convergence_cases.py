@@ -87,4 +87,18 @@ def outer_sweep() -> list[Case]:
     ]
 
 
+def gossip_sweep() -> list[Case]:
+    half = Case("gossip", lr=3e-3, steps=STEPS_8 // 2)
+    settings = [
+        (25, 0.5, 1.0),
+        (25, 0.3, 1.0),
+        (50, 0.5, 1.0),
+        (25, 0.7, 1.0),
+        (50, 0.3, 1.0),
+        (50, 0.7, 1.0),
+        (50, 0.7, 0.6),
+    ]
+    return [replace(half, h=h, outer={"alpha": a, "beta": b}) for h, a, b in settings]
+
+
 __all__ = ["Case", "lr_sweep", "outer_sweep", "replace"]

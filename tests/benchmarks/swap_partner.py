@@ -18,11 +18,11 @@ from peer import logs
 from peer.config import Exchange
 from peer.exchange.pair import PairExchange
 from peer.exchange.wire import Identity
-from peer.payload import Vector
 from peer.rounds import Group, Link, Outcome
 from peer.streams import Stream
 from peer.swarm import identity
 from peer.swarm.node import Node, NodeSettings
+from peer.vectors import Vector
 
 PROTOCOL = "noloco/benchmark/1"
 WAIT = 60.0

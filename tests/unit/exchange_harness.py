@@ -18,10 +18,10 @@ from peer.exchange.average import GroupAverage
 from peer.exchange.loopback import Hub, LoopbackExchange
 from peer.exchange.pair import PairExchange
 from peer.exchange.wire import Identity
-from peer.payload import Vector
 from peer.rounds import Averaged, Group, Link
 from peer.streams import Stream
 from peer.swarm.thread import LoopThread
+from peer.vectors import Vector
 
 FAST = Exchange(stall=1.0, timeout=4.0)  # so that a fault is noticed within a test
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from peer.exchange import reduce
 from peer.exchange.average import mean_of_senders
 from peer.exchange.group_wire import REPORT, Report, pack, unpack
-from peer.payload import PART, Vector
 from peer.rounds import Averaged, Group, Outcome, Sparse
+from peer.vectors import PART, Vector
 from tests.unit.exchange_harness import FAST
 from tests.unit.group_harness import many
 

@@ -11,9 +11,10 @@ import torch
 
 from peer.exchange.pair import PairExchange
 from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement
-from peer.payload import PART, Vector, receive_payload, send_payload
+from peer.payload import receive_payload, send_payload
 from peer.rounds import Averaged, Group, Link, Outcome
 from peer.streams import Stream
+from peer.vectors import PART, Vector
 from tests.unit.exchange_harness import FAST, LoopThread, identity, stream_pair
 
 NUMEL = PART + 100

@@ -16,13 +16,13 @@ from torch import Tensor
 from peer.config import Config, Decoupled, DiLoCo, Evaluation, Inner, LlamaModel, NoLoCo, Run, StdlibData
 from peer.errors import RunError, UserError
 from peer.exchange.average import merge
-from peer.payload import Vector
 from peer.rounds import Outcome
 from peer.simulate.averaging import mean_over
 from peer.simulate.meetings import Arrivals, choose_pairs
 from peer.simulate.options import Method, Options, with_method
 from peer.simulate.replica import Replica
 from peer.simulate.simulation import Simulation, save
+from peer.vectors import Vector
 from tests.unit import parts
 
 MODEL = LlamaModel(hidden_size=16, intermediate_size=32, layers=1, heads=2)

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from peer.payload import Vector, receive_payload, send_payload
+from peer.payload import receive_payload, send_payload
 from peer.streams import MESSAGE_CAP, BadMessage, Message, Stream, StreamLost
 from peer.swarm.meeting import PROPOSAL, REPLY
+from peer.vectors import Vector
 from tests.unit.exchange_harness import LoopThread, stream_pair
 
 

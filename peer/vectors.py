@@ -1,0 +1,31 @@
+"""Flat host vectors, part by part: nothing that is as long as the model is copied where 1 MiB will do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+PART = 256 * 1024  # elements of fp32: 1 MiB, the size at which the p2p daemon is fastest
+
+
+def parts(numel: int) -> Iterator[tuple[int, int]]:
+    """Borders ``(start, stop)`` of the parts of a vector of ``numel`` elements."""
+    return ((start, min(start + PART, numel)) for start in range(0, numel, PART))
+
+
+def scratch(numel: int) -> Tensor:
+    """Room for one part, fp32 on the host."""
+    return torch.empty(min(PART, numel), dtype=torch.float32)
+
+
+class Vector:
+    """A tensor that exists already, as a contribution. 1-D fp32 on the host."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self.numel = tensor.numel()
+
+    def read(self, start: int, out: Tensor) -> None:
+        out.copy_(self._tensor[start : start + out.numel()])
