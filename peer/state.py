@@ -138,7 +138,10 @@ class PeerState:
         self.counters.phase_steps_done, self.counters.lineage = state.phase_steps_done, state.lineage
 
     def catch_up(self, state: State) -> None:
-        """Take the slow weights of others without losing what was trained since: θ ← φ_theirs + (θ − φ_own)."""
+        """Take the slow weights of others without losing what was trained since: θ ← φ_theirs + (θ − φ_own).
+
+        At a boundary: round and step become theirs too, so that all come to the end of the run together.
+        """
         slow = self.outer.slow
         change = torch.empty(slow.numel)
         slow.read_fast(0, change)
@@ -147,6 +150,7 @@ class PeerState:
         slow.write_fast()
         slow.add_to_fast(change)
         self.counters.round, self.counters.lineage = state.round, state.lineage
+        self.inner.step = state.step + state.phase_steps_done
 
     def _take_outer(self, vectors: dict[str, Tensor]) -> None:
         with self.outer.slow.changing():
