@@ -1,0 +1,115 @@
+"""A presence on a real node whose training is sleeping, so that many rounds fit into a test."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from peer.config import Rendezvous as Settings
+from peer.progress import Progress, Stop
+from peer.rounds import Group, Grouping
+from peer.swarm import identity
+from peer.swarm.join import State
+from peer.swarm.meeting import Party
+from peer.swarm.node import Node, NodeSettings
+from peer.swarm.presence import Presence, Vitals
+
+STEPS, STEP_SECONDS = 10, 0.1
+
+
+class Peer:
+    """``settle``: what a peer does with its group; the group is returned by :meth:`round_trip` as well."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        initial: tuple[str, ...],
+        *,
+        grouping: Grouping = Grouping.PAIR,
+        equal: bool = False,
+        settings: Settings | None = None,
+        snapshot: Callable[[], State] | None = None,
+    ) -> None:
+        key = folder / f"{name}.key"
+        identity.load_or_create(key)
+        self.name, self.round, self.lineage = name, 0, ""
+        self.pace = 1.0
+        self.partners: Counter[str] = Counter()
+        self.waits: list[float] = []
+        self.groups: list[Group] = []
+        self.progress, self.stop = Progress(), Stop()
+        self.node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=initial))
+        self.node.start()
+        self.presence = Presence(
+            self.node,
+            Party(name, "test", "c", "{}"),
+            "layout",
+            grouping=grouping,
+            equal_replicas=equal,
+            settings=settings or Settings(),
+            progress=self.progress,
+            stop=self.stop,
+            vitals=lambda: Vitals(self.round * STEPS, self.round, 0.0),
+            lineage=lambda: self.lineage,
+            metrics_address=None,
+        )
+        self.presence.enter(snapshot or _nobody_should_ask, 0)
+
+    def inner_phase(self) -> None:
+        """Ten steps of sleep."""
+        self.progress.begin(STEPS, STEPS)
+        for _ in range(STEPS):
+            time.sleep(STEP_SECONDS * self.pace * random.uniform(0.9, 1.1))
+            self.progress.tick()
+            if self.stop.requested:
+                return
+
+    def meet(self) -> Group:
+        """The group of this boundary; the time it took is noted."""
+        began = time.monotonic()
+        group = self.presence.group_for(self.round)
+        self.waits.append(time.monotonic() - began)
+        self.groups.append(group)
+        return group
+
+    def train(self, rounds: int) -> None:
+        """Rounds in which the group does nothing but part."""
+        for _ in range(rounds):
+            self.inner_phase()
+            if self.stop.requested:
+                return
+            group = self.meet()
+            self.round += 1
+            self.partners.update(link.name for link in group.links)
+            self.part(group)
+
+    def part(self, group: Group) -> None:
+        """Close the group's streams."""
+        streams = [link.stream for link in group.links if link.stream is not None]
+        streams += list(group.assembly.controls.values()) if group.assembly else []
+        for stream in streams:
+            self.node._thread.loop.call_soon_threadsafe(stream.close)
+
+
+def _nobody_should_ask() -> State:
+    raise AssertionError("nobody should ask for the state")
+
+
+def train_all(peers: list[Peer], rounds: int) -> list[threading.Thread]:
+    """Start all, at most 0.3 s apart."""
+    threads = [threading.Thread(target=peer.train, args=(rounds,), daemon=True) for peer in peers]
+    for thread in threads:
+        time.sleep(random.uniform(0, 0.3))
+        thread.start()
+    return threads
+
+
+def join_all(threads: list[threading.Thread], seconds: float = 90) -> None:
+    for thread in threads:
+        thread.join(seconds)
+        assert not thread.is_alive()

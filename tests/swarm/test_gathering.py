@@ -1,0 +1,164 @@
+"""Groups of everyone between real nodes: who is in, who is waited for, who is sent for the others' weights."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.config import Exchange, Rendezvous
+from peer.exchange.group import GroupExchange
+from peer.exchange.mesh import PROTOCOL, Lobby
+from peer.exchange.wire import Identity
+from peer.rounds import Averaged, Group, Grouping, Outcome
+from peer.swarm.join import State
+from peer.vectors import Vector
+from tests.swarm.node_peer import STEP_SECONDS, STEPS, Peer, join_all, train_all
+
+PHASE = STEPS * STEP_SECONDS
+NUMEL = 1000
+Build = Callable[..., list[Peer]]
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Iterator[Build]:
+    """``build("abc", equal=True)``: peers in the order of their ids, so that the first one convenes."""
+    with ExitStack() as stack:
+
+        def make(names: str, **options: object) -> list[Peer]:
+            peers: list[Peer] = []
+            for name in names:
+                initial = peers[0].node.addresses if peers else ()
+                peers.append(Peer(name, tmp_path, initial, grouping=Grouping.EVERYONE, **options))  # type: ignore[arg-type]
+                stack.callback(peers[-1].presence.leave)
+            for peer in peers:
+                peer.presence._members.refresh_all()
+            return sorted(peers, key=lambda peer: peer.node.peer_id)
+
+        yield make
+
+
+def in_threads(*works: Callable[[], object]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_all_are_in_every_group_though_one_is_slower(build: Build) -> None:
+    peers = build("abcd")
+    peers[2].pace = 1.6
+    join_all(train_all(peers, 6))
+    for peer in peers:
+        met = [len(group.links) for group in peer.groups]
+        assert met[1:] == [3] * 5, (peer.name, [(group.lost, len(group.links)) for group in peer.groups])
+    for number in range(1, 6):
+        assert len({peer.groups[number].assembly.token for peer in peers}) == 1  # type: ignore[union-attr]
+    for fast in (peers[0], peers[1], peers[3]):  # they wait for the slow one, and not for longer
+        assert 0.2 * PHASE < sorted(fast.waits)[len(fast.waits) // 2] < 1.5 * PHASE
+    assert sorted(peers[2].waits)[3] < 0.5 * PHASE
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_member_that_dies_is_missed_at_once(build: Build, place: int) -> None:
+    peers = build("abc")
+    victim = peers.pop(place)
+    threads = train_all([*peers, victim], 7)
+    time.sleep(3.5 * PHASE)
+    victim.stop.request()
+    victim.node.kill()  # as a crash: no goodbye, the record stays in the directory
+    join_all(threads[:2])
+    for peer in peers:
+        assert peer.round == 7
+        assert max(peer.waits) < 6.0, peer.waits
+        assert [len(group.links) for group in peer.groups[-2:]] == [1, 1], [group.lost for group in peer.groups]
+
+
+def test_nobody_is_waited_for_longer_than_the_patience(build: Build) -> None:
+    peers = build("abc", settings=Rendezvous(patience=2.0))
+    for peer in peers:
+        peer.inner_phase()
+    peers[2].pace = 30.0  # says so, and is not waited for
+    slow = in_threads(peers[2].inner_phase)
+    time.sleep(1.0)
+    threads = in_threads(peers[0].meet, peers[1].meet)
+    join_all(threads, 20)
+    for peer in peers[:2]:
+        assert peer.waits[0] < 2.0 + 3.0
+        assert [link.name for link in peer.groups[0].links] == [peers[1 - peers.index(peer)].name]
+    peers[2].stop.request()
+    join_all(slow)
+
+
+def test_who_has_other_weights_is_sent_to_one_who_has_the_groups(build: Build) -> None:
+    peers = build("abc", equal=True, snapshot=lambda: State(40, 4, [torch.arange(NUMEL).float()], "right", 3))
+    for peer, lineage in zip(peers, ("wrong", "right", "right"), strict=True):
+        peer.lineage = lineage
+        peer.inner_phase()
+    time.sleep(1.0)
+    threads = in_threads(peers[1].meet, peers[2].meet)
+    stray = peers[0]  # it convenes, and is behind itself
+    group = stray.meet()
+    assert group.behind is not None and group.behind.name in (peers[1].name, peers[2].name)
+    state = stray.presence.state_of(group.behind, [torch.empty(NUMEL)])
+    assert state is not None
+    assert (state.lineage, state.round, state.phase_steps_done) == ("right", 4, 3)
+    assert torch.equal(state.vectors[0], torch.arange(NUMEL).float())
+    stray.lineage = state.lineage
+    assert len(stray.meet().links) == 2
+    join_all(threads)
+    assert all(len(peer.groups[-1].links) == 2 for peer in peers)
+
+
+class Averaging:
+    """A peer that averages for real, as the trainer does it: a failed round once more without the culprit."""
+
+    def __init__(self, peer: Peer, value: float) -> None:
+        lobby = Lobby()
+        peer.node.call(peer.node.serve(PROTOCOL, lobby.enter), 10)
+        self.peer, self.vector = peer, torch.full((NUMEL,), value)
+        settings = Exchange(stall=2.0, timeout=10.0, max_norm_ratio=1e9)
+        self.exchange = GroupExchange(peer.node, lobby, Identity("test", "c", "l", NUMEL), NUMEL, settings)
+        self.results: list[Averaged] = []
+
+    def round(self) -> None:
+        for _ in range(2):
+            averaged = self.exchange.average(Vector(self.vector), self.peer.meet())
+            self.results.append(averaged)
+            if not averaged.culprit or averaged.culprit == self.peer.node.peer_id:
+                return
+            self.peer.presence.avoid(averaged.culprit, averaged.outcome)
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_round_that_fails_by_a_member_is_repeated_without_it(build: Build, place: int) -> None:
+    peers = build("abc")
+    silent = peers[place]
+    works = [Averaging(peer, float(index)) for index, peer in enumerate(peers) if peer is not silent]
+    for peer in peers:
+        peer.inner_phase()
+    time.sleep(1.0)
+    held: list[Group] = []
+    threads = in_threads(lambda: held.append(silent.meet()), *(work.round for work in works))  # comes, and does nothing
+    join_all(threads, 60)
+    assert len(held[0].links) == 2
+    for work in works:
+        first, second = work.results
+        assert (first.outcome, first.culprit) == (Outcome.TIMEOUT, silent.node.peer_id), first.detail
+        assert second.outcome is Outcome.MERGED, second.detail
+        assert torch.allclose(second.mean, torch.stack([it.vector for it in works]).mean(0))
+    assert works[0].results[1].digest == works[1].results[1].digest
+    silent.part(held[0])
+
+
+def test_one_peer_alone_is_alone_at_once(build: Build) -> None:
+    (peer,) = build("a")
+    peer.inner_phase()
+    group = peer.meet()
+    assert (group.links, group.lost) == ((), "")
+    assert peer.waits[0] < 1.0
