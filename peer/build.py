@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from peer import data, model
-from peer.config import Config, Decoupled, DiLoCo, Gossip, Local, NoLoCo, Run, digest
+from peer.config import Config, Decoupled, DiLoCo, Local, NoLoCo, Run, digest
 from peer.corpus import Corpus, Tokens
 from peer.errors import UserError
 from peer.inner import InnerLoop
 from peer.outer.decoupled import Decoupled as DecoupledMethod
 from peer.outer.diloco import DiLoCo as DiLoCoMethod
-from peer.outer.gossip import Gossip as GossipMethod
 from peer.outer.local import Local as LocalMethod
 from peer.outer.method import OuterMethod
 from peer.outer.noloco import NoLoCo as NoLoCoMethod
@@ -58,8 +57,6 @@ def outer_method(run: Run, slow: SlowWeights) -> OuterMethod:
     match run.outer:
         case NoLoCo():
             return NoLoCoMethod(slow, run.outer)
-        case Gossip():
-            return GossipMethod(slow, run.outer)
         case DiLoCo():
             return DiLoCoMethod(slow, run.outer)
         case Decoupled():

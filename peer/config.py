@@ -116,14 +116,6 @@ class NoLoCo(Section):
         return self
 
 
-class Gossip(Section):
-    """NoLoCo with the momentum before the average: groups of two. α momentum, β outer learning rate."""
-
-    name: Literal["gossip"]
-    alpha: float = Field(default=0.5, ge=0, lt=1)
-    beta: Positive = 1.0
-
-
 class DiLoCo(Section):
     """DiLoCo (arXiv 2311.08105): one group of all peers, SGD with momentum on the mean pseudo-gradient."""
 
@@ -184,7 +176,7 @@ class Run(LocalPath):
     model: LlamaModel = LlamaModel()
     data: Annotated[StdlibData | TextData, Field(discriminator="name")] = StdlibData()
     inner: Inner = Inner()
-    outer: Annotated[NoLoCo | Gossip | DiLoCo | Decoupled | Local, Field(discriminator="name")] = NoLoCo()
+    outer: Annotated[NoLoCo | DiLoCo | Decoupled | Local, Field(discriminator="name")] = NoLoCo()
     rendezvous: Rendezvous = Rendezvous()
     exchange: Exchange = Exchange()
     evaluation: Evaluation = Evaluation()

@@ -30,8 +30,8 @@ def choose_pairs(
 ) -> list[tuple[Replica, Replica | None]]:
     """Meetings that take place now; ``None``: alone. Others of ``here`` wait for a partner that is still training.
 
-    A partner is drawn from all whose boundary is within ``window`` of the shorter inner phase. Those that went
-    alone most often choose first, so that with an odd number everybody takes turns.
+    A partner is drawn from those met longest ago, of all whose boundary is within ``window`` of the shorter inner
+    phase. Those that went alone most often choose first, so that with an odd number everybody takes turns.
     """
     meetings: list[tuple[Replica, Replica | None]] = []
     for replica in here:
@@ -54,7 +54,8 @@ def choose_pairs(
         if not candidates:
             meetings.append((first, None))
             continue
-        partner = chance.choice(candidates)
+        longest = min(first.met.get(other.name, -1) for other in candidates)
+        partner = chance.choice([other for other in candidates if first.met.get(other.name, -1) == longest])
         if partner in free:
             free.remove(partner)
             meetings.append((first, partner))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from peer.config import Config, Decoupled, DiLoCo, Gossip, Local, NoLoCo
+from peer.config import Config, Decoupled, DiLoCo, Local, NoLoCo
 from peer.errors import UserError
 
 MAX_REPLICAS = 64
@@ -15,7 +15,6 @@ class Method(StrEnum):
     """The configuration's methods, and controls that only a simulation has."""
 
     NOLOCO = "noloco"
-    GOSSIP = "gossip"
     DILOCO = "diloco"
     DECOUPLED = "decoupled"
     LOCAL = "local"
@@ -56,7 +55,6 @@ def with_method(config: Config, method: Method | None) -> tuple[Config, Method]:
     outer = config.run.outer
     fresh = {
         Method.NOLOCO: NoLoCo(),
-        Method.GOSSIP: Gossip(name="gossip"),
         Method.DILOCO: DiLoCo(name="diloco"),
         Method.DECOUPLED: Decoupled(name="decoupled"),
         Method.LOCAL: Local(name="local"),

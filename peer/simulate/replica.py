@@ -34,6 +34,7 @@ class Replica:
     inner_steps: int
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     partners: Counter[str] = field(default_factory=Counter)
+    met: dict[str, int] = field(default_factory=dict)  # the round in which a partner was met last
     bytes_sent: int = 0
     bytes_received: int = 0
     waited: float = 0.0  # simulated time

@@ -136,6 +136,8 @@ class World:
             replica.apply(mean, self._options.delay)
             replica.bytes_sent += size
             replica.bytes_received += size
-            replica.partners.update(other.name for other in group if other is not replica)
+            others = [other.name for other in group if other is not replica]
+            replica.partners.update(others)
+            replica.met.update(dict.fromkeys(others, replica.state.counters.round))
             replica.cross_boundary(Outcome.MERGED if len(group) > 1 else Outcome.ALONE)
         return group

@@ -100,9 +100,9 @@ def main() -> None:
     ratio = found["hivemind"]["seconds"] / found["ours"]["seconds"]
     ours, theirs = found["ours"], found["hivemind"]
     words = (
-        f"{MEMBERS} members, {numel // 2**18} MiB: hivemind's averager takes {ratio:.1f} times as long a round as ours; "
-        f"with a member killed, {theirs['killed_wrong']} of {theirs['killed_rounds']} rounds of the others were called a "
-        f"success and were not the mean of all, ours {ours['killed_wrong']} of {ours['killed_rounds']}"
+        f"{MEMBERS} members, {numel // 2**18} MiB: hivemind's averager takes {ratio:.1f} times as long as ours; "
+        f"with a member killed, {theirs['killed_wrong']} of {theirs['killed_rounds']} rounds of the others were called "
+        f"a success and were not the mean of all, ours {ours['killed_wrong']} of {ours['killed_rounds']}"
     )
     finish("all_reduce", {**found, "seconds_ratio": ratio}, words, args.json)
 
