@@ -1,9 +1,10 @@
 """Meeting a random partner without waiting for one.
 
-During its inner steps a peer proposes to random live members. Two peers whose boundaries are near each other
-commit to a meeting, and the stream between them stays open: it *is* the meeting. At the boundary each side says
-``Ready`` on it and the swap runs over the same stream. If the partner dies first the stream ends, which frees the
-other one at once. Who has no meeting at its boundary asks a few members directly, then goes on alone.
+During its inner steps a peer proposes to live members: those it has met longest ago first, at random among equals,
+because weights mix faster so (README, "Convergence"). Two peers whose boundaries are near each other commit to a
+meeting, and the stream between them stays open: it *is* the meeting. At the boundary each side says ``Ready`` on it and
+the swap runs over the same stream. If the partner dies first the stream ends, which frees the other one at once. Who
+has no meeting at its boundary asks a few members directly, then goes on alone.
 
 Whoever proposes first chooses, so each peer starts to propose at a random time of its inner phase. If all started
 at their boundary, two peers that have just met would always find each other first, and never mix with the rest.
@@ -51,6 +52,7 @@ class Rendezvous:
         self._round = 0
         self._boundary = Boundary(progress)
         self._meeting: Meeting | None = None
+        self._met: dict[str, int] = {}  # the round in which a partner was met last
         self._asking = ""  # the peer that has our proposal at the moment
         self._answered = asyncio.Event()
         self._answered.set()
@@ -81,6 +83,7 @@ class Rendezvous:
                         break
                     link = await self._meet(self._meeting)
                     if link is not None:
+                        self._met[link.peer_id] = self._round
                         return Group(self._round, (link,))
                 return Group(self._round)
         finally:
@@ -141,10 +144,10 @@ class Rendezvous:
         return eta is not None and phase is not None and eta <= share * phase
 
     def _candidates(self) -> list[MemberRecord]:
-        """Live members in random order."""
+        """Live members, those met longest ago first, in random order among equals: weights mix faster so."""
         live = self._members.live()
         random.shuffle(live)
-        return live
+        return sorted(live, key=lambda record: self._met.get(record.peer_id, -1))
 
     async def _propose(self, record: MemberRecord) -> None:
         if self._asking or self._meeting is not None:

@@ -61,7 +61,7 @@ class Case:
 NOLOCO = {"alpha": 0.3, "beta": 1.0, "gamma": 0.91}
 PAPER = {"alpha": 0.5, "beta": 0.7, "gamma": 0.7}
 DILOCO = {"learning_rate": 0.7, "momentum": 0.5}
-DILOCO_100 = {"learning_rate": 0.7, "momentum": 0.5}
+DILOCO_100 = {"learning_rate": 1.0, "momentum": 0.5}
 DECOUPLED = {"learning_rate": 0.7, "momentum": 0.5}
 
 CHOSEN = [

@@ -114,18 +114,31 @@ def test_everybody_meets_and_with_an_odd_number_everybody_takes_turns_at_being_a
             assert summary["peers"][other]["partners"][name] == count
 
 
-def test_pairs_are_uniformly_random() -> None:
+def pairings(rounds: int, remember: bool) -> Counter[frozenset[str]]:
+    """How often each pair of six replicas meets."""
     replicas = [Replica(str(index), parts.peer_state(), 1.0, 10**9, 10) for index in range(6)]
     chance, met = random.Random(0), Counter[frozenset[str]]()
-    for _ in range(3000):
+    for number in range(rounds):
         arrivals = Arrivals(due=dict.fromkeys(replicas, 0.0))
         for one, two in choose_pairs(arrivals, replicas, 0.0, 0.5, chance):
             assert two is not None
             met[frozenset((one.name, two.name))] += 1
+            if remember:
+                one.met[two.name] = two.met[one.name] = number
+    return met
+
+
+def test_among_partners_met_equally_long_ago_every_pair_is_as_likely() -> None:
+    met = pairings(3000, remember=False)
     assert len(met) == 15
     expected = 3000 * 3 / 15
     chi_square = sum((count - expected) ** 2 / expected for count in met.values())
     assert chi_square < 36.1  # 14 degrees of freedom, 0.1%
+
+
+def test_partners_met_longest_ago_come_first() -> None:
+    met = pairings(50, remember=True)
+    assert min(met.values()) >= 0.7 * 10 and max(met.values()) <= 1.3 * 10, met  # chance alone: about 5 to 16
 
 
 def test_dropped_swaps_are_counted_and_cost_no_bytes() -> None:
