@@ -1,0 +1,83 @@
+"""Peers of a group of equals: whose slow weights are the same, and how one that missed a round comes back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from peer.state import Counters, PeerState
+from tests.unit import parts
+
+H = 3
+
+
+def theta(state: PeerState) -> Tensor:
+    out = torch.empty(state.outer.slow.numel)
+    state.outer.slow.read_fast(0, out)
+    return out
+
+
+def apply(state: PeerState, mean: Tensor, digest: str) -> None:
+    state.outer.apply(mean)
+    state.cross_boundary(digest)
+
+
+def contribution(state: PeerState) -> Tensor:
+    out = torch.empty(state.outer.slow.numel)
+    state.outer.contribution().read(0, out)  # type: ignore[union-attr]
+    return out
+
+
+def test_catching_up_takes_the_slow_weights_and_keeps_what_was_trained() -> None:
+    ahead, behind = parts.peer_state(), parts.peer_state()
+    for number in range(3):
+        ahead.inner.run(ahead.stream.take(H))
+        apply(ahead, contribution(ahead), f"digest {number}")
+    behind.inner.run(behind.stream.take(2 * H))
+    ahead.inner.run(ahead.stream.take(H))  # the donor stands at its boundary, too
+    trained = theta(behind) - behind.outer.slow.phi
+    moments = {key: value["exp_avg"].clone() for key, value in behind.inner.optimizer.state.items()}
+    donor = theta(ahead).clone()
+
+    behind.catch_up(ahead.snapshot())
+
+    assert torch.equal(behind.outer.slow.phi, ahead.outer.slow.phi)
+    assert torch.equal(behind.outer.momentum, ahead.outer.momentum)  # type: ignore[arg-type]
+    torch.testing.assert_close(theta(behind) - behind.outer.slow.phi, trained, atol=1e-6, rtol=1e-4)
+    assert (behind.counters.lineage, behind.counters.round) == (ahead.counters.lineage, 3)
+    assert behind.inner.step == ahead.inner.step == 4 * H
+    for key, before in moments.items():
+        assert torch.equal(behind.inner.optimizer.state[key]["exp_avg"], before)
+    assert torch.equal(theta(ahead), donor)
+
+
+def test_the_lineage_is_that_of_all_rounds_in_their_order() -> None:
+    def lineage(*digests: str) -> str:
+        state = parts.peer_state()
+        for digest in digests:
+            state.cross_boundary(digest)
+        return state.counters.lineage
+
+    assert lineage() == lineage("") == ""
+    assert lineage("a", "b") == lineage("a", "b") == lineage("a", "", "b")
+    assert len({lineage("a"), lineage("b"), lineage("a", "b"), lineage("b", "a")}) == 4
+    assert len(lineage("a", "b")) == 32
+
+
+def test_a_newcomer_stands_where_its_donor_stands_between_two_boundaries() -> None:
+    donor, newcomer = parts.peer_state(), parts.peer_state()
+    donor.inner.run(donor.stream.take(H))
+    apply(donor, contribution(donor), "digest")
+    donor.inner.run(donor.stream.take(2))
+    newcomer.adopt(donor.snapshot())
+    assert newcomer.inner.step == donor.inner.step == H + 2
+    assert newcomer.counters == Counters(
+        round=1, phase_steps_done=2, boundary_step=H, lineage=donor.counters.lineage, tokens=0
+    )
+    assert torch.equal(theta(newcomer), donor.outer.slow.phi)
+
+
+def test_a_checkpoint_knows_its_lineage() -> None:
+    state = parts.peer_state()
+    state.cross_boundary("digest")
+    assert state.scalars()["lineage"] == state.counters.lineage != ""
