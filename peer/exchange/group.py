@@ -51,8 +51,9 @@ class GroupExchange:
                 return Averaged(self._buffer, Outcome.TIMEOUT, detail=group.lost)
             return Averaged(self._buffer, Outcome.ALONE, digest=self._digest())
         began, limit = time.monotonic(), self._deadline.seconds
+        longest = 2 * limit + 2 * self._settings.stall + GRACE
         mesh = Mesh(self._network, self._lobby, group.assembly, self._identity, self._settings.stall)
-        verdict, digest = self._network.call(self._guarded(contribution, group, mesh, limit), 2 * limit + GRACE)
+        verdict, digest = self._network.call(self._guarded(contribution, group, mesh, limit), longest)
         seconds = time.monotonic() - began
         if verdict.commit:
             self._deadline.observe(seconds)

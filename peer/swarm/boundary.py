@@ -27,6 +27,11 @@ class Boundary:
             self.here = False
 
     @property
+    def between(self) -> bool:
+        """A boundary is behind us and the next inner phase has not begun: when it ends nobody can tell yet."""
+        return self._progress.phases == self._left_phase
+
+    @property
     def phase(self) -> float | None:
         """Expected seconds of a whole inner phase; ``None`` before the first step."""
         return self._progress.phase_seconds
@@ -35,6 +40,6 @@ class Boundary:
         """Seconds to the boundary that the next meeting is for; ``None`` before the first step."""
         if self.here:
             return 0.0
-        if self._progress.phases == self._left_phase:  # between a boundary and the next inner phase
+        if self.between:
             return self._progress.phase_seconds
         return self._progress.eta()

@@ -37,6 +37,7 @@ class Attendee:
     round: int
     until: float
     ready: Ready | None = None
+    sent_off: bool = False  # for the group's weights, once
     gone: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -53,6 +54,7 @@ class Convener:
         self._spawn, self._patience = spawn, patience
         self._attendees: dict[str, Attendee] = {}
         self._news = asyncio.Event()
+        self._gathering = False
 
     @property
     def present(self) -> set[str]:
@@ -80,7 +82,7 @@ class Convener:
 
     async def gather(self, me: Seat, own: Ready, *, equal: bool, stopped: Callable[[], bool]) -> Group:
         """Wait for those who attend, then call the roster. ``equal``: all must have the same lineage."""
-        told = 0.0
+        told, self._gathering = 0.0, True
         while True:
             self._news.clear()
             late = self._late(own.round)
@@ -90,12 +92,15 @@ class Convener:
                     return await self._call(me, own)
                 reference, strays = behind
                 if own.lineage != reference.lineage:
+                    self._gathering = False
+                    self._spawn(self._keep_waiting(me))
                     return Group(own.round, behind=self._holder(reference.lineage))
                 await self._send_off(me, strays)
                 continue
             if time.monotonic() - told > KEEP_ALIVE:
                 told = time.monotonic()
-                await self._tell_to_wait(late)
+                seconds = max(attendee.until for attendee in late) - time.monotonic()
+                await self._tell_to_wait(seconds, ", ".join(attendee.seat.name for attendee in late))
             soonest = min(attendee.until for attendee in late)
             await _within(self._news.wait(), min(KEEP_ALIVE, max(0.0, soonest - time.monotonic())))
 
@@ -134,12 +139,17 @@ class Convener:
         finally:
             self._news.set()
 
-    async def _tell_to_wait(self, late: list[Attendee]) -> None:
-        seconds = max(0.0, max(attendee.until for attendee in late) - time.monotonic())
-        whom = ", ".join(attendee.seat.name for attendee in late)[:128]
+    async def _tell_to_wait(self, seconds: float, whom: str) -> None:
         for attendee in list(self._attendees.values()):
             if attendee.ready is not None:
-                await _tell(attendee, Wait(seconds=seconds, whom=whom))
+                await _tell(attendee, Wait(seconds=max(0.0, seconds), whom=whom[:128]))
+
+    async def _keep_waiting(self, me: Seat) -> None:
+        """While this peer takes the group's weights itself, the others hear that it lives."""
+        until = time.monotonic() + CATCH_UP
+        while not self._gathering and time.monotonic() < until:
+            await self._tell_to_wait(until - time.monotonic(), me.name)
+            await asyncio.sleep(KEEP_ALIVE)
 
     # -- whose slow weights count
 
@@ -157,8 +167,12 @@ class Convener:
     async def _send_off(self, donor: Seat, strays: list[Attendee]) -> None:
         """Let them take the state of a member whose slow weights are right, and wait for them."""
         for attendee in strays:
+            if attendee.sent_off:  # and has other weights all the same
+                self._attendees.pop(attendee.seat.peer_id, None)
+                attendee.leave()
+                continue
             log.info("sent for the group's weights: %s", fields(peer=attendee.seat.name, donor=donor.name))
-            attendee.ready, attendee.until = None, time.monotonic() + CATCH_UP
+            attendee.ready, attendee.until, attendee.sent_off = None, time.monotonic() + CATCH_UP, True
             await _tell(attendee, Behind(donor=Place.of(donor)))
             attendee.changed.set()
 

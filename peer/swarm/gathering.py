@@ -180,7 +180,7 @@ class Gathering:
         """During the inner steps: be where the group will be called."""
         while not self._stop.requested:
             await asyncio.sleep(PERIOD)
-            if self._boundary.here or self._boundary.eta() is None:
+            if self._boundary.here or self._boundary.between or self._boundary.eta() is None:
                 continue
             leader = self._roll.leader()
             if leader is None:
