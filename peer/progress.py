@@ -22,7 +22,7 @@ class Progress:
         self.phases = 0  # inner phases begun
 
     def begin(self, remaining: int, steps: int) -> None:
-        """An inner phase of ``steps`` steps starts or goes on with ``remaining`` of them to do."""
+        """An inner phase starts or goes on with ``remaining`` steps to do; ``steps`` is H, a phase's usual length."""
         self._steps, self._remaining = steps, remaining
         self._last = time.monotonic()
         self.phases += 1
@@ -39,7 +39,7 @@ class Progress:
 
     @property
     def phase_seconds(self) -> float | None:
-        """Expected length of a whole inner phase in seconds; ``None`` before the first step."""
+        """Expected seconds of H inner steps; ``None`` before the first step."""
         return None if self._step_seconds is None else self._step_seconds * max(self._steps, 1)
 
     def rate(self, per_step: int) -> float:

@@ -21,6 +21,7 @@ from peer.metrics import PhaseClock
 from peer.progress import Progress, Stop
 from peer.report import Reporter, RoundReport
 from peer.rounds import Averaged, Group, Outcome
+from peer.schedule import phase_steps
 from peer.state import PeerState
 from peer.swarm.presence import Presence
 
@@ -107,13 +108,13 @@ class Trainer:
 
     def batches(self) -> Iterator[Tensor]:
         """Training batches up to the next boundary."""
-        self.parts.progress.begin(self.remaining(), self.phase_steps())
+        self.parts.progress.begin(self.remaining(), self.config.run.inner_steps)
         return self.stream.take(self.remaining())
 
     def phase_steps(self) -> int:
-        """Inner steps from the last boundary to the next one: H, or what is left of the run."""
+        """Inner steps from the last boundary to the next one: H, and less at the end of the run."""
         left = self.config.run.steps - self.counters.boundary_step
-        return min(self.config.run.inner_steps, left)
+        return phase_steps(self.config.run.inner_steps, left, self.outer.grouping)
 
     def remaining(self) -> int:
         """Inner steps left to the next boundary."""

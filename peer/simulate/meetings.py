@@ -31,7 +31,7 @@ def choose_pairs(
     """Meetings that take place now; ``None``: alone. Others of ``here`` wait for a partner that is still training.
 
     A partner is drawn from those met longest ago, of all whose boundary is within ``window`` of the shorter inner
-    phase. Those that went alone most often choose first, so that with an odd number everybody takes turns.
+    phase. With an odd number everybody takes turns at being alone.
     """
     meetings: list[tuple[Replica, Replica | None]] = []
     for replica in here:
@@ -43,14 +43,18 @@ def choose_pairs(
         arrivals.waiting.pop(came_for.pop(replica))
     chance.shuffle(free)
     free.sort(key=lambda replica: -replica.outcomes[Outcome.ALONE])
+    if len(free) % 2:
+        free.insert(0, free.pop())  # one is too many: who was alone least often looks among those still training
+    odd = len(free) % 2
     while free:
         first = free.pop(0)
         still = [
             other
             for other, due in arrivals.due.items()
-            if other not in came_for and due - time <= window * min(first.phase_time, other.phase_time)
+            if other not in came_for and due - time <= window * min(first.usual_time, other.usual_time)
         ]
-        candidates = [*free, *still]
+        candidates = still if odd else [*free, *still]
+        odd = 0
         if not candidates:
             meetings.append((first, None))
             continue

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from peer.errors import RunError
 from peer.rounds import Outcome
+from peer.schedule import phase_steps
 from peer.state import PeerState
 
 
@@ -50,12 +51,17 @@ class Replica:
     @property
     def phase_steps(self) -> int:
         """Inner steps to the next boundary."""
-        return min(self.inner_steps, self.steps - self.state.inner.step)
+        return phase_steps(self.inner_steps, self.steps - self.state.inner.step, self.state.outer.grouping)
 
     @property
     def phase_time(self) -> float:
         """The same in simulated time."""
         return self.phase_steps / self.speed
+
+    @property
+    def usual_time(self) -> float:
+        """H inner steps in simulated time."""
+        return self.inner_steps / self.speed
 
     def inner_phase(self) -> None:
         """Train to the next boundary, taking in on the way what arrives late."""

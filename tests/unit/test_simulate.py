@@ -25,6 +25,7 @@ from peer.simulate.simulation import Simulation, save
 from peer.vectors import Vector
 from tests.unit import parts
 
+PAIR_ROUNDS = 5  # of 12 steps with H 4: 4, 4, 2, 1, 1
 MODEL = LlamaModel(hidden_size=16, intermediate_size=32, layers=1, heads=2)
 
 
@@ -94,9 +95,8 @@ def test_data_parallel_training_is_one_model_on_all_the_data() -> None:
 
 def test_bytes_are_those_of_the_protocols() -> None:
     numel = sum(p.numel() for p in parts.network().parameters())
-    rounds = 3
-    assert simulate(Method.NOLOCO)["swarm"]["bytes_sent"] == 4 * rounds * 4 * numel
-    assert simulate(Method.DILOCO)["swarm"]["bytes_sent"] == 4 * rounds * round(2 * 3 / 4 * 4 * numel)
+    assert simulate(Method.NOLOCO)["swarm"]["bytes_sent"] == 4 * PAIR_ROUNDS * 4 * numel
+    assert simulate(Method.DILOCO)["swarm"]["bytes_sent"] == 4 * 3 * round(2 * 3 / 4 * 4 * numel)
     assert simulate(Method.DDP)["swarm"]["bytes_sent"] == 12 * 2 * 3 * 4 * numel
     assert simulate(Method.LOCAL)["swarm"]["bytes_sent"] == 0
     assert simulate(Method.ONE_WORKER)["swarm"]["bytes_sent"] == 0
@@ -106,8 +106,8 @@ def test_bytes_are_those_of_the_protocols() -> None:
 def test_everybody_meets_and_with_an_odd_number_everybody_takes_turns_at_being_alone() -> None:
     summary = simulate(replicas=5, run={"steps": 40})
     alone = [row["rounds"]["alone"] for row in summary["peers"].values()]
-    assert alone == [2] * 5
-    assert all(row["rounds"]["merged"] == 8 for row in summary["peers"].values())
+    assert sorted(alone) == [2, 2, 2, 3, 3]  # of 9 + 3 rounds
+    assert all(sum(row["rounds"].values()) == 12 for row in summary["peers"].values())
     assert sum(len(row["partners"]) for row in summary["peers"].values()) >= 16
     for name, row in summary["peers"].items():
         for other, count in row["partners"].items():
@@ -144,9 +144,9 @@ def test_partners_met_longest_ago_come_first() -> None:
 def test_dropped_swaps_are_counted_and_cost_no_bytes() -> None:
     summary = simulate(drop=1.0)
     assert summary["swarm"]["bytes_sent"] == 0
-    assert all(row["rounds"]["timeout"] == 3 for row in summary["peers"].values())
+    assert all(row["rounds"]["timeout"] == PAIR_ROUNDS for row in summary["peers"].values())
     some = simulate(drop=0.3, run={"steps": 80})
-    share = sum(row["rounds"]["timeout"] for row in some["peers"].values()) / 80
+    share = sum(row["rounds"]["timeout"] for row in some["peers"].values()) / (4 * 22)
     assert 0.1 < share < 0.5
 
 

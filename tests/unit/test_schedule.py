@@ -1,0 +1,35 @@
+"""The lengths of the inner phases of a run."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.rounds import Grouping
+from peer.schedule import SHORTEST, phase_steps
+
+
+def phases(steps: int, inner_steps: int, grouping: Grouping) -> list[int]:
+    out = []
+    while steps:
+        out.append(phase_steps(inner_steps, steps, grouping))
+        steps -= out[-1]
+    return out
+
+
+def test_the_last_phase_of_pairs_is_cut_into_shorter_and_shorter_ones() -> None:
+    assert phases(150, 50, Grouping.PAIR) == [50, 50, 25, 13, 12]
+    assert phases(60, 25, Grouping.PAIR) == [25, 25, 5, 5]
+    assert phases(120, 50, Grouping.EVERYONE) == [50, 50, 20]
+    assert phases(120, 50, Grouping.NOBODY) == [50, 50, 20]
+
+
+@given(st.integers(1, 5000), st.integers(1, 600), st.sampled_from(Grouping))
+def test_every_step_is_made_and_hardly_a_round_more(steps: int, inner_steps: int, grouping: Grouping) -> None:
+    out = phases(steps, inner_steps, grouping)
+    assert sum(out) == steps
+    assert all(0 < length <= inner_steps for length in out)
+    assert out == sorted(out, reverse=True)
+    assert len(out) <= -(-steps // inner_steps) + 3
+    assert all(length * SHORTEST >= inner_steps for length in out[:-1])
+    assert phase_steps(inner_steps, 0, grouping) == 0
