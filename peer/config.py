@@ -92,12 +92,16 @@ class Inner(Section):
 
 
 class NoLoCo(Section):
-    """NoLoCo (arXiv 2506.10911): groups of two. α momentum, β outer learning rate, γ weight averaging."""
+    """NoLoCo (arXiv 2506.10911): groups of two. α momentum, β outer learning rate, γ weight averaging.
+
+    The defaults are those of our sweep (README, "Convergence") with γ = 1 − α², where replicas differ least; the
+    paper has 0.5, 0.7, 0.7, the same step β / (1 − α) in the long run.
+    """
 
     name: Literal["noloco"] = "noloco"
-    alpha: float = Field(default=0.5, ge=0, lt=1)
-    beta: Positive = 0.7
-    gamma: Positive = 0.7
+    alpha: float = Field(default=0.3, ge=0, lt=1)
+    beta: Positive = 1.0
+    gamma: Positive = 0.91
 
     @model_validator(mode="after")
     def _stable(self) -> NoLoCo:
@@ -121,7 +125,7 @@ class DiLoCo(Section):
 
     name: Literal["diloco"]
     learning_rate: Positive = 0.7
-    momentum: float = Field(default=0.9, ge=0, lt=1)
+    momentum: float = Field(default=0.5, ge=0, lt=1)  # the paper has 0.9, for many more rounds than we could make
     nesterov: bool = True  # look-ahead as in torch's SGD(nesterov=True); false: heavy ball, as NoLoCo's authors compare
 
 
@@ -130,7 +134,7 @@ class Decoupled(Section):
 
     name: Literal["decoupled"]
     learning_rate: Positive = 0.7
-    momentum: float = Field(default=0.9, ge=0, lt=1)
+    momentum: float = Field(default=0.5, ge=0, lt=1)  # the authors have 0.9 to 0.95; at few rounds that diverges
     chunk: int = Field(default=64, ge=8, le=256)  # side of a chunk; positions in one fit 16 bits
     density: Fraction = Field(default=1 / 128, gt=0)  # share of a chunk's coefficients that is sent
 
