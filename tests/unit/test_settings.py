@@ -55,8 +55,8 @@ def test_every_config_of_the_repository_loads(file: Path) -> None:
         ),
         ("run: {outer: {alpha: 0.5}}", "run.outer.name is missing"),
         ("run: {data: {name: text}}", "run.data.train: field required"),
-        ("run: {outer: {name: noloco, gamma: 1.5}}", "run.outer: gamma 1.5 makes the replicas diverge"),
-        ("run: {outer: {name: noloco, gamma: 1.5}}", "0 < gamma < 2(1 - alpha^2) = 1.5"),
+        ("run: {outer: {name: noloco, alpha: 0.5, gamma: 1.5}}", "run.outer: gamma 1.5 makes the replicas diverge"),
+        ("run: {outer: {name: noloco, alpha: 0.5, gamma: 1.5}}", "0 < gamma < 2(1 - alpha^2) = 1.5"),
         ("run: {outer: {name: noloco, alpha: 0.9, gamma: 0.4}}", "2(1 - alpha^2) = 0.38"),
         ("run: {model: {hidden_size: 10, heads: 3}}", "not a multiple of heads"),
         ("run: {batch_size: 8}\npeer: {micro_batch: 3}", "not a multiple of peer.micro_batch"),
@@ -115,7 +115,9 @@ def test_gamma_outside_the_papers_range_is_only_warned_of(
     with caplog.at_level(logging.WARNING, "noloco.config"):
         load("run: {outer: {name: noloco, gamma: 0.7}}", tmp_path)
         assert caplog.text == ""
-        assert load("run: {outer: {name: noloco, gamma: 0.3}}", tmp_path).run.outer == NoLoCo(gamma=0.3)
+        assert load("run: {outer: {name: noloco, alpha: 0.5, gamma: 0.3}}", tmp_path).run.outer == NoLoCo(
+            alpha=0.5, gamma=0.3
+        )
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("noloco.config", logging.WARNING)
     assert "run.outer.gamma 0.3 is outside the paper's range 0.5 < gamma < 1.5" in record.getMessage()

@@ -26,6 +26,12 @@ SUMMARY_SWARM = {
 }
 
 
+@pytest.fixture(autouse=True)
+def logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line sets up the whole process' logging, on a stream that is gone after the test."""
+    monkeypatch.setattr("peer.logs.setup", lambda *arguments: None)
+
+
 def simulate(folder: Path, *arguments: str) -> int:
     sets = [word for override in (*TINY, f"run.dir={folder}") for word in ("--set", override)]
     with pytest.raises(SystemExit) as ended:
