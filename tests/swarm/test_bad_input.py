@@ -27,7 +27,7 @@ def refused(process: Process, *says: str) -> None:
     [
         ("run.inner.learning_rat=1", "run.inner.learning_rat: unknown key, did you mean learning_rate?"),
         ("run.steps=many", "run.steps: input should be a valid integer"),
-        ("run.outer.gamma=1.5", "0 < gamma < 2(1 - alpha^2) = 1.5"),
+        ("run.outer={name: noloco, alpha: 0.5, gamma: 1.5}", "0 < gamma < 2(1 - alpha^2) = 1.5"),
         ("run.data={name: text, train: [/none/*.txt]}", "run.data.train: no file matches /none/*.txt"),
         ("peer.checkpoint.keep=1000000000", "no space for checkpoints"),
         pytest.param(
