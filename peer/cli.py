@@ -141,6 +141,7 @@ def _swarm(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
+    from peer.place import require_folder
     from peer.simulate.options import Options, with_method
     from peer.simulate.simulation import Simulation, save
 
@@ -154,9 +155,11 @@ def _simulate(args: argparse.Namespace) -> int:
         non_iid=args.non_iid,
         workers=args.workers or os.cpu_count() or 1,
     )
-    summary = Simulation(config, options).run(lambda line: print(line, flush=True))
+    simulation = Simulation(config, options)
+    require_folder(config.run.dir)  # before the work, not after it
+    summary = simulation.run(lambda line: print(line, flush=True))
     title = f"{config.run.name}: {method}, {args.replicas} replicas, H {config.run.inner_steps}"
-    files = save(summary, config.run.dir / "simulation", title)
+    files = save(summary, config.run.dir, title)
     swarm = summary["swarm"]
     print(
         f"{title}: validation loss {swarm['val_loss_mean']:.4f}, {swarm['tokens']:,} tokens, "

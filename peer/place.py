@@ -6,11 +6,12 @@ import fcntl
 import os
 import re
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
-from peer.errors import UserError
+from peer.errors import RunError, UserError
 
 
 class Place:
@@ -46,6 +47,36 @@ def claim(run_dir: Path, name: str | None) -> Place:
             continue
         return Place(candidate, folder, lock)
     raise AssertionError("unreachable: the names do not end")
+
+
+def require_folder(folder: Path) -> None:
+    """Create ``folder`` where it is not there. Raises :class:`UserError` when nothing can be written to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"run.dir: cannot write to {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"run.dir: cannot write to {folder}: Permission denied")
+
+
+def set_aside(folder: Path, names: Sequence[str]) -> None:
+    """Move what an earlier run left of ``names`` in ``folder`` to ``before-<time>`` beside it: nothing is overwritten.
+
+    Raises :class:`UserError` when a peer is running in one of them, :class:`RunError` when it cannot be moved.
+    """
+    used = [path for path in (folder / name for name in names) if path.exists()]
+    if not used:
+        return
+    for path in used:
+        if path.is_dir():
+            claim(folder, path.name).release()  # refuses when a peer is running there
+    aside = folder / time.strftime("before-%Y%m%d-%H%M%S")
+    try:
+        aside.mkdir()
+        for path in used:
+            path.rename(aside / path.name)
+    except OSError as error:
+        raise RunError(f"cannot move the earlier run to {aside}: {error.strerror}") from None
 
 
 def _names() -> Iterator[str]:

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import FrameType
 
 from peer.config import Config
-from peer.errors import RunError, UserError
+from peer.errors import UserError
 from peer.launch.processes import Child, read_addresses, stop_all
 from peer.launch.summary import in_words, summarize
 from peer.launch.table import View
 from peer.launch.tail import Tail
-from peer.place import claim
+from peer.place import set_aside
 
 POLL_SECONDS = 0.25
 START_SECONDS = 60.0
@@ -41,7 +41,7 @@ class LocalSwarm:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
         if not self._resume:
-            self._set_aside()
+            set_aside(self._folder, [*self._names, "bootstrap", "summary.json"])
         began = time.monotonic()
         try:
             tails = [Tail(name, self._folder / name) for name in self._names]
@@ -111,23 +111,6 @@ class LocalSwarm:
             print("asked to stop: every peer finishes its step and saves")
             stop_all(peers)
         return [child for child in peers if child.exit_code() != 0]
-
-    def _set_aside(self) -> None:
-        """A new run starts in clean folders; an earlier one is kept beside them."""
-        used = [self._folder / name for name in [*self._names, "bootstrap", "summary.json"]]
-        used = [path for path in used if path.exists()]
-        if not used:
-            return
-        for path in used:
-            if path.is_dir():
-                claim(self._folder, path.name).release()  # refuses when a peer is running there
-        aside = self._folder / time.strftime("before-%Y%m%d-%H%M%S")
-        try:
-            aside.mkdir()
-            for path in used:
-                path.rename(aside / path.name)
-        except OSError as error:
-            raise RunError(f"cannot move the earlier run to {aside}: {error.strerror}") from None
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._interrupted += 1

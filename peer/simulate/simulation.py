@@ -19,6 +19,7 @@ from peer import build, corpus
 from peer.build import Signs
 from peer.config import Config, Local
 from peer.corpus import Corpus
+from peer.place import require_folder, set_aside
 from peer.progress import Progress, Stop
 from peer.rounds import Outcome
 from peer.simulate.draw import draw
@@ -29,6 +30,7 @@ from peer.simulate.together import Together
 from peer.simulate.world import World
 
 Say = Callable[[str], None]
+FILES = ("summary.json", "curves.json", "simulation.png")
 
 
 class Simulation:
@@ -150,9 +152,10 @@ def _line(at: float, row: Row) -> str:
 
 
 def save(summary: dict[str, Any], folder: Path, title: str) -> list[Path]:
-    """Write the three files; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / name for name in ("summary.json", "curves.json", "simulation.png")]
+    """Write the three files, with those of an earlier run moved aside; returns their paths."""
+    require_folder(folder)
+    set_aside(folder, FILES)
+    files = [folder / name for name in FILES]
     curves = summary.pop("curves")
     for path, value in zip(files, (summary, curves), strict=False):
         path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

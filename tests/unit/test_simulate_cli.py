@@ -43,11 +43,14 @@ def test_it_writes_a_summary_with_the_promised_keys_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert simulate(tmp_path, "--replicas", "3", "--method", "diloco", "--drop", "0.2", "--speeds", "1", "0.5") == 0
-    summary = json.loads((tmp_path / "simulation" / "summary.json").read_text())
+    summary = json.loads((tmp_path / "summary.json").read_text())
     assert set(summary["swarm"]) == SUMMARY_SWARM
     assert summary["swarm"]["method"] == "diloco"
     assert set(summary["peers"]) == {"replica-0", "replica-1", "replica-2"}
-    assert (tmp_path / "simulation" / "simulation.png").stat().st_size > 10_000
+    assert (tmp_path / "simulation.png").stat().st_size > 10_000
+    assert simulate(tmp_path, "--replicas", "2") == 0  # a second one overwrites nothing
+    (aside,) = tmp_path.glob("before-*")
+    assert json.loads((aside / "summary.json").read_text()) == summary
     said = capsys.readouterr().out
     assert "demo: diloco, 3 replicas" in said and "validation loss" in said
 
@@ -69,6 +72,15 @@ def test_a_mistake_is_exit_code_2_and_says_what(
 ) -> None:
     assert simulate(tmp_path, *arguments) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert simulate(tmp_path / "file", "--replicas", "2") == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "run.dir: cannot write to" in said.err
 
 
 def test_a_loss_that_is_not_finite_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
