@@ -13,8 +13,8 @@ from peer.rounds import Contribution, Grouping, Sparse
 from peer.simulate.replica import Replica
 
 
-def mean_over(group: Sequence[Replica]) -> Tensor:
-    """What every member of ``group`` gets, flat fp32. Each contribution is read, none is changed."""
+def average(group: Sequence[Replica]) -> tuple[Tensor, int]:
+    """The mean that every member of ``group`` gets, flat fp32, and the bytes that each of them sends for it."""
     contributions = [replica.state.outer.contribution() for replica in group]
     out = torch.empty(contributions[0].numel)
     sparse = [it for it in contributions if isinstance(it, Sparse)]
@@ -23,20 +23,18 @@ def mean_over(group: Sequence[Replica]) -> Tensor:
     else:
         dense: list[Contribution] = [it for it in contributions if not isinstance(it, Sparse)]
         mean_of(dense, out)
-    return out
+    return out, _bytes_sent(contributions[0], group[0].state.outer.grouping, len(group))
 
 
-def payload_bytes(replica: Replica, members: int) -> int:
-    """What one peer sends in a round of ``members``; it receives as much. Headers, some 300 bytes, left out.
+def _bytes_sent(contribution: Contribution | Sparse, grouping: Grouping, members: int) -> int:
+    """By one member, who receives as much. Headers, some 300 bytes, left out.
 
     A pair swaps the whole tensor. A group's all-reduce moves 2 (n − 1) / n of it; what is sparse goes to everyone.
     """
     if members < 2:
         return 0
-    outer = replica.state.outer
-    if outer.grouping is Grouping.PAIR:
-        return 4 * outer.slow.numel
-    contribution = outer.contribution()
+    if grouping is Grouping.PAIR:
+        return 4 * contribution.numel
     if isinstance(contribution, Sparse):
         return (members - 1) * SPARSE_BYTES * contribution.values.numel()
     return round(2 * (members - 1) / members * 4 * contribution.numel)

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from peer.config import Config
 from peer.rounds import Grouping, Outcome
-from peer.simulate.averaging import mean_over, payload_bytes
+from peer.simulate.averaging import average
 from peer.simulate.meetings import SAME_TIME, Arrivals, choose_pairs
 from peer.simulate.options import Method, Options
 from peer.simulate.replica import Replica
@@ -80,7 +80,7 @@ class World:
         """The same formula with a group of one."""
         if replica in self._arrivals.due:
             self._arrivals.due.pop(replica)
-        replica.apply(mean_over([replica]))
+        replica.apply(average([replica])[0])
         replica.cross_boundary(outcome)
         return [replica]
 
@@ -130,8 +130,7 @@ class World:
                 replica.merged = newest.merged
             for replica in group:
                 replica.merged += 1
-        mean = mean_over(group)
-        size = payload_bytes(group[0], len(group))
+        mean, size = average(group)
         for replica in group:
             replica.apply(mean, self._options.delay)
             replica.bytes_sent += size

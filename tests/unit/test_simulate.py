@@ -17,7 +17,7 @@ from peer.config import Config, Decoupled, DiLoCo, Evaluation, Inner, LlamaModel
 from peer.errors import RunError, UserError
 from peer.exchange.average import merge
 from peer.rounds import Outcome
-from peer.simulate.averaging import mean_over
+from peer.simulate.averaging import average
 from peer.simulate.meetings import Arrivals, choose_pairs
 from peer.simulate.options import Method, Options, with_method
 from peer.simulate.replica import Replica
@@ -172,7 +172,7 @@ def test_a_delay_of_zero_steps_trained_is_no_delay() -> None:
     state = parts.peer_state()
     replica = Replica("a", state, 1.0, 100, 4)
     replica.inner_phase()
-    mean = mean_over([replica]) + 0.01
+    mean = average([replica])[0] + 0.01
     replica.apply(mean, delay=2)
     replica.finish()
     late = replica.fast_weights()
@@ -203,7 +203,7 @@ def test_two_replicas_average_to_the_bits_of_the_pair_exchange() -> None:
     replicas = [Replica(str(seed), parts.peer_state(), 1.0, 8, 4) for seed in range(2)]
     for replica in replicas:
         replica.inner_phase()
-    mean = mean_over(replicas)
+    mean, _ = average(replicas)
     own, theirs = (flat(replica) for replica in replicas)
     merge(Vector(own), theirs)
     assert torch.equal(mean, theirs)
