@@ -83,7 +83,7 @@ CONTROLS = [
 
 def comparison() -> list[Case]:
     """8 replicas: two seeds of what is compared, one of the controls. 16 replicas: one seed, as many tokens in all."""
-    second = [replace(case, seed=1) for case in CHOSEN[:5]]
+    second = [replace(case, seed=1) for case in CHOSEN[:4]]
     sixteen = [replace(case, replicas=16, steps=STEPS // 2) for case in CHOSEN[:4]]
     return [*CHOSEN, *CONTROLS, *second, *sixteen]
 
