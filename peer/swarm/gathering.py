@@ -135,34 +135,38 @@ class Gathering:
 
     async def _follow(self, leader: Seat) -> Group | str:
         """The group that ``leader`` calls, or why there is none."""
-        if self._host is None or self._host.seat.peer_id != leader.peer_id:
-            reason = await self._attend(leader)
-            if reason:
-                return reason
+        fresh = self._host is None or self._host.seat.peer_id != leader.peer_id
+        if fresh and (reason := await self._attend(leader)):
+            return reason
         host = self._host
         assert host is not None
         try:
             await host.stream.send(Ready(lineage=self._lineage(), round=self._round), TALK_TIMEOUT)
-            while True:
-                async with asyncio.timeout(SILENCE):
-                    word = await host.words.get()
-                match word:
-                    case Wait():
-                        log.debug("waiting: %s", fields(whom=word.whom, seconds=word.seconds))
-                    case Follow():
-                        self._roll.learn(word.place.seat())
-                        return f"{host.seat.name} does not lead any longer"
-                    case Behind():
-                        return Group(self._round, behind=word.donor.seat())
-                    case Roster():
-                        self._host = None
-                        return self._group(word, host)
-                    case None:
-                        raise StreamLost("its stream ended")
+            return await self._heed(host)
         except (TimeoutError, StreamLost) as error:
             self._leave_host()
-            self._roll.avoid(leader.peer_id)
+            if fresh:  # else it may only have given us up as too late: ask it once more
+                self._roll.avoid(leader.peer_id)
             return f"{leader.name} is gone: {str(error) or 'no word from it'}"
+
+    async def _heed(self, host: Host) -> Group | str:
+        """What the convener decides. Raises :class:`StreamLost` or ``TimeoutError`` when it is gone."""
+        while True:
+            async with asyncio.timeout(SILENCE):
+                word = await host.words.get()
+            match word:
+                case Wait():
+                    log.debug("waiting: %s", fields(whom=word.whom, seconds=word.seconds))
+                case Follow():
+                    self._roll.learn(word.place.seat())
+                    return f"{host.seat.name} does not lead any longer"
+                case Behind():
+                    return Group(self._round, behind=word.donor.seat())
+                case Roster():
+                    self._host = None
+                    return self._group(word, host)
+                case None:
+                    raise StreamLost("its stream ended")
 
     def _group(self, roster: Roster, host: Host) -> Group | str:
         seats = tuple(place.seat() for place in roster.places)

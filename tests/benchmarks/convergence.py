@@ -70,13 +70,20 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
         table[name] = {key: mean(row[key] for row in same) for key in keys}
         table[name] |= {"seeds": len(same), "replicas": same[0]["replicas"], "label": same[0]["label"]}
     eight = {row["label"]: row for row in table.values() if row["replicas"] == 8}
-    dropped = eight.pop("noloco_h50_drop30")
+    eight.pop("noloco_h50_drop30")
     return {
         "val_loss": {label: row["val_loss_mean"] for label, row in eight.items()},
         "bytes_per_peer": {label: row["bytes_per_peer"] for label, row in eight.items()},
-        "drop30_ratio": dropped["val_loss_mean"] / eight["noloco_h50"]["val_loss_mean"],
+        "drop30_ratio": drop_ratio([row for row in rows if row["replicas"] == 8]),
         "table": table,
     }
+
+
+def drop_ratio(rows: Sequence[Row]) -> float:
+    """Loss with dropped swaps to loss without, of the same seeds."""
+    loss = {(row["label"], row["seed"]): row["val_loss_mean"] for row in rows}
+    seeds = [seed for label, seed in loss if label == "noloco_h50_drop30"]
+    return mean(loss["noloco_h50_drop30", seed] / loss["noloco_h50", seed] for seed in seeds)
 
 
 def name_of(row: Row) -> str:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,12 @@ def in_threads(*works: Callable[[], object]) -> list[threading.Thread]:
     return threads
 
 
+def arrive(peer: Peer) -> Group:
+    """An inner phase, and the group at its end."""
+    peer.inner_phase()
+    return peer.meet()
+
+
 def test_all_are_in_every_group_though_one_is_slower(build: Build) -> None:
     peers = build("abcd")
     peers[2].pace = 1.6
@@ -81,13 +88,9 @@ def test_a_member_that_dies_is_missed_at_once(build: Build, place: int) -> None:
 
 def test_nobody_is_waited_for_longer_than_the_patience(build: Build) -> None:
     peers = build("abc", settings=Rendezvous(patience=2.0))
-    for peer in peers:
-        peer.inner_phase()
-    peers[2].pace = 30.0  # says so, and is not waited for
+    peers[2].pace = 30.0  # attends, and is not waited for
     slow = in_threads(peers[2].inner_phase)
-    time.sleep(1.0)
-    threads = in_threads(peers[0].meet, peers[1].meet)
-    join_all(threads, 20)
+    join_all(in_threads(*(partial(arrive, peer) for peer in peers[:2])), 20)
     for peer in peers[:2]:
         assert peer.waits[0] < 2.0 + 3.0
         assert [link.name for link in peer.groups[0].links] == [peers[1 - peers.index(peer)].name]
@@ -99,11 +102,9 @@ def test_who_has_other_weights_is_sent_to_one_who_has_the_groups(build: Build) -
     peers = build("abc", equal=True, snapshot=lambda: State(40, 4, [torch.arange(NUMEL).float()], "right", 3))
     for peer, lineage in zip(peers, ("wrong", "right", "right"), strict=True):
         peer.lineage = lineage
-        peer.inner_phase()
-    time.sleep(1.0)
-    threads = in_threads(peers[1].meet, peers[2].meet)
+    threads = in_threads(*(partial(arrive, peer) for peer in peers[1:]))
     stray = peers[0]  # it convenes, and is behind itself
-    group = stray.meet()
+    group = arrive(stray)
     assert group.behind is not None and group.behind.name in (peers[1].name, peers[2].name)
     state = stray.presence.state_of(group.behind, [torch.empty(NUMEL)])
     assert state is not None
@@ -126,6 +127,10 @@ class Averaging:
         self.exchange = GroupExchange(peer.node, lobby, Identity("test", "c", "l", NUMEL), NUMEL, settings)
         self.results: list[Averaged] = []
 
+    def train(self) -> None:
+        self.peer.inner_phase()
+        self.round()
+
     def round(self) -> None:
         for _ in range(2):
             averaged = self.exchange.average(Vector(self.vector), self.peer.meet())
@@ -140,11 +145,9 @@ def test_a_round_that_fails_by_a_member_is_repeated_without_it(build: Build, pla
     peers = build("abc")
     silent = peers[place]
     works = [Averaging(peer, float(index)) for index, peer in enumerate(peers) if peer is not silent]
-    for peer in peers:
-        peer.inner_phase()
-    time.sleep(1.0)
     held: list[Group] = []
-    threads = in_threads(lambda: held.append(silent.meet()), *(work.round for work in works))  # comes, and does nothing
+    # the silent one comes, and does nothing
+    threads = in_threads(lambda: held.append(arrive(silent)), *(work.train for work in works))
     join_all(threads, 60)
     assert len(held[0].links) == 2
     for work in works:
