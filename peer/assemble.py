@@ -91,6 +91,8 @@ def assembled(config: Config, signals: Signals) -> Iterator[Trainer]:
             reporter.rewind(state.counters.round, state.inner.step)
             exchange = _exchange(state.outer, node, Identity(run.name, me.config, layout, slow.numel), run.exchange)
             presence.enter(state.snapshot, state.counters.round)
+            if own.start_with > 1:
+                presence.await_others(own.start_with, own.start_patience)
         what = fields(config=me.config, method=run.outer.name, parameters=slow.numel, device=device)
         where = fields(address=node.addresses[0], metrics=metrics_address, step=state.inner.step)
         log.info("ready: %s %s", what, where)

@@ -228,6 +228,8 @@ class Peer(LocalPath):
     stream: int | None = Field(default=None, ge=0)  # data stream; none: from the identity
     identity: Path | None = None  # none: <run.dir>/<peer name>/identity.key
     initial_peers: tuple[str, ...] = ()
+    start_with: int = Field(default=1, gt=0)  # members that a new swarm begins with, this one included
+    start_patience: float = Field(default=60.0, ge=0)  # seconds to wait for them; then it begins with those that came
     network: Network = Network()
     metrics: Metrics = Metrics()
     checkpoint: Checkpoint = Checkpoint()

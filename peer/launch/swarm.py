@@ -77,7 +77,8 @@ class LocalSwarm:
         )
         addresses = read_addresses(addresses_file, bootstrap, START_SECONDS)
         threads = max(1, (os.cpu_count() or 1) // len(self._names))
-        common = [f"peer.network.host={HOST}", f"peer.threads={threads}", *self._overrides, "peer.metrics.port=0"]
+        common = [f"peer.network.host={HOST}", f"peer.threads={threads}", f"peer.start_with={len(self._names)}"]
+        common += [*self._overrides, "peer.metrics.port=0"]
         sets = [argument for override in common for argument in ("--set", override)]
         return [
             self._spawn(

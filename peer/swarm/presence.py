@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from peer.config import Rendezvous as RendezvousSettings
 from peer.errors import RunError
-from peer.logs import get_logger
+from peer.logs import fields, get_logger
 from peer.progress import Progress, Stop
 from peer.rounds import Group, Grouping, Outcome, Seat
 from peer.swarm.convening import CATCH_UP
@@ -23,6 +24,8 @@ from peer.swarm.records import MemberRecord
 from peer.swarm.rendezvous import Rendezvous
 
 log = get_logger("presence")
+
+START_PERIOD = 0.25  # seconds between two looks at who has come
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Presence:
         metrics_address: str | None,
     ) -> None:
         self._node, self._me, self._layout = node, me, layout
-        self._progress, self._vitals = progress, vitals
+        self._progress, self._stop, self._vitals = progress, stop, vitals
         self._metrics_address = metrics_address
         self._members = Members(node, me.run, self._record)
         self._meets: Rendezvous | Gathering | None = None
@@ -76,6 +79,19 @@ class Presence:
         self._announced = True
         if self._meets is not None:
             self._meets.start(round)
+
+    def await_others(self, count: int, seconds: float) -> None:
+        """Let a swarm begin together: return when ``count`` members are there, when one trains already, or in time."""
+        log.info("waiting for others: %s", fields(of=count, seconds=seconds))
+        until = time.monotonic() + seconds
+        while not self._stop.requested:
+            others = [record for record in self._members.refresh_all() if record.config == self._me.config]
+            if len(others) + 1 >= count or any(record.step for record in others):
+                return
+            if time.monotonic() > until:
+                log.warning("begins without all: %s", fields(members=len(others) + 1, of=count, seconds=seconds))
+                return
+            time.sleep(START_PERIOD)
 
     def group_for(self, round: int) -> Group:
         """Who averages with this peer at the boundary that ends ``round``."""

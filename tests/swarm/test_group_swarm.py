@@ -43,7 +43,7 @@ def by_id(swarm: Swarm, names: list[str]) -> list[str]:
 def test_a_lost_member_costs_a_deadline_and_the_others_stay_equal(swarm: Swarm, victim: str, fault: int) -> None:
     _, address = swarm.bootstrap()
     names = ["a", "b", "c", "d"]
-    peers = {name: swarm.peer(name, *DILOCO, "run.steps=2400", address=address) for name in names}
+    peers = {name: swarm.peer(name, *DILOCO, "run.steps=2400", "peer.start_with=4", address=address) for name in names}
     for name in names:
         swarm.wait_for_rounds(name, 2)
     lost = by_id(swarm, names)[0 if victim == "convener" else 2]
@@ -64,7 +64,7 @@ def test_a_lost_member_costs_a_deadline_and_the_others_stay_equal(swarm: Swarm, 
 def test_a_frozen_member_catches_up_when_it_thaws_and_keeps_what_it_has_trained(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
     names = ["a", "b", "c"]
-    peers = {name: swarm.peer(name, *DILOCO, "run.steps=6000", address=address) for name in names}
+    peers = {name: swarm.peer(name, *DILOCO, "run.steps=6000", "peer.start_with=3", address=address) for name in names}
     for name in names:
         swarm.wait_for_rounds(name, 2)
     lost = by_id(swarm, names)[1]
@@ -101,7 +101,8 @@ def test_a_newcomer_is_in_the_group_from_its_first_boundary(swarm: Swarm) -> Non
 
 def test_decoupled_peers_merge_and_differ(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
-    peers = {name: swarm.peer(name, *DECOUPLED, "run.steps=1500", address=address) for name in ("a", "b", "c")}
+    sets = (*DECOUPLED, "run.steps=1500", "peer.start_with=3")
+    peers = {name: swarm.peer(name, *sets, address=address) for name in ("a", "b", "c")}
     for process in peers.values():
         assert process.exit_code(100) == 0, process.output()
     merged = [row for name in peers for row in swarm.rounds(name) if row["outcome"] == "merged"]
