@@ -12,19 +12,23 @@ import torch
 
 from peer import build, corpus, logs, place
 from peer.checkpoint import Checkpoints
-from peer.config import Config, Exchange, canonical, digest
+from peer.config import Config, Exchange
+from peer.config_digest import canonical, digest
 from peer.corpus import Corpus
 from peer.exchange.average import GroupAverage
 from peer.exchange.group import GroupExchange
 from peer.exchange.mesh import PROTOCOL as REDUCE_PROTOCOL
 from peer.exchange.mesh import Lobby
 from peer.exchange.pair import PairExchange
+from peer.exchange.rolling import RollingExchange
 from peer.exchange.wire import Identity, layout_digest
 from peer.inner import synchronize
 from peer.logs import fields
 from peer.metrics import Metrics, PhaseClock
 from peer.outer.decoupled import Decoupled
 from peer.outer.method import OuterMethod
+from peer.outer.noloco import NoLoCo
+from peer.overlapped import OverlappedTrainer
 from peer.progress import Progress
 from peer.report import Reporter
 from peer.rounds import Grouping
@@ -34,7 +38,8 @@ from peer.swarm import identity
 from peer.swarm.meeting import Party
 from peer.swarm.node import OPEN_TIMEOUT, Node, NodeSettings
 from peer.swarm.presence import Presence, Vitals
-from peer.trainer import Parts, Trainer
+from peer.trainer import Trainer
+from peer.training import Parts, Training
 
 log = logs.get_logger("assemble")
 
@@ -42,7 +47,7 @@ STALE_ROUNDS = 10  # a resumed peer that is less behind keeps its own weights: t
 
 
 @contextmanager
-def assembled(config: Config, signals: Signals) -> Iterator[Trainer]:
+def assembled(config: Config, signals: Signals) -> Iterator[Training]:
     """A trainer that is in the swarm; leaves it and closes everything at the end, whatever happens."""
     run, own = config.run, config.peer
     with ExitStack() as stack:
@@ -89,7 +94,6 @@ def assembled(config: Config, signals: Signals) -> Iterator[Trainer]:
             node.start()
             _begin(config, state, checkpoints, presence)
             reporter.rewind(state.counters.round, state.inner.step)
-            exchange = _exchange(state.outer, node, Identity(run.name, me.config, layout, slow.numel), run.exchange)
             presence.enter(state.snapshot, state.counters.round)
             if own.start_with > 1:
                 presence.await_others(own.start_with, own.start_patience)
@@ -97,10 +101,8 @@ def assembled(config: Config, signals: Signals) -> Iterator[Trainer]:
         where = fields(address=node.addresses[0], metrics=metrics_address, step=state.inner.step)
         log.info("ready: %s %s", what, where)
         validation = build.validation(run, text)
-        yield Trainer(
-            config,
-            Parts(state, exchange, presence, checkpoints, reporter, phase, progress, signals.stop, validation),
-        )
+        parts = Parts(state, presence, checkpoints, reporter, phase, progress, signals.stop, validation)
+        yield _trainer(config, parts, node, Identity(run.name, me.config, layout, slow.numel))
 
 
 def _node_settings(config: Config, key: Path) -> NodeSettings:
@@ -125,9 +127,17 @@ def _replica(config: Config, text: Corpus, device: torch.device, peer_id: str, s
     return build.replica(config, text.train, stream=stream, device=device, signs=signs)
 
 
-def _exchange(outer: OuterMethod, node: Node, same: Identity, settings: Exchange) -> GroupAverage:
-    if outer.grouping is not Grouping.EVERYONE:
-        return PairExchange(node, same, settings)
+def _trainer(config: Config, parts: Parts, node: Node, same: Identity) -> Training:
+    outer, settings = parts.state.outer, config.run.exchange
+    if outer.grouping is Grouping.EVERYONE:
+        return Trainer(config, parts, _of_everyone(outer, node, same, settings))
+    codec = build.codec(settings.codec, same.numel)
+    if settings.overlap and isinstance(outer, NoLoCo):
+        return OverlappedTrainer(config, parts, RollingExchange(node, same, codec, settings), outer)
+    return Trainer(config, parts, PairExchange(node, same, codec, settings))
+
+
+def _of_everyone(outer: OuterMethod, node: Node, same: Identity, settings: Exchange) -> GroupAverage:
     lobby = Lobby()
     node.call(node.serve(REDUCE_PROTOCOL, lobby.enter), OPEN_TIMEOUT)
     if isinstance(outer, Decoupled):

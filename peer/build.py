@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from peer import data, model
-from peer.config import Config, Decoupled, DiLoCo, Local, NoLoCo, Run, digest
+from peer.config import CodecName, Config, Decoupled, DiLoCo, Local, NoLoCo, Run
+from peer.config_digest import digest
 from peer.corpus import Corpus, Tokens
 from peer.errors import UserError
+from peer.exchange.codec import Cast, Codec
+from peer.exchange.modulo import Modulo
 from peer.inner import InnerLoop
 from peer.outer.decoupled import Decoupled as DecoupledMethod
 from peer.outer.diloco import DiLoCo as DiLoCoMethod
@@ -63,6 +66,11 @@ def outer_method(run: Run, slow: SlowWeights) -> OuterMethod:
             return DecoupledMethod(slow, run.outer)
         case Local():
             return LocalMethod(slow)
+
+
+def codec(name: CodecName, numel: int) -> Codec:
+    """The codec that ``run.exchange.codec`` names, for contributions of ``numel`` elements."""
+    return Modulo(name, numel) if name in ("int8", "int4") else Cast(name)
 
 
 def validation(run: Run, corpus: Corpus) -> list[Tensor]:

@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 from peer import __version__, logs, settings
-from peer.config import Config, digest
+from peer.config import Config
+from peer.config_digest import digest
 from peer.errors import RunError, UserError
 
 
@@ -87,6 +88,9 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drop", type=float, default=0.0, metavar="SHARE", help="share of the swaps that fail")
     parser.add_argument("--delay", type=int, default=0, metavar="K", help="a result arrives K inner steps late")
     parser.add_argument(
+        "--swap-steps", type=int, default=8, metavar="K", help="with run.exchange.overlap: a swap takes K inner steps"
+    )
+    parser.add_argument(
         "--speeds", type=float, nargs="+", default=[1.0], metavar="S", help="speeds of the replicas, repeated"
     )
     parser.add_argument("--non-iid", action="store_true", help="every replica reads its own part of the text")
@@ -151,6 +155,7 @@ def _simulate(args: argparse.Namespace) -> int:
         method=method,
         drop=args.drop,
         delay=args.delay,
+        swap_steps=args.swap_steps,
         speeds=tuple(args.speeds),
         non_iid=args.non_iid,
         workers=args.workers or os.cpu_count() or 1,

@@ -4,8 +4,6 @@ is this machine's. Loading, overrides and error texts are in settings.py; defaul
 
 from __future__ import annotations
 
-import hashlib
-import json
 import warnings
 from math import sqrt
 from pathlib import Path
@@ -153,9 +151,14 @@ class Rendezvous(Section):
     patience: Positive = 600.0  # seconds that a group of everyone waits for its slowest member
 
 
-class Exchange(Section):
-    """Bounds of one swap."""
+CodecName = Literal["none", "fp16", "bf16", "int8", "int4"]
 
+
+class Exchange(Section):
+    """What crosses the wire, and the bounds of one swap."""
+
+    overlap: bool = False  # the swap runs beside the next inner steps, part by part
+    codec: CodecName = "none"  # of a pair's swap: none is fp32; int8 and int4 as in exchange/modulo.py
     timeout: Positive = 120.0  # seconds; ceiling of the deadline that is taken from observed swaps
     stall: Positive = 10.0  # seconds without one byte from the partner
     max_norm_ratio: float = Field(default=10.0, gt=1)  # a partner's contribution against one's own
@@ -184,6 +187,14 @@ class Run(LocalPath):
     rendezvous: Rendezvous = Rendezvous()
     exchange: Exchange = Exchange()
     evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Run:
+        if self.exchange.codec != "none" and not isinstance(self.outer, NoLoCo):
+            raise ValueError(f"exchange.codec {self.exchange.codec} is for noloco's swap; {self.outer.name} has none")
+        if self.exchange.overlap and not isinstance(self.outer, NoLoCo):
+            raise ValueError(f"exchange.overlap is for noloco's swap; {self.outer.name} has none")
+        return self
 
 
 class Network(Section):
@@ -253,47 +264,3 @@ class Config(Section):
                 f"run.batch_size {self.run.batch_size} is not a multiple of peer.micro_batch {self.peer.micro_batch}"
             )
         return self
-
-
-def shared(section: BaseModel) -> dict[str, Any]:
-    """``section`` as JSON values without what is local to a machine."""
-    out: dict[str, Any] = {}
-    for key, info in type(section).model_fields.items():
-        value = getattr(section, key)
-        if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("local"):
-            continue
-        out[key] = shared(value) if isinstance(value, BaseModel) else value
-    return out
-
-
-def digest(run: Run) -> str:
-    """First 16 hex digits of the SHA-256 of the shared half."""
-    return hashlib.sha256(canonical(run).encode()).hexdigest()[:16]
-
-
-def canonical(run: Run) -> str:
-    """The shared half as one canonical JSON text; what a peer shows to one whose digest differs."""
-    return json.dumps(shared(run), sort_keys=True, separators=(",", ":"))
-
-
-def first_difference(mine: str, theirs: str) -> str:
-    """Names the first key in which two canonical runs differ, with both values, for example
-    ``run.inner.learning_rate is 0.001 here and 0.002 there``. ``theirs`` may be anything a stranger sent.
-    """
-    try:
-        ours, other = _flat(json.loads(mine)), _flat(json.loads(theirs))
-    except (ValueError, AttributeError, RecursionError):
-        return "the swarm's configuration could not be read"
-    for key in [*ours, *(key for key in other if key not in ours)]:
-        if ours.get(key) != other.get(key):
-            here, there = (json.dumps(side[key])[:60] if key in side else "not set" for side in (ours, other))
-            shown = f"run.{key}" if key.isprintable() else "run." + json.dumps(key)
-            return f"{shown[:100]} is {here} here and {there} there"
-    return "no key differs: another version of noloco-peer"
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        out.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return out

@@ -8,14 +8,14 @@ from __future__ import annotations
 import xxhash
 from torch import Tensor
 
-from peer.rounds import Contribution
+from peer.rounds import Readable
 from peer.streams import Stream
 from peer.vectors import parts, scratch
 
 DIGEST_BYTES = 16
 
 
-async def send_payload(stream: Stream, contribution: Contribution, stall: float) -> None:
+async def send_payload(stream: Stream, contribution: Readable, stall: float) -> None:
     """Send all parts and their digest; ``stall`` seconds without progress raise ``TimeoutError``."""
     digest = xxhash.xxh3_128()
     room = scratch(contribution.numel)

@@ -38,6 +38,11 @@ class Progress:
         self._remaining -= 1
 
     @property
+    def step_seconds(self) -> float:
+        """Expected seconds of an inner step; 0 before the first one."""
+        return self._step_seconds or 0.0
+
+    @property
     def phase_seconds(self) -> float | None:
         """Expected seconds of H inner steps; ``None`` before the first step."""
         return None if self._step_seconds is None else self._step_seconds * max(self._steps, 1)

@@ -22,13 +22,20 @@ ROUNDS, EVALS = "rounds.jsonl", "evals.jsonl"
 
 
 @dataclass(frozen=True)
-class RoundReport:
-    """One finished round. ``seconds`` are by phase and of this round only."""
+class Counted:
+    """Where a peer was at a boundary, and the inner phase before it."""
 
     round: int
     step: int
     tokens: int
     inner: InnerReport
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """One finished round. ``seconds`` are by phase, since the last report."""
+
+    counted: Counted
     averaged: Averaged
     seconds: dict[str, float]
     idle_share: float
@@ -62,9 +69,10 @@ class Reporter:
 
     def round(self, report: RoundReport) -> None:
         """A round ended."""
-        averaged, inner, metrics = report.averaged, report.inner, self._metrics
+        counted, averaged, metrics = report.counted, report.averaged, self._metrics
+        inner = counted.inner
         metrics["rounds_total"].labels(averaged.outcome).inc()
-        metrics["round"].set(report.round)
+        metrics["round"].set(counted.round)
         metrics["swarm_members"].set(report.members)
         metrics["exchange_bytes_total"].labels("sent").inc(averaged.bytes_sent)
         metrics["exchange_bytes_total"].labels("received").inc(averaged.bytes_received)
@@ -76,9 +84,9 @@ class Reporter:
             metrics["last_merge_timestamp_seconds"].set(time.time())
         partner = ",".join(averaged.partners) or None
         row = {
-            "round": report.round,
-            "step": report.step,
-            "tokens": report.tokens,
+            "round": counted.round,
+            "step": counted.step,
+            "tokens": counted.tokens,
             "first_train_loss": inner.first_loss,
             "train_loss": inner.loss,
             "partner": partner,
@@ -90,12 +98,12 @@ class Reporter:
             "bytes_sent": averaged.bytes_sent,
             "bytes_received": averaged.bytes_received,
             "distance": averaged.distance,
-            "staleness": 0,
+            "staleness": round(averaged.staleness, 2),
         }
         _append(self._rounds, row)
         line = fields(
-            round=report.round,
-            step=report.step,
+            round=counted.round,
+            step=counted.step,
             loss=inner.loss,
             outcome=averaged.outcome,
             partner=partner,

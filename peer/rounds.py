@@ -79,7 +79,7 @@ class Group:
     behind: Seat | None = None
 
 
-class Contribution(Protocol):
+class Readable(Protocol):
     """A flat fp32 vector of ``numel`` elements that is computed part by part, so it needs no copy of its own."""
 
     @property
@@ -87,6 +87,13 @@ class Contribution(Protocol):
 
     def read(self, start: int, out: Tensor) -> None:
         """Write elements ``start : start + len(out)`` into ``out`` (1-D fp32, host)."""
+
+
+class Contribution(Readable, Protocol):
+    """What a peer puts into an average."""
+
+    def read_change(self, start: int, out: Tensor) -> None:
+        """Δ of the same elements: what they have changed since the last average."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,7 @@ class Averaged:
     bytes_received: int = 0
     seconds: float = 0.0
     distance: float | None = None  # ‖own − partner's‖ / ‖own‖ of the contributions
+    staleness: float = 0.0  # inner steps between a part's contribution and the partner's arrival; mean over the parts
     detail: str = field(default="", compare=False)  # why, in words, when not merged
     culprit: str = ""  # id of the member that a group's round failed by
     digest: str = ""  # of the mean of a group of everyone: the same for all members

@@ -125,6 +125,10 @@ class PeerState:
         self.counters.round += 1
         self.counters.boundary_step, self.counters.phase_steps_done = self.inner.step, 0
 
+    def postpone_boundary(self) -> None:
+        """Another inner phase belongs to the same round."""
+        self.counters.boundary_step, self.counters.phase_steps_done = self.inner.step, 0
+
     def adopt(self, state: State) -> None:
         """Become a newcomer with a member's slow weights: θ = φ, so Δ is zero; AdamW starts anew.
 

@@ -29,3 +29,6 @@ class Vector:
 
     def read(self, start: int, out: Tensor) -> None:
         out.copy_(self._tensor[start : start + out.numel()])
+
+    def read_change(self, start: int, out: Tensor) -> None:
+        self.read(start, out)

@@ -45,16 +45,24 @@ def judge(own: Contribution, theirs: Tensor, max_norm_ratio: float) -> Verdict:
     for start, stop in parts(own.numel):
         mine, other = room[: stop - start], theirs[start:stop]
         own.read(start, mine)
-        own_square += _square(mine)
-        their_square += _square(other)
-        distance_square += _square(mine.sub_(other))
+        own_square += square(mine)
+        their_square += square(other)
+        distance_square += square(mine.sub_(other))
+    objection = norm_objection(own_square, their_square, max_norm_ratio)
+    if objection:
+        return Verdict(Outcome.POISONED, detail=objection)
+    own_norm = math.sqrt(own_square)
+    return Verdict(Outcome.MERGED, distance=math.sqrt(distance_square) / own_norm if own_norm else 0.0)
+
+
+def norm_objection(own_square: float, their_square: float, max_norm_ratio: float) -> str:
+    """Why a contribution with this ‖·‖² must not be used beside our own; empty when it may."""
     if not math.isfinite(their_square):
-        return Verdict(Outcome.POISONED, detail="the partner's contribution is not finite")
+        return "the partner's contribution is not finite"
     own_norm, their_norm = math.sqrt(own_square), math.sqrt(their_square)
     if not own_norm / max_norm_ratio <= their_norm <= own_norm * max_norm_ratio:
-        detail = f"the partner's norm {their_norm:.4g} is not within a factor {max_norm_ratio:g} of {own_norm:.4g}"
-        return Verdict(Outcome.POISONED, detail=detail)
-    return Verdict(Outcome.MERGED, distance=math.sqrt(distance_square) / own_norm if own_norm else 0.0)
+        return f"the partner's norm {their_norm:.4g} is not within a factor {max_norm_ratio:g} of {own_norm:.4g}"
+    return ""
 
 
 def merge(own: Contribution, theirs: Tensor) -> None:
@@ -93,5 +101,6 @@ def copy_own(own: Contribution, out: Tensor) -> None:
         own.read(start, out[start:stop])
 
 
-def _square(part: Tensor) -> float:
+def square(part: Tensor) -> float:
+    """‖part‖², summed in float64."""
     return float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2

@@ -24,18 +24,23 @@ import torch
 
 from peer.config import Exchange as Settings
 from peer.exchange.average import Verdict, copy_own, judge, merge
+from peer.exchange.codec import Codec, prepare
+from peer.exchange.coded import receive_coded, send_coded
 from peer.exchange.deadline import Deadline
-from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Identity
-from peer.payload import receive_payload, send_payload
+from peer.exchange.handshake import Greeting, both_ways, guarded, part
+from peer.exchange.wire import Identity
 from peer.rounds import Averaged, Contribution, Group, Outcome, Sparse
-from peer.streams import BadMessage, Stream, StreamLost
+from peer.streams import Stream
 
 T = TypeVar("T")
 GRACE = 5.0  # seconds on top of a swap's deadline before the calling thread gives up on the network thread
 
 
 class Network(Protocol):
-    """The one thing a swap needs of the node: run a coroutine on its loop, with a deadline."""
+    """What a swap needs of the node: its loop, and to run a coroutine on it with a deadline."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
 
     def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T: ...
 
@@ -43,8 +48,9 @@ class Network(Protocol):
 class PairExchange:
     """:class:`peer.exchange.average.GroupAverage` for groups of two."""
 
-    def __init__(self, network: Network, identity: Identity, settings: Settings) -> None:
+    def __init__(self, network: Network, identity: Identity, codec: Codec, settings: Settings) -> None:
         self._network = network
+        self._codec = codec
         self._identity = identity
         self._settings = settings
         self._deadline = Deadline(settings.timeout)
@@ -53,15 +59,20 @@ class PairExchange:
     def average(self, contribution: Contribution | Sparse, group: Group) -> Averaged:
         assert not isinstance(contribution, Sparse), "pairs swap whole vectors"
         if not group.links:
+            self._codec.settle(False)
             copy_own(contribution, self._buffer)
             return Averaged(self._buffer, Outcome.ALONE)
         (link,) = group.links
         stream = link.stream
         assert stream is not None
+        prepare(self._codec, contribution)
         sent, received, began = stream.sent, stream.received, time.monotonic()
         limit = self._deadline.seconds
-        verdict = self._network.call(self._guarded(contribution, stream, group.round, limit), limit + GRACE)
+        greeting = Greeting(self._identity, group.round, self._codec)
+        swap = self._swap(contribution, stream, greeting)
+        verdict = self._network.call(guarded(swap, stream, limit), limit + GRACE)
         seconds = time.monotonic() - began
+        self._codec.settle(verdict.outcome is Outcome.MERGED)
         if verdict.outcome is Outcome.MERGED:
             self._deadline.observe(seconds)
             merge(contribution, self._buffer)
@@ -78,58 +89,19 @@ class PairExchange:
             detail=verdict.detail,
         )
 
-    async def _guarded(self, own: Contribution, stream: Stream, round: int, limit: float) -> Verdict:
-        """A swap whose every failure is a verdict; when merged, the buffer holds the partner's contribution."""
-        try:
-            async with asyncio.timeout(limit):
-                return await self._swap(own, stream, round)
-        except TimeoutError:
-            return Verdict(Outcome.TIMEOUT, detail=f"no answer within its deadline ({limit:.3g} s in all)")
-        except StreamLost as error:
-            return Verdict(Outcome.TIMEOUT, detail=f"the partner is gone: {error}")
-        except BadMessage as error:
-            return Verdict(Outcome.CORRUPT, detail=f"not the protocol: {error}")
-        finally:
-            stream.close()
-
-    async def _swap(self, own: Contribution, stream: Stream, round: int) -> Verdict:
+    async def _swap(self, own: Contribution, stream: Stream, greeting: Greeting) -> Verdict:
+        """When merged, the buffer holds the partner's contribution."""
         stall = self._settings.stall
-        await stream.send(self._identity.header(round), stall)
-        objection = self._identity.objection(await stream.receive(HEADER, stall))
-        if objection:
-            return Verdict(Outcome.REFUSED, detail=objection)
-        intact = await self._both_ways(own, stream, stall)
+        header = await greeting.exchange(stream, stall)
+        intact = False
+
+        async def receive() -> None:
+            nonlocal intact
+            intact = await receive_coded(stream, own, self._codec, header.codec, self._buffer, stall)
+
+        await both_ways(send_coded(stream, own, self._codec, stall), receive())
         if intact:
             verdict = await asyncio.to_thread(judge, own, self._buffer, self._settings.max_norm_ratio)
         else:
             verdict = Verdict(Outcome.CORRUPT, detail="the payload does not match its digest")
-        try:
-            theirs = await self._acknowledge(stream, verdict, stall)
-        except (TimeoutError, StreamLost, BadMessage):
-            if verdict.outcome is Outcome.MERGED:
-                raise
-            return verdict  # what we found wrong says more than that the partner has left since
-        if verdict.outcome is Outcome.MERGED and theirs.verdict is not Outcome.MERGED:
-            return Verdict(Outcome.REFUSED, detail=f"the partner refused: {theirs.verdict} {theirs.detail}".strip())
-        return verdict
-
-    async def _both_ways(self, own: Contribution, stream: Stream, stall: float) -> bool:
-        sending = asyncio.ensure_future(send_payload(stream, own, stall))
-        try:
-            intact = await receive_payload(stream, self._buffer, stall)
-            await sending
-            return intact
-        finally:
-            if not sending.done():
-                sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
-
-    async def _acknowledge(self, stream: Stream, verdict: Verdict, stall: float) -> Acknowledgement:
-        mine = Acknowledgement(verdict=verdict.outcome, detail=verdict.detail[:200])
-        if stream.initiator:
-            await stream.send(mine, stall)
-            return await stream.receive(ACKNOWLEDGEMENT, stall)
-        theirs = await stream.receive(ACKNOWLEDGEMENT, stall)
-        await stream.send(mine, stall)
-        await stream.until_closed(stall)
-        return theirs
+        return await part(stream, verdict, stall)

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 import xxhash
 from pydantic import Field, TypeAdapter
 
+from peer.config import CodecName
+from peer.exchange.codec import payload_bytes
 from peer.rounds import Outcome
 from peer.streams import Message
 
@@ -26,9 +28,10 @@ class Header(Message):
     run: Annotated[str, Field(max_length=64)]
     config: Annotated[str, Field(max_length=64)]  # digest of the run's configuration
     layout: Annotated[str, Field(max_length=64)]  # digest of names and shapes
-    codec: Literal["none"] = "none"  # fp32, little endian
+    codec: CodecName = "none"  # of the payload that follows; the two directions may differ
     payload_bytes: Annotated[int, Field(ge=0)]
     round: Annotated[int, Field(ge=0)]
+    pace: Annotated[float, Field(ge=0, le=1e5)] = 0.0  # seconds of an inner step, when the swap runs beside them
 
 
 class Acknowledgement(Message):
@@ -52,13 +55,21 @@ class Identity:
     layout: str
     numel: int
 
-    def header(self, round: int) -> Header:
-        return Header(run=self.run, config=self.config, layout=self.layout, payload_bytes=4 * self.numel, round=round)
+    def header(self, round: int, codec: CodecName = "none", pace: float = 0.0) -> Header:
+        return Header(
+            run=self.run,
+            config=self.config,
+            layout=self.layout,
+            codec=codec,
+            payload_bytes=payload_bytes(codec, self.numel),
+            round=round,
+            pace=pace,
+        )
 
     def objection(self, header: Header) -> str:
         """Why ``header`` is not acceptable; empty when it is."""
-        expected = self.header(header.round)
-        for key in ("version", "run", "config", "layout", "codec", "payload_bytes"):
+        expected = self.header(header.round, header.codec)
+        for key in ("version", "run", "config", "layout", "payload_bytes"):
             if getattr(header, key) != getattr(expected, key):
                 return f"{key} is {getattr(header, key)} there and {getattr(expected, key)} here"
         return ""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from peer.outer.slow_weights import SlowWeights
+from peer.outer.slow_weights import Change, SlowWeights
 from peer.rounds import Grouping
 
 
@@ -37,3 +37,6 @@ class _FastWeights:
 
     def read(self, start: int, out: Tensor) -> None:
         self._slow.read_fast(start, out)
+
+    def read_change(self, start: int, out: Tensor) -> None:
+        Change(self._slow).read(start, out)

@@ -10,6 +10,21 @@ from peer.outer.slow_weights import SlowWeights
 from peer.rounds import Contribution, Grouping, Sparse
 
 
+class PartwiseMethod(Protocol):
+    """An outer step that can be taken part by part, first alone and then amended by what a partner sent."""
+
+    slow: SlowWeights
+
+    def contribution(self) -> Contribution:
+        """Reads θ and φ when asked, so use a part of it before that part is opened."""
+
+    def open(self, start: int, own: Tensor) -> None:
+        """Elements ``start : start + len(own)`` with a group of one; ``own`` (fp32, host) ← their contribution."""
+
+    def amend(self, start: int, correction: Tensor) -> None:
+        """``correction`` (fp32, host): the mean over the group, less this peer's own contribution."""
+
+
 class OuterMethod(Protocol):
     """One outer step: ``apply(mean of contribution() over the group)``. A group of one is the formula with n = 1."""
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from peer.config import NoLoCo as Settings
-from peer.outer.slow_weights import SlowWeights
+from peer.outer.slow_weights import Change, SlowWeights
 from peer.rounds import Contribution, Grouping
 
 
@@ -43,10 +43,35 @@ class NoLoCo:
             self.slow.phi.add_(self.momentum)
         self.slow.write_fast()
 
+    # -- part by part, beside the inner steps (peer/overlap.py)
+
+    def open(self, start: int, own: Tensor) -> None:
+        """The outer step of elements ``start : start + len(own)`` with a group of one; ``own`` ← s before it.
+
+        When the partner's s comes, :meth:`amend` with half the difference makes it the step of a group of two: both
+        formulas are linear in the mean.
+        """
+        here = slice(start, start + own.numel())
+        self.contribution().read(start, own)
+        with self.slow.changing():
+            momentum, phi = self.momentum[here], self.slow.phi[here]
+            momentum.mul_(self.settings.alpha).add_(own).sub_(phi, alpha=self.settings.gamma)
+            phi.add_(momentum)
+        self.slow.write_fast(here.start, here.stop)
+
+    def amend(self, start: int, correction: Tensor) -> None:
+        """As if the mean had been ``correction`` more: δ, φ and θ, which keeps what was trained since."""
+        here = slice(start, start + correction.numel())
+        with self.slow.changing():
+            self.momentum[here].add_(correction)
+            self.slow.phi[here].add_(correction)
+        self.slow.add_to_fast(correction, start)
+
 
 class _Contribution:
     def __init__(self, slow: SlowWeights, settings: Settings) -> None:
         self._slow, self._settings = slow, settings
+        self._change = Change(slow)
         self.numel = slow.numel
 
     def read(self, start: int, out: Tensor) -> None:
@@ -55,3 +80,6 @@ class _Contribution:
         out.mul_(beta)
         if gamma != beta:
             out.add_(self._slow.phi[start : start + out.numel()], alpha=gamma - beta)
+
+    def read_change(self, start: int, out: Tensor) -> None:
+        self._change.read(start, out)

@@ -60,26 +60,22 @@ class SlowWeights:
         """``out`` ← θ[start : start + len(out)], as fp32 on the host."""
         stop = start + out.numel()
         with torch.no_grad():
-            for span in self._overlapping(start, stop):
-                low, high = max(start, span.start), min(stop, span.stop)
-                source = span.parameter.detach().reshape(-1)[low - span.start : high - span.start]
-                out[low - start : high - start].copy_(source)
+            for low, high, theta in self._fast(start, stop):
+                out[low - start : high - start].copy_(theta)
 
-    def write_fast(self) -> None:
-        """θ ← φ, in place, in the parameters' own dtype and on their device."""
+    def write_fast(self, start: int = 0, stop: int | None = None) -> None:
+        """θ[start:stop] ← φ[start:stop], in place, in the parameters' own dtype and on their device."""
         with torch.no_grad():
-            for span in self.spans:
-                flat = self.phi[span.start : span.stop].view(span.parameter.shape)
-                span.parameter.copy_(flat, non_blocking=self._pinned)
+            for low, high, theta in self._fast(start, self.numel if stop is None else stop):
+                theta.copy_(self.phi[low:high], non_blocking=self._pinned)
         if self._pinned:
             torch.cuda.synchronize()  # φ may change as soon as this returns
 
-    def add_to_fast(self, change: Tensor) -> None:
-        """θ ← θ + ``change`` (flat fp32, host), in place."""
+    def add_to_fast(self, change: Tensor, start: int = 0) -> None:
+        """θ[start : start + len(change)] += ``change`` (flat fp32, host), in place."""
         with torch.no_grad():
-            for span in self.spans:
-                flat = change[span.start : span.stop].view(span.parameter.shape)
-                span.parameter.add_(flat.to(span.parameter.device, span.parameter.dtype))
+            for low, high, theta in self._fast(start, start + change.numel()):
+                theta.add_(change[low - start : high - start].to(theta.device, theta.dtype))
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -91,9 +87,12 @@ class SlowWeights:
         """Names and shapes in order: two peers can only average when theirs are equal."""
         return ";".join(f"{span.name}:{','.join(map(str, span.parameter.shape))}" for span in self.spans)
 
-    def _overlapping(self, start: int, stop: int) -> Iterator[Span]:
+    def _fast(self, start: int, stop: int) -> Iterator[tuple[int, int, Tensor]]:
+        """The pieces of θ[start:stop] where they live: borders in the flat vector, and a flat view."""
         first = bisect_right(self._starts, start) - 1
-        return takewhile(lambda span: span.start < stop, self.spans[first:])
+        for span in takewhile(lambda span: span.start < stop, self.spans[first:]):
+            low, high = max(start, span.start), min(stop, span.stop)
+            yield low, high, span.parameter.detach().view(-1)[low - span.start : high - span.start]
 
 
 class Change:
@@ -106,3 +105,6 @@ class Change:
     def read(self, start: int, out: Tensor) -> None:
         self._slow.read_fast(start, out)
         out.sub_(self._slow.phi[start : start + out.numel()])
+
+    def read_change(self, start: int, out: Tensor) -> None:
+        self.read(start, out)

@@ -1,4 +1,4 @@
-"""The outer step of a group in one process: the same contributions and means as between peers, and their bytes."""
+"""The average of a group of everyone in one process: the same contributions and means as between peers; their bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from peer.exchange.average import mean_of, mean_of_senders
 from peer.exchange.wire import SPARSE_BYTES
-from peer.rounds import Contribution, Grouping, Sparse
+from peer.rounds import Contribution, Sparse
 from peer.simulate.replica import Replica
 
 
@@ -23,18 +23,16 @@ def average(group: Sequence[Replica]) -> tuple[Tensor, int]:
     else:
         dense: list[Contribution] = [it for it in contributions if not isinstance(it, Sparse)]
         mean_of(dense, out)
-    return out, _bytes_sent(contributions[0], group[0].state.outer.grouping, len(group))
+    return out, _bytes_sent(contributions[0], len(group))
 
 
-def _bytes_sent(contribution: Contribution | Sparse, grouping: Grouping, members: int) -> int:
+def _bytes_sent(contribution: Contribution | Sparse, members: int) -> int:
     """By one member, who receives as much. Headers, some 300 bytes, left out.
 
-    A pair swaps the whole tensor. A group's all-reduce moves 2 (n − 1) / n of it; what is sparse goes to everyone.
+    An all-reduce moves 2 (n − 1) / n of the tensor; what is sparse goes to everyone.
     """
     if members < 2:
         return 0
-    if grouping is Grouping.PAIR:
-        return 4 * contribution.numel
     if isinstance(contribution, Sparse):
         return (members - 1) * SPARSE_BYTES * contribution.values.numel()
     return round(2 * (members - 1) / members * 4 * contribution.numel)

@@ -31,6 +31,7 @@ class Options:
     method: Method
     drop: float = 0.0  # share of the swaps that fail; in a group, of the members that are missed
     delay: int = 0  # inner steps between a boundary and the arrival of its result
+    swap_steps: int = 8  # inner steps beside which an overlapped swap takes place
     speeds: tuple[float, ...] = (1.0,)
     non_iid: bool = False  # every replica reads its own part of the text
     workers: int = 1  # replicas computed at the same time
@@ -44,6 +45,10 @@ class Options:
             raise UserError(f"--drop {self.drop:g}: it is a share, 0 to 1")
         if not 0 <= self.delay < config.run.inner_steps:
             raise UserError(f"--delay {self.delay}: from 0 to below run.inner_steps ({config.run.inner_steps})")
+        if self.delay and config.run.exchange.overlap:
+            raise UserError("--delay is for a result that arrives late as a whole; with run.exchange.overlap none does")
+        if self.swap_steps < 1:
+            raise UserError(f"--swap-steps {self.swap_steps}: at least 1")
         if any(not 0.01 <= speed <= 100 for speed in self.speeds):
             raise UserError("--speeds: each from 0.01 to 100")
         if ddp and (self.drop or self.delay or set(self.speeds) != {self.speeds[0]}):

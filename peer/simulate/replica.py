@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from peer.errors import RunError
-from peer.rounds import Outcome
+from peer.exchange.codec import Codec
+from peer.rounds import Contribution, Outcome, Sparse
 from peer.schedule import phase_steps
 from peer.state import PeerState
+
+if TYPE_CHECKING:
+    from peer.simulate.swap import Rolling
 
 
 @dataclass
@@ -33,6 +38,7 @@ class Replica:
     speed: float
     steps: int
     inner_steps: int
+    codec: Codec
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     partners: Counter[str] = field(default_factory=Counter)
     met: dict[str, int] = field(default_factory=dict)  # the round in which a partner was met last
@@ -43,6 +49,8 @@ class Replica:
     last_loss: float | None = None
     merged: int = 0  # rounds of a group of equals that its slow weights have in them
     pending: Pending | None = None
+    rolling: Rolling | None = None  # an overlapped swap that begins with the next inner phase
+    target: int = 0  # the inner step at which the phase ends
 
     @property
     def done(self) -> bool:
@@ -63,15 +71,24 @@ class Replica:
         """H inner steps in simulated time."""
         return self.inner_steps / self.speed
 
+    def pair_contribution(self) -> Contribution:
+        """Of a method of pairs."""
+        contribution = self.state.outer.contribution()
+        assert not isinstance(contribution, Sparse), "pairs swap whole vectors"
+        return contribution
+
     def inner_phase(self) -> None:
         """Train to the next boundary, taking in on the way what arrives late."""
-        steps = self.phase_steps
+        if self.rolling is not None:
+            self.rolling.run()
+            self.rolling = None
+        steps = self.target - self.state.inner.step
         if self.pending is not None:
             early = min(self.pending.steps, steps)
-            self._train(early)
+            self.train(early)
             self._arrive(self.pending)
             steps -= early
-        self._train(steps)
+        self.train(steps)
 
     def apply(self, mean: Tensor, delay: int = 0) -> None:
         """The outer step: at once, or ``delay`` inner steps from now."""
@@ -82,6 +99,8 @@ class Replica:
 
     def finish(self) -> None:
         """The run is over: what is still under way arrives now."""
+        if self.rolling is not None:
+            self.rolling.run()
         if self.pending is not None:
             self._arrive(self.pending)
 
@@ -95,7 +114,7 @@ class Replica:
         self.state.outer.slow.read_fast(0, out)
         return out
 
-    def _train(self, steps: int) -> None:
+    def train(self, steps: int) -> None:
         if not steps:
             return
         report = self.state.inner.run(self.state.stream.take(steps))

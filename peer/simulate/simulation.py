@@ -79,7 +79,8 @@ class Simulation:
         signs = Signs(Progress(), Stop())
         config = config.model_copy(update={"run": run})
         state = build.replica(config, text.train, stream=stream, device=torch.device("cpu"), signs=signs)
-        return Replica(name, state, speed, steps, run.inner_steps)
+        codec = build.codec(run.exchange.codec, state.outer.slow.numel)
+        return Replica(name, state, speed, steps, run.inner_steps, codec)
 
     def _ddp(self) -> Replica:
         """One model on the batches of all: the mean of their gradients is the gradient of their mean loss."""

@@ -16,6 +16,7 @@ from peer.simulate.averaging import average
 from peer.simulate.meetings import SAME_TIME, Arrivals, choose_pairs
 from peer.simulate.options import Method, Options
 from peer.simulate.replica import Replica
+from peer.simulate.swap import Rolling, swap
 
 Sample = Callable[[float], None]
 
@@ -55,6 +56,9 @@ class World:
         for replica in replicas:
             if not replica.done:
                 self._arrivals.due[replica] = time + replica.phase_time
+                replica.target = replica.state.inner.step + replica.phase_steps
+        for replica in replicas:
+            if not replica.done:
                 self._training[replica] = self._pool.submit(replica.inner_phase)
 
     def _settle(self) -> None:
@@ -78,6 +82,7 @@ class World:
 
     def _alone(self, replica: Replica, outcome: Outcome) -> list[Replica]:
         """The same formula with a group of one."""
+        replica.codec.settle(False)
         if replica in self._arrivals.due:
             self._arrivals.due.pop(replica)
         replica.apply(average([replica])[0])
@@ -95,8 +100,23 @@ class World:
             elif self._chance.random() < self._options.drop:
                 free += self._alone(first, Outcome.TIMEOUT) + self._alone(second, Outcome.TIMEOUT)
             else:
-                free += self._average([first, second])
+                free += self._swap(first, second)
         return free
+
+    def _swap(self, one: Replica, two: Replica) -> list[Replica]:
+        if self._config.run.exchange.overlap:
+            one.rolling = two.rolling = Rolling(one, two, self._options.swap_steps)
+        else:
+            means, size = swap(one, two)
+            for replica, mean in zip((one, two), means, strict=True):
+                replica.apply(mean, self._options.delay)
+                replica.bytes_sent += size
+                replica.bytes_received += size
+        for replica, other in ((one, two), (two, one)):
+            replica.partners[other.name] += 1
+            replica.met[other.name] = replica.state.counters.round
+            replica.cross_boundary(Outcome.MERGED)
+        return [one, two]
 
     def _everyone(self, here: Sequence[Replica], time: float) -> list[Replica]:
         for replica in here:
@@ -137,6 +157,5 @@ class World:
             replica.bytes_received += size
             others = [other.name for other in group if other is not replica]
             replica.partners.update(others)
-            replica.met.update(dict.fromkeys(others, replica.state.counters.round))
             replica.cross_boundary(Outcome.MERGED if len(group) > 1 else Outcome.ALONE)
         return group

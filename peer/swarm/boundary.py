@@ -17,19 +17,24 @@ class Boundary:
         self._left_phase = 0  # the inner phase whose boundary is behind us
 
     @contextmanager
-    def standing(self) -> Iterator[None]:
-        """While this peer stands at its boundary."""
+    def standing(self, phase: int) -> Iterator[None]:
+        """While this peer stands at the boundary that ends inner phase number ``phase``."""
         self.here = True
         try:
             yield
         finally:
-            self._left_phase = self._progress.phases
+            self._left_phase = phase
             self.here = False
 
     @property
     def between(self) -> bool:
         """A boundary is behind us and the next inner phase has not begun: when it ends nobody can tell yet."""
         return self._progress.phases == self._left_phase
+
+    @property
+    def number(self) -> int:
+        """Of the inner phase that runs, or that has ended last."""
+        return self._progress.phases
 
     @property
     def phase(self) -> float | None:

@@ -104,7 +104,7 @@ class Gathering:
 
     async def _gather(self) -> Group:
         lost = "nobody could be met"
-        with self._boundary.standing():
+        with self._boundary.standing(self._boundary.number):
             for _ in range(TRIES):
                 leader = self._roll.leader()
                 found = await (self._lead() if leader is None else self._follow(leader))

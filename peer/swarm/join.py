@@ -19,7 +19,7 @@ import torch
 from pydantic import Field, TypeAdapter
 from torch import Tensor
 
-from peer.config import first_difference
+from peer.config_digest import first_difference
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.payload import receive_payload, send_payload

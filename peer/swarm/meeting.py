@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from peer.config import first_difference
+from peer.config_digest import first_difference
 from peer.logs import get_logger
 from peer.streams import Message, Stream
 

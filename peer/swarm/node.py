@@ -86,6 +86,11 @@ class Node:
         """Run ``work`` on the network thread and wait at most ``timeout`` seconds for it."""
         return self._thread.call(work, timeout)
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The network thread's."""
+        return self._thread.loop
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` in the background until it ends or the node stops."""
         self._thread.spawn(work)

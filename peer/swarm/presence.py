@@ -25,6 +25,7 @@ from peer.swarm.rendezvous import Rendezvous
 
 log = get_logger("presence")
 
+LINGER = 0.25  # of an inner phase: looking for a partner beside the inner steps, before going on alone
 START_PERIOD = 0.25  # seconds between two looks at who has come
 
 
@@ -96,6 +97,11 @@ class Presence:
     def group_for(self, round: int) -> Group:
         """Who averages with this peer at the boundary that ends ``round``."""
         return self._meets.group_for(round) if self._meets is not None else Group(round)
+
+    def group_beside(self, round: int, phase: int) -> Group:
+        """As :meth:`group_for` for a method of pairs, while the inner steps after inner phase ``phase`` go on."""
+        assert isinstance(self._meets, Rendezvous)
+        return self._meets.group_beside(round, phase, LINGER * (self._progress.phase_seconds or 0.0))
 
     def avoid(self, peer_id: str, outcome: Outcome) -> None:
         """A group's round has failed by this member: leave it out for a while."""

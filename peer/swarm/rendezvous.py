@@ -67,18 +67,29 @@ class Rendezvous:
 
     def group_for(self, round: int) -> Group:
         """The partner that stands at this boundary too, or nobody. Never waits longer than was announced."""
+        return self.group_beside(round, self._boundary.number, 0.0)
+
+    def group_beside(self, round: int, phase: int, linger: float) -> Group:
+        """The same for the boundary after inner phase number ``phase``, while the next one may be running already.
+
+        A peer that loses nothing by waiting looks for a partner for ``linger`` seconds before it stays alone.
+        """
         self._round = round
-        patience = 4 * (self._boundary.phase or 0.0) + 4 * (SLACK + ANSWER_TIMEOUT)
-        return self._node.call(self._gather(), patience)
+        patience = linger + 4 * (self._boundary.phase or 0.0) + 4 * (SLACK + ANSWER_TIMEOUT)
+        return self._node.call(self._gather(phase, linger), patience)
 
     # -- on the network thread: the boundary
 
-    async def _gather(self) -> Group:
+    async def _gather(self, phase: int, linger: float) -> Group:
+        until = time.monotonic() + linger
         try:
-            with self._boundary.standing():
+            with self._boundary.standing(phase):
                 for _ in range(2):  # the agreed meeting, and one more try if it falls through
-                    if self._meeting is None:
+                    while self._meeting is None:
                         await self._ask_around()
+                        if self._meeting is not None or self._stop.requested or time.monotonic() >= until:
+                            break
+                        await asyncio.sleep(PAUSE[1])
                     if self._meeting is None:
                         break
                     link = await self._meet(self._meeting)

@@ -16,6 +16,7 @@ import torch
 
 from peer import logs
 from peer.config import Exchange
+from peer.exchange.codec import Cast
 from peer.exchange.pair import PairExchange
 from peer.exchange.wire import Identity
 from peer.rounds import Group, Link, Outcome
@@ -40,6 +41,12 @@ def peer_node(key: Path, initial_peers: Sequence[str] = ()) -> Iterator[Node]:
         node.stop()
 
 
+def bench_exchange(node: Node, numel: int) -> PairExchange:
+    """A swap of fp32 that takes any contribution."""
+    same = Identity("bench", "bench", "bench", numel)
+    return PairExchange(node, same, Cast("none"), Exchange(max_norm_ratio=1e9))
+
+
 class Pairing:
     """Groups of two with a partner that opens one stream a swap."""
 
@@ -57,7 +64,7 @@ class Pairing:
 
     def exchange(self) -> PairExchange:
         """A new one, with its buffer."""
-        return PairExchange(self._node, Identity("bench", "bench", "bench", self._numel), Exchange(max_norm_ratio=1e9))
+        return bench_exchange(self._node, self._numel)
 
     def next_group(self) -> Group:
         """The partner's next stream."""
@@ -71,7 +78,7 @@ def group_of(stream: Stream) -> Group:
 
 def _partner(address: str, numel: int) -> None:
     with tempfile.TemporaryDirectory() as folder, peer_node(Path(folder) / "key", [address]) as node:
-        exchange = PairExchange(node, Identity("bench", "bench", "bench", numel), Exchange(max_norm_ratio=1e9))
+        exchange = bench_exchange(node, numel)
         vector = Vector(torch.randn(numel))
         for _ in range(2):
             stream = node.call(node.open(address.rpartition("/p2p/")[2], PROTOCOL), WAIT)

@@ -13,10 +13,11 @@ from queue import Queue
 
 from torch import Tensor
 
-from peer.config import Exchange
+from peer import build
+from peer.config import CodecName, Exchange
 from peer.exchange.average import GroupAverage
 from peer.exchange.loopback import Hub, LoopbackExchange
-from peer.exchange.pair import PairExchange
+from peer.exchange.pair import Network, PairExchange
 from peer.exchange.wire import Identity
 from peer.rounds import Averaged, Group, Link
 from peer.streams import Stream
@@ -29,6 +30,10 @@ FAST = Exchange(stall=1.0, timeout=4.0)  # so that a fault is noticed within a t
 def identity(numel: int, **other: str) -> Identity:
     words = {"run": "test", "config": "c0ffee", "layout": "1a", **other}
     return Identity(words["run"], words["config"], words["layout"], numel)
+
+
+def pair_exchange(network: Network, numel: int, codec: CodecName = "none", **other: str) -> PairExchange:
+    return PairExchange(network, identity(numel, **other), build.codec(codec, numel), FAST)
 
 
 async def stream_pair() -> tuple[Stream, Stream]:
@@ -75,7 +80,7 @@ def sockets(numel: int, folder: Path) -> Iterator[Pair]:
         return Group(0, (Link("B", "b", one),)), Group(0, (Link("A", "a", two),))
 
     try:
-        yield Pair((PairExchange(thread, identity(numel), FAST), PairExchange(thread, identity(numel), FAST)), groups)
+        yield Pair((pair_exchange(thread, numel), pair_exchange(thread, numel)), groups)
     finally:
         thread.close()
 
@@ -109,7 +114,7 @@ def network(numel: int, folder: Path) -> Iterator[Pair]:
             other = arrived.get(timeout=10)
             return Group(0, (Link(two.peer_id, "b", stream),)), Group(0, (Link(one.peer_id, "a", other),))
 
-        yield Pair((PairExchange(one, identity(numel), FAST), PairExchange(two, identity(numel), FAST)), groups)
+        yield Pair((pair_exchange(one, numel), pair_exchange(two, numel)), groups)
 
 
 TRANSPORTS = {"loopback": loopback, "sockets": sockets, "network": network}

@@ -8,7 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.config import Inner, NoLoCo, Run, TextData, canonical, digest, first_difference
+from peer.config import Inner, NoLoCo, Run, TextData
+from peer.config_digest import canonical, digest, first_difference
 
 
 def test_places_are_not_part_of_the_digest() -> None:

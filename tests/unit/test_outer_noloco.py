@@ -135,3 +135,36 @@ def test_two_peers_without_inner_steps_converge() -> None:
         swap(*peers)
     torch.testing.assert_close(peers[0].slow.phi, middle, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(peers[1].slow.phi, middle, rtol=1e-4, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(hyper=hypers(), seed=st.integers(0, 1000), border=st.integers(1, SIZE - 1))
+def test_parts_opened_alone_and_amended_later_are_the_step_of_a_group_of_two(
+    hyper: Settings, seed: int, border: int
+) -> None:
+    noise = torch.Generator().manual_seed(seed)
+    waited, rolled, partner = (method(it, hyper) for it in (seed, seed, seed + 1))
+    for outer in (waited, rolled, partner):
+        outer.momentum.copy_(torch.randn(SIZE, generator=torch.Generator().manual_seed(seed + 7)))
+    delta, meanwhile = (torch.randn(SIZE, generator=noise) for _ in range(2))
+    for outer in (waited, rolled):
+        train(outer, delta)
+    train(partner, 0.5 * delta)
+    theirs = contribution(partner)
+    waited.apply((contribution(waited) + theirs) / 2)
+    train(waited, meanwhile)
+
+    corrections = []
+    for start, stop in ((0, border), (border, SIZE)):
+        own = torch.empty(stop - start)
+        rolled.open(start, own)
+        corrections.append((start, (theirs[start:stop] - own) / 2))
+    train(rolled, meanwhile)  # inner steps between a part's opening and the arrival of the partner's
+    for start, correction in corrections:
+        rolled.amend(start, correction)
+    for one, other in (
+        (waited.momentum, rolled.momentum),
+        (waited.slow.phi, rolled.slow.phi),
+        (fast(waited), fast(rolled)),
+    ):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from peer.exchange.pair import PairExchange
+from peer.config import CodecName
 from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement
 from peer.payload import receive_payload, send_payload
 from peer.rounds import Averaged, Group, Link, Outcome
 from peer.streams import Stream
 from peer.vectors import PART, Vector
-from tests.unit.exchange_harness import FAST, LoopThread, identity, stream_pair
+from tests.unit.exchange_harness import FAST, LoopThread, identity, pair_exchange, stream_pair
 
 NUMEL = PART + 100
 Partner = Callable[[Stream], Awaitable[None]]
@@ -36,7 +37,7 @@ def swap(thread: LoopThread, partner: Partner, initiator: bool = True) -> Averag
     own = torch.randn(NUMEL)
     kept = own.clone()
     began = time.monotonic()
-    averaged = PairExchange(thread, identity(NUMEL), FAST).average(Vector(own), Group(0, (Link("B", "b", ours),)))
+    averaged = pair_exchange(thread, NUMEL).average(Vector(own), Group(0, (Link("B", "b", ours),)))
     assert time.monotonic() - began < FAST.timeout + 1
     assert torch.equal(own, kept)
     if averaged.outcome is not Outcome.MERGED:
@@ -156,3 +157,32 @@ def test_something_else_than_the_protocol_is_corrupt(thread: LoopThread, garbage
         await asyncio.sleep(5)
 
     assert swap(thread, partner).outcome is Outcome.CORRUPT
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "int8", "int4"])
+def test_a_coded_swap_averages_and_costs_fewer_bytes(thread: LoopThread, codec: CodecName) -> None:
+    base = 0.05 * torch.randn(NUMEL)
+    vectors = [base + 1e-3 * torch.randn(NUMEL) for _ in range(2)]
+    streams = thread.call(stream_pair(), 5)
+    with ThreadPoolExecutor(2) as pool:
+        futures = [
+            pool.submit(
+                pair_exchange(thread, NUMEL, codec).average, Vector(vector), Group(0, (Link("B", "b", stream),))
+            )
+            for vector, stream in zip(vectors, streams, strict=True)
+        ]
+        results = [future.result(30) for future in futures]
+    for result in results:
+        assert result.outcome is Outcome.MERGED, result.detail
+        error = (result.mean - (vectors[0] + vectors[1]) / 2).norm() / vectors[0].norm()
+        assert float(error) < {"fp16": 1e-3, "bf16": 5e-3, "int8": 0.03, "int4": 0.4}[codec]
+        assert result.bytes_sent <= {"fp16": 2.0, "bf16": 2.0, "int8": 1.03, "int4": 0.52}[codec] * NUMEL + 1000
+
+
+def test_another_codec_is_refused_by_name(thread: LoopThread) -> None:
+    async def partner(stream: Stream) -> None:
+        await stream.send(identity(NUMEL).header(0, "int4"), 1)
+
+    averaged = swap(thread, partner)
+    assert averaged.outcome is Outcome.REFUSED
+    assert averaged.detail == "codec is int4 there and none here"

@@ -12,7 +12,7 @@ import torch
 
 from peer.inner import InnerReport
 from peer.metrics import PHASES, Metrics
-from peer.report import Reporter, RoundReport
+from peer.report import Counted, Reporter, RoundReport
 from peer.rounds import Averaged, Outcome
 
 KEYS = {
@@ -29,9 +29,10 @@ def round_report(
     number: int, outcome: Outcome = Outcome.MERGED, inner: InnerReport | None = None, distance: float | None = 0.25
 ) -> RoundReport:
     partners = () if outcome is Outcome.ALONE else ("b",)
-    averaged = Averaged(torch.zeros(1), outcome, partners, 100, 90, 0.5, distance, "why\nin two lines")
+    averaged = Averaged(torch.zeros(1), outcome, partners, 100, 90, 0.5, distance, detail="why\nin two lines")
     seconds = {**dict.fromkeys(PHASES, 0.0), "inner": 9.0, "match": 1.0}
-    return RoundReport(number, 10 * number, 640 * number, inner or inner_report(), averaged, seconds, 0.1, 2)
+    counted = Counted(number, 10 * number, 640 * number, inner or inner_report())
+    return RoundReport(counted, averaged, seconds, 0.1, 2)
 
 
 def rows(folder: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from peer.launch.summary import in_words, summarize
 from peer.launch.tail import Tail
 from peer.metrics import PHASES, Metrics
 from peer.place import claim
-from peer.report import Reporter, RoundReport
+from peer.report import Counted, Reporter, RoundReport
 from peer.rounds import Averaged, Outcome
 
 
@@ -46,7 +46,7 @@ def report(number: int, outcome: Outcome = Outcome.MERGED, partner: str = "b") -
     partners = () if outcome is Outcome.ALONE else (partner,)
     averaged = Averaged(torch.zeros(1), outcome, partners, 100, 90, 0.5, distance=0.1)
     seconds = {**dict.fromkeys(PHASES, 0.0), "inner": 9.0, "match": 0.25, "exchange": 0.75}
-    return RoundReport(number, 10 * number, 640 * number, inner, averaged, seconds, 0.1, 2)
+    return RoundReport(Counted(number, 10 * number, 640 * number, inner), averaged, seconds, 0.1, 2)
 
 
 def write(folder: Path, *reports: RoundReport, evals: int = 2) -> Reporter:

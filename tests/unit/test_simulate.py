@@ -13,7 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.config import Config, Decoupled, DiLoCo, Evaluation, Inner, LlamaModel, NoLoCo, Run, StdlibData
+from peer.config import (
+    Decoupled,
+    DiLoCo,
+    Inner,
+    NoLoCo,
+)
 from peer.errors import RunError, UserError
 from peer.exchange.average import merge
 from peer.rounds import Outcome
@@ -22,30 +27,12 @@ from peer.simulate.meetings import Arrivals, choose_pairs
 from peer.simulate.options import Method, Options, with_method
 from peer.simulate.replica import Replica
 from peer.simulate.simulation import Simulation, save
+from peer.simulate.swap import swap
 from peer.vectors import Vector
 from tests.unit import parts
+from tests.unit.simulate_harness import config, replica_of, simulate, without_clock
 
 PAIR_ROUNDS = 5  # of 12 steps with H 4: 4, 4, 2, 1, 1
-MODEL = LlamaModel(hidden_size=16, intermediate_size=32, layers=1, heads=2)
-
-
-def config(**run: Any) -> Config:
-    values: dict[str, Any] = {
-        **{"steps": 12, "inner_steps": 4, "batch_size": 2, "model": MODEL, "data": StdlibData(sequence_length=16)},
-        **{"evaluation": Evaluation(every_rounds=1, batches=2), "inner": Inner(learning_rate=3e-3, warmup_steps=2)},
-        **run,
-    }
-    return Config(run=Run(**values))
-
-
-def simulate(method: Method | None = None, replicas: int = 4, run: dict[str, Any] | None = None, **more: Any) -> Any:
-    chosen, name = with_method(config(**(run or {})), method)
-    return Simulation(chosen, Options(replicas=replicas, method=name, **more)).run(lambda line: None)
-
-
-def without_clock(summary: Any) -> Any:
-    summary["swarm"].pop("wall_seconds")
-    return summary
 
 
 @pytest.mark.parametrize("method", list(Method))
@@ -116,7 +103,7 @@ def test_everybody_meets_and_with_an_odd_number_everybody_takes_turns_at_being_a
 
 def pairings(rounds: int, remember: bool) -> Counter[frozenset[str]]:
     """How often each pair of six replicas meets."""
-    replicas = [Replica(str(index), parts.peer_state(), 1.0, 10**9, 10) for index in range(6)]
+    replicas = [replica_of(str(index), 10**9, 10) for index in range(6)]
     chance, met = random.Random(0), Counter[frozenset[str]]()
     for number in range(rounds):
         arrivals = Arrivals(due=dict.fromkeys(replicas, 0.0))
@@ -169,14 +156,13 @@ def test_a_delayed_result_keeps_what_was_trained_meanwhile() -> None:
 
 
 def test_a_delay_of_zero_steps_trained_is_no_delay() -> None:
-    state = parts.peer_state()
-    replica = Replica("a", state, 1.0, 100, 4)
+    replica = replica_of("a", 100, 4)
     replica.inner_phase()
     mean = average([replica])[0] + 0.01
     replica.apply(mean, delay=2)
     replica.finish()
     late = replica.fast_weights()
-    other = Replica("b", parts.peer_state(), 1.0, 100, 4)
+    other = replica_of("b", 100, 4)
     other.inner_phase()
     other.apply(mean)
     torch.testing.assert_close(late, other.fast_weights(), atol=1e-6, rtol=1e-5)
@@ -200,13 +186,13 @@ def test_replicas_may_read_parts_of_the_text_that_do_not_overlap() -> None:
 
 
 def test_two_replicas_average_to_the_bits_of_the_pair_exchange() -> None:
-    replicas = [Replica(str(seed), parts.peer_state(), 1.0, 8, 4) for seed in range(2)]
+    replicas = [replica_of(str(seed), 8, 4) for seed in range(2)]
     for replica in replicas:
         replica.inner_phase()
-    mean, _ = average(replicas)
+    (left, right), _ = swap(*replicas)
     own, theirs = (flat(replica) for replica in replicas)
     merge(Vector(own), theirs)
-    assert torch.equal(mean, theirs)
+    assert torch.equal(left, theirs) and torch.equal(right, theirs)
 
 
 def flat(replica: Replica) -> Tensor:
@@ -231,6 +217,7 @@ def test_a_loss_that_is_not_finite_names_the_replica_and_the_step() -> None:
         ({"drop": math.nan}, "it is a share"),
         ({"delay": 4}, "below run.inner_steps"),
         ({"speeds": (1.0, 0.0)}, "--speeds"),
+        ({"swap_steps": 0}, "--swap-steps 0"),
         ({"method": Method.DDP, "drop": 0.1}, "--method ddp"),
     ],
 )

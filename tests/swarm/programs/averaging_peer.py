@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from peer import logs
 from peer.config import Exchange, NoLoCo
+from peer.exchange.codec import Cast
 from peer.exchange.pair import PairExchange
 from peer.exchange.wire import Identity
 from peer.outer.noloco import NoLoCo as Method
@@ -44,6 +45,9 @@ class Stalling:
             time.sleep(60)
         self._inner.read(start, out)
 
+    def read_change(self, start: int, out: Tensor) -> None:
+        self._inner.read_change(start, out)
+
 
 class Weights(nn.Module):
     """Flat weights, different for each seed."""
@@ -68,7 +72,7 @@ def main() -> None:
     node.call(node.serve(PROTOCOL, arrive), 10)
     print(f"address {node.addresses[0]}", flush=True)
     outer = Method(SlowWeights(Weights(numel, seed).named_parameters()), NoLoCo())
-    exchange = PairExchange(node, Identity("test", "c", "l", numel), SETTINGS)
+    exchange = PairExchange(node, Identity("test", "c", "l", numel), Cast("none"), SETTINGS)
     for number in range(rounds):
         if address:
             stream = node.call(node.open(address.rpartition("/p2p/")[2], PROTOCOL, [address]), 10)

@@ -1,0 +1,55 @@
+"""Is another peer's run the same as ours? The digest of a configuration's shared half; the first key that differs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import BaseModel
+
+from peer.config import Run
+
+
+def shared(section: BaseModel) -> dict[str, Any]:
+    """``section`` as JSON values without what is local to a machine."""
+    out: dict[str, Any] = {}
+    for key, info in type(section).model_fields.items():
+        value = getattr(section, key)
+        if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("local"):
+            continue
+        out[key] = shared(value) if isinstance(value, BaseModel) else value
+    return out
+
+
+def digest(run: Run) -> str:
+    """First 16 hex digits of the SHA-256 of the shared half."""
+    return hashlib.sha256(canonical(run).encode()).hexdigest()[:16]
+
+
+def canonical(run: Run) -> str:
+    """The shared half as one canonical JSON text; what a peer shows to one whose digest differs."""
+    return json.dumps(shared(run), sort_keys=True, separators=(",", ":"))
+
+
+def first_difference(mine: str, theirs: str) -> str:
+    """Names the first key in which two canonical runs differ, with both values, for example
+    ``run.inner.learning_rate is 0.001 here and 0.002 there``. ``theirs`` may be anything a stranger sent.
+    """
+    try:
+        ours, other = _flat(json.loads(mine)), _flat(json.loads(theirs))
+    except (ValueError, AttributeError, RecursionError):
+        return "the swarm's configuration could not be read"
+    for key in [*ours, *(key for key in other if key not in ours)]:
+        if ours.get(key) != other.get(key):
+            here, there = (json.dumps(side[key])[:60] if key in side else "not set" for side in (ours, other))
+            shown = f"run.{key}" if key.isprintable() else "run." + json.dumps(key)
+            return f"{shown[:100]} is {here} here and {there} there"
+    return "no key differs: another version of noloco-peer"
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        out.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return out

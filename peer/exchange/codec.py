@@ -1,0 +1,117 @@
+"""How the elements of a contribution become bytes, part by part, and bytes elements again.
+
+``none`` is fp32. ``fp16`` and ``bf16`` round each element. ``int8`` and ``int4`` are in modulo.py: they send an element
+modulo a range that two peers are never apart, and the receiver's own contribution tells the rest.
+Previous station: average.py. Next station: payload.py, which sends the bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from peer.config import CodecName
+from peer.rounds import Contribution
+from peer.vectors import parts, scratch
+
+
+def payload_bytes(name: CodecName, numel: int) -> int:
+    """Bytes of all parts of a contribution, digests left out."""
+    return sum(size(name, stop - start) for start, stop in parts(numel))
+
+
+BLOCK = 256  # elements with one range
+BLOCK_BYTES = 3  # the range as bf16, and a check
+
+
+class Codec(Protocol):
+    """One per peer and run, because some learn from round to round. One part at a time, from any thread.
+
+    A part is 1-D fp32 on the host and begins at element ``start`` of the contribution, a multiple of ``BLOCK``.
+    """
+
+    @property
+    def sends(self) -> CodecName:
+        """What the next payload is coded as; not always what was configured."""
+
+    def begin(self) -> bool:
+        """A round begins. ``True``: this peer's own Δ must be told by :meth:`learn`, each part before it is encoded."""
+
+    def learn(self, start: int, change: Tensor) -> None:
+        """Δ of a part: what its elements have changed since the last average. fp32."""
+
+    def encode(self, start: int, part: Tensor) -> bytes:
+        """Exactly ``size(sends, len(part))`` bytes."""
+
+    def decode(self, name: CodecName, start: int, data: bytearray, own: Tensor, out: Tensor) -> None:
+        """``out`` ← the partner's elements from its ``data``, coded as ``name``; ``own`` is this peer's same part."""
+
+    def understands(self, name: CodecName) -> bool:
+        """Can this peer decode what is coded as ``name``?"""
+
+    def settle(self, merged: bool) -> None:
+        """A round ends: what was decoded is the partner's for certain, or nothing was used in this round."""
+
+
+def prepare(codec: Codec, own: Contribution) -> None:
+    """A round begins in which all of ``own`` is sent."""
+    if not codec.begin():
+        return
+    room = scratch(own.numel)
+    for start, stop in parts(own.numel):
+        own.read_change(start, room[: stop - start])
+        codec.learn(start, room[: stop - start])
+
+
+def size(name: CodecName, numel: int) -> int:
+    """Bytes of one part of ``numel`` elements."""
+    blocks = -(-numel // BLOCK)
+    match name:
+        case "none":
+            return 4 * numel
+        case "fp16" | "bf16":
+            return 2 * numel
+        case "int8":
+            return blocks * (BLOCK + BLOCK_BYTES)
+        case "int4":
+            return blocks * (BLOCK // 2 + BLOCK_BYTES)
+
+
+DTYPES: dict[CodecName, torch.dtype] = {"none": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Cast:
+    """Elements rounded to a floating point type. Needs to know nothing, and so learns nothing."""
+
+    def __init__(self, name: CodecName) -> None:
+        self.sends = name
+
+    def begin(self) -> bool:
+        return False
+
+    def learn(self, start: int, change: Tensor) -> None:
+        pass
+
+    def encode(self, start: int, part: Tensor) -> bytes:
+        return cast(self.sends, part)
+
+    def decode(self, name: CodecName, start: int, data: bytearray, own: Tensor, out: Tensor) -> None:
+        uncast(name, data, out)
+
+    def understands(self, name: CodecName) -> bool:
+        return name == self.sends
+
+    def settle(self, merged: bool) -> None:
+        pass
+
+
+def cast(name: CodecName, part: Tensor) -> bytes:
+    """``part`` in the floating point type ``name``, little endian. A copy: the transport may keep it."""
+    return part.to(DTYPES[name]).view(torch.uint8).numpy().tobytes()
+
+
+def uncast(name: CodecName, data: bytearray, out: Tensor) -> None:
+    """``out`` ← what :func:`cast` has made."""
+    out.copy_(torch.frombuffer(data, dtype=DTYPES[name]))

@@ -1,0 +1,58 @@
+"""A contribution on a stream: its parts as the codec makes them and, behind them, the digest of all bytes.
+
+Encoding and decoding run beside the network loop, so that a part is coded while others are on their way.
+Previous station: codec.py. Next station: pair.py, which puts the pieces in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import xxhash
+from torch import Tensor
+
+from peer.config import CodecName
+from peer.exchange.codec import Codec, size
+from peer.payload import DIGEST_BYTES
+from peer.rounds import Contribution
+from peer.streams import Stream
+from peer.vectors import parts, scratch
+
+
+async def send_coded(stream: Stream, own: Contribution, codec: Codec, stall: float) -> None:
+    """Send all parts and their digest; ``stall`` seconds without progress raise ``TimeoutError``."""
+    digest = xxhash.xxh3_128()
+    room = scratch(own.numel)
+
+    def encode(start: int, stop: int) -> bytes:
+        part = room[: stop - start]
+        own.read(start, part)
+        data = codec.encode(start, part)
+        digest.update(data)
+        return data
+
+    for start, stop in parts(own.numel):
+        await stream.write(await asyncio.to_thread(encode, start, stop), stall)
+    await stream.write(digest.digest(), stall)
+
+
+async def receive_coded(
+    stream: Stream, own: Contribution, codec: Codec, name: CodecName, out: Tensor, stall: float
+) -> bool:
+    """Fill ``out`` (flat fp32, host) with the partner's contribution; ``True`` when it matches the sender's digest."""
+    digest = xxhash.xxh3_128()
+    room = scratch(own.numel)
+
+    def decode(start: int, stop: int, data: bytearray) -> None:
+        digest.update(data)
+        part = room[: stop - start]
+        own.read(start, part)
+        codec.decode(name, start, data, part, out[start:stop])
+
+    for start, stop in parts(own.numel):
+        data = bytearray(size(name, stop - start))
+        await stream.read_into(memoryview(data), stall)
+        await asyncio.to_thread(decode, start, stop, data)
+    sent = bytearray(DIGEST_BYTES)
+    await stream.read_into(memoryview(sent), stall)
+    return bytes(sent) == digest.digest()

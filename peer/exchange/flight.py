@@ -1,0 +1,133 @@
+"""A swap on its way beside the inner steps: the mailbox between the training thread and the network thread.
+
+The training thread *opens* parts (takes the outer step of a group of one for them and puts its own contribution in
+here); the network sends them and *lands* the corrections that the partner's make. Only some parts are open at a time,
+about as many as land within two inner steps. So what is late is a part by a step or two, and not the whole tensor by
+the time of its transfer. That is what keeps an overlapped swap as good as one that is waited for (README, "Overlap").
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from peer.exchange.codec import BLOCK
+from peer.rounds import Averaged
+from peer.vectors import PART
+
+PARTS = 64  # at least, where the model has that many blocks
+FEWEST = 2  # parts open at once
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A part as it was when it was opened. ``change`` (Δ) is there when the codec asked for it."""
+
+    own: Tensor
+    change: Tensor | None
+
+
+def rolling_parts(numel: int) -> list[tuple[int, int]]:
+    """Borders of the parts: 1 MiB each, less for a model that has few of these. The same for all peers of a run."""
+    blocks = -(-numel // BLOCK)
+    size = BLOCK * min(PART // BLOCK, -(-blocks // PARTS))
+    return [(start, min(start + size, numel)) for start in range(0, numel, size)]
+
+
+class Flight:
+    """One swap. ``learns``: the codec needs each part's Δ too."""
+
+    def __init__(self, numel: int, loop: asyncio.AbstractEventLoop, *, learns: bool) -> None:
+        self.parts = rolling_parts(numel)
+        self.learns = learns
+        self.landed_parts = self._sent_parts = 0
+        self._loop, self._wake = loop, asyncio.Event()
+        self._changed = threading.Condition()
+        self._under_way = False
+        self._opened: dict[int, Opened] = {}
+        self._count = 0  # parts opened
+        self._landed: deque[tuple[int, Tensor]] = deque()
+        self._landed_before = 0
+        self._over: Averaged | BaseException | None = None
+
+    # -- training thread
+
+    def wanted(self, *, resting: bool = False) -> range:
+        """Parts to open now. Asked once an inner step; ``resting``: all, as no inner step makes them late."""
+        if not self._under_way or self._over is not None:
+            return range(0)
+        if resting:
+            return self.rest()
+        since, self._landed_before = self.landed_parts - self._landed_before, self.landed_parts
+        room = max(FEWEST, 2 * since + 1) - (self._count - self.landed_parts)
+        return range(self._count, min(len(self.parts), self._count + max(0, room)))
+
+    def rest(self) -> range:
+        """Parts that were never opened."""
+        return range(self._count, len(self.parts))
+
+    def offer(self, index: int, part: Opened) -> None:
+        """Part ``index`` is open."""
+        self._opened[index] = part
+        self._count = index + 1
+        self._loop.call_soon_threadsafe(self._wake.set)
+
+    def take(self) -> list[tuple[int, Tensor]]:
+        """Corrections that have landed since the last call: index of the part, fp32 on the host."""
+        return [self._landed.popleft() for _ in range(len(self._landed))]
+
+    def result(self) -> Averaged | None:
+        """How the swap ended, once it has. Raises what the network thread has failed by."""
+        if isinstance(self._over, BaseException):
+            raise self._over
+        return self._over
+
+    def wait(self, seconds: float) -> None:
+        """Until something has landed, or a part is wanted, or it is over; at most ``seconds``."""
+        with self._changed:
+            if not self._landed and self._over is None:
+                self._changed.wait(seconds)
+
+    # -- network thread and its helpers
+
+    def begin(self) -> None:
+        """The partner is there: parts are wanted from now on."""
+        self._under_way = True
+        self._notify()
+
+    async def own(self, index: int, patience: float) -> Opened:
+        """Part ``index`` as this peer has opened it; ``TimeoutError`` when that takes ``patience`` seconds."""
+        async with asyncio.timeout(patience):
+            while index >= self._count:
+                self._wake.clear()
+                await self._wake.wait()
+        return self._opened[index]
+
+    def land(self, index: int, correction: Tensor) -> None:
+        """The partner's part ``index`` is verified."""
+        self._landed.append((index, correction))
+        self.landed_parts += 1
+        self._forget()
+        self._notify()
+
+    def sent(self) -> None:
+        """One more part has been sent; as the partner's they go in order."""
+        self._sent_parts += 1
+        self._forget()
+
+    def _forget(self) -> None:
+        for index in [it for it in self._opened if it < min(self._sent_parts, self.landed_parts)]:
+            del self._opened[index]
+
+    def end(self, result: Averaged | BaseException) -> None:
+        """The swap is over, whatever has come of it."""
+        self._over = result
+        self._notify()
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,99 @@
+"""How a swap begins and ends, whatever lies between: headers, acknowledgements, and a verdict for every failure.
+
+Previous station: wire.py. Next stations: pair.py and rolling.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from peer.exchange.average import Verdict
+from peer.exchange.codec import Codec
+from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Header, Identity
+from peer.rounds import Outcome
+from peer.streams import BadMessage, Stream, StreamLost
+
+
+class Unusable(Exception):
+    """The partner's header or contribution must not be used; ``verdict`` says why."""
+
+    def __init__(self, outcome: Outcome, detail: str) -> None:
+        super().__init__(detail)
+        self.verdict = Verdict(outcome, detail=detail)
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What this peer says about the payload that it will send."""
+
+    identity: Identity
+    round: int
+    codec: Codec
+    pace: float = 0.0  # seconds of an inner step, when the swap runs beside them
+
+    async def exchange(self, stream: Stream, stall: float) -> Header:
+        """The partner's header; raises :class:`Unusable` when it does not fit ours."""
+        await stream.send(self.identity.header(self.round, self.codec.sends, self.pace), stall)
+        header = await stream.receive(HEADER, stall)
+        if not self.codec.understands(header.codec):
+            raise Unusable(Outcome.REFUSED, f"codec is {header.codec} there and {self.codec.sends} here")
+        objection = self.identity.objection(header)
+        if objection:
+            raise Unusable(Outcome.REFUSED, objection)
+        return header
+
+
+async def part(stream: Stream, verdict: Verdict, stall: float) -> Verdict:
+    """Both payloads have arrived: tell each other the verdicts. A side merges when both say so."""
+    try:
+        theirs = await _acknowledge(stream, verdict, stall)
+    except (TimeoutError, StreamLost, BadMessage):
+        if verdict.outcome is Outcome.MERGED:
+            raise
+        return verdict  # what we found wrong says more than that the partner has left since
+    if verdict.outcome is Outcome.MERGED and theirs.verdict is not Outcome.MERGED:
+        return Verdict(Outcome.REFUSED, detail=f"the partner refused: {theirs.verdict} {theirs.detail}".strip())
+    return verdict
+
+
+async def _acknowledge(stream: Stream, verdict: Verdict, stall: float) -> Acknowledgement:
+    mine = Acknowledgement(verdict=verdict.outcome, detail=verdict.detail[:200])
+    if stream.initiator:
+        await stream.send(mine, stall)
+        return await stream.receive(ACKNOWLEDGEMENT, stall)
+    theirs = await stream.receive(ACKNOWLEDGEMENT, stall)
+    await stream.send(mine, stall)
+    await stream.until_closed(stall)
+    return theirs
+
+
+async def guarded(swap: Coroutine[Any, Any, Verdict], stream: Stream, limit: float) -> Verdict:
+    """``swap`` within ``limit`` seconds; its every failure is a verdict, and the stream is closed behind it."""
+    try:
+        async with asyncio.timeout(limit):
+            return await swap
+    except Unusable as error:
+        return error.verdict
+    except TimeoutError:
+        return Verdict(Outcome.TIMEOUT, detail=f"no answer within its deadline ({limit:.3g} s in all)")
+    except StreamLost as error:
+        return Verdict(Outcome.TIMEOUT, detail=f"the partner is gone: {error}")
+    except BadMessage as error:
+        return Verdict(Outcome.CORRUPT, detail=f"not the protocol: {error}")
+    finally:
+        stream.close()
+
+
+async def both_ways(sending: Coroutine[Any, Any, None], receiving: Coroutine[Any, Any, None]) -> None:
+    """Both at the same time; when one fails the other ends too."""
+    task = asyncio.ensure_future(sending)
+    try:
+        await receiving
+        await task
+    finally:
+        if not task.done():
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,136 @@
+"""Few bits for an element, by what two peers have in common: modulo quantisation (Davies et al., arXiv 2002.09268; Lu
+and De Sa, "Moniqua", ICML 2020).
+
+Weights quantise badly, because they are large beside what an outer step changes. But the contributions of two peers are
+close to each other, nearer than some reach r. With b bits and the step q = 2 r / 2^b the sender rounds x to k q and
+sends k mod 2^b; among all numbers with that remainder the receiver takes the one next to its own element. The error is
+at most q / 2: it scales with the distance of the two peers and not with the weights, and nothing else crosses the wire.
+
+Each block of 256 elements has its own r: first twice the most that its elements have changed since the last average,
+then a margin above the most that a partner was away in the last swap. Where two peers are further apart the receiver
+would take a wrong number and not see it; so each block carries a weighted sum of its k / 2^b, rounded down, modulo 251.
+A block that does not match is not averaged (the receiver keeps its own elements) and has twice the reach in the next
+round. When many do not match, the next payload of this peer is fp16.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from peer.config import CodecName
+from peer.exchange.codec import BLOCK, BLOCK_BYTES, cast, uncast
+from peer.logs import fields, get_logger
+
+log = get_logger("codec")
+
+MARGIN = 1.5  # reach beside the largest distance of the last swap
+SHRINK = 0.85  # a reach shrinks by this a round at most: the largest distance of a block is a noisy figure
+WIDEN = 1.5  # after a round without a partner: the next one has been away for longer
+LOST = 0.25  # share of blocks that do not match: the reach is not known any more
+EXACT = 2.0**-22  # steps are not finer than this share of a block's largest element: k must be exact in fp32
+NARROWEST = 16  # no block's reach is less than this part of the mean: what one peer left alone another may have moved
+TINY, HUGE = 1e-30, 1e30
+PRIME = 251
+WEIGHTS = torch.tensor([pow(6, place, PRIME) for place in range(BLOCK)], dtype=torch.float32)  # 1 to 250, well mixed
+
+
+class Modulo:
+    """:class:`peer.exchange.codec.Codec` for 8 or 4 bits an element."""
+
+    def __init__(self, name: Literal["int8", "int4"], numel: int) -> None:
+        self._name: CodecName = name
+        self._levels = 2.0 ** (8 if name == "int8" else 4)
+        self._reach = torch.zeros(-(-numel // BLOCK))
+        self._seen = torch.zeros_like(self._reach)
+        self._known = self._lost = False
+        self._floor = 0.0
+        self._unresolved = 0
+
+    @property
+    def sends(self) -> CodecName:
+        return "fp16" if self._lost else self._name
+
+    def understands(self, name: CodecName) -> bool:
+        return name in (self._name, "fp16")
+
+    def begin(self) -> bool:
+        self._seen.copy_(self._reach)
+        self._unresolved = 0
+        self._floor = float(self._reach.mean()) / NARROWEST
+        return not self._known
+
+    def learn(self, start: int, change: Tensor) -> None:
+        blocks = _blocks(change)
+        furthest = blocks.abs().amax(1).mul_(2)
+        self._at(self._reach, start, blocks).copy_(furthest)
+        self._at(self._seen, start, blocks).copy_(furthest)
+
+    def encode(self, start: int, part: Tensor) -> bytes:
+        if self._lost:
+            return cast("fp16", part)
+        blocks = _blocks(part)
+        reach = self._at(self._reach, start, blocks).clamp(min=self._floor)
+        finest = blocks.abs().amax(1).mul_(EXACT).clamp_(min=TINY)
+        step = torch.maximum(reach * (2 * MARGIN / self._levels), finest).bfloat16()
+        numbers = blocks.div(step.float()[:, None]).round_()
+        codes = numbers.remainder(self._levels).to(torch.uint8)
+        if self._levels == 16:
+            codes = codes[:, 0::2] | codes[:, 1::2] << 4
+        scales = step[:, None].view(torch.uint8)
+        return torch.cat([scales, self._check(numbers)[:, None], codes], dim=1).numpy().tobytes()
+
+    def decode(self, name: CodecName, start: int, data: bytearray, own: Tensor, out: Tensor) -> None:
+        mine = _blocks(own)
+        seen = self._at(self._seen, start, mine)
+        if name == "fp16":
+            uncast(name, data, out)
+            seen.copy_(_blocks(out - own).abs().amax(1))
+            return
+        rows = torch.frombuffer(data, dtype=torch.uint8).view(len(mine), -1)
+        step = rows[:, :2].flatten().view(torch.bfloat16).float()
+        sane = step.isfinite() & (mine.abs().amax(1) < step / EXACT * 4)
+        step = torch.where(sane, step, 1.0)[:, None]
+        nearest = mine.div(step).round_()
+        away = self._unpack(rows[:, BLOCK_BYTES:]).sub_(nearest).add_(self._levels / 2).remainder_(self._levels)
+        numbers = nearest.add_(away.sub_(self._levels / 2))
+        wrong = (self._check(numbers) != rows[:, 2]).logical_or_(~sane)
+        theirs = numbers.mul_(step)
+        theirs[wrong] = mine[wrong]
+        wider = self._at(self._reach, start, mine).clamp(min=self._floor).mul_(2)
+        seen.copy_(torch.where(wrong, wider, (theirs - mine).abs_().amax(1)))
+        self._unresolved += int(wrong.sum())
+        out.copy_(theirs.view(-1)[: len(out)])
+
+    def _unpack(self, codes: Tensor) -> Tensor:
+        if self._levels == 16:
+            codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
+        return codes.float()
+
+    def settle(self, merged: bool) -> None:
+        if not merged:
+            self._reach.mul_(WIDEN).clamp_(max=HUGE)
+            return
+        self._known = True
+        torch.maximum(self._reach.mul_(SHRINK), self._seen.clamp_(max=HUGE), out=self._reach)
+        share = self._unresolved / len(self._reach)
+        self._lost = share > LOST
+        if self._unresolved:
+            log.debug("blocks not averaged: %s", fields(share=share, next=self.sends))
+
+    def _at(self, blocks: Tensor, start: int, like: Tensor) -> Tensor:
+        first = start // BLOCK
+        return blocks[first : first + len(like)]
+
+    def _check(self, numbers: Tensor) -> Tensor:
+        """What the sent remainders do not tell, in one byte a block; all sums stay exact in fp32."""
+        rest = numbers.div(self._levels).floor_().remainder_(PRIME)
+        return (rest @ WEIGHTS).remainder_(PRIME).to(torch.uint8)
+
+
+def _blocks(part: Tensor) -> Tensor:
+    """``[n, BLOCK]``, filled up with zeros."""
+    return functional.pad(part, (0, -len(part) % BLOCK)).view(-1, BLOCK)

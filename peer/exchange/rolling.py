@@ -1,0 +1,164 @@
+"""The swap beside the inner steps: as pair.py, but part by part, each verified and used by itself.
+
+    both: header ─▶ ◀─ header       equal run, config, layout, size? and how long an inner step takes here
+    both, at the same time: part, digest; part, digest; ...     each sent when the training thread has opened it
+    each part on arrival: digest right? finite? norms so far within bounds? then half the difference lands
+    initiator: acknowledgement ─▶    responder, after it has read that one: ◀─ acknowledgement
+
+A swap that breaks off in the middle leaves some parts with the outer step of a group of two and the others with that of
+a group of one. Each is right by itself, so nothing has to be taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+import xxhash
+from torch import Tensor
+
+from peer.config import CodecName
+from peer.config import Exchange as Settings
+from peer.exchange.average import Verdict, norm_objection, square
+from peer.exchange.codec import Codec, size
+from peer.exchange.deadline import Deadline
+from peer.exchange.flight import Flight
+from peer.exchange.handshake import Greeting, Unusable, both_ways, guarded, part
+from peer.exchange.pair import GRACE, Network
+from peer.exchange.wire import Identity
+from peer.payload import DIGEST_BYTES
+from peer.rounds import Averaged, Group, Link, Outcome
+from peer.streams import Stream
+
+PATIENCE = 6.0  # inner steps of both without a part: a partner that trains only opens parts between its steps
+NOTHING = torch.empty(0)
+
+
+@dataclass
+class Norms:
+    """Sums of squares over the parts so far."""
+
+    own: float = 0.0
+    theirs: float = 0.0
+    apart: float = 0.0
+
+    @property
+    def distance(self) -> float | None:
+        return math.sqrt(self.apart / self.own) if self.own else None
+
+
+@dataclass
+class Swap:
+    """One swap's fixed facts."""
+
+    flight: Flight
+    stream: Stream
+    patience: float = 0.0  # seconds for the next part
+    theirs: CodecName = "none"
+    norms: Norms = field(default_factory=Norms)
+
+
+class RollingExchange:
+    """Starts swaps that end by themselves; one at a time."""
+
+    def __init__(self, network: Network, identity: Identity, codec: Codec, settings: Settings) -> None:
+        self._network, self._identity, self._codec, self._settings = network, identity, codec, settings
+        self._deadline = Deadline(settings.timeout)
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="swap")
+
+    def start(self, round: int, pace: float, meet: Callable[[], Group]) -> Flight:
+        """``meet`` finds the partner, on a helper thread; ``pace``: seconds of an inner step."""
+        flight = Flight(self._identity.numel, self._network.loop, learns=self._codec.begin())
+        self._helper.submit(self._fly, flight, round, pace, meet)
+        return flight
+
+    def close(self) -> None:
+        """No further swaps."""
+        self._helper.shutdown(wait=False, cancel_futures=True)
+
+    def _fly(self, flight: Flight, round: int, pace: float, meet: Callable[[], Group]) -> None:
+        try:
+            group = meet()
+            if group.links:
+                flight.end(self._with_partner(flight, group.links[0], round, pace))
+            else:
+                self._codec.settle(False)
+                flight.end(Averaged(NOTHING, Outcome.ALONE))
+        except BaseException as error:  # noqa: BLE001 - the training thread raises it
+            flight.end(error)
+
+    def _with_partner(self, flight: Flight, link: Link, round: int, pace: float) -> Averaged:
+        stream = link.stream
+        assert stream is not None
+        sent, received, began = stream.sent, stream.received, time.monotonic()
+        limit, swap = self._deadline.seconds, Swap(flight, stream)
+        work = self._swap(swap, Greeting(self._identity, round, self._codec, pace))
+        verdict = self._network.call(guarded(work, stream, limit), limit + GRACE)
+        seconds = time.monotonic() - began
+        self._codec.settle(flight.landed_parts > 0)  # each part was verified by itself
+        if verdict.outcome is Outcome.MERGED:
+            self._deadline.observe(seconds)
+        elif flight.landed_parts:
+            detail = f"{verdict.detail} (after {flight.landed_parts} of {len(flight.parts)} parts)"
+            verdict = Verdict(verdict.outcome, verdict.distance, detail)
+        return Averaged(
+            mean=NOTHING,
+            outcome=verdict.outcome,
+            partners=(link.name,),
+            bytes_sent=stream.sent - sent,
+            bytes_received=stream.received - received,
+            seconds=seconds,
+            distance=verdict.distance,
+            detail=verdict.detail,
+        )
+
+    async def _swap(self, swap: Swap, greeting: Greeting) -> Verdict:
+        stall = self._settings.stall
+        header = await greeting.exchange(swap.stream, stall)
+        swap.theirs, swap.patience = header.codec, max(stall, PATIENCE * (greeting.pace + header.pace))
+        swap.flight.begin()
+        await both_ways(self._send(swap), self._receive(swap))
+        return await part(swap.stream, Verdict(Outcome.MERGED, distance=swap.norms.distance), swap.patience)
+
+    async def _send(self, swap: Swap) -> None:
+        def encode(index: int, own: Tensor, change: Tensor | None) -> bytes:
+            start = swap.flight.parts[index][0]
+            if change is not None:
+                self._codec.learn(start, change)
+            data = self._codec.encode(start, own)
+            return data + xxhash.xxh3_128_digest(data)
+
+        for index in range(len(swap.flight.parts)):
+            opened = await swap.flight.own(index, swap.patience)
+            await swap.stream.write(await asyncio.to_thread(encode, index, opened.own, opened.change), swap.patience)
+            swap.flight.sent()
+
+    async def _receive(self, swap: Swap) -> None:
+        digest = bytearray(DIGEST_BYTES)
+        for index, (start, stop) in enumerate(swap.flight.parts):
+            data = bytearray(size(swap.theirs, stop - start))
+            await swap.stream.read_into(memoryview(data), swap.patience)
+            await swap.stream.read_into(memoryview(digest), swap.patience)
+            if xxhash.xxh3_128_digest(data) != digest:
+                raise Unusable(Outcome.CORRUPT, f"part {index} does not match its digest")
+            own = (await swap.flight.own(index, swap.patience)).own
+            swap.flight.land(index, await asyncio.to_thread(self._correction, swap, start, data, own))
+
+    def _correction(self, swap: Swap, start: int, data: bytearray, own: Tensor) -> Tensor:
+        """Half of what the partner has more than we; raises :class:`Unusable`."""
+        theirs = torch.empty_like(own)
+        self._codec.decode(swap.theirs, start, data, own, theirs)
+        norms = swap.norms
+        norms.own += square(own)
+        norms.theirs += square(theirs)
+        objection = norm_objection(norms.own, norms.theirs, self._settings.max_norm_ratio)
+        if objection:
+            raise Unusable(Outcome.POISONED, objection)
+        apart = theirs.sub_(own)
+        norms.apart += square(apart)
+        return apart.mul_(0.5)

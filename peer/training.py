@@ -1,0 +1,125 @@
+"""What every loop of a peer has around it: when it is done, what it counts and reports, when it evaluates and saves.
+
+Next stations: trainer.py, whose loop waits for each swap, and overlapped.py, whose loop does not.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from peer.checkpoint import Checkpoints
+from peer.config import Config
+from peer.errors import RunError
+from peer.inner import InnerReport
+from peer.metrics import PhaseClock
+from peer.progress import Progress, Stop
+from peer.report import Counted, Reporter, RoundReport
+from peer.rounds import Averaged
+from peer.schedule import phase_steps
+from peer.state import PeerState
+from peer.swarm.presence import Presence
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything a trainer is put together from; see assemble.py."""
+
+    state: PeerState  # with the inner loop, the outer method and the data stream
+    presence: Presence
+    checkpoints: Checkpoints
+    reporter: Reporter
+    phase: PhaseClock
+    progress: Progress
+    stop: Stop
+    validation: list[Tensor]
+
+
+class Training(ABC):
+    """Trains until ``run.steps`` of the swarm are done or a stop is asked for."""
+
+    def __init__(self, config: Config, parts: Parts) -> None:
+        self.config, self.parts = config, parts
+        self.inner, self.outer, self.stream = parts.state.inner, parts.state.outer, parts.state.stream
+        self.presence, self.phase = parts.presence, parts.phase
+        self.counters = parts.state.counters
+        self._booked = dict(self.phase.totals)
+
+    @abstractmethod
+    def loop(self) -> None:
+        """Rounds until the end. An inner phase that a stop cuts short is gone on with after the resume."""
+
+    def run(self) -> None:
+        """Train; raises :class:`RunError` when it cannot go on."""
+        self.evaluate()
+        self.loop()
+        self.save()
+        if not self.parts.stop.requested:
+            self.evaluate()
+
+    def done(self) -> bool:
+        """All steps made, or asked to stop."""
+        return self.parts.stop.requested or self.inner.step >= self.config.run.steps
+
+    def batches(self) -> Iterator[Tensor]:
+        """Training batches up to the next boundary."""
+        self.parts.progress.begin(self.remaining(), self.config.run.inner_steps)
+        return self.stream.take(self.remaining())
+
+    def phase_steps(self) -> int:
+        """Inner steps from the last boundary to the next one: H, and less at the end of the run."""
+        left = self.config.run.steps - self.counters.boundary_step
+        return phase_steps(self.config.run.inner_steps, left, self.outer.grouping)
+
+    def remaining(self) -> int:
+        """Inner steps left to the next boundary."""
+        return self.phase_steps() - self.counters.phase_steps_done
+
+    def account(self, inner: InnerReport) -> None:
+        """Count what an inner phase did, and stop before a broken model reaches anybody."""
+        self.counters.tokens += inner.tokens
+        self.counters.phase_steps_done += inner.steps
+        self.parts.reporter.inner(inner)
+        if inner.steps and not math.isfinite(inner.loss):
+            raise RunError(
+                f"the training loss is {inner.loss} at step {self.inner.step}; lower run.inner.learning_rate or "
+                "look at the data, then start again: it resumes from the last checkpoint"
+            )
+        if self.presence.failure:
+            self.save()
+            raise RunError(f"{self.presence.failure}; the state is saved, start again to go on")
+
+    def counted(self, inner: InnerReport) -> Counted:
+        """Where this peer is now, behind a boundary."""
+        return Counted(self.counters.round, self.inner.step, self.counters.tokens, inner)
+
+    def report(self, counted: Counted, mean: Averaged) -> None:
+        """A round's exchange has ended; ``seconds`` are since the last report."""
+        booked = {phase: total - self._booked[phase] for phase, total in self.phase.totals.items()}
+        self._booked = dict(self.phase.totals)
+        self.parts.reporter.round(RoundReport(counted, mean, booked, self.phase.idle_share(), self.presence.size))
+
+    def now_and_then(self) -> None:
+        """At a boundary: evaluate and save when it is time."""
+        if self.done():
+            return
+        if self.counters.round % self.config.run.evaluation.every_rounds == 0:
+            self.evaluate()
+        if self.counters.round % self.config.peer.checkpoint.every_rounds == 0:
+            self.save()
+
+    def evaluate(self) -> None:
+        """Validation loss of this replica."""
+        with self.phase("eval"):
+            loss = self.inner.evaluate(self.parts.validation)
+        self.parts.reporter.evaluation(self.inner.step, self.counters.tokens, loss)
+
+    def save(self) -> None:
+        """Write a checkpoint; a full disk is said and survived."""
+        with self.phase("checkpoint"):
+            state = self.parts.state
+            self.parts.checkpoints.save(self.inner.step, state.scalars(), state.tensors())

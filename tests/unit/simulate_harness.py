@@ -1,0 +1,40 @@
+"""Small simulations for the unit tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from peer import build
+from peer.config import Config, Evaluation, Inner, LlamaModel, Run, StdlibData
+from peer.simulate.options import Method, Options, with_method
+from peer.simulate.replica import Replica
+from peer.simulate.simulation import Simulation
+from tests.unit import parts
+
+MODEL = LlamaModel(hidden_size=16, intermediate_size=32, layers=1, heads=2)
+
+
+def config(**run: Any) -> Config:
+    values: dict[str, Any] = {
+        **{"steps": 12, "inner_steps": 4, "batch_size": 2, "model": MODEL, "data": StdlibData(sequence_length=16)},
+        **{"evaluation": Evaluation(every_rounds=1, batches=2), "inner": Inner(learning_rate=3e-3, warmup_steps=2)},
+        **run,
+    }
+    return Config(run=Run(**values))
+
+
+def replica_of(name: str, steps: int, inner_steps: int) -> Replica:
+    state = parts.peer_state()
+    replica = Replica(name, state, 1.0, steps, inner_steps, build.codec("none", state.outer.slow.numel))
+    replica.target = inner_steps
+    return replica
+
+
+def simulate(method: Method | None = None, replicas: int = 4, run: dict[str, Any] | None = None, **more: Any) -> Any:
+    chosen, name = with_method(config(**(run or {})), method)
+    return Simulation(chosen, Options(replicas=replicas, method=name, **more)).run(lambda line: None)
+
+
+def without_clock(summary: Any) -> Any:
+    summary["swarm"].pop("wall_seconds")
+    return summary

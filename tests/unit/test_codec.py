@@ -1,0 +1,161 @@
+"""Codecs: sizes, errors, and that what cannot be decoded is noticed and not averaged."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from peer import build
+from peer.config import CodecName
+from peer.exchange.codec import BLOCK, Codec, payload_bytes, size
+from peer.exchange.modulo import LOST, MARGIN, WIDEN, Modulo
+
+NAMES: tuple[CodecName, ...] = get_args(CodecName)
+MODULO: tuple[CodecName, ...] = ("int8", "int4")
+
+
+def two_peers(numel: int, apart: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Weights of two peers and their Δ, with typical sizes: weights 0.05, Δ a hundredth of that, times ``apart``."""
+    chance = torch.Generator().manual_seed(seed)
+    base = 0.05 * torch.randn(numel, generator=chance)
+    changes = [5e-4 * apart * torch.randn(numel, generator=chance) for _ in range(2)]
+    return base + changes[0], base + changes[1], changes[0], changes[1]
+
+
+def swap(sender: Codec, receiver: Codec, theirs: Tensor, own: Tensor) -> Tensor:
+    """What ``receiver`` makes of one part."""
+    out = torch.empty_like(own)
+    receiver.decode(sender.sends, 0, bytearray(sender.encode(0, theirs)), own, out)
+    return out
+
+
+def round_trip(pair: tuple[Codec, Codec], apart: float, numel: int = 5000, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Errors of both decoded parts, in a round that ends well."""
+    one, two, change_one, change_two = two_peers(numel, apart, seed)
+    for codec, change in zip(pair, (change_one, change_two), strict=True):
+        if codec.begin():
+            codec.learn(0, change)
+    errors = swap(pair[1], pair[0], two, one) - two, swap(pair[0], pair[1], one, two) - one
+    for codec in pair:
+        codec.settle(True)
+    return errors
+
+
+def make(name: CodecName, numel: int = 5000) -> tuple[Codec, Codec]:
+    return build.codec(name, numel), build.codec(name, numel)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("numel", [1, BLOCK - 1, BLOCK, 3 * BLOCK + 7])
+def test_a_part_has_the_announced_size(name: CodecName, numel: int) -> None:
+    codec = build.codec(name, numel)
+    codec.begin()
+    codec.learn(0, torch.randn(numel))
+    assert len(codec.encode(0, torch.randn(numel))) == size(name, numel)
+
+
+def test_four_bits_are_at_most_13_percent_of_the_bytes() -> None:
+    numel = 10_000_000
+    assert payload_bytes("int4", numel) <= 0.13 * 4 * numel
+    assert payload_bytes("int8", numel) <= 0.26 * 4 * numel
+    assert payload_bytes("fp16", numel) == 2 * numel
+
+
+@pytest.mark.parametrize(("name", "bits"), [("fp16", 11), ("bf16", 8)])
+def test_a_cast_rounds_each_element(name: CodecName, bits: int) -> None:
+    one, two, *_ = two_peers(1000, 1.0)
+    error = swap(*make(name), one, two) - one
+    assert float(error.abs().max()) <= 2.0**-bits * float(one.abs().max())
+    assert torch.equal(swap(*make("none"), one, two), one)
+
+
+@pytest.mark.parametrize(("name", "levels"), [("int8", 256), ("int4", 16)])
+@pytest.mark.parametrize("apart", [1e-3, 1.0, 30.0])
+def test_the_error_scales_with_the_distance_not_the_weights(name: CodecName, levels: int, apart: float) -> None:
+    pair = make(name)
+    for seed in range(5):
+        errors = round_trip(pair, apart, seed=seed)
+        reach = 5e-4 * apart * 2**0.5 * 5  # no element of 5000 is further off
+        for error in errors:  # all but a block that happens to be further apart than ever before
+            assert float(error.abs().quantile(0.9)) <= MARGIN * reach / levels
+
+
+def test_alien_weights_are_not_decoded_and_noticed_and_the_next_round_is_safe() -> None:
+    pair = make("int4")
+    round_trip(pair, 1.0)
+    one, two, *_ = two_peers(5000, 1.0)
+    two = two + 0.3 * torch.randn(5000)  # has been away for long
+    for codec in pair:
+        codec.begin()
+    left, right = swap(pair[1], pair[0], two, one), swap(pair[0], pair[1], one, two)
+    assert float((left == one).float().mean()) > 0.75  # all but a few of 20 blocks are its own
+    for codec in pair:
+        codec.settle(True)
+        assert codec.sends == "fp16"
+    for codec in pair:
+        codec.begin()
+    assert float((swap(pair[1], pair[0], two, one) - two).abs().max()) < 2e-3
+    swap(pair[0], pair[1], one, two)
+    for codec in pair:
+        codec.settle(True)
+        assert codec.sends == "int4"
+        codec.begin()
+    assert float((swap(pair[1], pair[0], two, one) - two).abs().max()) < 0.3  # reaches that far now
+    assert float((right == two).float().mean()) > 0.75
+
+
+def test_a_block_that_one_peer_never_moves_is_averaged_from_the_second_round_on() -> None:
+    pair = make("int4", 4 * BLOCK)
+    one, two, change_one, change_two = two_peers(4 * BLOCK, 1.0)
+    one[:BLOCK] -= change_one[:BLOCK]
+    two[:BLOCK] -= change_two[:BLOCK]
+    change_one[:BLOCK] = change_two[:BLOCK] = 0
+    two[:BLOCK] += 5e-4  # a partner moved it long ago
+    for codec, change in zip(pair, (change_one, change_two), strict=True):
+        assert codec.begin()
+        codec.learn(0, change)
+    for _ in range(6):
+        out = swap(pair[1], pair[0], two, one)
+        swap(pair[0], pair[1], one, two)
+        for codec in pair:
+            codec.settle(True)
+            assert not codec.begin()
+    assert float((out[:BLOCK] - two[:BLOCK]).abs().max()) < 2e-4
+
+
+def test_a_failed_round_teaches_nothing() -> None:
+    codec, other = make("int4")
+    round_trip((codec, other), 1.0)
+    assert isinstance(codec, Modulo)
+    before = codec._reach.clone()
+    codec.begin()
+    codec.decode("int4", 0, bytearray(size("int4", 5000)), torch.randn(5000), torch.empty(5000))
+    codec.settle(False)
+    torch.testing.assert_close(codec._reach, before * WIDEN)  # whoever comes next may be further away
+    assert codec.sends == "int4"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(MODULO), st.binary(max_size=2 * (BLOCK + 3)), st.floats(1e-6, 10.0), st.integers(1, 2 * BLOCK))
+def test_whatever_arrives_is_decoded_without_harm(name: CodecName, junk: bytes, scale: float, numel: int) -> None:
+    codec = Modulo("int8" if name == "int8" else "int4", numel)
+    own = scale * torch.randn(numel)
+    codec.begin()
+    codec.learn(0, own)
+    data = bytearray(size(name, numel))
+    data[: len(junk)] = junk[: len(data)]
+    out = torch.empty(numel)
+    codec.decode(name, 0, data, own, out)
+    codec.settle(True)
+    assert codec._reach.isfinite().all()
+    codec.begin()
+    assert len(codec.encode(0, own)) == size(codec.sends, numel)
+
+
+def test_the_share_that_counts_as_lost_is_a_share() -> None:
+    assert 0 < LOST < 1
