@@ -6,7 +6,7 @@ close to each other, nearer than some reach r. With b bits and the step q = 2 r 
 sends k mod 2^b; among all numbers with that remainder the receiver takes the one next to its own element. The error is
 at most q / 2: it scales with the distance of the two peers and not with the weights, and nothing else crosses the wire.
 
-Each block of 256 elements has its own r: first twice the most that its elements have changed since the last average,
+Each block of 256 elements has its own r: first thrice the most that its elements have changed since the last average,
 then a margin above the most that a partner was away in the last swap. Where two peers are further apart the receiver
 would take a wrong number and not see it; so each block carries a weighted sum of its k / 2^b, rounded down, modulo 251.
 A block that does not match is not averaged (the receiver keeps its own elements) and has twice the reach in the next
@@ -27,10 +27,12 @@ from peer.logs import fields, get_logger
 
 log = get_logger("codec")
 
+FIRST = 3.0  # reach before the first swap, beside the most that a block has changed: momentum will carry peers apart
 MARGIN = 1.5  # reach beside the largest distance of the last swap
-SHRINK = 0.85  # a reach shrinks by this a round at most: the largest distance of a block is a noisy figure
-WIDEN = 1.5  # after a round without a partner: the next one has been away for longer
-LOST = 0.25  # share of blocks that do not match: the reach is not known any more
+SHRINK = 0.75  # a reach shrinks by this a round at most: the largest distance of a block is a noisy figure
+WIDEN = 1.5  # after a round without a partner (the next one has been away for longer), and while peers drift apart
+GROWING = 0.05  # share of blocks that do not match: all peers drift apart faster than before
+LOST = 0.5  # share of blocks that do not match: the reach is not known any more
 EXACT = 2.0**-22  # steps are not finer than this share of a block's largest element: k must be exact in fp32
 NARROWEST = 16  # no block's reach is less than this part of the mean: what one peer left alone another may have moved
 TINY, HUGE = 1e-30, 1e30
@@ -65,7 +67,7 @@ class Modulo:
 
     def learn(self, start: int, change: Tensor) -> None:
         blocks = _blocks(change)
-        furthest = blocks.abs().amax(1).mul_(2)
+        furthest = blocks.abs().amax(1).mul_(FIRST)
         self._at(self._reach, start, blocks).copy_(furthest)
         self._at(self._seen, start, blocks).copy_(furthest)
 
@@ -118,6 +120,8 @@ class Modulo:
         torch.maximum(self._reach.mul_(SHRINK), self._seen.clamp_(max=HUGE), out=self._reach)
         share = self._unresolved / len(self._reach)
         self._lost = share > LOST
+        if share > GROWING:
+            self._reach.mul_(WIDEN)
         if self._unresolved:
             log.debug("blocks not averaged: %s", fields(share=share, next=self.sends))
 
