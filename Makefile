@@ -23,7 +23,7 @@ unit: .venv/.installed-dev
 	$(BIN)/python -m pytest tests/unit
 
 swarm-tests: .venv/.installed-dev
-	$(BIN)/python -m pytest tests/swarm
+	$(BIN)/python -m pytest tests/netlab tests/swarm
 
 .venv/.installed: pyproject.toml .ci/constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 14) or sys.exit(f"Python 3.11, 3.12 or 3.13 is needed, this is {v.major}.{v.minor}; say which with make PYTHON=python3.12")'

@@ -159,23 +159,29 @@ def test_something_else_than_the_protocol_is_corrupt(thread: LoopThread, garbage
     assert swap(thread, partner).outcome is Outcome.CORRUPT
 
 
+class Moved(Vector):
+    """A contribution that has moved by about 1e-3 since the last average."""
+
+    def read_change(self, start: int, out: torch.Tensor) -> None:
+        out.copy_(1e-3 * torch.randn(out.numel()))
+
+
 @pytest.mark.parametrize("codec", ["fp16", "bf16", "int8", "int4"])
 def test_a_coded_swap_averages_and_costs_fewer_bytes(thread: LoopThread, codec: CodecName) -> None:
+    torch.manual_seed(0)
     base = 0.05 * torch.randn(NUMEL)
     vectors = [base + 1e-3 * torch.randn(NUMEL) for _ in range(2)]
     streams = thread.call(stream_pair(), 5)
     with ThreadPoolExecutor(2) as pool:
         futures = [
-            pool.submit(
-                pair_exchange(thread, NUMEL, codec).average, Vector(vector), Group(0, (Link("B", "b", stream),))
-            )
+            pool.submit(pair_exchange(thread, NUMEL, codec).average, Moved(vector), Group(0, (Link("B", "b", stream),)))
             for vector, stream in zip(vectors, streams, strict=True)
         ]
         results = [future.result(30) for future in futures]
     for result in results:
         assert result.outcome is Outcome.MERGED, result.detail
         error = (result.mean - (vectors[0] + vectors[1]) / 2).norm() / vectors[0].norm()
-        assert float(error) < {"fp16": 1e-3, "bf16": 5e-3, "int8": 0.03, "int4": 0.4}[codec]
+        assert float(error) < {"fp16": 1e-3, "bf16": 5e-3, "int8": 1.5e-3, "int4": 0.02}[codec]
         assert result.bytes_sent <= {"fp16": 2.0, "bf16": 2.0, "int8": 1.03, "int4": 0.52}[codec] * NUMEL + 1000
 
 

@@ -1,0 +1,71 @@
+"""A laboratory for a test or a benchmark: ``with Lab(load("home"), 8) as lab: lab.command(3, [...])``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tests.netlab.plan import Plan
+from tests.netlab.tun import address_of
+
+ROOT = Path(__file__).parents[2]
+
+
+class Lab:
+    """``hosts`` hosts, numbered from 0; only what :meth:`command` starts is in them."""
+
+    def __init__(self, plan: Plan, hosts: int) -> None:
+        self.plan, self.hosts = plan, hosts
+
+    def __enter__(self) -> Lab:
+        self._line = subprocess.Popen(
+            [sys.executable, "-m", "tests.netlab.line", self.plan.model_dump_json(), str(self.hosts)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        assert self._line.stdout is not None
+        said = self._line.stdout.readline()
+        if not said:
+            raise RuntimeError(f"the delay line ended with {self._line.wait(10)}")
+        self._namespaces: list[int] = json.loads(said)["namespaces"]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._line.stdin is not None and self._line.stdout is not None
+        self._line.stdin.close()
+        try:
+            self._line.wait(5)
+        except subprocess.TimeoutExpired:
+            self._line.kill()
+            self._line.wait(5)
+        self._line.stdout.close()
+
+    def address(self, host: int) -> str:
+        """IPv4 address."""
+        return address_of(host)
+
+    def command(self, host: int, arguments: Sequence[str]) -> list[str]:
+        """The command line that runs ``arguments`` on ``host``."""
+        return ["nsenter", f"--net=/proc/{self._line.pid}/fd/{self._namespaces[host]}", *arguments]
+
+    def set_access(self, host: int, up_mbit: float | None, down_mbit: float | None) -> None:
+        """Change a host's rates."""
+        self._order({"host": host, "up_mbit": up_mbit, "down_mbit": down_mbit})
+
+    def cut(self, *hosts: int) -> None:
+        """Take these hosts off the network, and bring all others back."""
+        self._order({"cut": list(hosts)})
+
+    def _order(self, order: dict[str, object]) -> None:
+        assert self._line.stdin is not None
+        self._line.stdin.write(json.dumps(order) + "\n")
+        self._line.stdin.flush()

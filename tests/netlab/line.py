@@ -1,0 +1,150 @@
+"""The delay line: one process that holds all hosts and carries their packets late, slowly, or not at all.
+
+python -m tests.netlab.line PLAN.json HOSTS
+prints one line of JSON, {"pid": ..., "namespaces": [fd, ...]}, then reads orders from its standard input, a line each:
+{"host": 0, "up_mbit": 1, "down_mbit": 1} changes an access, {"cut": [0, 1]} takes hosts off, {"cut": []} brings all
+back.
+
+A packet passes the sender's uplink, the path between two regions, the receiver's downlink. Each of them with a rate is
+a queue that sends one packet after the other and drops what comes when it is full.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.netlab.plan import Plan
+from tests.netlab.tun import address_of, die_with_parent, make_host
+
+PACKET = 65536
+
+
+@dataclass
+class Queue:
+    """Packets leave at ``mbit``; ``None``: at once."""
+
+    mbit: float | None
+    limit: float  # seconds that a full queue takes to empty
+    free: float = 0.0  # when the last packet will have left
+
+    def leaves(self, now: float, size: int) -> float | None:
+        """When a packet of ``size`` bytes that comes now has left; ``None``: dropped."""
+        if self.mbit is None:
+            return now
+        takes = 8e-6 * size / self.mbit
+        if self.free - now > max(self.limit, 2 * takes):
+            return None
+        self.free = max(self.free, now) + takes
+        return self.free
+
+
+@dataclass(order=True)
+class Event:
+    due: float
+    number: int
+    action: Callable[[float], None] = field(compare=False)
+
+
+class Line:
+    """All queues, and the packets on their way."""
+
+    def __init__(self, plan: Plan, hosts: int) -> None:
+        self._plan, limit = plan, plan.queue_ms / 1000
+        self._up = [Queue(plan.access.up_mbit, limit) for _ in range(hosts)]
+        self._down = [Queue(plan.access.down_mbit, limit) for _ in range(hosts)]
+        self._paths: dict[str, Queue] = {}
+        self._made = [make_host(host) for host in range(hosts)]
+        self._hosts = {bytes(map(int, address_of(host).split("."))): host for host in range(hosts)}
+        self._cut: set[int] = set()
+        self._events: list[Event] = []
+        self._number = 0
+        self._chance = random.Random(0)
+
+    @property
+    def namespaces(self) -> list[int]:
+        return [namespace for namespace, _ in self._made]
+
+    def run(self) -> None:
+        """Until the standard input ends."""
+        devices = {device: host for host, (_, device) in enumerate(self._made)}
+        orders = sys.stdin.fileno()
+        while True:
+            now = time.monotonic()
+            while self._events and self._events[0].due <= now:
+                event = heapq.heappop(self._events)
+                event.action(max(event.due, now - 0.005))  # a late wake-up must not slow the line down
+            wait = max(0.0, self._events[0].due - time.monotonic()) if self._events else None
+            ready, _, _ = select.select([*devices, orders], [], [], wait)
+            for descriptor in ready:
+                if descriptor != orders:
+                    self._read(descriptor, devices[descriptor])
+                elif not (line := sys.stdin.readline()):
+                    return
+                else:
+                    self._obey(json.loads(line))
+
+    def _obey(self, order: dict[str, object]) -> None:
+        if "cut" in order:
+            self._cut = set(order["cut"])  # type: ignore[call-overload]
+        else:
+            host = int(order["host"])  # type: ignore[call-overload]
+            self._up[host].mbit, self._down[host].mbit = order["up_mbit"], order["down_mbit"]  # type: ignore[assignment]
+
+    def _read(self, device: int, source: int) -> None:
+        for _ in range(64):
+            try:
+                packet = os.read(device, PACKET)
+            except BlockingIOError:
+                return
+            target = self._hosts.get(packet[16:20])  # IPv4 destination
+            if target is not None and packet[0] >> 4 == 4:
+                self._enter(packet, source, target)
+
+    def _enter(self, packet: bytes, source: int, target: int) -> None:
+        name, path = self._plan.path_of(source, target)
+        if {source, target} & self._cut or self._chance.random() < path.loss:
+            return
+        queue = self._paths.setdefault(name, Queue(path.mbit, self._plan.queue_ms / 1000))
+        size = len(packet)
+
+        def after(queue: Queue, wait: float, then: Callable[[float], None]) -> Callable[[float], None]:
+            def step(now: float) -> None:
+                left = queue.leaves(now, size)
+                if left is not None:
+                    self._at(left + wait, then)
+
+            return step
+
+        deliver = after(self._down[target], 0.0, lambda _: self._deliver(packet, target))
+        after(self._up[source], 0.0, after(queue, path.rtt_ms / 2000, deliver))(time.monotonic())
+
+    def _deliver(self, packet: bytes, target: int) -> None:
+        if target not in self._cut:
+            try:
+                os.write(self._made[target][1], packet)
+            except (BlockingIOError, OSError):
+                return  # as a full receive queue
+
+    def _at(self, due: float, action: Callable[[float], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._events, Event(due, self._number, action))
+
+
+def main() -> None:
+    die_with_parent(signal.SIGKILL)
+    line = Line(Plan.model_validate_json(sys.argv[1]), int(sys.argv[2]))
+    print(json.dumps({"pid": os.getpid(), "namespaces": line.namespaces}), flush=True)
+    line.run()
+
+
+if __name__ == "__main__":
+    main()

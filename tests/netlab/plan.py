@@ -1,0 +1,61 @@
+"""What a laboratory is made of, as a small YAML file; ``profiles/`` has those that are used here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PROFILES = Path(__file__).parent / "profiles"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Access(Section):
+    """How a host is connected. ``None``: no limit."""
+
+    up_mbit: float | None = Field(default=None, gt=0)
+    down_mbit: float | None = Field(default=None, gt=0)
+
+
+class Path_(Section):
+    """Between two hosts. ``mbit`` is shared by all traffic of one direction between the two regions."""
+
+    rtt_ms: float = Field(default=0.0, ge=0)
+    loss: float = Field(default=0.0, ge=0, lt=1)  # share of packets
+    mbit: float | None = Field(default=None, gt=0)
+
+
+class Plan(Section):
+    """``regions``: hosts take turns in them. ``between``: pairs as ``us-eu``; ``path`` is for all others."""
+
+    access: Access = Access()
+    path: Path_ = Path_()
+    regions: tuple[str, ...] = ("here",)
+    between: dict[str, Path_] = {}
+    queue_ms: float = Field(default=100.0, gt=0)  # what a full queue before a rate limit takes to empty; then it drops
+
+    @model_validator(mode="after")
+    def _known(self) -> Plan:
+        for pair in self.between:
+            if len(ends := pair.split("-")) != 2 or not set(ends) <= set(self.regions):
+                raise ValueError(f"between.{pair}: must be two of {', '.join(self.regions)}")
+        return self
+
+    def region(self, host: int) -> str:
+        return self.regions[host % len(self.regions)]
+
+    def path_of(self, source: int, target: int) -> tuple[str, Path_]:
+        """The path's name (what shares ``mbit``, one direction) and its properties."""
+        one, two = self.region(source), self.region(target)
+        found = self.between.get(f"{one}-{two}", self.between.get(f"{two}-{one}"))
+        return (f"{one}>{two}", found) if found is not None else (f"{source}>{target}", self.path)
+
+
+def load(name: str) -> Plan:
+    """A profile by name, or a file."""
+    file = Path(name) if name.endswith(".yaml") else PROFILES / f"{name}.yaml"
+    return Plan.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))

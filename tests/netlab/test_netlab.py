@@ -1,0 +1,120 @@
+"""The laboratory proves itself: what is set is what is measured, and nothing is left when it ends or is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from pydantic import ValidationError
+
+from tests.netlab.lab import ROOT, Lab
+from tests.netlab.plan import PROFILES, Access, Path_, Plan, load
+from tests.netlab.tun import possible
+
+pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
+PROBE = [sys.executable, "-m", "tests.netlab.probe"]
+
+
+def measure(lab: Lab, host: int, *arguments: str) -> dict[str, Any]:
+    command = lab.command(host, [*PROBE, *arguments])
+    return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=True).stdout)
+
+
+@contextlib.contextmanager
+def serving(lab: Lab, *hosts: int) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for host in hosts:
+            server = stack.enter_context(
+                subprocess.Popen(
+                    lab.command(host, [*PROBE, "serve"]),
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            stack.callback(server.kill)
+            assert server.stdout is not None and server.stdout.readline()
+        yield
+
+
+def transfer(lab: Lab, source: int, target: int, megabytes: float) -> float:
+    """Goodput in Mbit/s, the best of three: other load on this machine can only make it less."""
+    return max(measure(lab, source, "send", lab.address(target), str(megabytes))["mbit"] for _ in range(3))
+
+
+@pytest.mark.parametrize(("profile", "megabytes"), [("eu", 16.0), ("transatlantic", 48.0), ("home", 4.0)])
+def test_a_profile_has_the_delay_and_the_rate_that_it_says(profile: str, megabytes: float) -> None:
+    plan = load(profile)
+    assert plan.access.up_mbit is not None
+    with Lab(plan, 2) as lab, serving(lab, 1):
+        found = measure(lab, 0, "ping", lab.address(1), "30")
+        assert found["rtt_ms"] == pytest.approx(plan.path.rtt_ms, rel=0.1)
+        assert transfer(lab, 0, 1, megabytes) == pytest.approx(plan.access.up_mbit, rel=0.1)
+
+
+def test_a_fast_link_is_not_slowed_by_the_line_itself() -> None:
+    with Lab(load("lan"), 2) as lab, serving(lab, 1):
+        assert transfer(lab, 0, 1, 40.0) > 300  # what a busy small machine can still do
+
+
+def test_the_downlink_limits_what_two_hosts_send_to_a_third() -> None:
+    with Lab(Plan(access=Access(up_mbit=40, down_mbit=40), path=Path_(rtt_ms=10)), 3) as lab, serving(lab, 2):
+        commands = [lab.command(host, [*PROBE, "send", lab.address(2), "10"]) for host in (0, 1)]
+        senders = [subprocess.Popen(it, cwd=ROOT, stdout=subprocess.PIPE, text=True) for it in commands]
+        rates = [json.loads(it.communicate(timeout=60)[0])["mbit"] for it in senders]
+        assert sum(rates) == pytest.approx(40, rel=0.25)  # one ends before the other
+
+
+def test_regions_differ() -> None:
+    with Lab(load("regions"), 4) as lab, serving(lab, 1, 3):
+        assert measure(lab, 0, "ping", lab.address(1), "10")["rtt_ms"] == pytest.approx(90, rel=0.1)
+        assert measure(lab, 2, "ping", lab.address(3), "10")["rtt_ms"] == pytest.approx(280, rel=0.1)
+
+
+def test_packets_are_lost_and_hosts_are_cut_off_and_slowed_down_and_come_back() -> None:
+    with Lab(Plan(access=Access(up_mbit=50, down_mbit=50), path=Path_(rtt_ms=2, loss=0.2)), 2) as lab, serving(lab, 1):
+        assert 0.15 < measure(lab, 0, "ping", lab.address(1), "40")["lost"] < 0.6  # 36% of the round trips
+    with Lab(Plan(access=Access(up_mbit=50, down_mbit=50), path=Path_(rtt_ms=2)), 2) as lab, serving(lab, 1):
+        lab.cut(1)
+        time.sleep(0.2)
+        assert measure(lab, 0, "ping", lab.address(1), "3")["lost"] == 1
+        lab.cut()
+        time.sleep(0.2)
+        assert measure(lab, 0, "ping", lab.address(1), "3")["lost"] == 0
+        lab.set_access(0, 5, 5)
+        time.sleep(0.2)
+        assert transfer(lab, 0, 1, 1.0) == pytest.approx(5, rel=0.15)
+
+
+def test_nothing_is_left_when_the_owner_is_killed() -> None:
+    program = (
+        "import sys, time; from tests.netlab.lab import Lab; from tests.netlab.plan import load\n"
+        "with Lab(load('eu'), 3) as lab:\n    print(lab._line.pid, flush=True); time.sleep(60)\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    line = psutil.Process(int(owner.stdout.readline()))
+    owner.send_signal(signal.SIGKILL)
+    owner.communicate(timeout=10)
+    deadline = time.monotonic() + 10
+    while line.is_running() and line.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_every_profile_is_valid_and_nonsense_is_not() -> None:
+    for file in PROFILES.glob("*.yaml"):
+        assert isinstance(load(file.stem), Plan)
+    with pytest.raises(ValidationError, match="must be two of"):
+        Plan(between={"a-b": Path_()})
+    with pytest.raises(ValidationError):
+        Plan(path=Path_(loss=1.0))
