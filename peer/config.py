@@ -179,6 +179,7 @@ class Run(LocalPath):
     seed: int = Field(default=0, ge=0, lt=2**63)
     steps: int = Field(default=1000, gt=0)  # inner steps
     inner_steps: int = Field(default=50, gt=0)  # H
+    inner_time: Positive | None = None  # seconds: a peer that is slower does fewer inner steps (NoLoCo only)
     batch_size: int = Field(default=8, gt=0)  # sequences a peer and inner step
     model: LlamaModel = LlamaModel()
     data: Annotated[StdlibData | TextData, Field(discriminator="name")] = StdlibData()
@@ -192,6 +193,8 @@ class Run(LocalPath):
     def _fits(self) -> Run:
         if self.exchange.codec != "none" and not isinstance(self.outer, NoLoCo):
             raise ValueError(f"exchange.codec {self.exchange.codec} is for noloco's swap; {self.outer.name} has none")
+        if self.inner_time and not isinstance(self.outer, NoLoCo):
+            raise ValueError(f"inner_time is for noloco, whose swaps are weighted by tokens, not for {self.outer.name}")
         if self.exchange.overlap and not isinstance(self.outer, NoLoCo):
             raise ValueError(f"exchange.overlap is for noloco's swap; {self.outer.name} has none")
         return self

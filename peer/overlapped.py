@@ -22,6 +22,7 @@ from peer.exchange.rolling import RollingExchange
 from peer.inner import InnerReport
 from peer.outer.method import PartwiseMethod
 from peer.report import Counted
+from peer.rounds import Group
 from peer.training import Parts, Training
 
 WAIT = 0.05  # seconds between two looks at a swap that is waited for
@@ -78,8 +79,12 @@ class OverlappedTrainer(Training):
     def launch(self, inner: InnerReport) -> None:
         """A boundary: the next swap begins."""
         counters, progress = self.counters, self.parts.progress
-        round, number = counters.round, progress.phases
-        flight = self._rolling.start(round, progress.step_seconds, lambda: self.presence.group_beside(round, number))
+        round, number, tokens = counters.round, progress.phases, counters.phase_tokens
+
+        def meet() -> Group:
+            return replace(self.presence.group_beside(round, number), tokens=tokens)
+
+        flight = self._rolling.start(progress.step_seconds, meet)
         self.parts.state.cross_boundary()
         self._round = UnderWay(flight, self.counted(inner), {}, [])
 

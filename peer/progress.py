@@ -5,6 +5,7 @@ Written by the inner loop once a step (two float stores), read by the rendezvous
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
@@ -19,12 +20,17 @@ class Progress:
         self._steps = 0
         self._step_seconds: float | None = None
         self._last: float | None = None
+        self._limit = self._until = math.inf
         self.phases = 0  # inner phases begun
 
-    def begin(self, remaining: int, steps: int) -> None:
-        """An inner phase starts or goes on with ``remaining`` steps to do; ``steps`` is H, a phase's usual length."""
+    def begin(self, remaining: int, steps: int, limit: float = math.inf) -> None:
+        """An inner phase starts or goes on with ``remaining`` steps to do; ``steps`` is H, a phase's usual length.
+
+        It ends after ``limit`` seconds in any case.
+        """
         self._steps, self._remaining = steps, remaining
         self._last = time.monotonic()
+        self._limit, self._until = limit, self._last + limit
         self.phases += 1
 
     def tick(self) -> None:
@@ -44,8 +50,8 @@ class Progress:
 
     @property
     def phase_seconds(self) -> float | None:
-        """Expected seconds of H inner steps; ``None`` before the first step."""
-        return None if self._step_seconds is None else self._step_seconds * max(self._steps, 1)
+        """Expected seconds of an inner phase; ``None`` before the first step."""
+        return None if self._step_seconds is None else min(self._step_seconds * max(self._steps, 1), self._limit)
 
     def rate(self, per_step: int) -> float:
         """``per_step`` things a step as things a second; 0 before the first step."""
@@ -55,7 +61,8 @@ class Progress:
         """Seconds until the next boundary; ``None`` before the first step was timed."""
         if self._step_seconds is None or self._last is None:
             return None
-        return max(0.0, self._step_seconds * self._remaining - (time.monotonic() - self._last))
+        now = time.monotonic()
+        return max(0.0, min(self._step_seconds * self._remaining - (now - self._last), self._until - now))
 
 
 class Stop:

@@ -68,6 +68,7 @@ class Assembly:
 class Group:
     """Who averages in this round, this peer left out; no links means alone.
 
+    ``tokens``: what this peer has trained on since its last average, the weight of its contribution in a pair's swap.
     ``lost``: others are there, but none could be met; ``behind``: this peer's slow weights are not theirs, and
     ``behind`` has them.
     """
@@ -75,6 +76,7 @@ class Group:
     round: int
     links: tuple[Link, ...] = ()
     assembly: Assembly | None = None
+    tokens: int = 1
     lost: str = ""
     behind: Seat | None = None
 

@@ -28,6 +28,7 @@ class Counters:
     round: int = 0
     tokens: int = 0
     phase_steps_done: int = 0  # inner steps since the last boundary
+    phase_tokens: int = 0  # this peer's own since then: the weight of its contribution
     boundary_step: int = 0  # the inner loop's step at the last boundary
     lineage: str = ""  # names the rounds of everyone that the slow weights have in them
 
@@ -124,6 +125,7 @@ class PeerState:
             self.counters.lineage = hashlib.sha256((self.counters.lineage + digest).encode()).hexdigest()[:32]
         self.counters.round += 1
         self.counters.boundary_step, self.counters.phase_steps_done = self.inner.step, 0
+        self.counters.phase_tokens = 0
 
     def postpone_boundary(self) -> None:
         """Another inner phase belongs to the same round."""

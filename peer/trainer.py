@@ -5,6 +5,8 @@ inner: H steps of AdamW → match: who stands here too? → exchange: swap one t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from peer.config import Config
@@ -34,7 +36,7 @@ class Trainer(Training):
                 return
             for _ in range(TRIES):
                 with phase("match"):
-                    group = self.group()
+                    group = replace(self.group(), tokens=self.counters.phase_tokens)
                 with phase("exchange"):
                     mean = self.exchange.average(self.outer.contribution(), group)
                 if not self.repeats(mean):

@@ -6,6 +6,7 @@ Next stations: trainer.py, whose loop waits for each swap, and overlapped.py, wh
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Training(ABC):
         self.presence, self.phase = parts.presence, parts.phase
         self.counters = parts.state.counters
         self._booked = dict(self.phase.totals)
+        self._time_up = False
 
     @abstractmethod
     def loop(self) -> None:
@@ -66,9 +68,17 @@ class Training(ABC):
         return self.parts.stop.requested or self.inner.step >= self.config.run.steps
 
     def batches(self) -> Iterator[Tensor]:
-        """Training batches up to the next boundary."""
-        self.parts.progress.begin(self.remaining(), self.config.run.inner_steps)
-        return self.stream.take(self.remaining())
+        """Training batches up to the next boundary, which comes after ``run.inner_time`` at the latest."""
+        steps, limit = self.remaining(), math.inf
+        if self.config.run.inner_time is not None:
+            limit = self.config.run.inner_time * steps / self.config.run.inner_steps
+        self.parts.progress.begin(steps, self.config.run.inner_steps, limit)
+        until = time.monotonic() + limit
+        for batch in self.stream.take(steps):
+            yield batch
+            if time.monotonic() >= until:
+                self._time_up = True
+                return
 
     def phase_steps(self) -> int:
         """Inner steps from the last boundary to the next one: H, and less at the end of the run."""
@@ -82,7 +92,12 @@ class Training(ABC):
     def account(self, inner: InnerReport) -> None:
         """Count what an inner phase did, and stop before a broken model reaches anybody."""
         self.counters.tokens += inner.tokens
+        self.counters.phase_tokens += inner.tokens
         self.counters.phase_steps_done += inner.steps
+        if self._time_up and not self.parts.stop.requested:  # the swarm's step goes on as if all steps had been made
+            self.inner.step += self.remaining()
+            self.counters.phase_steps_done = self.phase_steps()
+        self._time_up = False
         self.parts.reporter.inner(inner)
         if inner.steps and not math.isfinite(inner.loss):
             raise RunError(

@@ -65,13 +65,16 @@ def norm_objection(own_square: float, their_square: float, max_norm_ratio: float
     return ""
 
 
-def merge(own: Contribution, theirs: Tensor) -> None:
-    """``theirs`` ← (own + theirs) / 2, in place. The sum is commutative, so both partners get equal bits."""
+def merge(own: Contribution, theirs: Tensor, share: float = 0.5) -> None:
+    """``theirs`` ← (1 − share) own + share theirs, in place. With equal shares both partners get equal bits."""
     room = scratch(own.numel)
     for start, stop in parts(own.numel):
         mine = room[: stop - start]
         own.read(start, mine)
-        theirs[start:stop].add_(mine).mul_(0.5)
+        if share == 0.5:
+            theirs[start:stop].add_(mine).mul_(0.5)
+        else:
+            theirs[start:stop].mul_(share).add_(mine.mul_(1 - share))
 
 
 def mean_of(group: Sequence[Contribution], out: Tensor) -> None:

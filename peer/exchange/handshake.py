@@ -16,6 +16,8 @@ from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Header,
 from peer.rounds import Outcome
 from peer.streams import BadMessage, Stream, StreamLost
 
+LEAST = 0.1  # share of a peer in a mean of two
+
 
 class Unusable(Exception):
     """The partner's header or contribution must not be used; ``verdict`` says why."""
@@ -32,11 +34,12 @@ class Greeting:
     identity: Identity
     round: int
     codec: Codec
+    tokens: int
     pace: float = 0.0  # seconds of an inner step, when the swap runs beside them
 
     async def exchange(self, stream: Stream, stall: float) -> Header:
         """The partner's header; raises :class:`Unusable` when it does not fit ours."""
-        await stream.send(self.identity.header(self.round, self.codec.sends, self.pace), stall)
+        await stream.send(self.identity.header(self.round, self.codec.sends, tokens=self.tokens, pace=self.pace), stall)
         header = await stream.receive(HEADER, stall)
         if not self.codec.understands(header.codec):
             raise Unusable(Outcome.REFUSED, f"codec is {header.codec} there and {self.codec.sends} here")
@@ -44,6 +47,12 @@ class Greeting:
         if objection:
             raise Unusable(Outcome.REFUSED, objection)
         return header
+
+
+def share(theirs: int, own: int) -> float:
+    """The partner's share in a mean that is weighted by tokens; bounded, whatever a partner says of itself."""
+    total = theirs + own
+    return min(max(theirs / total, LEAST), 1 - LEAST) if total else 0.5
 
 
 async def part(stream: Stream, verdict: Verdict, stall: float) -> Verdict:

@@ -27,7 +27,7 @@ from peer.exchange.average import Verdict, copy_own, judge, merge
 from peer.exchange.codec import Codec, prepare
 from peer.exchange.coded import receive_coded, send_coded
 from peer.exchange.deadline import Deadline
-from peer.exchange.handshake import Greeting, both_ways, guarded, part
+from peer.exchange.handshake import Greeting, both_ways, guarded, part, share
 from peer.exchange.wire import Identity
 from peer.rounds import Averaged, Contribution, Group, Outcome, Sparse
 from peer.streams import Stream
@@ -54,6 +54,7 @@ class PairExchange:
         self._identity = identity
         self._settings = settings
         self._deadline = Deadline(settings.timeout)
+        self._share = 0.5  # the partner's, in the mean
         self._buffer = torch.empty(identity.numel, dtype=torch.float32)
 
     def average(self, contribution: Contribution | Sparse, group: Group) -> Averaged:
@@ -68,14 +69,14 @@ class PairExchange:
         prepare(self._codec, contribution)
         sent, received, began = stream.sent, stream.received, time.monotonic()
         limit = self._deadline.seconds
-        greeting = Greeting(self._identity, group.round, self._codec)
+        greeting = Greeting(self._identity, group.round, self._codec, group.tokens)
         swap = self._swap(contribution, stream, greeting)
         verdict = self._network.call(guarded(swap, stream, limit), limit + GRACE)
         seconds = time.monotonic() - began
         self._codec.settle(verdict.outcome is Outcome.MERGED)
         if verdict.outcome is Outcome.MERGED:
             self._deadline.observe(seconds)
-            merge(contribution, self._buffer)
+            merge(contribution, self._buffer, self._share)
         else:
             copy_own(contribution, self._buffer)
         return Averaged(
@@ -93,6 +94,7 @@ class PairExchange:
         """When merged, the buffer holds the partner's contribution."""
         stall = self._settings.stall
         header = await greeting.exchange(stream, stall)
+        self._share = share(header.tokens, greeting.tokens)
         intact = False
 
         async def receive() -> None:

@@ -2,7 +2,7 @@
 
     both: header ─▶ ◀─ header       equal run, config, layout, size? and how long an inner step takes here
     both, at the same time: part, digest; part, digest; ...     each sent when the training thread has opened it
-    each part on arrival: digest right? finite? norms so far within bounds? then half the difference lands
+    each part on arrival: digest right? finite? norms so far within bounds? then what it adds to the mean lands
     initiator: acknowledgement ─▶    responder, after it has read that one: ◀─ acknowledgement
 
 A swap that breaks off in the middle leaves some parts with the outer step of a group of two and the others with that of
@@ -28,11 +28,11 @@ from peer.exchange.average import Verdict, norm_objection, square
 from peer.exchange.codec import Codec, size
 from peer.exchange.deadline import Deadline
 from peer.exchange.flight import Flight
-from peer.exchange.handshake import Greeting, Unusable, both_ways, guarded, part
+from peer.exchange.handshake import Greeting, Unusable, both_ways, guarded, part, share
 from peer.exchange.pair import GRACE, Network
 from peer.exchange.wire import Identity
 from peer.payload import DIGEST_BYTES
-from peer.rounds import Averaged, Group, Link, Outcome
+from peer.rounds import Averaged, Group, Outcome
 from peer.streams import Stream
 
 PATIENCE = 6.0  # inner steps of both without a part: a partner that trains only opens parts between its steps
@@ -60,6 +60,7 @@ class Swap:
     stream: Stream
     patience: float = 0.0  # seconds for the next part
     theirs: CodecName = "none"
+    share: float = 0.5  # the partner's, in the mean
     norms: Norms = field(default_factory=Norms)
 
 
@@ -71,33 +72,34 @@ class RollingExchange:
         self._deadline = Deadline(settings.timeout)
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="swap")
 
-    def start(self, round: int, pace: float, meet: Callable[[], Group]) -> Flight:
+    def start(self, pace: float, meet: Callable[[], Group]) -> Flight:
         """``meet`` finds the partner, on a helper thread; ``pace``: seconds of an inner step."""
         flight = Flight(self._identity.numel, self._network.loop, learns=self._codec.begin())
-        self._helper.submit(self._fly, flight, round, pace, meet)
+        self._helper.submit(self._fly, flight, pace, meet)
         return flight
 
     def close(self) -> None:
         """No further swaps."""
         self._helper.shutdown(wait=False, cancel_futures=True)
 
-    def _fly(self, flight: Flight, round: int, pace: float, meet: Callable[[], Group]) -> None:
+    def _fly(self, flight: Flight, pace: float, meet: Callable[[], Group]) -> None:
         try:
             group = meet()
             if group.links:
-                flight.end(self._with_partner(flight, group.links[0], round, pace))
+                flight.end(self._with_partner(flight, group, pace))
             else:
                 self._codec.settle(False)
                 flight.end(Averaged(NOTHING, Outcome.ALONE))
         except BaseException as error:  # noqa: BLE001 - the training thread raises it
             flight.end(error)
 
-    def _with_partner(self, flight: Flight, link: Link, round: int, pace: float) -> Averaged:
+    def _with_partner(self, flight: Flight, group: Group, pace: float) -> Averaged:
+        (link,) = group.links
         stream = link.stream
         assert stream is not None
         sent, received, began = stream.sent, stream.received, time.monotonic()
         limit, swap = self._deadline.seconds, Swap(flight, stream)
-        work = self._swap(swap, Greeting(self._identity, round, self._codec, pace))
+        work = self._swap(swap, Greeting(self._identity, group.round, self._codec, group.tokens, pace))
         verdict = self._network.call(guarded(work, stream, limit), limit + GRACE)
         seconds = time.monotonic() - began
         self._codec.settle(flight.landed_parts > 0)  # each part was verified by itself
@@ -120,6 +122,7 @@ class RollingExchange:
     async def _swap(self, swap: Swap, greeting: Greeting) -> Verdict:
         stall = self._settings.stall
         header = await greeting.exchange(swap.stream, stall)
+        swap.share = share(header.tokens, greeting.tokens)
         swap.theirs, swap.patience = header.codec, max(stall, PATIENCE * (greeting.pace + header.pace))
         swap.flight.begin()
         await both_ways(self._send(swap), self._receive(swap))
@@ -150,7 +153,7 @@ class RollingExchange:
             swap.flight.land(index, await asyncio.to_thread(self._correction, swap, start, data, own))
 
     def _correction(self, swap: Swap, start: int, data: bytearray, own: Tensor) -> Tensor:
-        """Half of what the partner has more than we; raises :class:`Unusable`."""
+        """The mean, less our own; raises :class:`Unusable`."""
         theirs = torch.empty_like(own)
         self._codec.decode(swap.theirs, start, data, own, theirs)
         norms = swap.norms
@@ -161,4 +164,4 @@ class RollingExchange:
             raise Unusable(Outcome.POISONED, objection)
         apart = theirs.sub_(own)
         norms.apart += square(apart)
-        return apart.mul_(0.5)
+        return apart.mul_(swap.share)

@@ -31,6 +31,7 @@ class Header(Message):
     codec: CodecName = "none"  # of the payload that follows; the two directions may differ
     payload_bytes: Annotated[int, Field(ge=0)]
     round: Annotated[int, Field(ge=0)]
+    tokens: Annotated[int, Field(ge=0, le=2**53)] = 1  # since the last average: the weight of the contribution
     pace: Annotated[float, Field(ge=0, le=1e5)] = 0.0  # seconds of an inner step, when the swap runs beside them
 
 
@@ -55,7 +56,7 @@ class Identity:
     layout: str
     numel: int
 
-    def header(self, round: int, codec: CodecName = "none", pace: float = 0.0) -> Header:
+    def header(self, round: int, codec: CodecName = "none", *, tokens: int = 1, pace: float = 0.0) -> Header:
         return Header(
             run=self.run,
             config=self.config,
@@ -63,6 +64,7 @@ class Identity:
             codec=codec,
             payload_bytes=payload_bytes(codec, self.numel),
             round=round,
+            tokens=tokens,
             pace=pace,
         )
 

@@ -100,6 +100,14 @@ def _nobody_should_ask() -> State:
     raise AssertionError("nobody should ask for the state")
 
 
+def in_threads(*works: Callable[[], object]) -> list[threading.Thread]:
+    """Each in a thread of its own."""
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
 def train_all(peers: list[Peer], rounds: int) -> list[threading.Thread]:
     """Start all, at most 0.3 s apart."""
     threads = [threading.Thread(target=peer.train, args=(rounds,), daemon=True) for peer in peers]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from peer.exchange.wire import Identity
 from peer.rounds import Averaged, Group, Grouping, Outcome
 from peer.swarm.join import State
 from peer.vectors import Vector
-from tests.swarm.node_peer import STEP_SECONDS, STEPS, Peer, join_all, train_all
+from tests.swarm.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all, train_all
 
 PHASE = STEPS * STEP_SECONDS
 NUMEL = 1000
@@ -42,13 +41,6 @@ def build(tmp_path: Path) -> Iterator[Build]:
             return sorted(peers, key=lambda peer: peer.node.peer_id)
 
         yield make
-
-
-def in_threads(*works: Callable[[], object]) -> list[threading.Thread]:
-    threads = [threading.Thread(target=work, daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    return threads
 
 
 def arrive(peer: Peer) -> Group:

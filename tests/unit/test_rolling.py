@@ -47,7 +47,7 @@ class Trainee:
         self.open_at_once = 0
 
     def swap(self, meet: Callable[[], Group], steps: int = 2000) -> Averaged:
-        flight = self.exchange.start(0, self.pace, meet)
+        flight = self.exchange.start(self.pace, meet)
         opened: dict[int, int] = {}
         for step in range(steps):
             result = flight.result()

@@ -1,0 +1,70 @@
+"""Methods compared by real peers on a slow network: who waits how long, sends how much and learns what.
+
+python -m tests.benchmarks.wan [--quick] [--json FILE]
+
+Each peer is a host of its own in the network laboratory (tests/netlab: 10 Mbit/s up, 50 down, 60 ms), the last one runs
+at half speed. All methods train on the same text for the same number of steps. Further, the goodput of a swap and the
+time from a boundary to the partner.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import wan_goodput, wan_match
+from tests.benchmarks.common import finish, options
+from tests.benchmarks.wan_swarm import Job, run
+from tests.netlab.plan import load
+
+DEMO_PARAMETERS = 1_022_464
+
+
+def jobs(*, quick: bool) -> list[Job]:
+    """One a method. NoLoCo with half of DiLoCo's H sends as many bytes."""
+    peers, steps = (4, 80) if quick else (8, 300)
+    common = (f"run.steps={steps}", "run.inner.warmup_steps=20", "run.evaluation.every_rounds=1000")
+    common += ("run.evaluation.batches=4", "run.batch_size=4", "run.exchange.timeout=120")
+    noloco, diloco = "configs/demo.yaml", "configs/demo-diloco.yaml"
+    h20, h40 = (*common, "run.inner_steps=20"), (*common, "run.inner_steps=20" if quick else "run.inner_steps=40")
+    seconds = 150.0 if quick else 900.0
+    return [
+        Job("noloco", noloco, (*h20, "run.exchange.overlap=false", "run.exchange.codec=none"), peers, seconds),
+        Job("noloco_int4", noloco, (*h20, "run.exchange.overlap=false", "run.exchange.codec=int4"), peers, seconds),
+        Job("noloco_overlap", noloco, (*h20, "run.exchange.overlap=true", "run.exchange.codec=int4"), peers, seconds),
+        Job("diloco", diloco, h40, peers, seconds),
+    ]
+
+
+def main() -> None:
+    args = options("methods compared by real peers on a slow network")
+    plan = load("home")
+    runs: dict[str, dict[str, Any]] = {}
+    for job in jobs(quick=args.quick):
+        with tempfile.TemporaryDirectory(prefix=f"wan-{job.name}-") as folder:
+            runs[job.name] = run(plan, job, Path(folder))
+        figures = {key: value for key, value in runs[job.name].items() if key != "losses"}
+        print(f"{job.name}: " + ", ".join(f"{key} {value:.4g}" for key, value in figures.items()), flush=True)
+    goodput = wan_goodput.measure(quick=args.quick)
+    print(f"goodput: {goodput}", flush=True)
+    match = wan_match.measure((4, 8) if args.quick else (4, 8, 24))
+    print(f"match: {match}", flush=True)
+    result = {
+        **{key: {name: it[key] for name, it in runs.items()} for key in ("idle_share", "val_loss", "bytes_per_round")},
+        "parameters": DEMO_PARAMETERS,
+        "goodput_share": goodput,
+        **match,
+        "runs": runs,
+    }
+    idle = result["idle_share"]
+    words = (
+        f"idle share on 10 Mbit/s with a straggler: NoLoCo {idle['noloco']:.1%}, int4 {idle['noloco_int4']:.1%}, "
+        f"overlapped int4 {idle['noloco_overlap']:.2%}, DiLoCo {idle['diloco']:.1%}; a swap gets "
+        f"{goodput['link_100mbit']:.0%} of 100 Mbit/s and {goodput['loopback']:.0%} of a bare stream on loopback"
+    )
+    finish("wan", result, words, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Goodput of one swap of 64 MiB: on a link of 100 Mbit/s, and against what hivemind's bare streams do on loopback.
+
+python -m tests.benchmarks.wan_goodput serve HOST KEY          answers swaps and bare exchanges
+python -m tests.benchmarks.wan_goodput swap HOST KEY ADDRESS NUMEL COUNT     one line of JSON
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from peer import logs
+from peer.rounds import Outcome
+from peer.streams import Stream
+from peer.swarm import identity
+from peer.swarm.node import Node, NodeSettings
+from peer.vectors import Vector
+from tests.benchmarks.swap_partner import WAIT, bench_exchange, group_of
+from tests.netlab.lab import ROOT, Lab
+from tests.netlab.plan import Access, Path_, Plan
+
+SWAP, BARE = "noloco/goodput/1", "noloco/bare/1"
+NUMEL = 16 * 2**20  # 64 MiB of fp32
+PART = 2**20
+
+
+def node_on(host: str, key: Path, initial: tuple[str, ...] = ()) -> Node:
+    identity.load_or_create(key)
+    node = Node(NodeSettings(key, host, 0, initial_peers=initial))
+    node.start()
+    return node
+
+
+async def bare(stream: Stream, size: int) -> None:
+    """``size`` bytes each way at once, nothing else: no digest, no copy into a tensor, no second look."""
+    block = bytes(PART)
+
+    async def send() -> None:
+        for _ in range(size // PART):
+            await stream.write(block, WAIT)
+
+    async def receive() -> None:
+        room = memoryview(bytearray(PART))
+        for _ in range(size // PART):
+            await stream.read_into(room, WAIT)
+
+    await asyncio.gather(send(), receive())
+    done = memoryview(bytearray(1))
+    if stream.initiator:
+        await stream.write(b"!", WAIT)
+        await stream.read_into(done, WAIT)
+    else:
+        await stream.read_into(done, WAIT)
+        await stream.write(b"!", WAIT)
+        await stream.until_closed(WAIT)
+    stream.close()
+
+
+def serve(host: str, key: Path) -> None:
+    node = node_on(host, key)
+    loop = node.loop
+
+    async def swap(stream: Stream) -> None:
+        numel = int(await stream.reader.readline())
+        exchange = bench_exchange(node, numel)
+        await loop.run_in_executor(None, exchange.average, Vector(torch.randn(numel)), group_of(stream))
+
+    async def answer_bare(stream: Stream) -> None:
+        await bare(stream, int(await stream.reader.readline()))
+
+    for protocol, handler in ((SWAP, swap), (BARE, answer_bare)):
+        node.call(node.serve(protocol, handler), WAIT)
+    print(node.addresses[0], flush=True)
+    sys.stdin.read()
+    node.stop()
+
+
+def swap(host: str, key: Path, address: str, numel: int, count: int) -> dict[str, list[float]]:
+    """Seconds of each swap and of each bare exchange, taking turns."""
+    node = node_on(host, key, (address,))
+    remote = address.rpartition("/p2p/")[2]
+    exchange, vector = bench_exchange(node, numel), Vector(torch.randn(numel))
+    seconds: dict[str, list[float]] = {"swap": [], "bare": []}
+    for _ in range(count):
+        stream = node.call(node.open(remote, SWAP), WAIT)
+        node.call(stream.write(f"{numel}\n".encode(), WAIT), WAIT)
+        began = time.perf_counter()
+        averaged = exchange.average(vector, group_of(stream))
+        seconds["swap"].append(time.perf_counter() - began)
+        assert averaged.outcome is Outcome.MERGED, averaged.detail
+        stream = node.call(node.open(remote, BARE), WAIT)
+        node.call(stream.write(f"{4 * numel}\n".encode(), WAIT), WAIT)
+        began = time.perf_counter()
+        node.call(bare(stream, 4 * numel), WAIT)
+        seconds["bare"].append(time.perf_counter() - began)
+    node.stop()
+    return seconds
+
+
+def _pair(lab: Lab | None, count: int) -> dict[str, list[float]]:
+    def command(host: int, *arguments: str) -> list[str]:
+        words = [sys.executable, "-m", "tests.benchmarks.wan_goodput", *arguments]
+        return words if lab is None else lab.command(host, words)
+
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        hosts = ["127.0.0.1"] * 2 if lab is None else [lab.address(0), lab.address(1)]
+        server = stack.enter_context(
+            subprocess.Popen(
+                command(0, "serve", hosts[0], str(folder / "a")),
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        stack.callback(server.terminate)
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        client = command(1, "swap", hosts[1], str(folder / "b"), address, str(NUMEL), str(count))
+        done = subprocess.run(client, cwd=ROOT, capture_output=True, text=True, timeout=400, check=True)
+        found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+
+def measure(*, quick: bool) -> dict[str, float]:
+    """Shares of what the link, or bare streams, could carry; medians."""
+    with Lab(Plan(access=Access(up_mbit=100, down_mbit=100), path=Path_(rtt_ms=20)), 2) as lab:
+        wan = median(_pair(lab, 1 if quick else 3)["swap"])
+    local = _pair(None, 3 if quick else 9)
+    ratios = [bare / swap for swap, bare in zip(local["swap"], local["bare"], strict=True)]
+    return {"link_100mbit": 32e-6 * NUMEL / wan / 100, "loopback": median(ratios)}
+
+
+if __name__ == "__main__":
+    logs.quiet_libraries()
+    if sys.argv[1] == "serve":
+        serve(sys.argv[2], Path(sys.argv[3]))
+    else:
+        print(json.dumps(swap(sys.argv[2], Path(sys.argv[3]), sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))))

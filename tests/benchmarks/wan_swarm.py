@@ -1,0 +1,161 @@
+"""One run of a method by real peers in the network laboratory, one of them at half speed: waiting, bytes and loss."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from peer.launch.tail import Tail
+from peer.rounds import Outcome
+from tests.netlab.lab import ROOT, Lab
+from tests.netlab.plan import Plan
+
+START = 120.0  # seconds for the bootstrap node
+PERIOD = 0.05  # seconds of the straggler's duty cycle
+
+
+@dataclass(frozen=True)
+class Job:
+    """``overrides`` are ``--set`` of every peer. ``seconds``: after so long it is given up."""
+
+    name: str
+    config: str
+    overrides: tuple[str, ...]
+    peers: int
+    seconds: float
+
+
+class Straggler:
+    """Lets a process run half of the time, as cpulimit does."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process, self._end = process, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(ProcessLookupError):
+            while not self._end.is_set() and self._process.poll() is None:
+                self._process.send_signal(signal.SIGSTOP)
+                time.sleep(PERIOD / 2)
+                self._process.send_signal(signal.SIGCONT)
+                time.sleep(PERIOD / 2)
+
+    def stop(self) -> None:
+        self._end.set()
+        self._thread.join(5)
+
+
+def run(plan: Plan, job: Job, folder: Path) -> dict[str, Any]:
+    """The figures of one method."""
+    names = [f"peer-{index}" for index in range(job.peers)]
+    with ExitStack() as stack:
+        lab = stack.enter_context(Lab(plan, job.peers + 1))
+        address = _bootstrap(lab, folder, stack)
+        processes = [_peer(lab, index + 1, name, job, folder, address, stack) for index, name in enumerate(names)]
+        _wait_for(lambda: all((folder / name / "evals.jsonl").exists() for name in names), START, folder)
+        straggler = Straggler(processes[-1])
+        stack.callback(straggler.stop)
+        deadline = time.monotonic() + job.seconds
+        for name, process in zip(names, processes, strict=True):
+            try:
+                code = process.wait(max(1.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise RuntimeError(f"{job.name}: {name} did not end within {job.seconds:.0f} s; see {folder}") from None
+            if code:
+                raise RuntimeError(f"{job.name}: {name} failed; see {folder / name}")
+        return _figures([_tail(name, folder) for name in names])
+
+
+def _bootstrap(lab: Lab, folder: Path, stack: ExitStack) -> str:
+    file = folder / "addresses"
+    arguments = ["--host", lab.address(0), "--port", "31337", "--http-port", "0", "--stop-with-parent"]
+    arguments += ["--identity", str(folder / "bootstrap.key"), "--addresses-file", str(file)]
+    _start(lab, 0, "dht_bootstrap", arguments, folder / "bootstrap.log", stack)
+    _wait_for(file.exists, START, folder)
+    return file.read_text(encoding="utf-8").split()[0]
+
+
+def _peer(
+    lab: Lab, host: int, name: str, job: Job, folder: Path, address: str, stack: ExitStack
+) -> subprocess.Popen[bytes]:
+    overrides = [f"run.dir={folder}", f"peer.name={name}", f"peer.network.host={lab.address(host)}"]
+    overrides += ["peer.threads=1", "peer.metrics.port=0", f"peer.start_with={job.peers}", "peer.network.upnp=false"]
+    sets = [word for it in (*overrides, *job.overrides) for word in ("--set", it)]
+    arguments = ["train", "--config", job.config, *sets, "--initial-peers", address, "--stop-with-parent"]
+    return _start(lab, host, "peer", arguments, folder / f"{name}.log", stack)
+
+
+def _start(
+    lab: Lab, host: int, module: str, arguments: Sequence[str], log: Path, stack: ExitStack
+) -> subprocess.Popen[bytes]:
+    command = lab.command(host, [sys.executable, "-m", module, *arguments])
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    stack.callback(_end, process)
+    return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(10)
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def _wait_for(look: Any, seconds: float, folder: Path) -> None:
+    deadline = time.monotonic() + seconds
+    while not look():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not started within {seconds:.0f} s; see {folder}")
+        time.sleep(0.1)
+
+
+def _tail(name: str, folder: Path) -> Tail:
+    tail = Tail(name, folder / name)
+    tail.poll()
+    return tail
+
+
+def _figures(tails: Sequence[Tail]) -> dict[str, Any]:
+    """``idle_share`` leaves out the start and the last phases, in which every method waits for its last swap."""
+    rows = [row for tail in tails for row in tail.rounds]
+    merged = [row for row in rows if row["outcome"] == Outcome.MERGED]
+    middle = [row for tail in tails for row in tail.rounds[1:-4]]
+    wall = [sum(sum(row["seconds"].values()) for row in tail.rounds) for tail in tails]
+    return {
+        "idle_share": _idle(middle),
+        "idle_share_of_all": _idle(rows),
+        "val_loss": mean(tail.evals[-1]["val_loss"] for tail in tails),
+        "bytes_per_round": median(row["bytes_sent"] for row in merged) if merged else 0,
+        "rounds_merged": len(merged) / len(rows),
+        "staleness_steps": mean(row["staleness"] for row in merged) if merged else 0.0,
+        "seconds": max(wall),
+        "losses": [[round(_until(tails[0], row), 1), row["train_loss"]] for row in tails[0].rounds],
+    }
+
+
+def _until(tail: Tail, last: dict[str, Any]) -> float:
+    return sum(sum(row["seconds"].values()) for row in tail.rounds if row["round"] <= last["round"])
+
+
+def _idle(rows: Sequence[dict[str, Any]]) -> float:
+    idle = sum(row["seconds"]["match"] + row["seconds"]["exchange"] for row in rows)
+    return idle / sum(sum(row["seconds"].values()) for row in rows)
