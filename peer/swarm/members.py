@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from peer.logs import get_logger
-from peer.swarm import records
+from peer.swarm import directory, records
+from peer.swarm.directory import Bucket
 from peer.swarm.node import RPC_TIMEOUT, Node
 from peer.swarm.records import MemberRecord
 
 log = get_logger("members")
-BUCKETS_A_PERIOD = 4
+
+WIDE_PERIODS = 12  # between two looks at all levels of the directory
 
 
 class Members:
@@ -27,6 +28,10 @@ class Members:
         self._node, self._run, self._describe = node, run, describe
         self._known: dict[str, tuple[MemberRecord, float]] = {}  # by peer id, with its expiration in unix seconds
         self._expiration = 0.0
+        self._estimate = 1.0  # members of the swarm
+        self._periods = 0
+        self._written: list[Bucket] = []
+        self._chance = random.Random()
 
     # -- from the main thread
 
@@ -35,8 +40,8 @@ class Members:
         self._node.spawn(self._keep_announcing())
 
     def refresh_all(self) -> list[MemberRecord]:
-        """Read every bucket now and return the live members, this peer left out."""
-        self._node.call(self._read(range(records.BUCKETS)), 4 * RPC_TIMEOUT)
+        """Read many buckets now, all of a small swarm, and return the live members, this peer left out."""
+        self._node.call(self._look_around(), 8 * RPC_TIMEOUT)
         return self.live()
 
     def leave(self) -> None:
@@ -60,8 +65,7 @@ class Members:
     async def _keep_announcing(self) -> None:
         while True:
             began = time.monotonic()
-            buckets = random.sample(range(records.BUCKETS), BUCKETS_A_PERIOD)
-            done = await asyncio.gather(self._store(self._describe()), self._read(buckets), return_exceptions=True)
+            done = await asyncio.gather(self._store(self._describe()), self._read_some(), return_exceptions=True)
             for error in done:  # whatever hivemind raises, the next period may be better
                 if isinstance(error, BaseException):
                     log.warning("the directory does not answer, trying again: %s", str(error) or type(error).__name__)
@@ -71,22 +75,44 @@ class Members:
     async def _store(self, record: MemberRecord) -> None:
         # a record with an expiration that is not later than the one it replaces is rejected
         self._expiration = max(time.time() + records.LIFETIME, self._expiration + 0.01)
-        key = records.members_key(self._run, records.bucket_of(record.peer_id))
+        before, self._written = self._written, directory.writes(self._node.peer_id, self._estimate)
+        buckets = {*before, *self._written} if record.state == "left" else self._written
+        text = records.encode(record)
         async with asyncio.timeout(2 * RPC_TIMEOUT):
-            await self._node.dht.store(
-                key, records.encode(record), expiration_time=self._expiration, subkey=record.peer_id
+            await self._node.dht.store_many(
+                [records.members_key(self._run, bucket) for bucket in buckets],
+                [text] * len(buckets),
+                expiration_time=self._expiration,
+                subkeys=[record.peer_id] * len(buckets),
             )
 
-    async def _read(self, buckets: Any) -> None:
-        keys = [records.members_key(self._run, bucket) for bucket in buckets]
+    async def _read_some(self) -> None:
+        self._periods += 1
+        near = self._estimate if self._periods % WIDE_PERIODS else None
+        probes = directory.probes(self._node.peer_id, near)
+        found = await self._read([*directory.reads(self._estimate, directory.READS, self._chance), *probes])
+        self._estimate = directory.smoothed(self._estimate, directory.estimate(found))
+
+    async def _look_around(self) -> None:
+        self._estimate = directory.estimate(await self._read(directory.probes(self._node.peer_id)))
+        await self._read(directory.reads(self._estimate, directory.WELCOME, self._chance))
+
+    async def _read(self, buckets: Sequence[Bucket]) -> dict[Bucket, int]:
+        """Take in the records of these buckets; returns how many each has, this peer's own left out."""
+        keys = {records.members_key(self._run, bucket): bucket for bucket in buckets}
         async with asyncio.timeout(3 * RPC_TIMEOUT):
-            found = await self._node.dht.get_many(keys, sufficient_expiration_time=float("inf"))
-        for answer in found.values():
+            found = await self._node.dht.get_many(list(keys), sufficient_expiration_time=float("inf"))
+        now, counts = time.time(), dict.fromkeys(buckets, 0)
+        for key, answer in found.items():
             if answer is None or not isinstance(answer.value, dict):
                 continue
             for subkey, entry in answer.value.items():
                 record = records.decode(subkey, entry.value)
-                if record is not None and record.peer_id != self._node.peer_id:
+                if record is None or record.peer_id == self._node.peer_id:
+                    continue
+                known = self._known.get(record.peer_id)
+                if known is None or known[1] < entry.expiration_time:
                     self._known[record.peer_id] = (record, entry.expiration_time)
-        now = time.time()
+                counts[keys[key]] += record.state != "left" and entry.expiration_time > now
         self._known = {key: item for key, item in self._known.items() if item[1] > now}
+        return counts

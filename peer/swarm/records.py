@@ -1,19 +1,18 @@
 """Every DHT key, its schema and its lifetime. The only place.
 
-The directory of a run is spread over ``BUCKETS`` keys ``<run>/members/<bucket>``; in a bucket each peer owns the
+The directory of a run is spread over keys ``<run>/members/<level>/<place>`` (directory.py); in each, a peer owns the
 subkey of its id. A record is at most 1 KiB of JSON.
 """
 
 from __future__ import annotations
 
-import hashlib
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
 from peer.streams import Message
+from peer.swarm.directory import Bucket
 
-BUCKETS = 8
 RECORD_BYTES = 1024
 LIFETIME = 30.0  # seconds
 ANNOUNCE_SECONDS = 5.0
@@ -36,14 +35,9 @@ class MemberRecord(Message):
     metrics: Text | None  # host:port of the Prometheus endpoint
 
 
-def bucket_of(peer_id: str) -> int:
-    """The bucket in which a peer's record lies."""
-    return hashlib.sha256(peer_id.encode()).digest()[0] % BUCKETS
-
-
-def members_key(run: str, bucket: int) -> str:
+def members_key(run: str, bucket: Bucket) -> str:
     """DHT key of one bucket of the directory."""
-    return f"{run}/members/{bucket}"
+    return f"{run}/members/{bucket.level}/{bucket.place}"
 
 
 def encode(record: MemberRecord) -> str:

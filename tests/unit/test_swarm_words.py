@@ -53,10 +53,6 @@ def test_nobody_can_speak_under_another_peers_key() -> None:
     assert records.decode("QmB", records.encode(record())) is None
 
 
-def test_peers_are_spread_over_all_buckets() -> None:
-    assert {records.bucket_of(f"Qm{number}") for number in range(200)} == set(range(records.BUCKETS))
-
-
 @given(SECONDS, SECONDS, SECONDS, SECONDS, st.floats(0, 1))
 def test_two_peers_agree_on_whether_they_are_near(a: float, b: float, p: float, q: float, window: float) -> None:
     assert near(a, b, p, q, window) == near(b, a, q, p, window)

@@ -1,0 +1,73 @@
+"""Which buckets of the directory a peer writes and which it reads. Pure: no network, no clock.
+
+At level L the directory has 2^L buckets, and a peer's is named by the first L bits of the hash of its id. Peers use
+the level at which a bucket has about ``TARGET`` members, so a peer's traffic does not grow with the swarm. They
+estimate the swarm's size, each for itself, from how full the buckets are that they read; because these estimates
+differ a little, everybody writes to the level below and to the one above its estimate and reads at the nearer one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping
+from math import ceil, floor, log2
+from typing import NamedTuple
+
+TARGET = 24  # members in a bucket
+DEEPEST = 20
+READS = 3  # buckets a period
+WELCOME = 8  # buckets that a newcomer reads
+SMOOTHING = 0.3
+
+
+class Bucket(NamedTuple):
+    """Number ``place`` of the 2^level buckets."""
+
+    level: int
+    place: int
+
+
+def bucket_of(peer_id: str, level: int) -> Bucket:
+    """The bucket of a peer at a level."""
+    return Bucket(level, int.from_bytes(hashlib.sha256(peer_id.encode()).digest()[:4], "big") >> (32 - level))
+
+
+def writes(peer_id: str, members: float) -> list[Bucket]:
+    """Where a peer that believes in so many members puts its record."""
+    exact = _level(members)
+    return [bucket_of(peer_id, level) for level in sorted({floor(exact), ceil(exact)})]
+
+
+def reads(members: float, count: int, chance: random.Random) -> list[Bucket]:
+    """``count`` different buckets at random, or all that there are."""
+    level = round(_level(members))
+    places = range(2**level) if 2**level <= count else chance.sample(range(2**level), count)
+    return [Bucket(level, place) for place in places]
+
+
+def probes(peer_id: str, members: float | None = None) -> list[Bucket]:
+    """One bucket a level, to find the levels that others use: near our own, or (a newcomer, and now and then) all."""
+    level = None if members is None else round(_level(members))
+    levels = range(DEEPEST + 1) if level is None else range(max(0, level - 1), min(DEEPEST, level + 2) + 1)
+    return [bucket_of(peer_id, level) for level in levels]
+
+
+def estimate(found: Mapping[Bucket, int]) -> float:
+    """Members of the swarm by how many records of others each bucket has: those of the deepest level that is in use."""
+    counts: dict[int, list[int]] = {}
+    for bucket, count in found.items():
+        counts.setdefault(bucket.level, []).append(count)
+    full = {level: sum(all_of_it) / len(all_of_it) for level, all_of_it in counts.items()}
+    used = [level for level, mean in full.items() if mean >= TARGET / 2]
+    level = max(used) if used else max(full, key=lambda level: (full[level], level), default=0)
+    return 1 + full.get(level, 0.0) * 2.0**level
+
+
+def smoothed(members: float, now: float) -> float:
+    """The estimate after another period."""
+    return members + SMOOTHING * (now - members)
+
+
+def _level(members: float) -> float:
+    return min(max(0.0, log2(max(members, 1.0) / TARGET)), float(DEEPEST))

@@ -1,0 +1,95 @@
+"""The directory's levels: traffic that does not grow with the swarm, and everybody is found."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peer.swarm import directory
+from peer.swarm.directory import READS, TARGET, Bucket
+
+
+class Swarm:
+    """Peers that write and read in periods, on a DHT that is a dictionary."""
+
+    def __init__(self, size: int, seed: int = 0) -> None:
+        self.chance, self.periods = random.Random(seed), 0
+        self.estimates = {f"Qm{number}": 1.0 for number in range(size)}
+        self.table: dict[Bucket, set[str]] = {}
+        self.read: Counter[str] = Counter()  # records read in the last period
+        self.seen: dict[str, set[str]] = {name: set() for name in self.estimates}
+
+    def join(self) -> None:
+        """One after the other, as newcomers do."""
+        for name in self.estimates:
+            self.estimates[name] = directory.estimate(self._look(name, directory.probes(name)))
+            self._write(name)
+
+    def period(self) -> None:
+        self.periods += 1
+        self.table = {}
+        for name in self.estimates:
+            self._write(name)
+        self.read.clear()
+        for name, members in self.estimates.items():
+            near = members if (self.periods + int(name[2:])) % 12 else None
+            buckets = [*directory.reads(members, READS, self.chance), *directory.probes(name, near)]
+            self.estimates[name] = directory.smoothed(members, directory.estimate(self._look(name, buckets)))
+
+    def _write(self, name: str) -> None:
+        for bucket in directory.writes(name, self.estimates[name]):
+            self.table.setdefault(bucket, set()).add(name)
+
+    def _look(self, name: str, buckets: list[Bucket]) -> dict[Bucket, int]:
+        found = {bucket: self.table.get(bucket, set()) - {name} for bucket in buckets}
+        for members in found.values():
+            self.read[name] += len(members)
+            self.seen[name] |= members
+        return {bucket: len(members) for bucket, members in found.items()}
+
+
+@pytest.mark.parametrize("size", [1, 2, 24, 40, 100, 500, 2000])
+def test_traffic_is_bounded_and_the_size_is_known(size: int) -> None:
+    swarm = Swarm(size)
+    swarm.join()
+    for _ in range(24):
+        swarm.period()
+    assert max(swarm.read.values()) <= (READS + 6) * 2 * TARGET
+    for members in swarm.estimates.values():
+        assert 0.5 * size <= members <= 1.7 * size + 1
+    assert all(len(directory.writes(name, members)) <= 2 for name, members in swarm.estimates.items())
+
+
+@pytest.mark.parametrize("size", [2, 30, 300])
+def test_everybody_is_found_in_time(size: int) -> None:
+    swarm = Swarm(size)
+    swarm.join()
+    for _ in range(6):
+        swarm.period()
+    swarm.seen = {name: set() for name in swarm.seen}
+    for _ in range(80):
+        swarm.period()
+    assert all(len(seen) >= 0.9 * (size - 1) for seen in swarm.seen.values())
+
+
+def test_a_swarm_that_starts_at_once_and_one_that_shrinks_come_to_the_right_level() -> None:
+    swarm = Swarm(600)
+    for _ in range(40):  # nobody has probed: all believe to be alone, in one bucket
+        swarm.period()
+    assert all(300 <= members <= 1050 for members in swarm.estimates.values())
+    for number in range(500):
+        swarm.estimates.pop(f"Qm{number}")
+    for _ in range(40):
+        swarm.period()
+    assert all(50 <= members <= 180 for members in swarm.estimates.values())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(1, 1e7), st.floats(0.75, 1.33), st.text(min_size=1, max_size=20))
+def test_estimates_that_differ_a_little_still_meet(members: float, other: float, name: str) -> None:
+    level = directory.reads(members * other, 1, random.Random(0))[0].level
+    assert level in {bucket.level for bucket in directory.writes(name, members)}
