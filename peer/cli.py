@@ -74,10 +74,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    from peer.simulate.network.command import add_options
     from peer.simulate.options import Method
 
     _common(parser)
-    parser.add_argument("--replicas", type=int, required=True, metavar="N", help="2 to 64")
+    parser.add_argument("--replicas", type=int, required=True, metavar="N", help="2 to 64; with --network to 10,000")
     parser.add_argument(
         "--method",
         type=Method,
@@ -95,6 +96,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--non-iid", action="store_true", help="every replica reads its own part of the text")
     parser.add_argument("--workers", type=_positive, default=None, help="replicas computed at once (default: cores)")
+    add_options(parser)
     parser.set_defaults(run=_simulate)
 
 
@@ -146,10 +148,15 @@ def _swarm(args: argparse.Namespace) -> int:
 
 def _simulate(args: argparse.Namespace) -> int:
     from peer.place import require_folder
+    from peer.simulate.network import command as network
     from peer.simulate.options import Options, with_method
     from peer.simulate.simulation import Simulation, save
 
-    config, method = with_method(settings.load(args.config, args.overrides), args.method)
+    loaded = settings.load(args.config, args.overrides)
+    if args.network:
+        print(network.run(loaded, args))
+        return 0
+    config, method = with_method(loaded, args.method)
     options = Options(
         replicas=args.replicas,
         method=method,

@@ -36,7 +36,7 @@ class Plan(Section):
     path: Path_ = Path_()
     regions: tuple[str, ...] = ("here",)
     between: dict[str, Path_] = {}
-    queue_ms: float = Field(default=100.0, gt=0)  # what a full queue before a rate limit takes to empty; then it drops
+    queue_ms: float = Field(default=250.0, gt=0)  # what a full queue before a rate limit takes to empty; then it drops
 
     @model_validator(mode="after")
     def _known(self) -> Plan:

@@ -2,7 +2,7 @@
 
 python -m tests.netlab.probe serve                            echo datagrams and count bytes, until stdin ends
 python -m tests.netlab.probe ping ADDRESS COUNT               median round trip and share lost
-python -m tests.netlab.probe send ADDRESS MEGABYTES           TCP goodput, to the acknowledgement of the last byte
+python -m tests.netlab.probe send ADDRESS MEGABYTES           TCP goodput, of the second half: without slow start
 Each prints one line of JSON. Not ping(8) and iperf: neither is on every machine.
 """
 
@@ -33,9 +33,14 @@ def serve() -> None:
         with connection:
             total = 0
             expected = int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "big")
+            half = None
             while total < expected and (data := connection.recv(CHUNK)):
                 total += len(data)
-            connection.sendall(total.to_bytes(8, "big"))
+                if half is None and 2 * total >= expected:
+                    half = (total, time.perf_counter())
+            assert half is not None
+            rate = (total - half[0]) / (time.perf_counter() - half[1])
+            connection.sendall(json.dumps({"mbit": 8e-6 * rate, "bytes": total}).encode())
 
     def accept() -> None:
         while True:
@@ -67,13 +72,11 @@ def send(address: str, megabytes: float) -> dict[str, float]:
     total = int(1e6 * megabytes)
     block = bytes(CHUNK)
     with socket.create_connection((address, PORT), timeout=60) as it:
-        began = time.perf_counter()
         it.sendall(total.to_bytes(8, "big"))
         for start in range(0, total, CHUNK):
             it.sendall(block[: min(CHUNK, total - start)])
-        received = int.from_bytes(it.recv(8, socket.MSG_WAITALL), "big")
-        seconds = time.perf_counter() - began
-    return {"mbit": 8e-6 * received / seconds, "bytes": received}
+        it.shutdown(socket.SHUT_WR)
+        return dict(json.loads(it.recv(1024)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,81 @@
+"""``noloco-peer simulate --network``: its options, and what it prints and writes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from peer import model
+from peer.config import Config
+from peer.exchange.codec import payload_bytes
+from peer.place import require_folder, set_aside
+from peer.simulate.network.conditions import Conditions, Figures
+from peer.simulate.network.methods import groups, pairs, pairs_by_round
+
+FILE = "network.json"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Of the network model only."""
+    group = parser.add_argument_group("with --network", "a model of time for up to 10,000 peers; nothing is trained")
+    group.add_argument("--network", action="store_true", help="waiting instead of loss: NoLoCo and DiLoCo on a network")
+    group.add_argument("--rounds", type=int, default=50, metavar="N", help="of each peer (default 50)")
+    group.add_argument("--step-seconds", type=float, default=1.0, metavar="S", help="an inner step, median (default 1)")
+    group.add_argument("--step-sigma", type=float, default=0.2, metavar="X", help="its log-normal sigma (default 0.2)")
+    group.add_argument("--latency-ms", type=float, default=30.0, metavar="MS", help="one way, median (default 30)")
+    group.add_argument("--latency-sigma", type=float, default=0.3, metavar="X", help="log-normal (default 0.3)")
+    group.add_argument("--up-mbit", type=float, default=10.0, metavar="R", help="uplink (default 10)")
+    group.add_argument("--down-mbit", type=float, default=50.0, metavar="R", help="downlink (default 50)")
+    group.add_argument("--loss", type=float, default=0.0, metavar="SHARE", help="share of the swaps that break off")
+    group.add_argument("--churn", type=float, default=0.0, metavar="SHARE", help="peers replaced by newcomers a round")
+
+
+def conditions(config: Config, args: argparse.Namespace) -> Conditions:
+    """What the options and the run's configuration say; raises :class:`peer.errors.UserError`."""
+    run = config.run
+    numel = sum(
+        it.numel() for it in model.build(run.model, sequence_length=run.data.sequence_length, seed=0).parameters()
+    )
+    found = Conditions(
+        peers=args.replicas,
+        rounds=args.rounds,
+        inner_steps=run.inner_steps,
+        payload=payload_bytes(run.exchange.codec, numel),
+        step_seconds=args.step_seconds,
+        step_sigma=args.step_sigma,
+        speeds=tuple(args.speeds),
+        latency=args.latency_ms / 1000,
+        latency_sigma=args.latency_sigma,
+        up=args.up_mbit * 125_000,
+        down=args.down_mbit * 125_000,
+        loss=args.loss,
+        churn=args.churn,
+        stall=run.exchange.stall,
+        overlap=run.exchange.overlap,
+        window=run.rendezvous.window,
+    )
+    found.check()
+    return found
+
+
+def run(config: Config, args: argparse.Namespace) -> str:
+    """Model both methods and write ``network.json``; returns what to print."""
+    it = conditions(config, args)
+    require_folder(config.run.dir)
+    set_aside(config.run.dir, [FILE])
+    rows = [method(it, config.run.seed) for method in (pairs, pairs_by_round, groups)]
+    path: Path = config.run.dir / FILE
+    text = json.dumps({"conditions": asdict(it), "methods": [asdict(row) for row in rows]}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+    ratio = rows[2].seconds / rows[0].seconds
+    last = f"DiLoCo takes {ratio:.2f} times as long as NoLoCo for {it.rounds} rounds of {it.peers:,} peers"
+    return "\n".join([*map(in_words, rows), last, f"Figures: {path}"])
+
+
+def in_words(row: Figures) -> str:
+    return (
+        f"{row.method}: idle {row.idle_share:.1%}, {row.merged_share:.0%} of the rounds merged, "
+        f"{row.bytes_per_round / 2**20:.2f} MiB sent a peer and round, {row.seconds:.0f} s in all"
+    )

@@ -1,0 +1,85 @@
+"""What a modelled swarm is like, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peer.errors import UserError
+
+MAX_PEERS = 10_000
+Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """All times in seconds, all sizes in bytes. Log-normal: median times exp(sigma * standard normal)."""
+
+    peers: int
+    rounds: int
+    inner_steps: int  # H
+    payload: int  # of one contribution
+    step_seconds: float  # median
+    step_sigma: float = 0.2
+    speeds: tuple[float, ...] = (1.0,)  # repeated over the peers
+    latency: float = 0.03  # one way, median
+    latency_sigma: float = 0.3
+    up: float = 1.25e6  # bytes a second
+    down: float = 6.25e6
+    loss: float = 0.0  # share of the swaps, or of a group's members, that are lost in the middle
+    churn: float = 0.0  # share of the peers that are replaced by newcomers in a round
+    stall: float = 10.0  # seconds without a byte after which a partner is given up
+    overlap: bool = False
+    window: float = 0.5
+
+    def check(self) -> None:
+        """Raises :class:`UserError` for what makes no sense."""
+        if not 2 <= self.peers <= MAX_PEERS:
+            raise UserError(f"--replicas {self.peers}: the network model takes 2 to {MAX_PEERS:,}")
+        if self.rounds < 1:
+            raise UserError(f"--rounds {self.rounds}: at least 1")
+        for name, value in (("--step-seconds", self.step_seconds), ("--up-mbit", self.up), ("--down-mbit", self.down)):
+            if not 0 < value < float("inf"):
+                raise UserError(f"{name}: must be above 0")
+        for name, value in (("--loss", self.loss), ("--churn", self.churn)):
+            if not 0 <= value < 1:
+                raise UserError(f"{name} {value:g}: it is a share, from 0 to below 1")
+        if min(self.step_sigma, self.latency, self.latency_sigma) < 0:
+            raise UserError("--step-sigma, --latency-ms and --latency-sigma: not below 0")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Means over peers and rounds, but ``seconds``: until the last peer had made all its rounds."""
+
+    method: str
+    seconds: float
+    idle_share: float
+    merged_share: float  # of the rounds
+    bytes_per_round: float  # sent by a peer
+
+
+class Chance:
+    """Random times under ``conditions``."""
+
+    def __init__(self, conditions: Conditions, seed: int) -> None:
+        self._it = conditions
+        self.rng = np.random.default_rng(seed)
+        self.speed = np.resize(np.array(conditions.speeds), conditions.peers)
+
+    def phases(self, count: int | None = None) -> Times:
+        """Seconds of one inner phase of every peer, or of the first ``count``."""
+        speed = self.speed[:count]
+        steps = self._it.step_seconds * self.rng.lognormal(0.0, self._it.step_sigma, (len(speed), self._it.inner_steps))
+        return np.asarray(steps.sum(1) / speed)
+
+    def phase(self, peer: int) -> float:
+        """Seconds of one inner phase of one peer."""
+        steps = self._it.step_seconds * self.rng.lognormal(0.0, self._it.step_sigma, self._it.inner_steps)
+        return float(steps.sum() / self.speed[peer])
+
+    def latency(self, count: int = 1) -> float:
+        """The longest of ``count`` messages that are sent at once."""
+        return float(self._it.latency * self.rng.lognormal(0.0, self._it.latency_sigma, count).max())

@@ -1,0 +1,142 @@
+"""The clock of a round for each method: pairs as swarm/rendezvous.py makes them, and groups of everyone.
+
+A pair's swap: a round trip to greet, the payload at the slower uplink, a round trip to part. A group's round: everybody
+waits for the last one, then reduce-scatter and all-gather, 2 (n - 1) / n of the payload up, and six messages that each
+take as long as the slowest of n.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from peer.simulate.network.conditions import Chance, Conditions, Figures
+
+TRIES = 8  # peers asked for a meeting
+PAIR_MESSAGES, GROUP_MESSAGES = 4, 6  # one after the other
+
+
+def pairs(it: Conditions, seed: int = 0) -> Figures:
+    """NoLoCo: each peer meets one whose boundary is near its own, waits for it, or does not when swaps overlap."""
+    return _Pairs(it, seed).run()
+
+
+class _Pairs:
+    def __init__(self, it: Conditions, seed: int) -> None:
+        self.it, self.chance = it, Chance(it, seed)
+        self.phase = self.chance.phases()  # of now, for each peer
+        self.due = self.phase.copy()  # next boundary
+        self.meeting = np.full(it.peers, -1)
+        self.arrived = np.full(it.peers, np.nan)  # since when it stands at its boundary
+        self.busy = np.zeros(it.peers)  # until when its overlapped swap is on its way
+        self.rounds = np.zeros(it.peers, dtype=int)
+        self.trained = np.zeros(it.peers)
+        self.left = np.zeros(it.peers)  # when it had made its last round
+        self.merged = 0
+
+    def run(self) -> Figures:
+        it = self.it
+        events = [(time, peer) for peer, time in enumerate(self.due)]
+        heapq.heapify(events)
+        while events:
+            time, peer = heapq.heappop(events)
+            for free, when in self._boundary(peer, time):
+                self.trained[free] += self.phase[free]
+                self.rounds[free] += 1
+                if self.rounds[free] < it.rounds:
+                    self.phase[free] = self.chance.phase(free)
+                    self.due[free] = when + self.phase[free] + _join(it, self.chance)
+                    heapq.heappush(events, (float(self.due[free]), free))
+                self.left[free] = when
+        idle = 1 - float(self.trained.sum()) / float(self.left.sum())
+        merged = self.merged / (it.peers * it.rounds)
+        return Figures("noloco", float(self.left.max()), idle, merged, merged * it.payload)
+
+    def _boundary(self, peer: int, time: float) -> list[tuple[int, float]]:
+        """Who goes on, and when."""
+        partner = int(self.meeting[peer])
+        if partner < 0:
+            partner = self._agree(peer, time)
+        if self.it.overlap:
+            return [(peer, self._beside(peer, partner, time))]
+        if partner < 0:
+            return [(peer, time + 2 * self.chance.latency())]
+        if np.isnan(self.arrived[partner]):
+            self.arrived[peer] = time
+            return []
+        self.meeting[peer] = self.meeting[partner] = -1
+        self.arrived[peer] = self.arrived[partner] = np.nan
+        done = time + self._swap(2)
+        return [(peer, done), (partner, done)]
+
+    def _agree(self, peer: int, time: float) -> int:
+        """A random peer that has no meeting yet and comes to its boundary soon; -1 when none of a few is one."""
+        for other in self.chance.rng.integers(0, self.it.peers, TRIES):
+            near = self.due[other] - time <= self.it.window * min(self.phase[peer], self.phase[other])
+            free = self.meeting[other] < 0 and self.busy[other] <= time
+            if other != peer and near and free and self.due[other] >= time and self.rounds[other] < self.it.rounds:
+                self.meeting[peer], self.meeting[other] = other, peer
+                return int(other)
+        return -1
+
+    def _beside(self, peer: int, partner: int, time: float) -> float:
+        """An overlapped swap begins when both are there; nobody waits for it but at a boundary that comes too early."""
+        if partner >= 0 and self.due[partner] <= time:  # the second of the two: now both are there
+            done = time + self._swap(2)
+            self.busy[peer] = self.busy[partner] = done
+            self.meeting[peer] = self.meeting[partner] = -1
+        return time
+
+    def _swap(self, members: int) -> float:
+        it, seconds = self.it, self.it.payload / min(self.it.up, self.it.down)
+        seconds += sum(self.chance.latency() for _ in range(PAIR_MESSAGES))
+        if self.chance.rng.random() < it.loss:
+            return seconds * float(self.chance.rng.random()) + it.stall
+        self.merged += members
+        return seconds
+
+
+def groups(it: Conditions, seed: int = 0) -> Figures:
+    """DiLoCo: one group of all peers; a round that is lost by a member is made again without it."""
+    chance = Chance(it, seed)
+    trained, clock, merged = 0.0, 0.0, 0
+    scatter = 2 * (it.peers - 1) / it.peers * it.payload / min(it.up, it.down)
+    for _ in range(it.rounds):
+        phases = chance.phases()
+        trained += float(phases.sum())
+        clock += float((phases + [_join(it, chance) for _ in range(it.peers)]).max())
+        reduce = scatter + sum(chance.latency(it.peers) for _ in range(GROUP_MESSAGES))
+        if chance.rng.random() < 1 - (1 - it.loss) ** it.peers:  # somebody is lost: notice it, and once more
+            clock += reduce * float(chance.rng.random()) + it.stall
+        clock += reduce
+        merged += it.peers
+    rounds = it.peers * it.rounds
+    sent = 2 * (it.peers - 1) / it.peers * it.payload
+    return Figures("diloco", clock, 1 - trained / (it.peers * clock), merged / rounds, sent)
+
+
+def _join(it: Conditions, chance: Chance) -> float:
+    """Seconds before a phase in which a newcomer that has taken this place fetches weights and momentum."""
+    return 2 * it.payload / min(it.up, it.down) if it.churn and chance.rng.random() < it.churn else 0.0
+
+
+def pairs_by_round(it: Conditions, seed: int = 0) -> Figures:
+    """The paper's pairs: random in every round, whatever their speed; each waits for its partner of that round."""
+    chance = Chance(it, seed)
+    clock, trained = np.zeros(it.peers), np.zeros(it.peers)
+    for _ in range(it.rounds):
+        phases = chance.phases()
+        clock, trained = clock + phases, trained + phases
+        order = chance.rng.permutation(it.peers)
+        one, two = order[0::2], order[1::2]
+        swap = it.payload / min(it.up, it.down) + PAIR_MESSAGES * it.latency
+        meet = np.maximum(clock[one[: len(two)]], clock[two]) + swap
+        clock[one[: len(two)]], clock[two] = meet, meet
+    idle = 1 - float(trained.sum()) / float(clock.sum())
+    return Figures("noloco, pairs by round", float(clock.max()), idle, 1.0, float(it.payload))
+
+
+def tree_to_pair_ratio(peers: int) -> float:
+    """Messages one after the other of a tree all-reduce, of a pair's: log2(n) (arXiv 2506.10911, section 5.3)."""
+    return float(np.log2(peers))

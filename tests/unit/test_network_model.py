@@ -1,0 +1,97 @@
+"""The network model against the NoLoCo paper's section 5.3, against arithmetic by hand, and what its options refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from peer import cli
+from peer.errors import UserError
+from peer.simulate.network.conditions import Chance, Conditions
+from peer.simulate.network.methods import groups, pairs, pairs_by_round, tree_to_pair_ratio
+
+QUIET = Conditions(peers=64, rounds=10, inner_steps=20, payload=0, step_seconds=1.0, step_sigma=0.0, latency=0.0)
+# inner steps are log-normal with mu 1 and sigma^2 0.5, communication is left out
+PAPER = replace(QUIET, peers=1024, rounds=250, inner_steps=100, step_seconds=math.e, step_sigma=math.sqrt(0.5))
+
+
+def test_the_papers_blocking_experiment() -> None:
+    """1024 accelerators, 100 inner steps: DiLoCo takes about a fifth longer (arXiv 2506.10911, Fig. 5B)."""
+    ours, theirs, everyone = pairs(PAPER), pairs_by_round(PAPER), groups(PAPER)
+    assert everyone.idle_share == pytest.approx(0.23, abs=0.02)
+    assert theirs.idle_share == pytest.approx(0.08, abs=0.015)
+    assert everyone.seconds / theirs.seconds == pytest.approx(1.19, abs=0.03)
+    assert ours.idle_share < theirs.idle_share
+    assert ours.merged_share > 0.9
+
+
+@pytest.mark.parametrize(("peers", "hours"), [(16, 1.07), (64, 1.12)])
+def test_fewer_peers_wait_for_less(peers: int, hours: float) -> None:
+    it = replace(PAPER, peers=peers)
+    assert groups(it).seconds / pairs_by_round(it).seconds == pytest.approx(hours, abs=0.03)
+
+
+def test_a_tree_takes_log2_n_times_as_many_messages() -> None:
+    assert tree_to_pair_ratio(1024) == 10
+
+
+def test_the_longer_of_two_log_normal_messages_is_as_in_the_papers_equation_7() -> None:
+    chance = Chance(replace(QUIET, latency=1.0, latency_sigma=0.7), 0)
+    mean = np.mean([chance.latency(2) for _ in range(20_000)])
+    assert mean == pytest.approx((1 + math.erf(0.7 / 2)) * math.exp(0.7**2 / 2), rel=0.02)
+
+
+def test_with_equal_peers_only_the_transfer_is_waited_for() -> None:
+    it = replace(QUIET, payload=1_000_000, up=100_000.0, down=1_000_000.0)
+    by_round = pairs_by_round(it)
+    assert by_round.seconds == pytest.approx(10 * (20 + 10))
+    assert by_round.idle_share == pytest.approx(1 / 3)
+    assert groups(it).seconds == pytest.approx(10 * (20 + 2 * 63 / 64 * 10))
+    overlapped = pairs(replace(it, overlap=True))
+    assert overlapped.idle_share == 0
+    assert overlapped.seconds == pytest.approx(200)
+    assert overlapped.bytes_per_round > 0.8 * it.payload
+
+
+def test_a_straggler_delays_a_group_and_hardly_the_pairs() -> None:
+    it = replace(QUIET, peers=16, rounds=40, speeds=(*[1.0] * 15, 0.5), step_sigma=0.1)
+    assert groups(it).idle_share > 0.4
+    assert pairs(it).idle_share < 0.15
+
+
+def test_losses_and_churn_cost_a_group_more() -> None:
+    calm = replace(QUIET, payload=1_000_000, step_sigma=0.2)
+    rough = replace(calm, loss=0.02, churn=0.02)
+    cost = [method(rough).seconds / method(calm).seconds for method in (pairs, groups)]
+    assert 1 < cost[0] < cost[1]
+    assert pairs(rough).merged_share < pairs(calm).merged_share
+
+
+def test_ten_thousand_peers() -> None:
+    found = pairs(replace(QUIET, peers=10_000, rounds=5, step_sigma=0.3))
+    assert found.merged_share > 0.8
+
+
+def test_the_command_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "--network", "--replicas", "100", "--config", "configs/demo.yaml", "--rounds", "5"]
+    with pytest.raises(SystemExit) as end:
+        cli.main([*words, "--set", f"run.dir={tmp_path}"])
+    assert end.value.code == 0
+    figures = json.loads((tmp_path / "network.json").read_text())
+    assert [row["method"] for row in figures["methods"]] == ["noloco", "noloco, pairs by round", "diloco"]
+    assert figures["conditions"]["payload"] == 4 * 1_022_464
+    assert "times as long as NoLoCo for 5 rounds of 100 peers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"peers": 1}, {"peers": 10_001}, {"rounds": 0}, {"step_seconds": 0.0}, {"up": math.inf}, {"loss": 1.0}, {"churn": -1.0}],
+)  # fmt: skip
+def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError):
+        replace(QUIET, **wrong).check()
