@@ -14,11 +14,10 @@ from typing import Any
 
 from tests.swarm.node_peer import Peer, in_threads, join_all
 
-ROUNDS = 8
 PACE = 3.0  # inner phases of 3 s
 
 
-def measure(sizes: tuple[int, ...]) -> dict[str, Any]:
+def measure(sizes: tuple[int, ...], rounds: int) -> dict[str, Any]:
     """Median seconds of those that found a partner, and the share that did, by the number of peers."""
     seconds: dict[str, float] = {}
     found: dict[str, float] = {}
@@ -32,7 +31,7 @@ def measure(sizes: tuple[int, ...]) -> dict[str, Any]:
                 stack.callback(peers[-1].presence.leave)
             for peer in peers:
                 peer.presence._members.refresh_all()
-            join_all(in_threads(*(partial(peer.train, ROUNDS) for peer in peers)), 120)
+            join_all(in_threads(*(partial(peer.train, rounds) for peer in peers)), 120)
             waits = [wait for peer in peers for wait, group in zip(peer.waits, peer.groups, strict=True) if group.links]
             seconds[str(size)] = median(waits)
             found[str(size)] = len(waits) / sum(len(peer.waits) for peer in peers)

@@ -32,6 +32,7 @@ class Job:
     overrides: tuple[str, ...]
     peers: int
     seconds: float
+    inner_steps: int
 
 
 class Straggler:
@@ -73,7 +74,7 @@ def run(plan: Plan, job: Job, folder: Path) -> dict[str, Any]:
                 raise RuntimeError(f"{job.name}: {name} did not end within {job.seconds:.0f} s; see {folder}") from None
             if code:
                 raise RuntimeError(f"{job.name}: {name} failed; see {folder / name}")
-        return _figures([_tail(name, folder) for name in names])
+        return _figures([_tail(name, folder) for name in names], job.inner_steps)
 
 
 def _bootstrap(lab: Lab, folder: Path, stack: ExitStack) -> str:
@@ -134,11 +135,11 @@ def _tail(name: str, folder: Path) -> Tail:
     return tail
 
 
-def _figures(tails: Sequence[Tail]) -> dict[str, Any]:
-    """``idle_share`` leaves out the start and the last phases, in which every method waits for its last swap."""
+def _figures(tails: Sequence[Tail], inner_steps: int) -> dict[str, Any]:
+    """``idle_share`` leaves out the first round and the last H steps, in which every method waits for its last swap."""
     rows = [row for tail in tails for row in tail.rounds]
     merged = [row for row in rows if row["outcome"] == Outcome.MERGED]
-    middle = [row for tail in tails for row in tail.rounds[1:-4]]
+    middle = [row for tail in tails for row in tail.rounds[1:] if row["step"] <= tail.rounds[-1]["step"] - inner_steps]
     wall = [sum(sum(row["seconds"].values()) for row in tail.rounds) for tail in tails]
     return {
         "idle_share": _idle(middle),

@@ -90,8 +90,8 @@ def test_the_command_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"peers": 1}, {"peers": 10_001}, {"rounds": 0}, {"step_seconds": 0.0}, {"up": math.inf}, {"loss": 1.0}, {"churn": -1.0}],
-)  # fmt: skip
+    [{"peers": 1}, {"peers": 10_001}, {"rounds": 0}, {"step_seconds": 0.0}, {"up": math.inf}, {"loss": 1.0}],
+)
 def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError):
         replace(QUIET, **wrong).check()
