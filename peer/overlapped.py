@@ -9,6 +9,7 @@ after the other, each between two inner steps: first as in a group of one, then 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -25,6 +26,7 @@ from peer.report import Counted
 from peer.rounds import Group
 from peer.training import Parts, Training
 
+LEAVING = 10.0  # seconds for a swap that is on its way when this peer is asked to stop
 WAIT = 0.05  # seconds between two looks at a swap that is waited for
 
 
@@ -59,8 +61,10 @@ class OverlappedTrainer(Training):
                 self.finish()
             if self.remaining():
                 return
-            self.launch(inner)
-            self.now_and_then()
+            tokens = self.counters.phase_tokens
+            self.parts.state.cross_boundary()
+            self.now_and_then()  # before the swap: a partner must not wait while we evaluate
+            self.launch(inner, tokens)
         with phase("exchange"):
             self.finish()
 
@@ -76,16 +80,15 @@ class OverlappedTrainer(Training):
                 self.pump(self._round)
             yield batch
 
-    def launch(self, inner: InnerReport) -> None:
-        """A boundary: the next swap begins."""
-        counters, progress = self.counters, self.parts.progress
-        round, number, tokens = counters.round, progress.phases, counters.phase_tokens
+    def launch(self, inner: InnerReport, tokens: int) -> None:
+        """Behind a boundary: the swap of the round that has ended begins. ``tokens``: trained on in it."""
+        progress = self.parts.progress
+        round, number = self.counters.round - 1, progress.phases
 
         def meet() -> Group:
             return replace(self.presence.group_beside(round, number), tokens=tokens)
 
         flight = self._rolling.start(progress.step_seconds, meet)
-        self.parts.state.cross_boundary()
         self._round = UnderWay(flight, self.counted(inner), {}, [])
 
     def pump(self, round: UnderWay, *, resting: bool = False) -> None:
@@ -105,11 +108,14 @@ class OverlappedTrainer(Training):
             self.report(round.counted, replace(result, staleness=fmean(round.late) if round.late else 0.0))
 
     def finish(self) -> None:
-        """Wait for the swap that is on its way, if any; its deadline bounds this."""
+        """Wait for the swap that is on its way, if any; its deadline bounds this, and a stop leaves it little time."""
+        until = time.monotonic() + LEAVING
         while self._round is not None:
             self.pump(self._round, resting=True)
             if self._round is not None:
                 self._round.flight.wait(WAIT)
+                if self.parts.stop.requested and time.monotonic() > until:
+                    self._round.flight.break_off()
 
     def _open(self, round: UnderWay, index: int) -> None:
         start, stop = round.flight.parts[index]

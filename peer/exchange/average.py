@@ -38,31 +38,44 @@ class Verdict:
     detail: str = ""
 
 
+@dataclass
+class Norms:
+    """Sums of squares over the parts of two contributions so far."""
+
+    own: float = 0.0
+    theirs: float = 0.0
+    apart: float = 0.0
+
+    def add(self, own: Tensor, theirs: Tensor) -> None:
+        """One part more; fp32, host."""
+        self.own += square(own)
+        self.theirs += square(theirs)
+        self.apart += square(theirs - own)
+
+    def objection(self, max_norm_ratio: float) -> str:
+        """Why theirs must not be used beside our own; empty when it may."""
+        if not math.isfinite(self.theirs):
+            return "the partner's contribution is not finite"
+        own, theirs = math.sqrt(self.own), math.sqrt(self.theirs)
+        if not own / max_norm_ratio <= theirs <= own * max_norm_ratio:
+            return f"the partner's norm {theirs:.4g} is not within a factor {max_norm_ratio:g} of {own:.4g}"
+        return ""
+
+    def verdict(self, max_norm_ratio: float) -> Verdict:
+        """``theirs`` must be finite and of a norm within ``max_norm_ratio`` of our own."""
+        objection = self.objection(max_norm_ratio)
+        if objection:
+            return Verdict(Outcome.POISONED, detail=objection)
+        return Verdict(Outcome.MERGED, distance=math.sqrt(self.apart / self.own) if self.own else 0.0)
+
+
 def judge(own: Contribution, theirs: Tensor, max_norm_ratio: float) -> Verdict:
-    """``theirs`` (flat fp32, host) must be finite and of a norm within ``max_norm_ratio`` of our own."""
-    room = scratch(own.numel)
-    own_square = their_square = distance_square = 0.0
+    """The verdict on ``theirs``, flat fp32 on the host."""
+    room, norms = scratch(own.numel), Norms()
     for start, stop in parts(own.numel):
-        mine, other = room[: stop - start], theirs[start:stop]
-        own.read(start, mine)
-        own_square += square(mine)
-        their_square += square(other)
-        distance_square += square(mine.sub_(other))
-    objection = norm_objection(own_square, their_square, max_norm_ratio)
-    if objection:
-        return Verdict(Outcome.POISONED, detail=objection)
-    own_norm = math.sqrt(own_square)
-    return Verdict(Outcome.MERGED, distance=math.sqrt(distance_square) / own_norm if own_norm else 0.0)
-
-
-def norm_objection(own_square: float, their_square: float, max_norm_ratio: float) -> str:
-    """Why a contribution with this ‖·‖² must not be used beside our own; empty when it may."""
-    if not math.isfinite(their_square):
-        return "the partner's contribution is not finite"
-    own_norm, their_norm = math.sqrt(own_square), math.sqrt(their_square)
-    if not own_norm / max_norm_ratio <= their_norm <= own_norm * max_norm_ratio:
-        return f"the partner's norm {their_norm:.4g} is not within a factor {max_norm_ratio:g} of {own_norm:.4g}"
-    return ""
+        own.read(start, room[: stop - start])
+        norms.add(room[: stop - start], theirs[start:stop])
+    return norms.verdict(max_norm_ratio)
 
 
 def merge(own: Contribution, theirs: Tensor, share: float = 0.5) -> None:
@@ -105,5 +118,5 @@ def copy_own(own: Contribution, out: Tensor) -> None:
 
 
 def square(part: Tensor) -> float:
-    """‖part‖², summed in float64."""
-    return float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
+    """‖part‖² of at most ``PART`` elements; torch sums them pairwise, so fp32 is exact enough."""
+    return float(torch.dot(part, part))

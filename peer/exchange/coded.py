@@ -12,6 +12,7 @@ import xxhash
 from torch import Tensor
 
 from peer.config import CodecName
+from peer.exchange.average import Norms
 from peer.exchange.codec import Codec, size
 from peer.payload import DIGEST_BYTES
 from peer.rounds import Contribution
@@ -38,9 +39,9 @@ async def send_coded(stream: Stream, own: Contribution, codec: Codec, stall: flo
 
 async def receive_coded(
     stream: Stream, own: Contribution, codec: Codec, name: CodecName, out: Tensor, stall: float
-) -> bool:
-    """Fill ``out`` (flat fp32, host) with the partner's contribution; ``True`` when it matches the sender's digest."""
-    digest = xxhash.xxh3_128()
+) -> Norms | None:
+    """Fill ``out`` (flat fp32, host) with the partner's contribution; ``None`` when it does not match its digest."""
+    digest, norms = xxhash.xxh3_128(), Norms()
     room = scratch(own.numel)
 
     def decode(start: int, stop: int, data: bytearray) -> None:
@@ -48,11 +49,19 @@ async def receive_coded(
         part = room[: stop - start]
         own.read(start, part)
         codec.decode(name, start, data, part, out[start:stop])
+        norms.add(part, out[start:stop])
 
-    for start, stop in parts(own.numel):
-        data = bytearray(size(name, stop - start))
-        await stream.read_into(memoryview(data), stall)
-        await asyncio.to_thread(decode, start, stop, data)
     sent = bytearray(DIGEST_BYTES)
-    await stream.read_into(memoryview(sent), stall)
-    return bytes(sent) == digest.digest()
+    decoding: asyncio.Future[None] | None = None  # of the part before, while the next one arrives
+    try:
+        for start, stop in parts(own.numel):
+            data = bytearray(size(name, stop - start))
+            await stream.read_into(memoryview(data), stall)
+            if decoding is not None:
+                await decoding
+            decoding = asyncio.ensure_future(asyncio.to_thread(decode, start, stop, data))
+        await stream.read_into(memoryview(sent), stall)
+    finally:
+        if decoding is not None:
+            await decoding  # whatever has happened: nothing may write to ``out`` behind our back
+    return norms if bytes(sent) == digest.digest() else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -48,6 +49,7 @@ class Flight:
         self._loop, self._wake = loop, asyncio.Event()
         self._changed = threading.Condition()
         self._under_way = False
+        self._close: Callable[[], None] | None = None
         self._opened: dict[int, Opened] = {}
         self._count = 0  # parts opened
         self._landed: deque[tuple[int, Tensor]] = deque()
@@ -86,6 +88,11 @@ class Flight:
             raise self._over
         return self._over
 
+    def break_off(self) -> None:
+        """Give the swap up; its result comes soon."""
+        if self._close is not None:
+            self._loop.call_soon_threadsafe(self._close)
+
     def wait(self, seconds: float) -> None:
         """Until something has landed, or a part is wanted, or it is over; at most ``seconds``."""
         with self._changed:
@@ -94,8 +101,9 @@ class Flight:
 
     # -- network thread and its helpers
 
-    def begin(self) -> None:
-        """The partner is there: parts are wanted from now on."""
+    def begin(self, close: Callable[[], None]) -> None:
+        """The partner is there: parts are wanted from now on. ``close`` ends the stream to it."""
+        self._close = close
         self._under_way = True
         self._notify()
 

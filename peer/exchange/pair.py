@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from peer.config import Exchange as Settings
-from peer.exchange.average import Verdict, copy_own, judge, merge
+from peer.exchange.average import Norms, Verdict, copy_own, merge
 from peer.exchange.codec import Codec, prepare
 from peer.exchange.coded import receive_coded, send_coded
 from peer.exchange.deadline import Deadline
@@ -95,15 +95,15 @@ class PairExchange:
         stall = self._settings.stall
         header = await greeting.exchange(stream, stall)
         self._share = share(header.tokens, greeting.tokens)
-        intact = False
+        norms: Norms | None = None
 
         async def receive() -> None:
-            nonlocal intact
-            intact = await receive_coded(stream, own, self._codec, header.codec, self._buffer, stall)
+            nonlocal norms
+            norms = await receive_coded(stream, own, self._codec, header.codec, self._buffer, stall)
 
         await both_ways(send_coded(stream, own, self._codec, stall), receive())
-        if intact:
-            verdict = await asyncio.to_thread(judge, own, self._buffer, self._settings.max_norm_ratio)
-        else:
+        if norms is None:
             verdict = Verdict(Outcome.CORRUPT, detail="the payload does not match its digest")
+        else:
+            verdict = norms.verdict(self._settings.max_norm_ratio)
         return await part(stream, verdict, stall)

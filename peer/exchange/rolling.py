@@ -12,7 +12,6 @@ a group of one. Each is right by itself, so nothing has to be taken back.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from peer.config import CodecName
 from peer.config import Exchange as Settings
-from peer.exchange.average import Verdict, norm_objection, square
+from peer.exchange.average import Norms, Verdict
 from peer.exchange.codec import Codec, size
 from peer.exchange.deadline import Deadline
 from peer.exchange.flight import Flight
@@ -37,19 +36,6 @@ from peer.streams import Stream
 
 PATIENCE = 6.0  # inner steps of both without a part: a partner that trains only opens parts between its steps
 NOTHING = torch.empty(0)
-
-
-@dataclass
-class Norms:
-    """Sums of squares over the parts so far."""
-
-    own: float = 0.0
-    theirs: float = 0.0
-    apart: float = 0.0
-
-    @property
-    def distance(self) -> float | None:
-        return math.sqrt(self.apart / self.own) if self.own else None
 
 
 @dataclass
@@ -124,9 +110,9 @@ class RollingExchange:
         header = await greeting.exchange(swap.stream, stall)
         swap.share = share(header.tokens, greeting.tokens)
         swap.theirs, swap.patience = header.codec, max(stall, PATIENCE * (greeting.pace + header.pace))
-        swap.flight.begin()
+        swap.flight.begin(swap.stream.close)
         await both_ways(self._send(swap), self._receive(swap))
-        return await part(swap.stream, Verdict(Outcome.MERGED, distance=swap.norms.distance), swap.patience)
+        return await part(swap.stream, swap.norms.verdict(self._settings.max_norm_ratio), swap.patience)
 
     async def _send(self, swap: Swap) -> None:
         def encode(index: int, own: Tensor, change: Tensor | None) -> bytes:
@@ -156,12 +142,8 @@ class RollingExchange:
         """The mean, less our own; raises :class:`Unusable`."""
         theirs = torch.empty_like(own)
         self._codec.decode(swap.theirs, start, data, own, theirs)
-        norms = swap.norms
-        norms.own += square(own)
-        norms.theirs += square(theirs)
-        objection = norm_objection(norms.own, norms.theirs, self._settings.max_norm_ratio)
+        swap.norms.add(own, theirs)
+        objection = swap.norms.objection(self._settings.max_norm_ratio)
         if objection:
             raise Unusable(Outcome.POISONED, objection)
-        apart = theirs.sub_(own)
-        norms.apart += square(apart)
-        return apart.mul_(swap.share)
+        return theirs.sub_(own).mul_(swap.share)

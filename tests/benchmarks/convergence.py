@@ -31,7 +31,13 @@ def run_one(case: Case) -> Row:
     from peer.simulate.options import Method, Options
     from peer.simulate.simulation import Simulation
 
-    options = Options(replicas=case.replicas, method=Method(case.method), drop=case.drop)
+    options = Options(
+        replicas=case.replicas,
+        method=Method(case.method),
+        drop=case.drop,
+        delay=case.delay,
+        swap_steps=case.overlap or 1,
+    )
     summary = Simulation(case.config(), options).run(lambda line: None)
     swarm, curves = summary["swarm"], summary["curves"]
     kept = ("tokens", "val_loss_mean", "val_loss_worst", "val_loss_averaged_model", "spread", "wall_seconds")

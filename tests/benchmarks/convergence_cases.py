@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from peer.config import Config, Evaluation, Inner, LlamaModel, Run, StdlibData
+from peer.config import CodecName, Config, Evaluation, Exchange, Inner, LlamaModel, Run, StdlibData
 
 MODEL = LlamaModel(hidden_size=96, intermediate_size=256, layers=2, heads=4)  # 246,336 parameters
 STEPS = 1250  # of 8 replicas × 512 tokens: 20.8 tokens a parameter
@@ -26,14 +26,22 @@ class Case:
     steps: int = STEPS
     seed: int = 0
     drop: float = 0.0
+    codec: CodecName = "none"
+    overlap: int = 0  # inner steps that a swap takes beside them; 0: it is waited for
+    delay: int = 0  # inner steps by which a result is late as a whole
 
     @property
     def key(self) -> str:
         """Names the case in the results."""
         outer = ",".join(f"{key}={value}" for key, value in self.outer.items())
         drop = f" drop={self.drop:g}" if self.drop else ""
+        more = "".join(f" {key}={value}" for key, value in self._exchange().items())
         size = f"N={self.replicas} steps={self.steps} seed={self.seed}"
-        return f"{self.method} {outer} H={self.h} lr={self.lr:g} {size}{drop}"
+        return f"{self.method} {outer} H={self.h} lr={self.lr:g} {size}{drop}{more}"
+
+    def _exchange(self) -> dict[str, Any]:
+        every = {"codec": self.codec, "overlap": self.overlap, "delay": self.delay}
+        return {key: value for key, value in every.items() if value not in ("none", 0)}
 
     def config(self) -> Config:
         """The configuration of the run, with about six samples on its way."""
@@ -51,6 +59,7 @@ class Case:
                 model=MODEL,
                 data=StdlibData(sequence_length=64),
                 inner=Inner(learning_rate=self.lr, warmup_steps=100),
+                exchange=Exchange(codec=self.codec, overlap=self.overlap > 0),
                 outer=outer,  # type: ignore[arg-type]
                 evaluation=Evaluation(every_rounds=max(1, round(self.steps / 6 / self.h)), batches=24),
             )
@@ -82,10 +91,9 @@ CONTROLS = [
 
 
 def comparison() -> list[Case]:
-    """8 replicas: two seeds of what is compared, one of the controls. 16 replicas: one seed, as many tokens in all."""
-    second = [replace(case, seed=1) for case in CHOSEN[:4]]
+    """Two seeds of everything; with 16 replicas as many tokens in all as with 8."""
     sixteen = [replace(case, replicas=16, steps=STEPS // 2) for case in CHOSEN[:4]]
-    return [*CHOSEN, *CONTROLS, *second, *sixteen]
+    return [replace(case, seed=seed) for case in (*CHOSEN, *CONTROLS, *sixteen) for seed in (0, 1)]
 
 
 def quick_comparison() -> list[Case]:

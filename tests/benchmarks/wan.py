@@ -26,16 +26,17 @@ def jobs(*, quick: bool) -> list[Job]:
     peers, steps, more = (3, 60, 20) if quick else (8, 240, 40)
     common = (f"run.steps={steps}", "run.inner.warmup_steps=20", "run.evaluation.every_rounds=1000")
     common += ("run.evaluation.batches=4", "run.batch_size=4", "run.exchange.timeout=120")
-    noloco, diloco = "configs/demo.yaml", "configs/demo-diloco.yaml"
+    file = "configs/demo.yaml"
     h20, h40 = (*common, "run.inner_steps=20"), (*common, f"run.inner_steps={more}")
     seconds = 150.0 if quick else 900.0
+    pairs = {
+        "noloco": ("run.exchange.overlap=false", "run.exchange.codec=none"),
+        "noloco_int4": ("run.exchange.overlap=false", "run.exchange.codec=int4"),
+        "noloco_overlap": ("run.exchange.overlap=true", "run.exchange.codec=int4"),
+    }
     return [
-        Job("noloco", noloco, (*h20, "run.exchange.overlap=false", "run.exchange.codec=none"), peers, seconds, 20),
-        Job("noloco_int4", noloco, (*h20, "run.exchange.overlap=false", "run.exchange.codec=int4"), peers, seconds, 20),
-        Job(
-            "noloco_overlap", noloco, (*h20, "run.exchange.overlap=true", "run.exchange.codec=int4"), peers, seconds, 20
-        ),
-        Job("diloco", diloco, h40, peers, seconds, more),
+        *(Job(name, file, (*h20, *exchange), peers, seconds, 20) for name, exchange in pairs.items()),
+        Job("diloco", "configs/demo-diloco.yaml", h40, peers, seconds, more),
     ]
 
 

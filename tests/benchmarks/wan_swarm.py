@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -16,10 +15,9 @@ from typing import Any
 
 from peer.launch.tail import Tail
 from peer.rounds import Outcome
-from tests.netlab.lab import ROOT, Lab
+from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import Plan
 
-START = 120.0  # seconds for the bootstrap node
 PERIOD = 0.05  # seconds of the straggler's duty cycle
 
 
@@ -59,13 +57,10 @@ class Straggler:
 def run(plan: Plan, job: Job, folder: Path) -> dict[str, Any]:
     """The figures of one method."""
     names = [f"peer-{index}" for index in range(job.peers)]
-    with ExitStack() as stack:
-        lab = stack.enter_context(Lab(plan, job.peers + 1))
-        address = _bootstrap(lab, folder, stack)
-        processes = [_peer(lab, index + 1, name, job, folder, address, stack) for index, name in enumerate(names)]
-        _wait_for(lambda: all((folder / name / "evals.jsonl").exists() for name in names), START, folder)
-        straggler = Straggler(processes[-1])
-        stack.callback(straggler.stop)
+    with LabSwarm(plan, job.peers, folder) as swarm, ExitStack() as stack:
+        processes = [swarm.peer(index + 1, name, job.config, job.overrides) for index, name in enumerate(names)]
+        swarm.wait_for(lambda: all((folder / name / "evals.jsonl").exists() for name in names))
+        stack.callback(Straggler(processes[-1]).stop)
         deadline = time.monotonic() + job.seconds
         for name, process in zip(names, processes, strict=True):
             try:
@@ -74,65 +69,7 @@ def run(plan: Plan, job: Job, folder: Path) -> dict[str, Any]:
                 raise RuntimeError(f"{job.name}: {name} did not end within {job.seconds:.0f} s; see {folder}") from None
             if code:
                 raise RuntimeError(f"{job.name}: {name} failed; see {folder / name}")
-        return _figures([_tail(name, folder) for name in names], job.inner_steps)
-
-
-def _bootstrap(lab: Lab, folder: Path, stack: ExitStack) -> str:
-    file = folder / "addresses"
-    arguments = ["--host", lab.address(0), "--port", "31337", "--http-port", "0", "--stop-with-parent"]
-    arguments += ["--identity", str(folder / "bootstrap.key"), "--addresses-file", str(file)]
-    _start(lab, 0, "dht_bootstrap", arguments, folder / "bootstrap.log", stack)
-    _wait_for(file.exists, START, folder)
-    return file.read_text(encoding="utf-8").split()[0]
-
-
-def _peer(
-    lab: Lab, host: int, name: str, job: Job, folder: Path, address: str, stack: ExitStack
-) -> subprocess.Popen[bytes]:
-    overrides = [f"run.dir={folder}", f"peer.name={name}", f"peer.network.host={lab.address(host)}"]
-    overrides += ["peer.threads=1", "peer.metrics.port=0", f"peer.start_with={job.peers}", "peer.network.upnp=false"]
-    sets = [word for it in (*overrides, *job.overrides) for word in ("--set", it)]
-    arguments = ["train", "--config", job.config, *sets, "--initial-peers", address, "--stop-with-parent"]
-    return _start(lab, host, "peer", arguments, folder / f"{name}.log", stack)
-
-
-def _start(
-    lab: Lab, host: int, module: str, arguments: Sequence[str], log: Path, stack: ExitStack
-) -> subprocess.Popen[bytes]:
-    command = lab.command(host, [sys.executable, "-m", module, *arguments])
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    stack.callback(_end, process)
-    return process
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        process.send_signal(signal.SIGCONT)
-        process.send_signal(signal.SIGINT)
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(10)
-    if process.stdin is not None:
-        process.stdin.close()
-
-
-def _wait_for(look: Any, seconds: float, folder: Path) -> None:
-    deadline = time.monotonic() + seconds
-    while not look():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"not started within {seconds:.0f} s; see {folder}")
-        time.sleep(0.1)
-
-
-def _tail(name: str, folder: Path) -> Tail:
-    tail = Tail(name, folder / name)
-    tail.poll()
-    return tail
+        return _figures([swarm.tail(name) for name in names], job.inner_steps)
 
 
 def _figures(tails: Sequence[Tail], inner_steps: int) -> dict[str, Any]:

@@ -246,10 +246,30 @@ def test_a_codec_that_is_not_the_runs_is_refused(thread: LoopThread) -> None:
 
 def test_the_mailbox_forgets_parts_that_were_sent_and_have_landed(thread: LoopThread) -> None:
     flight = Flight(NUMEL, thread.loop, learns=False)
-    flight.begin()
+    flight.begin(lambda: None)
     for index in flight.wanted():
         flight.offer(index, Opened(torch.zeros(1), None))
     flight.land(0, torch.zeros(1))
     assert 0 in flight._opened  # not sent yet
     flight.sent()
     assert 0 not in flight._opened and 1 in flight._opened
+
+
+def test_a_swap_can_be_broken_off(thread: LoopThread) -> None:
+    async def silent(stream: Stream) -> None:
+        await greet(stream)
+        await asyncio.sleep(60)
+
+    ours, theirs = thread.call(stream_pair(), 5)
+    playing = asyncio.run_coroutine_threadsafe(silent(theirs), thread.loop)
+    one = Trainee(thread, torch.randn(NUMEL))
+    flight = one.exchange.start(PACE, with_link(ours))
+    until = time.monotonic() + 5
+    while not flight.wanted():
+        assert time.monotonic() < until
+    flight.break_off()
+    while (result := flight.result()) is None:
+        assert time.monotonic() < until
+        flight.wait(0.1)
+    assert result.outcome is Outcome.TIMEOUT
+    playing.cancel()

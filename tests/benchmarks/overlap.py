@@ -1,0 +1,65 @@
+"""What it costs in loss that a swap is not waited for, or that it has few bits.
+
+python -m tests.benchmarks.overlap [--quick] [--json FILE]
+
+Simulations of NoLoCo (H 50, 8 replicas, 246,336 parameters, 650 steps: 10.8 tokens a parameter, two seeds) with the
+peer's own outer step and codecs. Runs that FILE has already are not made again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+from tests.benchmarks.common import finish, options
+from tests.benchmarks.convergence import run_all
+from tests.benchmarks.convergence_cases import NOLOCO, SWEEP_STEPS, Case
+
+BASE = Case("waited for", "noloco", outer=NOLOCO, steps=SWEEP_STEPS)
+CASES = [
+    BASE,
+    replace(BASE, label="late as a whole by 10 steps", delay=10),
+    replace(BASE, label="late as a whole by 5 steps", delay=5),
+    replace(BASE, label="late as a whole by 2 steps", delay=2),
+    replace(BASE, label="part by part beside 10 steps", overlap=10),
+    replace(BASE, label="part by part beside 25 steps", overlap=25),
+    replace(BASE, label="int8", codec="int8"),
+    replace(BASE, label="int4", codec="int4"),
+    replace(BASE, label="int4, part by part beside 10 steps", codec="int4", overlap=10),
+]
+
+
+def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of each case, the mean over its seeds: loss, its ratio to waiting with fp32 at the same seed, bytes."""
+    base = {row["seed"]: row for row in rows if row["label"] == BASE.label}
+    table = {}
+    for case in CASES:
+        same = [row for row in rows if row["label"] == case.label]
+        if same:
+            table[case.label] = {
+                "val_loss": mean(row["val_loss_mean"] for row in same),
+                "ratio": mean(row["val_loss_mean"] / base[row["seed"]]["val_loss_mean"] for row in same),
+                "bytes_ratio": mean(row["bytes_per_peer"] / base[row["seed"]]["bytes_per_peer"] for row in same),
+                "seeds": len(same),
+            }
+    return {"table": table}
+
+
+def main() -> None:
+    args = options("what overlap and few bits cost in loss")
+    runs_file = args.json.with_suffix(".runs.json") if args.json else None
+    known = json.loads(runs_file.read_text())["runs"] if runs_file and runs_file.exists() else []
+    if args.quick:
+        cases = [replace(case, steps=100) for case in CASES if case.overlap in (0, 10) and case.delay in (0, 10)]
+    else:
+        cases = [replace(case, seed=seed) for seed in (0, 1) for case in CASES]
+    result = figures(run_all(cases, known, runs_file))
+    table = result["table"]
+    words = "; ".join(f"{label} {row['ratio'] - 1:+.2%}" for label, row in table.items() if label != BASE.label)
+    finish("overlap", result, f"validation loss against a swap that is waited for: {words}", args.json)
+
+
+if __name__ == "__main__":
+    main()

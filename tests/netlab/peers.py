@@ -1,0 +1,95 @@
+"""A bootstrap node and peers, each on a host of its own in the laboratory."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+
+from peer.launch.tail import Tail
+from tests.netlab.lab import ROOT, Lab
+from tests.netlab.plan import Plan
+
+START = 120.0  # seconds to be ready on a loaded machine
+PORT = 31337
+
+
+class LabSwarm:
+    """The bootstrap node is on host 0. Ends all that it has started."""
+
+    def __init__(self, plan: Plan, peers: int, folder: Path) -> None:
+        self._plan, self._peers, self.folder = plan, peers, folder
+
+    def __enter__(self) -> LabSwarm:
+        self._stack = ExitStack()
+        try:
+            self.lab = self._stack.enter_context(Lab(self._plan, self._peers + 1))
+            file = self.folder / "addresses"
+            arguments = ["--host", self.lab.address(0), "--port", str(PORT), "--http-port", "0", "--stop-with-parent"]
+            arguments += ["--identity", str(self.folder / "bootstrap.key"), "--addresses-file", str(file)]
+            self._start(0, "dht_bootstrap", arguments, self.folder / "bootstrap.log")
+            self.wait_for(file.exists)
+            self._address = file.read_text(encoding="utf-8").split()[0]
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def peer(self, host: int, name: str, config: str, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
+        """``noloco-peer train`` on ``host``; all peers begin together."""
+        own = [f"run.dir={self.folder}", f"peer.name={name}", f"peer.network.host={self.lab.address(host)}"]
+        own += ["peer.threads=1", "peer.metrics.port=0", "peer.network.upnp=false", f"peer.start_with={self._peers}"]
+        sets = [word for it in (*own, *overrides) for word in ("--set", it)]
+        arguments = ["train", "--config", config, *sets, "--initial-peers", self._address, "--stop-with-parent"]
+        return self._start(host, "peer", arguments, self.folder / f"{name}.log")
+
+    def tail(self, name: str) -> Tail:
+        """What a peer has written so far."""
+        tail = Tail(name, self.folder / name)
+        tail.poll()
+        return tail
+
+    def wait_for(self, look: Callable[[], bool], seconds: float = START) -> None:
+        """Until ``look`` is true; raises ``RuntimeError`` after ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while not look():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not within {seconds:.0f} s; see {self.folder}")
+            time.sleep(0.1)
+
+    def _start(self, host: int, module: str, arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+        command = self.lab.command(host, [sys.executable, "-m", module, *arguments])
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._stack.callback(_end, process)
+        return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(10)
+    if process.stdin is not None:
+        process.stdin.close()
