@@ -43,6 +43,13 @@ class Codec(Protocol):
     def learn(self, start: int, change: Tensor) -> None:
         """Δ of a part: what its elements have changed since the last average. fp32."""
 
+    @property
+    def expects(self) -> float:
+        """How far off this peer expects its partner's elements to be; 0 when that does not matter."""
+
+    def meet(self, expects: float) -> None:
+        """The partner is known, and what it expects; before any part is encoded."""
+
     def encode(self, start: int, part: Tensor) -> bytes:
         """Exactly ``size(sends, len(part))`` bytes."""
 
@@ -93,6 +100,13 @@ class Cast:
         return False
 
     def learn(self, start: int, change: Tensor) -> None:
+        pass
+
+    @property
+    def expects(self) -> float:
+        return 0.0
+
+    def meet(self, expects: float) -> None:
         pass
 
     def encode(self, start: int, part: Tensor) -> bytes:

@@ -39,13 +39,17 @@ class Greeting:
 
     async def exchange(self, stream: Stream, stall: float) -> Header:
         """The partner's header; raises :class:`Unusable` when it does not fit ours."""
-        await stream.send(self.identity.header(self.round, self.codec.sends, tokens=self.tokens, pace=self.pace), stall)
+        own = self.identity.header(
+            self.round, self.codec.sends, tokens=self.tokens, expects=self.codec.expects, pace=self.pace
+        )
+        await stream.send(own, stall)
         header = await stream.receive(HEADER, stall)
         if not self.codec.understands(header.codec):
             raise Unusable(Outcome.REFUSED, f"codec is {header.codec} there and {self.codec.sends} here")
         objection = self.identity.objection(header)
         if objection:
             raise Unusable(Outcome.REFUSED, objection)
+        self.codec.meet(header.expects)
         return header
 
 

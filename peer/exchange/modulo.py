@@ -29,8 +29,9 @@ log = get_logger("codec")
 
 FIRST = 3.0  # reach before the first swap, beside the most that a block has changed: momentum will carry peers apart
 MARGIN = 1.5  # reach beside the largest distance of the last swap
-SHRINK = 0.75  # a reach shrinks by this a round at most: the largest distance of a block is a noisy figure
+SHRINK = 0.75  # a reach shrinks to this share in a round at most: the largest distance of a block is a noisy figure
 WIDEN = 1.5  # after a round without a partner (the next one has been away for longer), and while peers drift apart
+WIDEST = 3.0  # so much it may become in several rounds alone
 GROWING = 0.05  # share of blocks that do not match: all peers drift apart faster than before
 LOST = 0.5  # share of blocks that do not match: the reach is not known any more
 EXACT = 2.0**-22  # steps are not finer than this share of a block's largest element: k must be exact in fp32
@@ -50,6 +51,8 @@ class Modulo:
         self._seen = torch.zeros_like(self._reach)
         self._known = self._lost = False
         self._floor = 0.0
+        self._wider = 1.0  # for all blocks
+        self._partner = 1.0  # for all blocks, in this round: one that has been away further expects more
         self._unresolved = 0
 
     @property
@@ -63,6 +66,7 @@ class Modulo:
         self._seen.copy_(self._reach)
         self._unresolved = 0
         self._floor = float(self._reach.mean()) / NARROWEST
+        self._partner = 1.0
         return not self._known
 
     def learn(self, start: int, change: Tensor) -> None:
@@ -71,11 +75,19 @@ class Modulo:
         self._at(self._reach, start, blocks).copy_(furthest)
         self._at(self._seen, start, blocks).copy_(furthest)
 
+    @property
+    def expects(self) -> float:
+        return float(self._reach.mean()) * self._wider
+
+    def meet(self, expects: float) -> None:
+        own = self.expects
+        self._partner = min(max(1.0, expects / own), WIDEST) if own else 1.0
+
     def encode(self, start: int, part: Tensor) -> bytes:
         if self._lost:
             return cast("fp16", part)
         blocks = _blocks(part)
-        reach = self._at(self._reach, start, blocks).clamp(min=self._floor)
+        reach = self._range(start, blocks)
         finest = blocks.abs().amax(1).mul_(EXACT).clamp_(min=TINY)
         step = torch.maximum(reach * (2 * MARGIN / self._levels), finest).bfloat16()
         numbers = blocks.div(step.float()[:, None]).round_()
@@ -102,7 +114,7 @@ class Modulo:
         wrong = (self._check(numbers) != rows[:, 2]).logical_or_(~sane)
         theirs = numbers.mul_(step)
         theirs[wrong] = mine[wrong]
-        wider = self._at(self._reach, start, mine).clamp(min=self._floor).mul_(2)
+        wider = self._range(start, mine).mul_(2)
         seen.copy_(torch.where(wrong, wider, (theirs - mine).abs_().amax(1)))
         self._unresolved += int(wrong.sum())
         out.copy_(theirs.view(-1)[: len(out)])
@@ -114,20 +126,23 @@ class Modulo:
 
     def settle(self, merged: bool) -> None:
         if not merged:
-            self._reach.mul_(WIDEN).clamp_(max=HUGE)
+            self._wider = min(self._wider * WIDEN, WIDEST)
             return
         self._known = True
         torch.maximum(self._reach.mul_(SHRINK), self._seen.clamp_(max=HUGE), out=self._reach)
         share = self._unresolved / len(self._reach)
         self._lost = share > LOST
-        if share > GROWING:
-            self._reach.mul_(WIDEN)
+        self._wider = WIDEN if share > GROWING else 1.0
         if self._unresolved:
             log.debug("blocks not averaged: %s", fields(share=share, next=self.sends))
 
     def _at(self, blocks: Tensor, start: int, like: Tensor) -> Tensor:
         first = start // BLOCK
         return blocks[first : first + len(like)]
+
+    def _range(self, start: int, like: Tensor) -> Tensor:
+        """r of the blocks of this part."""
+        return self._at(self._reach, start, like).clamp(min=self._floor).mul_(self._wider * self._partner)
 
     def _check(self, numbers: Tensor) -> Tensor:
         """What the sent remainders do not tell, in one byte a block; all sums stay exact in fp32."""

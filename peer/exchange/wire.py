@@ -32,6 +32,7 @@ class Header(Message):
     payload_bytes: Annotated[int, Field(ge=0)]
     round: Annotated[int, Field(ge=0)]
     tokens: Annotated[int, Field(ge=0, le=2**53)] = 1  # since the last average: the weight of the contribution
+    expects: Annotated[float, Field(ge=0, le=1e30)] = 0.0  # how far off the partner's elements may be, by the codec
     pace: Annotated[float, Field(ge=0, le=1e5)] = 0.0  # seconds of an inner step, when the swap runs beside them
 
 
@@ -56,7 +57,9 @@ class Identity:
     layout: str
     numel: int
 
-    def header(self, round: int, codec: CodecName = "none", *, tokens: int = 1, pace: float = 0.0) -> Header:
+    def header(
+        self, round: int, codec: CodecName = "none", *, tokens: int = 1, expects: float = 0.0, pace: float = 0.0
+    ) -> Header:
         return Header(
             run=self.run,
             config=self.config,
@@ -65,6 +68,7 @@ class Identity:
             payload_bytes=payload_bytes(codec, self.numel),
             round=round,
             tokens=tokens,
+            expects=expects,
             pace=pace,
         )
 

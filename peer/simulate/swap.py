@@ -22,11 +22,19 @@ def swap(one: Replica, two: Replica) -> tuple[tuple[Tensor, Tensor], int]:
     own, other = one.pair_contribution(), two.pair_contribution()
     for replica, contribution in ((one, own), (two, other)):
         prepare(replica.codec, contribution)
+    introduce(one.codec, two.codec)
     sent = sum(size(one.codec.sends, stop - start) for start, stop in parts(own.numel))
     means = _received(one.codec, own, two.codec, other), _received(two.codec, other, one.codec, own)
     for replica in (one, two):
         replica.codec.settle(True)
     return means, sent
+
+
+def introduce(one: Codec, two: Codec) -> None:
+    """What the headers of a swap tell."""
+    expect = one.expects, two.expects
+    one.meet(expect[1])
+    two.meet(expect[0])
 
 
 def _received(codec: Codec, own: Contribution, sender: Codec, theirs: Contribution) -> Tensor:
@@ -64,6 +72,7 @@ class Rolling:
         borders = rolling_parts(self.one.state.outer.slow.numel)
         pair = (self.one, self.two)
         learns = [replica.codec.begin() for replica in pair]
+        introduce(self.one.codec, self.two.codec)
         # at the end of a run phases are shorter than the swap: nothing is trained meanwhile, as in the peer
         beside = self.steps if min(replica.target - replica.state.inner.step for replica in pair) > self.steps else 0
         groups = max(1, beside)

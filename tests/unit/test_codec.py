@@ -132,11 +132,11 @@ def test_a_failed_round_teaches_nothing() -> None:
     codec, other = make("int4")
     round_trip((codec, other), 1.0)
     assert isinstance(codec, Modulo)
-    before = codec._reach.clone()
+    before = codec._range(0, torch.empty(20, BLOCK))
     codec.begin()
     codec.decode("int4", 0, bytearray(size("int4", 5000)), torch.randn(5000), torch.empty(5000))
     codec.settle(False)
-    torch.testing.assert_close(codec._reach, before * WIDEN)  # whoever comes next may be further away
+    torch.testing.assert_close(codec._range(0, before), before * WIDEN)  # whoever comes next may be further away
     assert codec.sends == "int4"
 
 
@@ -159,3 +159,22 @@ def test_whatever_arrives_is_decoded_without_harm(name: CodecName, junk: bytes, 
 
 def test_the_share_that_counts_as_lost_is_a_share() -> None:
     assert 0 < LOST < 1
+
+
+def test_a_partner_that_has_been_away_further_is_reached_too() -> None:
+    """A peer that was alone for a round expects more, says so, and is decoded by one that expected less."""
+    pair = make("int4")
+    round_trip(pair, 1.0)
+    one, two, *_ = two_peers(5000, 1.0)
+    two = two + 1.5e-3 * torch.randn(5000, generator=torch.Generator().manual_seed(3))
+    pair[1].settle(False)
+    pair[1].settle(False)
+    for codec in pair:
+        codec.begin()
+    assert pair[1].expects > 1.5 * pair[0].expects
+    for codec, other in (pair, pair[::-1]):
+        codec.meet(other.expects)
+    errors = swap(pair[1], pair[0], two, one) - two, swap(pair[0], pair[1], one, two) - one
+    assert all(float(error.abs().quantile(0.95)) < 2e-3 for error in errors)
+    pair[0].meet(1e30)  # whatever a partner says, precision is not given away
+    assert isinstance(pair[0], Modulo) and pair[0]._partner <= 3
