@@ -16,7 +16,7 @@ from peer.exchange.codec import payload_bytes
 from peer.rounds import Outcome
 from peer.streams import Message
 
-VERSION = 1
+VERSION = 2
 SPARSE_BYTES = 4  # a coefficient of a sparse contribution: 16 bits of position in its chunk, an fp16 value
 
 

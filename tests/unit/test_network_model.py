@@ -77,7 +77,10 @@ def test_ten_thousand_peers() -> None:
     assert found.merged_share > 0.8
 
 
-def test_the_command_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_its_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peer.logs.setup", lambda *arguments: None)  # it would set up the whole process' logging
     words = ["simulate", "--network", "--replicas", "100", "--config", "configs/demo.yaml", "--rounds", "5"]
     with pytest.raises(SystemExit) as end:
         cli.main([*words, "--set", f"run.dir={tmp_path}"])
