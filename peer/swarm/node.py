@@ -177,19 +177,23 @@ class Node:
                 self._p2p,
                 initial_peers=list(reached),
                 wait_timeout=DHT_TIMEOUT,
+                backoff_rate=1.0,  # hivemind would look away from a member for twice as long after every failure
                 ensure_bootstrap_success=bool(reached),
             )
         except Exception as error:  # noqa: BLE001 - hivemind's own type is not exported
             raise UserError(_why_not_joined(str(error), reached)) from None
 
     async def _redial(self) -> None:
-        """Nothing reconnects by itself after an outage: keep the way back to the initial peers open."""
+        """Nothing reconnects by itself after an outage: keep the way back to the initial peers and the DHT open."""
         assert self._p2p is not None
         while self._settings.initial_peers:
             await asyncio.sleep(REDIAL_SECONDS)
             for address in self._settings.initial_peers:
-                with contextlib.suppress(Unreachable, OSError):
-                    await dial(self._p2p, address.rpartition("/p2p/")[2], [address], RPC_TIMEOUT)
+                peer_id = address.rpartition("/p2p/")[2]
+                with contextlib.suppress(Unreachable, OSError, TimeoutError):
+                    await dial(self._p2p, peer_id, [address], RPC_TIMEOUT)
+                    async with asyncio.timeout(RPC_TIMEOUT):  # the DHT forgets who did not answer, until a ping
+                        await self.dht.protocol.call_ping(PeerID.from_base58(peer_id))
 
     async def _goodbye(self) -> None:
         with contextlib.suppress(Exception):  # a daemon that is dead already answers nothing

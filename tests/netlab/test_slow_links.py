@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
 SLOW = Plan(access=Access(up_mbit=1.0, down_mbit=1.0), path=Path_(rtt_ms=40))
 
 
+@pytest.mark.timeout(300)
 def test_nobody_waits_for_a_swap_that_takes_longer_than_an_inner_phase(tmp_path: Path) -> None:
     sets = (*TINY, "run.model.hidden_size=64", "run.model.layers=2", "run.steps=2400", "run.inner_steps=40")
     sets = (*sets, "run.exchange.overlap=true", "run.evaluation.every_rounds=100")
@@ -35,6 +36,7 @@ def test_nobody_waits_for_a_swap_that_takes_longer_than_an_inner_phase(tmp_path:
             assert waited < 0.02 * sum(sum(row["seconds"].values()) for row in before_the_end)
 
 
+@pytest.mark.timeout(420)
 def test_a_link_that_breaks_down_is_given_up_by_what_swaps_have_taken_so_far(tmp_path: Path) -> None:
     model = ("run.model.hidden_size=64", "run.model.layers=2")  # a swap takes some 4 s, an inner phase one
     sets = (*TINY, *model, "run.steps=100000", "run.inner_steps=60", "run.exchange.timeout=60", "run.exchange.stall=30")
@@ -60,4 +62,4 @@ def test_a_link_that_breaks_down_is_given_up_by_what_swaps_have_taken_so_far(tmp
         # a few times what swaps have taken: neither the ceiling of 60 s nor the 30 s without a byte
         assert 0 < max(row["seconds"]["exchange"] for row in rows("timeout")) < 5 * usual + 3
         before = len(rows("merged"))
-        swarm.wait_for(lambda: len(rows("merged")) > before, 90)
+        swarm.wait_for(lambda: len(rows("merged")) > before, 150)
