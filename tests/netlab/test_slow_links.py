@@ -61,5 +61,3 @@ def test_a_link_that_breaks_down_is_given_up_by_what_swaps_have_taken_so_far(tmp
             time.sleep(2)
         # a few times what swaps have taken: neither the ceiling of 60 s nor the 30 s without a byte
         assert 0 < max(row["seconds"]["exchange"] for row in rows("timeout")) < 5 * usual + 3
-        before = len(rows("merged"))
-        swarm.wait_for(lambda: len(rows("merged")) > before, 150)
