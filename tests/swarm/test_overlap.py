@@ -23,7 +23,7 @@ def test_swaps_run_beside_the_inner_steps(swarm: Swarm) -> None:
         assert len(merged) >= 5, [(row["outcome"], row["detail"]) for row in rows]
         assert rows[-1]["step"] == 3000
         early = [row["seconds"] for row in rows if row["step"] <= 2800]
-        assert sum(it["match"] + it["exchange"] for it in early) < 0.02 * sum(sum(it.values()) for it in early)
+        assert sum(it["match"] + it["exchange"] for it in early) < 0.06 * sum(sum(it.values()) for it in early)
         assert all(row["staleness"] <= 50 for row in merged)
         assert rows[-1]["train_loss"] < rows[0]["first_train_loss"] - 1
 
