@@ -45,7 +45,7 @@ class Flight:
     def __init__(self, numel: int, loop: asyncio.AbstractEventLoop, *, learns: bool) -> None:
         self.parts = rolling_parts(numel)
         self.learns = learns
-        self.landed_parts = self._sent_parts = 0
+        self.landed_parts = self._sent_parts = self._forgotten = 0
         self._loop, self._wake = loop, asyncio.Event()
         self._changed = threading.Condition()
         self._under_way = False
@@ -128,8 +128,9 @@ class Flight:
         self._forget()
 
     def _forget(self) -> None:
-        for index in [it for it in self._opened if it < min(self._sent_parts, self.landed_parts)]:
-            del self._opened[index]
+        while self._forgotten < min(self._sent_parts, self.landed_parts):
+            del self._opened[self._forgotten]
+            self._forgotten += 1
 
     def end(self, result: Averaged | BaseException) -> None:
         """The swap is over, whatever has come of it."""

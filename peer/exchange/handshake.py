@@ -6,14 +6,17 @@ Previous station: wire.py. Next stations: pair.py and rolling.py.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec
 from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Header, Identity
-from peer.rounds import Outcome
+from peer.rounds import Averaged, Outcome
 from peer.streams import BadMessage, Stream, StreamLost
 
 LEAST = 0.1  # share of a peer in a mean of two
@@ -57,6 +60,27 @@ def share(theirs: int, own: int) -> float:
     """The partner's share in a mean that is weighted by tokens; bounded, whatever a partner says of itself."""
     total = theirs + own
     return min(max(theirs / total, LEAST), 1 - LEAST) if total else 0.5
+
+
+class Tally:
+    """What a swap takes, from its first byte on."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._began = stream, time.monotonic()
+        self._sent, self._received = stream.sent, stream.received
+
+    def averaged(self, verdict: Verdict, partner: str, mean: Tensor) -> Averaged:
+        """The result of the swap, which has ended now."""
+        return Averaged(
+            mean=mean,
+            outcome=verdict.outcome,
+            partners=(partner,),
+            bytes_sent=self._stream.sent - self._sent,
+            bytes_received=self._stream.received - self._received,
+            seconds=time.monotonic() - self._began,
+            distance=verdict.distance,
+            detail=verdict.detail,
+        )
 
 
 async def part(stream: Stream, verdict: Verdict, stall: float) -> Verdict:

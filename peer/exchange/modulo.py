@@ -77,7 +77,7 @@ class Modulo:
 
     @property
     def expects(self) -> float:
-        return float(self._reach.mean()) * self._wider
+        return min(float(self._reach.mean()) * self._wider, HUGE)
 
     def meet(self, expects: float) -> None:
         own = self.expects

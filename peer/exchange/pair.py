@@ -16,7 +16,6 @@ the initiator counts a timeout and says so.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
@@ -27,7 +26,7 @@ from peer.exchange.average import Norms, Verdict, copy_own, merge
 from peer.exchange.codec import Codec, prepare
 from peer.exchange.coded import receive_coded, send_coded
 from peer.exchange.deadline import Deadline
-from peer.exchange.handshake import Greeting, both_ways, guarded, part, share
+from peer.exchange.handshake import Greeting, Tally, both_ways, guarded, part, share
 from peer.exchange.wire import Identity
 from peer.rounds import Averaged, Contribution, Group, Outcome, Sparse
 from peer.streams import Stream
@@ -67,28 +66,18 @@ class PairExchange:
         stream = link.stream
         assert stream is not None
         prepare(self._codec, contribution)
-        sent, received, began = stream.sent, stream.received, time.monotonic()
-        limit = self._deadline.seconds
+        limit, tally = self._deadline.seconds, Tally(stream)
         greeting = Greeting(self._identity, group.round, self._codec, group.tokens)
         swap = self._swap(contribution, stream, greeting)
         verdict = self._network.call(guarded(swap, stream, limit), limit + GRACE)
-        seconds = time.monotonic() - began
+        averaged = tally.averaged(verdict, link.name, self._buffer)
         self._codec.settle(verdict.outcome is Outcome.MERGED)
         if verdict.outcome is Outcome.MERGED:
-            self._deadline.observe(seconds)
+            self._deadline.observe(averaged.seconds)
             merge(contribution, self._buffer, self._share)
         else:
             copy_own(contribution, self._buffer)
-        return Averaged(
-            mean=self._buffer,
-            outcome=verdict.outcome,
-            partners=(link.name,),
-            bytes_sent=stream.sent - sent,
-            bytes_received=stream.received - received,
-            seconds=seconds,
-            distance=verdict.distance,
-            detail=verdict.detail,
-        )
+        return averaged
 
     async def _swap(self, own: Contribution, stream: Stream, greeting: Greeting) -> Verdict:
         """When merged, the buffer holds the partner's contribution."""

@@ -12,7 +12,6 @@ a group of one. Each is right by itself, so nothing has to be taken back.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from peer.exchange.average import Norms, Verdict
 from peer.exchange.codec import Codec, size
 from peer.exchange.deadline import Deadline
 from peer.exchange.flight import Flight
-from peer.exchange.handshake import Greeting, Unusable, both_ways, guarded, part, share
+from peer.exchange.handshake import Greeting, Tally, Unusable, both_ways, guarded, part, share
 from peer.exchange.pair import GRACE, Network
 from peer.exchange.wire import Identity
 from peer.payload import DIGEST_BYTES
@@ -83,27 +82,18 @@ class RollingExchange:
         (link,) = group.links
         stream = link.stream
         assert stream is not None
-        sent, received, began = stream.sent, stream.received, time.monotonic()
-        limit, swap = self._deadline.seconds, Swap(flight, stream)
+        limit, tally, swap = self._deadline.seconds, Tally(stream), Swap(flight, stream)
         work = self._swap(swap, Greeting(self._identity, group.round, self._codec, group.tokens, pace))
         verdict = self._network.call(guarded(work, stream, limit), limit + GRACE)
-        seconds = time.monotonic() - began
-        self._codec.settle(flight.landed_parts > 0)  # each part was verified by itself
-        if verdict.outcome is Outcome.MERGED:
-            self._deadline.observe(seconds)
-        elif flight.landed_parts:
+        merged = verdict.outcome is Outcome.MERGED
+        self._codec.settle(merged)
+        if not merged and flight.landed_parts:
             detail = f"{verdict.detail} (after {flight.landed_parts} of {len(flight.parts)} parts)"
             verdict = Verdict(verdict.outcome, verdict.distance, detail)
-        return Averaged(
-            mean=NOTHING,
-            outcome=verdict.outcome,
-            partners=(link.name,),
-            bytes_sent=stream.sent - sent,
-            bytes_received=stream.received - received,
-            seconds=seconds,
-            distance=verdict.distance,
-            detail=verdict.detail,
-        )
+        averaged = tally.averaged(verdict, link.name, NOTHING)
+        if merged:
+            self._deadline.observe(averaged.seconds)
+        return averaged
 
     async def _swap(self, swap: Swap, greeting: Greeting) -> Verdict:
         stall = self._settings.stall

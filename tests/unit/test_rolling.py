@@ -273,3 +273,49 @@ def test_a_swap_can_be_broken_off(thread: LoopThread) -> None:
         flight.wait(0.1)
     assert result.outcome is Outcome.TIMEOUT
     playing.cancel()
+
+
+def test_a_poisonous_part_teaches_the_codec_nothing(thread: LoopThread) -> None:
+    """fp16 is understood from everybody, so it may carry NaN; the next header must still be a header."""
+
+    async def poisons(stream: Stream) -> None:
+        await stream.send(identity(NUMEL).header(0, "fp16", pace=PACE), 1)
+        await stream.receive(HEADER, 1)
+        for value in (0.0, float("nan")):
+            start, stop = rolling_parts(NUMEL)[0]
+            part = torch.full((stop - start,), value, dtype=torch.float16).numpy().tobytes()
+            await stream.write(part + xxhash.xxh3_128_digest(part), 1)
+        await asyncio.sleep(60)
+
+    ours, theirs = thread.call(stream_pair(), 5)
+    playing = asyncio.run_coroutine_threadsafe(poisons(theirs), thread.loop)
+    one = Trainee(thread, torch.zeros(NUMEL), "int4")
+    assert one.swap(with_link(ours)).outcome is Outcome.POISONED
+    playing.cancel()
+    codec = one.exchange._codec
+    codec.begin()
+    identity(NUMEL).header(1, codec.sends, expects=codec.expects)
+
+
+def test_parts_are_forgotten_while_others_are_opened(thread: LoopThread) -> None:
+    """Both threads change the mailbox at the same time."""
+    for _ in range(20):
+        flight = Flight(64 * 256, thread.loop, learns=False)
+        flight.begin(lambda: None)
+        ready = threading.Event()
+
+        def land(flight: Flight = flight, ready: threading.Event = ready) -> None:
+            ready.wait(5)
+            for index in range(64):
+                while index not in flight._opened:
+                    time.sleep(0)
+                flight.land(index, torch.zeros(1))
+                flight.sent()
+
+        landing = threading.Thread(target=land)
+        landing.start()
+        ready.set()
+        for index in range(64):
+            flight.offer(index, Opened(torch.zeros(1), None))
+        landing.join(10)
+        assert not landing.is_alive() and flight._opened == {}
