@@ -154,6 +154,8 @@ def _simulate(args: argparse.Namespace) -> int:
 
     loaded = settings.load(args.config, args.overrides)
     if args.network:
+        if args.method or args.drop or args.delay or args.non_iid:
+            raise UserError("--network models time only: --method, --drop, --delay and --non-iid do not fit")
         print(network.run(loaded, args))
         return 0
     config, method = with_method(loaded, args.method)

@@ -53,7 +53,7 @@ def _received(codec: Codec, own: Contribution, sender: Codec, theirs: Contributi
 class Rolling:
     """An overlapped swap: a group of parts is opened between two inner steps, and amended one step later.
 
-    Whichever replica's thread comes first makes the ``steps`` + 1 inner steps of both; the other finds them made.
+    Whichever replica's thread comes first makes the ``steps`` inner steps of both; the other finds them made.
     """
 
     one: Replica

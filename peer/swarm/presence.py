@@ -86,7 +86,9 @@ class Presence:
         log.info("waiting for others: %s", fields(of=count, seconds=seconds))
         until = time.monotonic() + seconds
         while not self._stop.requested:
-            others = [record for record in self._members.refresh_all() if record.config == self._me.config]
+            with contextlib.suppress(TimeoutError, RunError):  # the directory may answer next time
+                self._members.refresh_all()
+            others = [record for record in self._members.live() if record.config == self._me.config]
             if len(others) + 1 >= count or any(record.step for record in others):
                 return
             if time.monotonic() > until:

@@ -13,12 +13,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from peer import model, settings
 from tests.benchmarks import wan_goodput, wan_match
 from tests.benchmarks.common import finish, options
 from tests.benchmarks.wan_swarm import Job, run
 from tests.netlab.plan import load
-
-DEMO_PARAMETERS = 1_022_464
 
 
 def jobs(*, quick: bool) -> list[Job]:
@@ -40,6 +39,13 @@ def jobs(*, quick: bool) -> list[Job]:
     ]
 
 
+def parameters() -> int:
+    """Of the demo's model."""
+    run = settings.load(Path("configs/demo.yaml"), []).run
+    network = model.build(run.model, sequence_length=run.data.sequence_length, seed=run.seed)
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
 def main() -> None:
     args = options("methods compared by real peers on a slow network")
     plan = load("home")
@@ -55,7 +61,7 @@ def main() -> None:
     print(f"match: {match}", flush=True)
     result = {
         **{key: {name: it[key] for name, it in runs.items()} for key in ("idle_share", "val_loss", "bytes_per_round")},
-        "parameters": DEMO_PARAMETERS,
+        "parameters": parameters(),
         "goodput_share": goodput,
         **match,
         "runs": runs,

@@ -13,7 +13,7 @@ import pytest
 from peer import cli
 from peer.errors import UserError
 from peer.simulate.network.conditions import Chance, Conditions
-from peer.simulate.network.methods import groups, pairs, pairs_by_round, tree_to_pair_ratio
+from peer.simulate.network.methods import groups, pairs, pairs_by_round
 
 QUIET = Conditions(peers=64, rounds=10, inner_steps=20, payload=0, step_seconds=1.0, step_sigma=0.0, latency=0.0)
 # inner steps are log-normal with mu 1 and sigma^2 0.5, communication is left out
@@ -34,10 +34,6 @@ def test_the_papers_blocking_experiment() -> None:
 def test_fewer_peers_wait_for_less(peers: int, hours: float) -> None:
     it = replace(PAPER, peers=peers)
     assert groups(it).seconds / pairs_by_round(it).seconds == pytest.approx(hours, abs=0.03)
-
-
-def test_a_tree_takes_log2_n_times_as_many_messages() -> None:
-    assert tree_to_pair_ratio(1024) == 10
 
 
 def test_the_longer_of_two_log_normal_messages_is_as_in_the_papers_equation_7() -> None:
@@ -72,6 +68,17 @@ def test_losses_and_churn_cost_a_group_more() -> None:
     assert pairs(rough).merged_share < pairs(calm).merged_share
 
 
+@pytest.mark.parametrize("sigma", [0.0, 0.2])
+def test_overlapped_peers_meet_and_wait_for_nothing_whatever_their_times(sigma: float) -> None:
+    it = replace(QUIET, rounds=30, payload=1_000_000, up=1_000_000.0, step_sigma=sigma, overlap=True)
+    found = pairs(it)
+    assert found.merged_share > 0.8
+    assert found.idle_share == pytest.approx(0, abs=1e-9)
+    slow = pairs(replace(it, up=20_000.0))  # a transfer takes two and a half inner phases
+    assert slow.idle_share == pytest.approx(0, abs=1e-9)
+    assert 0.1 < slow.merged_share < 0.4
+
+
 def test_ten_thousand_peers() -> None:
     found = pairs(replace(QUIET, peers=10_000, rounds=5, step_sigma=0.3))
     assert found.merged_share > 0.8
@@ -93,7 +100,17 @@ def test_the_command_writes_its_figures(
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"peers": 1}, {"peers": 10_001}, {"rounds": 0}, {"step_seconds": 0.0}, {"up": math.inf}, {"loss": 1.0}],
+    [
+        {"peers": 1},
+        {"peers": 10_001},
+        {"rounds": 0},
+        {"step_seconds": 0.0},
+        {"up": math.inf},
+        {"loss": 1.0},
+        {"step_sigma": math.nan},
+        {"latency": math.inf},
+        {"speeds": (0.0,)},
+    ],
 )
 def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError):

@@ -46,8 +46,10 @@ class Conditions:
         for name, value in (("--loss", self.loss), ("--churn", self.churn)):
             if not 0 <= value < 1:
                 raise UserError(f"{name} {value:g}: it is a share, from 0 to below 1")
-        if min(self.step_sigma, self.latency, self.latency_sigma) < 0:
-            raise UserError("--step-sigma, --latency-ms and --latency-sigma: not below 0")
+        if not all(0 <= value < float("inf") for value in (self.step_sigma, self.latency, self.latency_sigma)):
+            raise UserError("--step-sigma, --latency-ms and --latency-sigma: not below 0, and finite")
+        if not all(0.01 <= speed <= 100 for speed in self.speeds):
+            raise UserError("--speeds: each from 0.01 to 100")
 
 
 @dataclass(frozen=True)

@@ -55,11 +55,14 @@ class _Pairs:
 
     def _boundary(self, peer: int, time: float) -> list[tuple[int, float]]:
         """Who goes on, and when."""
+        if self.busy[peer] > time:  # an overlapped swap takes longer than an inner phase: train on
+            return [(peer, time)]
         partner = int(self.meeting[peer])
         if partner < 0:
             partner = self._agree(peer, time)
         if self.it.overlap:
-            return [(peer, self._beside(peer, partner, time))]
+            self._beside(peer, partner, time)
+            return [(peer, time)]
         if partner < 0:
             return [(peer, time + 2 * self.chance.latency())]
         if np.isnan(self.arrived[partner]):
@@ -80,13 +83,16 @@ class _Pairs:
                 return int(other)
         return -1
 
-    def _beside(self, peer: int, partner: int, time: float) -> float:
-        """An overlapped swap begins when both are there; nobody waits for it but at a boundary that comes too early."""
-        if partner >= 0 and self.due[partner] <= time:  # the second of the two: now both are there
-            done = time + self._swap(2)
-            self.busy[peer] = self.busy[partner] = done
-            self.meeting[peer] = self.meeting[partner] = -1
-        return time
+    def _beside(self, peer: int, partner: int, time: float) -> None:
+        """An overlapped swap begins when the second of the two comes to its boundary; nobody waits for it."""
+        if partner < 0:
+            return
+        if np.isnan(self.arrived[partner]):
+            self.arrived[peer] = time
+            return
+        self.busy[peer] = self.busy[partner] = time + self._swap(2)
+        self.meeting[peer] = self.meeting[partner] = -1
+        self.arrived[peer] = self.arrived[partner] = np.nan
 
     def _swap(self, members: int) -> float:
         it, seconds = self.it, self.it.payload / min(self.it.up, self.it.down)
@@ -135,8 +141,3 @@ def pairs_by_round(it: Conditions, seed: int = 0) -> Figures:
         clock[one[: len(two)]], clock[two] = meet, meet
     idle = 1 - float(trained.sum()) / float(clock.sum())
     return Figures("noloco, pairs by round", float(clock.max()), idle, 1.0, float(it.payload))
-
-
-def tree_to_pair_ratio(peers: int) -> float:
-    """Messages one after the other of a tree all-reduce, of a pair's: log2(n) (arXiv 2506.10911, section 5.3)."""
-    return float(np.log2(peers))
