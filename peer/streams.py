@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -48,6 +48,7 @@ class Stream:
     initiator: bool
     sent: int = 0  # bytes
     received: int = 0  # bytes
+    hang_up: Callable[[], None] = lambda: None  # gives up the whole connection that the stream runs on
 
     async def send(self, message: Message, timeout: float) -> None:
         """Send one message; ``timeout`` in seconds."""

@@ -115,6 +115,7 @@ async def guarded(swap: Coroutine[Any, Any, Verdict], stream: Stream, limit: flo
     except Unusable as error:
         return error.verdict
     except TimeoutError:
+        stream.hang_up()  # TCP may be in a pause that has grown to minutes: the next swap needs a new connection
         return Verdict(Outcome.TIMEOUT, detail=f"no answer within its deadline ({limit:.3g} s in all)")
     except StreamLost as error:
         return Verdict(Outcome.TIMEOUT, detail=f"the partner is gone: {error}")

@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -138,7 +139,12 @@ class Node:
                 raise
             except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
                 raise StreamLost(str(error) or type(error).__name__) from None
-        return Stream(reader, writer, remote=peer_id, initiator=True)
+        return Stream(reader, writer, remote=peer_id, initiator=True, hang_up=partial(self.hang_up, peer_id))
+
+    def hang_up(self, peer_id: str) -> None:
+        """Close the connection to a peer; the next stream to it makes a new one."""
+        assert self._p2p is not None
+        self.background(_disconnect(self._p2p, peer_id))
 
     async def count_peers(self) -> int:
         """Peers that this node is connected to. Raises when the daemon does not answer."""
@@ -154,7 +160,8 @@ class Node:
         assert self._p2p is not None
 
         async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            stream = Stream(reader, writer, remote=info.peer_id.to_base58(), initiator=False)
+            remote = info.peer_id.to_base58()
+            stream = Stream(reader, writer, remote=remote, initiator=False, hang_up=partial(self.hang_up, remote))
             try:
                 await handler(stream)
             except Exception as error:  # noqa: BLE001 - a stranger's request must not end the listener
@@ -193,7 +200,8 @@ class Node:
                 with contextlib.suppress(Unreachable, OSError, TimeoutError):
                     await dial(self._p2p, peer_id, [address], RPC_TIMEOUT)
                     async with asyncio.timeout(RPC_TIMEOUT):  # the DHT forgets who did not answer, until a ping
-                        await self.dht.protocol.call_ping(PeerID.from_base58(peer_id))
+                        if await self.dht.protocol.call_ping(PeerID.from_base58(peer_id)) is None:
+                            self.hang_up(peer_id)
 
     async def _goodbye(self) -> None:
         with contextlib.suppress(Exception):  # a daemon that is dead already answers nothing
@@ -202,6 +210,12 @@ class Node:
                     await self._dht.shutdown()
         if self._p2p is not None:
             await self._p2p.shutdown()
+
+
+async def _disconnect(p2p: Any, peer_id: str) -> None:
+    with contextlib.suppress(Exception):  # p2pd reports every failure as a different type, and it is gone then anyway
+        async with asyncio.timeout(RPC_TIMEOUT):
+            await p2p._client.disconnect(PeerID.from_base58(peer_id))
 
 
 def _why_not_joined(error: str, reached: Sequence[str]) -> str:

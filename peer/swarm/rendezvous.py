@@ -177,6 +177,8 @@ class Rendezvous:
         except (TimeoutError, StreamLost) as error:
             log.debug("no answer: %s", fields(peer=record.name, reason=str(error)))
             self._members.forget(record.peer_id)
+            if isinstance(error, TimeoutError):
+                self._node.hang_up(record.peer_id)
         except BadMessage as error:
             log.warning("strange answer: %s", fields(peer=record.name, reason=str(error)))
         finally:

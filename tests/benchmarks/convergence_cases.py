@@ -8,8 +8,20 @@ from typing import Any
 
 from peer.config import CodecName, Config, Evaluation, Exchange, Inner, LlamaModel, Run, StdlibData
 
-MODEL = LlamaModel(hidden_size=96, intermediate_size=256, layers=2, heads=4)  # 246,336 parameters
+
+@dataclass(frozen=True)
+class Size:
+    """A model and what it is trained on in a step."""
+
+    name: str
+    model: LlamaModel
+    sequence_length: int
+
+
+SMALL = Size("", LlamaModel(hidden_size=96, intermediate_size=256, layers=2, heads=4), 64)  # 246,336 parameters
+DEMO = Size("demo", LlamaModel(hidden_size=128, intermediate_size=344, layers=5, heads=4), 128)  # 1,022,464
 STEPS = 1250  # of 8 replicas × 512 tokens: 20.8 tokens a parameter
+DEMO_STEPS = 2500  # of 8 replicas × 1024 tokens: 20.0 tokens a parameter
 SWEEP_STEPS = 650
 
 
@@ -29,19 +41,20 @@ class Case:
     codec: CodecName = "none"
     overlap: int = 0  # inner steps that a swap takes beside them; 0: it is waited for
     delay: int = 0  # inner steps by which a result is late as a whole
+    size: Size = SMALL
 
     @property
     def key(self) -> str:
         """Names the case in the results."""
         outer = ",".join(f"{key}={value}" for key, value in self.outer.items())
         drop = f" drop={self.drop:g}" if self.drop else ""
-        more = "".join(f" {key}={value}" for key, value in self._exchange().items())
-        size = f"N={self.replicas} steps={self.steps} seed={self.seed}"
-        return f"{self.method} {outer} H={self.h} lr={self.lr:g} {size}{drop}{more}"
+        more = "".join(f" {key}={value}" for key, value in self._unusual().items())
+        swarm = f"N={self.replicas} steps={self.steps} seed={self.seed}"
+        return f"{self.method} {outer} H={self.h} lr={self.lr:g} {swarm}{drop}{more}"
 
-    def _exchange(self) -> dict[str, Any]:
-        every = {"codec": self.codec, "overlap": self.overlap, "delay": self.delay}
-        return {key: value for key, value in every.items() if value not in ("none", 0)}
+    def _unusual(self) -> dict[str, Any]:
+        every = {"codec": self.codec, "overlap": self.overlap, "delay": self.delay, "size": self.size.name}
+        return {key: value for key, value in every.items() if value not in ("none", 0, "")}
 
     def config(self) -> Config:
         """The configuration of the run, with about six samples on its way."""
@@ -56,8 +69,8 @@ class Case:
                 steps=self.steps,
                 inner_steps=self.h,
                 batch_size=8,
-                model=MODEL,
-                data=StdlibData(sequence_length=64),
+                model=self.size.model,
+                data=StdlibData(sequence_length=self.size.sequence_length),
                 inner=Inner(learning_rate=self.lr, warmup_steps=100),
                 exchange=Exchange(codec=self.codec, overlap=self.overlap > 0),
                 outer=outer,  # type: ignore[arg-type]
@@ -125,4 +138,9 @@ def outer_sweep() -> list[Case]:
     ]
 
 
-STAGES: dict[str, Callable[[], list[Case]]] = {"lr": lr_sweep, "outer": outer_sweep}
+def confirmation() -> list[Case]:
+    """What was chosen, on the demo's model and its 20 tokens a parameter: 100 minutes a run on one core."""
+    return [replace(case, size=DEMO, steps=DEMO_STEPS) for case in CHOSEN if case.label in ("noloco_h25", "diloco_h50")]
+
+
+STAGES: dict[str, Callable[[], list[Case]]] = {"lr": lr_sweep, "outer": outer_sweep, "confirm": confirmation}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -45,13 +46,22 @@ class LabSwarm:
     ) -> None:
         self._stack.close()
 
-    def peer(self, host: int, name: str, config: str, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
-        """``noloco-peer train`` on ``host``; all peers begin together."""
+    def peer(
+        self,
+        host: int,
+        name: str,
+        config: str,
+        overrides: Sequence[str],
+        *,
+        module: str = "peer",
+        environment: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """``noloco-peer train`` on ``host``, or what stands in ``module`` for it; all peers begin together."""
         own = [f"run.dir={self.folder}", f"peer.name={name}", f"peer.network.host={self.lab.address(host)}"]
         own += ["peer.threads=1", "peer.metrics.port=0", "peer.network.upnp=false", f"peer.start_with={self._peers}"]
         sets = [word for it in (*own, *overrides) for word in ("--set", it)]
         arguments = ["train", "--config", config, *sets, "--initial-peers", self._address, "--stop-with-parent"]
-        return self._start(host, "peer", arguments, self.folder / f"{name}.log")
+        return self._start(host, module, arguments, self.folder / f"{name}.log", environment)
 
     def tail(self, name: str) -> Tail:
         """What a peer has written so far."""
@@ -67,7 +77,9 @@ class LabSwarm:
                 raise RuntimeError(f"not within {seconds:.0f} s; see {self.folder}")
             time.sleep(0.1)
 
-    def _start(self, host: int, module: str, arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    def _start(
+        self, host: int, module: str, arguments: Sequence[str], log: Path, more: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         command = self.lab.command(host, [sys.executable, "-m", module, *arguments])
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -77,6 +89,7 @@ class LabSwarm:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env={**os.environ, **(more or {})},
             )
         self._stack.callback(_end, process)
         return process

@@ -1,7 +1,8 @@
-"""Real peers on slow links: a swap that takes longer than an inner phase."""
+"""Real peers on slow links: a swap that takes longer than an inner phase, and a link that breaks down for a while."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.swarm.harness import TINY
 
 pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
 SLOW = Plan(access=Access(up_mbit=1.0, down_mbit=1.0), path=Path_(rtt_ms=40))
+HOME = Plan(access=Access(up_mbit=10, down_mbit=10), path=Path_(rtt_ms=40))
 
 
 @pytest.mark.timeout(300)
@@ -31,3 +33,27 @@ def test_nobody_waits_for_a_swap_that_takes_longer_than_an_inner_phase(tmp_path:
             before_the_end = rows[:-2]  # a round is reported when its swap has ended, and the last ones are waited for
             waited = sum(row["seconds"]["exchange"] + row["seconds"]["match"] for row in before_the_end)
             assert waited < 0.1 * sum(sum(row["seconds"].values()) for row in before_the_end)
+
+
+@pytest.mark.timeout(300)
+def test_a_link_that_breaks_down_for_a_while_costs_no_minutes_after_it(tmp_path: Path) -> None:
+    """TCP's pauses between two tries grow with the outage; without a new connection swaps go on failing long after."""
+    sets = (*TINY, "run.model.hidden_size=128", "run.model.layers=4", "run.steps=100000", "run.inner_steps=100")
+    sets = (*sets, "run.evaluation.every_rounds=1000", "run.exchange.stall=4")
+    with LabSwarm(HOME, 2, tmp_path) as swarm:
+        for host, name in ((1, "a"), (2, "b")):
+            swarm.peer(host, name, "configs/demo.yaml", sets)
+
+        def merged() -> int:
+            return sum(row["outcome"] == "merged" for row in swarm.tail("a").rounds)
+
+        swarm.wait_for(lambda: merged() >= 2)
+        swarm.lab.set_access(2, 0.02, 0.02)
+        time.sleep(55)  # TCP tries again 51 and 102 s after the break
+        before = merged()
+        swarm.lab.set_access(2, 10, 10)
+        began = time.monotonic()
+        swarm.wait_for(lambda: merged() > before)
+        assert time.monotonic() - began < 30
+        slowest = max(row["seconds"]["match"] + row["seconds"]["exchange"] for row in swarm.tail("a").rounds)
+        assert slowest < 30, slowest

@@ -13,7 +13,7 @@ import pytest
 from peer import cli
 from peer.errors import UserError
 from peer.simulate.network.conditions import Chance, Conditions
-from peer.simulate.network.methods import groups, pairs, pairs_by_round
+from peer.simulate.network.methods import groups, pairs, pairs_by_round, tree_to_pair
 
 QUIET = Conditions(peers=64, rounds=10, inner_steps=20, payload=0, step_seconds=1.0, step_sigma=0.0, latency=0.0)
 # inner steps are log-normal with mu 1 and sigma^2 0.5, communication is left out
@@ -34,6 +34,15 @@ def test_the_papers_blocking_experiment() -> None:
 def test_fewer_peers_wait_for_less(peers: int, hours: float) -> None:
     it = replace(PAPER, peers=peers)
     assert groups(it).seconds / pairs_by_round(it).seconds == pytest.approx(hours, abs=0.03)
+
+
+@pytest.mark.parametrize("peers", [2, 64, 1024])
+def test_a_tree_takes_log2_n_times_as_long_as_a_pair(peers: int) -> None:
+    """And longer when messages differ: each level waits for its slowest."""
+    it = replace(QUIET, peers=peers, latency=0.03, latency_sigma=0.0)
+    assert tree_to_pair(it) == pytest.approx(math.log2(peers))
+    differ = tree_to_pair(replace(it, latency_sigma=0.7))
+    assert differ == pytest.approx(1, abs=0.1) if peers == 2 else differ > 1.3 * math.log2(peers)
 
 
 def test_the_longer_of_two_log_normal_messages_is_as_in_the_papers_equation_7() -> None:
@@ -95,6 +104,7 @@ def test_the_command_writes_its_figures(
     figures = json.loads((tmp_path / "network.json").read_text())
     assert [row["method"] for row in figures["methods"]] == ["noloco", "noloco, pairs by round", "diloco"]
     assert figures["conditions"]["payload"] == 4 * 1_022_464
+    assert figures["tree_to_pair"] > math.log2(100)
     assert "times as long as NoLoCo for 5 rounds of 100 peers" in capsys.readouterr().out
 
 

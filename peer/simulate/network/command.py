@@ -12,7 +12,7 @@ from peer.config import Config
 from peer.exchange.codec import payload_bytes
 from peer.place import require_folder, set_aside
 from peer.simulate.network.conditions import Conditions, Figures
-from peer.simulate.network.methods import groups, pairs, pairs_by_round
+from peer.simulate.network.methods import groups, pairs, pairs_by_round, tree_to_pair
 
 FILE = "network.json"
 
@@ -67,11 +67,14 @@ def run(config: Config, args: argparse.Namespace) -> str:
     set_aside(config.run.dir, [FILE])
     rows = [method(it, config.run.seed) for method in (pairs, pairs_by_round, groups)]
     path: Path = config.run.dir / FILE
-    text = json.dumps({"conditions": asdict(it), "methods": [asdict(row) for row in rows]}, indent=1)
+    tree = tree_to_pair(it, config.run.seed)
+    found = {"conditions": asdict(it), "methods": [asdict(row) for row in rows], "tree_to_pair": tree}
+    text = json.dumps(found, indent=1)
     path.write_text(text + "\n", encoding="utf-8")
     ratio = rows[2].seconds / rows[0].seconds
     last = f"DiLoCo takes {ratio:.2f} times as long as NoLoCo for {it.rounds} rounds of {it.peers:,} peers"
-    return "\n".join([*map(in_words, rows), last, f"Figures: {path}"])
+    hops = f"By latency alone a tree all-reduce takes {tree:.1f} times as long as a pair's average"
+    return "\n".join([*map(in_words, rows), last, hops, f"Figures: {path}"])
 
 
 def in_words(row: Figures) -> str:

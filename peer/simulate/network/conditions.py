@@ -85,3 +85,8 @@ class Chance:
     def latency(self, count: int = 1) -> float:
         """The longest of ``count`` messages that are sent at once."""
         return float(self._it.latency * self.rng.lognormal(0.0, self._it.latency_sigma, count).max())
+
+    def latencies(self, count: int) -> Times:
+        """``count`` times the longer of two messages."""
+        both = self.rng.lognormal(0.0, self._it.latency_sigma, (2, count))
+        return np.asarray(self._it.latency * both.max(0))

@@ -141,3 +141,27 @@ def pairs_by_round(it: Conditions, seed: int = 0) -> Figures:
         clock[one[: len(two)]], clock[two] = meet, meet
     idle = 1 - float(trained.sum()) / float(clock.sum())
     return Figures("noloco, pairs by round", float(clock.max()), idle, 1.0, float(it.payload))
+
+
+def tree_to_pair(it: Conditions, seed: int = 0, draws: int = 200) -> float:
+    """Time of a tree all-reduce to that of a pair's average when only latency counts (arXiv 2506.10911, section 5.3).
+
+    Both send messages to each other at once and wait for the longer one: a pair twice, a tree on every level up and
+    down. With messages of one length that is log2(n); with log-normal ones each level waits for its slowest.
+    """
+    chance = Chance(it, seed)
+    pair = [2 * chance.latency(2) for _ in range(draws)]
+    return float(np.mean([_tree(it.peers, chance) for _ in range(draws)]) / np.mean(pair))
+
+
+def _tree(peers: int, chance: Chance) -> float:
+    """Seconds until every peer has the mean."""
+    clock = np.zeros(1 << (peers - 1).bit_length())
+    up = clock
+    while len(up) > 1:
+        half = len(up) // 2
+        up = np.maximum(up[:half], up[half:]) + chance.latencies(half)
+    down = up
+    while len(down) < len(clock):
+        down = np.concatenate([down, down]) + np.tile(chance.latencies(len(down)), 2)
+    return float(down.max())

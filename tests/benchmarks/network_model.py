@@ -1,0 +1,144 @@
+"""``simulate --network`` against real peers in the network laboratory, and what the DHT costs a peer.
+
+python -m tests.benchmarks.network_model [--quick] [--json FILE]
+
+The peers' inner steps are sleeps (sleeping_peer.py), log-normal, every fourth peer at 0.6 of the speed, behind lines of
+10 Mbit/s up, 50 down and 60 ms. Model and measurement take the same number of rounds; how long these take, and the
+share of it that peers stand idle, must be within 15%.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from peer import model, settings
+from peer.exchange.codec import payload_bytes
+from peer.simulate.network.conditions import Conditions, Figures
+from peer.simulate.network.methods import groups, pairs
+from tests.benchmarks.common import finish, options
+from tests.netlab.lab import Lab
+from tests.netlab.peers import LabSwarm
+from tests.netlab.plan import load
+
+SPEEDS = (1.0, 1.0, 1.0, 0.6)
+STEP, SIGMA, H = 0.3, 0.2, 25
+SEEDS = 20  # of the model
+METHODS = {"noloco": ("configs/demo.yaml", pairs), "diloco": ("configs/demo-diloco.yaml", groups)}
+TINY = ("run.model.hidden_size=8", "run.model.intermediate_size=8", "run.model.layers=1", "run.model.heads=1")
+WAIT = 120.0  # seconds on top of the model's time
+
+
+def overrides(rounds: int) -> tuple[str, ...]:
+    """One round more than is looked at: at the end of a run phases are shorter."""
+    steps = f"run.steps={(rounds + 1) * H}"
+    often = ("run.evaluation.every_rounds=1000", "run.evaluation.batches=1", "run.batch_size=1")
+    return (steps, f"run.inner_steps={H}", "run.exchange.timeout=120", *often)
+
+
+def conditions(peers: int, rounds: int) -> Conditions:
+    """What :func:`measured` sets up."""
+    run = settings.load(Path("configs/demo.yaml"), []).run
+    network = model.build(run.model, sequence_length=run.data.sequence_length, seed=run.seed)
+    return Conditions(
+        peers=peers,
+        rounds=rounds,
+        inner_steps=H,
+        payload=payload_bytes("none", sum(it.numel() for it in network.parameters())),
+        step_seconds=STEP,
+        step_sigma=SIGMA,
+        speeds=SPEEDS,
+        latency=0.03,
+        latency_sigma=0.0,
+    )
+
+
+def measured(name: str, it: Conditions, folder: Path) -> dict[str, float]:
+    """The same figures as the model's, of real peers."""
+    rows, _ = run(METHODS[name][0], overrides(it.rounds), it, folder)
+    peers = [[row for row in peer if row["step"] <= it.rounds * H] for peer in rows]
+    seconds = [sum(sum(row["seconds"].values()) for row in peer) for peer in peers]
+    idle = sum(row["seconds"]["match"] + row["seconds"]["exchange"] for peer in peers for row in peer)
+    every = [row for peer in peers for row in peer]
+    return {
+        "seconds": max(seconds),
+        "idle_share": idle / sum(seconds),
+        "merged_share": mean(row["outcome"] == "merged" for row in every),
+    }
+
+
+def run(config: str, sets: tuple[str, ...], it: Conditions, folder: Path) -> tuple[list[Any], dict[str, float]]:
+    """Each peer's rounds, and its DHT's calls and bytes a minute."""
+    names = [f"peer-{index}" for index in range(it.peers)]
+    with LabSwarm(load("home"), it.peers, folder) as swarm:
+        processes = []
+        for index, name in enumerate(names):
+            speed = it.speeds[index % len(it.speeds)]
+            own = {"STEP_SECONDS": str(it.step_seconds / speed), "STEP_SIGMA": str(it.step_sigma)}
+            own["DHT_CALLS"] = str(folder / f"{name}.dht")
+            module = "tests.benchmarks.sleeping_peer"
+            processes.append(swarm.peer(index + 1, name, config, sets, module=module, environment=own))
+        swarm.wait_for(lambda: all((folder / name / "rounds.jsonl").exists() for name in names), 240)
+        began, before = time.monotonic(), _traffic(swarm.lab, folder, names)
+        slowest = (it.rounds + 2) * (H * STEP / min(it.speeds) + 10)
+        while any(process.poll() is None for process in processes):
+            if time.monotonic() - began > slowest + WAIT:
+                raise RuntimeError(f"not done within {slowest + WAIT:.0f} s; see {folder}")
+            if all(process.poll() is None for process in processes):
+                ended, after = time.monotonic(), _traffic(swarm.lab, folder, names)
+            time.sleep(1)
+        tails = [swarm.tail(name) for name in names]
+    minutes = (ended - began) / 60 * it.peers
+    sent = sum(row["bytes_sent"] for tail in tails for row in tail.rounds[1:])
+    dht = {"calls": (after[0] - before[0]) / minutes, "bytes": (after[1] - before[1] - sent) / minutes}
+    return [tail.rounds for tail in tails], dht
+
+
+def _traffic(lab: Lab, folder: Path, names: list[str]) -> tuple[int, int]:
+    """DHT calls made, and bytes sent on all hosts but the bootstrap's, so far."""
+    calls = sum(sum(json.loads((folder / f"{name}.dht").read_text()).values()) for name in names)
+    sent = 0
+    for host in range(1, len(names) + 1):
+        command = lab.command(host, ["cat", "/proc/net/dev"])
+        lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+        sent += sum(int(line.split()[9]) for line in lines[2:] if not line.strip().startswith("lo:"))
+    return calls, sent
+
+
+def modelled(name: str, it: Conditions) -> dict[str, float]:
+    """Means over seeds."""
+    rows: list[Figures] = [METHODS[name][1](it, seed) for seed in range(SEEDS)]
+    return {key: mean(getattr(row, key) for row in rows) for key in ("seconds", "idle_share", "merged_share")}
+
+
+def main() -> None:
+    args = options("the network model against the laboratory")
+    sizes, rounds = ((4,), 3) if args.quick else ((8, 16), 12)
+    table: dict[str, dict[str, Any]] = {}
+    for size in sizes:
+        for name in METHODS:
+            it = conditions(size, rounds)
+            with tempfile.TemporaryDirectory(prefix=f"model-{name}-") as folder:
+                real = measured(name, it, Path(folder))
+            guess = modelled(name, it)
+            off = {key: guess[key] / real[key] - 1 for key in ("seconds", "idle_share")}
+            table[f"{name} N={size}"] = {"measured": real, "modelled": guess, "off": off}
+            print(f"{name} N={size}: {table[f'{name} N={size}']}", flush=True)
+    dht: dict[str, dict[str, float]] = {}
+    for size in (3,) if args.quick else (4, 8, 16):
+        with tempfile.TemporaryDirectory(prefix="model-dht-") as folder:
+            it = conditions(size, 2 if args.quick else 8)
+            dht[str(size)] = run(METHODS["noloco"][0], (*overrides(it.rounds), *TINY), it, Path(folder))[1]
+        print(f"a peer and minute, N={size}: {dht[str(size)]}", flush=True)
+    worst = max(abs(value) for row in table.values() for value in row["off"].values())
+    words = f"the model is within {worst:.0%} of what real peers did, in time and in idle share"
+    finish("network_model", {"table": table, "worst": worst, "dht_a_minute": dht}, words, args.json)
+
+
+if __name__ == "__main__":
+    main()
