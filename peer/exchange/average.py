@@ -52,6 +52,13 @@ class Norms:
         self.theirs += square(theirs)
         self.apart += square(theirs - own)
 
+    def blend(self, own: Tensor, theirs: Tensor, share: float) -> None:
+        """As :meth:`add`, and ``theirs`` becomes the mean of both, as :func:`merge` makes it. ``own`` is used up."""
+        self.own += square(own)
+        self.theirs += square(theirs)
+        blend(own, theirs, share)
+        self.apart += square(own.sub_(theirs)) / share**2  # own − mean = share (own − theirs)
+
     def objection(self, max_norm_ratio: float) -> str:
         """Why theirs must not be used beside our own; empty when it may."""
         if not math.isfinite(self.theirs):
@@ -79,15 +86,19 @@ def judge(own: Contribution, theirs: Tensor, max_norm_ratio: float) -> Verdict:
 
 
 def merge(own: Contribution, theirs: Tensor, share: float = 0.5) -> None:
-    """``theirs`` ← (1 − share) own + share theirs, in place. With equal shares both partners get equal bits."""
+    """:func:`blend` of all parts."""
     room = scratch(own.numel)
     for start, stop in parts(own.numel):
-        mine = room[: stop - start]
-        own.read(start, mine)
-        if share == 0.5:
-            theirs[start:stop].add_(mine).mul_(0.5)
-        else:
-            theirs[start:stop].mul_(share).add_(mine.mul_(1 - share))
+        own.read(start, room[: stop - start])
+        blend(room[: stop - start], theirs[start:stop], share)
+
+
+def blend(own: Tensor, theirs: Tensor, share: float) -> None:
+    """``theirs`` ← (1 − share) own + share theirs, in place, of one part."""
+    if share == 0.5:
+        theirs.add_(own).mul_(0.5)  # the same bits on both sides
+    else:
+        theirs.mul_(share).add_(own, alpha=1 - share)
 
 
 def mean_of(group: Sequence[Contribution], out: Tensor) -> None:

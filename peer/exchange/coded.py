@@ -11,9 +11,9 @@ import asyncio
 import xxhash
 from torch import Tensor
 
-from peer.config import CodecName
 from peer.exchange.average import Norms
 from peer.exchange.codec import Codec, size
+from peer.exchange.wire import Header
 from peer.payload import DIGEST_BYTES
 from peer.rounds import Contribution
 from peer.streams import Stream
@@ -38,9 +38,13 @@ async def send_coded(stream: Stream, own: Contribution, codec: Codec, stall: flo
 
 
 async def receive_coded(
-    stream: Stream, own: Contribution, codec: Codec, name: CodecName, out: Tensor, stall: float
+    stream: Stream, own: Contribution, codec: Codec, header: Header, out: Tensor, share: float, stall: float
 ) -> Norms | None:
-    """Fill ``out`` (flat fp32, host) with the partner's contribution; ``None`` when it does not match its digest."""
+    """Fill ``out`` (flat fp32, host) with the mean of the partner's contribution and ``own``, ``share`` of it theirs.
+
+    ``None`` when what has come does not match its digest. Nobody may use ``out`` before the verdict on the norms.
+    """
+    name = header.codec
     digest, norms = xxhash.xxh3_128(), Norms()
     room = scratch(own.numel)
 
@@ -49,7 +53,7 @@ async def receive_coded(
         part = room[: stop - start]
         own.read(start, part)
         codec.decode(name, start, data, part, out[start:stop])
-        norms.add(part, out[start:stop])
+        norms.blend(part, out[start:stop], share)
 
     sent = bytearray(DIGEST_BYTES)
     decoding: asyncio.Future[None] | None = None  # of the part before, while the next one arrives

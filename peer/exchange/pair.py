@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from peer.config import Exchange as Settings
-from peer.exchange.average import Norms, Verdict, copy_own, merge
+from peer.exchange.average import Norms, Verdict, copy_own
 from peer.exchange.codec import Codec, prepare
 from peer.exchange.coded import receive_coded, send_coded
 from peer.exchange.deadline import Deadline
@@ -53,7 +53,6 @@ class PairExchange:
         self._identity = identity
         self._settings = settings
         self._deadline = Deadline(settings.timeout)
-        self._share = 0.5  # the partner's, in the mean
         self._buffer = torch.empty(identity.numel, dtype=torch.float32)
 
     def average(self, contribution: Contribution | Sparse, group: Group) -> Averaged:
@@ -74,21 +73,20 @@ class PairExchange:
         self._codec.settle(verdict.outcome is Outcome.MERGED)
         if verdict.outcome is Outcome.MERGED:
             self._deadline.observe(averaged.seconds)
-            merge(contribution, self._buffer, self._share)
         else:
             copy_own(contribution, self._buffer)
         return averaged
 
     async def _swap(self, own: Contribution, stream: Stream, greeting: Greeting) -> Verdict:
-        """When merged, the buffer holds the partner's contribution."""
+        """When merged, the buffer holds the mean."""
         stall = self._settings.stall
         header = await greeting.exchange(stream, stall)
-        self._share = share(header.tokens, greeting.tokens)
+        theirs = share(header.tokens, greeting.tokens)
         norms: Norms | None = None
 
         async def receive() -> None:
             nonlocal norms
-            norms = await receive_coded(stream, own, self._codec, header.codec, self._buffer, stall)
+            norms = await receive_coded(stream, own, self._codec, header, self._buffer, theirs, stall)
 
         await both_ways(send_coded(stream, own, self._codec, stall), receive())
         if norms is None:

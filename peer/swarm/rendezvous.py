@@ -23,6 +23,7 @@ from peer.config import Rendezvous as Settings
 from peer.logs import fields, get_logger
 from peer.progress import Progress, Stop
 from peer.rounds import Group, Link
+from peer.schedule import NOW, OPENS
 from peer.streams import BadMessage, Stream, StreamLost
 from peer.swarm.boundary import Boundary
 from peer.swarm.meeting import PROPOSAL, READY, REPLY, Accept, Decline, Meeting, Party, Propose, Ready, near
@@ -37,8 +38,6 @@ ANSWER_TIMEOUT = 5.0  # seconds for a reply to a proposal
 ASK_TIMEOUT = 3.0  # seconds for asking around at a boundary
 SLACK = 2.0  # seconds that a partner may come late, on top of half the time it announced
 PAUSE = (0.05, 0.3)  # seconds between proposals, drawn at random
-NOW = 0.1  # share of an inner phase that a peer without a meeting waits at its boundary
-OPENS = (0.3, 0.8)  # share of the inner phase that is left when a peer starts to propose, drawn at random
 
 
 class Rendezvous:

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from peer import model, settings
@@ -69,6 +69,8 @@ def measured(name: str, it: Conditions, folder: Path) -> dict[str, float]:
         "seconds": max(seconds),
         "idle_share": idle / sum(seconds),
         "merged_share": mean(row["outcome"] == "merged" for row in every),
+        "match_seconds": mean(row["seconds"]["match"] for row in every),
+        "swap_seconds": median(row["seconds"]["exchange"] for row in every if row["outcome"] == "merged"),
     }
 
 

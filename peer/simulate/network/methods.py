@@ -11,9 +11,12 @@ import heapq
 
 import numpy as np
 
+from peer.schedule import NOW, OPENS
 from peer.simulate.network.conditions import Chance, Conditions, Figures
 
-TRIES = 8  # peers asked for a meeting
+PAUSE = 0.015  # share of an inner phase between two proposals
+TRIES = 8  # peers asked at a boundary
+GOODPUT = 0.8  # of a line's rate, by what real swaps got (tests/benchmarks/wan_goodput.py, network_model.py)
 PAIR_MESSAGES, GROUP_MESSAGES = 4, 6  # one after the other
 
 
@@ -23,6 +26,8 @@ def pairs(it: Conditions, seed: int = 0) -> Figures:
 
 
 class _Pairs:
+    """As swarm/rendezvous.py does it: a peer begins to look for a partner in the middle of its inner phase."""
+
     def __init__(self, it: Conditions, seed: int) -> None:
         self.it, self.chance = it, Chance(it, seed)
         self.phase = self.chance.phases()  # of now, for each peer
@@ -34,24 +39,41 @@ class _Pairs:
         self.trained = np.zeros(it.peers)
         self.left = np.zeros(it.peers)  # when it had made its last round
         self.merged = 0
+        self.events: list[tuple[float, bool, int]] = []  # when, is it the boundary, whose
 
     def run(self) -> Figures:
         it = self.it
-        events = [(time, peer) for peer, time in enumerate(self.due)]
-        heapq.heapify(events)
-        while events:
-            time, peer = heapq.heappop(events)
-            for free, when in self._boundary(peer, time):
-                self.trained[free] += self.phase[free]
-                self.rounds[free] += 1
-                if self.rounds[free] < it.rounds:
-                    self.phase[free] = self.chance.phase(free)
-                    self.due[free] = when + self.phase[free] + _join(it, self.chance)
-                    heapq.heappush(events, (float(self.due[free]), free))
-                self.left[free] = when
+        for peer in range(it.peers):
+            self._begin(peer, 0.0)
+        while self.events:
+            time, boundary, peer = heapq.heappop(self.events)
+            if boundary:
+                for free, when in self._boundary(peer, time):
+                    self._end(free, when)
+            elif self.meeting[peer] < 0 and self._agree(peer, time, it.window, 1) < 0:
+                self._seek(peer, time + PAUSE * self.phase[peer])
         idle = 1 - float(self.trained.sum()) / float(self.left.sum())
         merged = self.merged / (it.peers * it.rounds)
         return Figures("noloco", float(self.left.max()), idle, merged, merged * it.payload)
+
+    def _begin(self, peer: int, time: float) -> None:
+        """An inner phase."""
+        self.due[peer] = time + self.phase[peer]
+        heapq.heappush(self.events, (float(self.due[peer]), True, peer))
+        self._seek(peer, float(self.due[peer] - self.chance.rng.uniform(*OPENS) * self.phase[peer]))
+
+    def _seek(self, peer: int, time: float) -> None:
+        if time < self.due[peer]:
+            heapq.heappush(self.events, (time, False, peer))
+
+    def _end(self, peer: int, time: float) -> None:
+        """A round."""
+        self.trained[peer] += self.phase[peer]
+        self.rounds[peer] += 1
+        self.left[peer] = time
+        if self.rounds[peer] < self.it.rounds:
+            self.phase[peer] = self.chance.phase(peer)
+            self._begin(peer, time + _join(self.it, self.chance))
 
     def _boundary(self, peer: int, time: float) -> list[tuple[int, float]]:
         """Who goes on, and when."""
@@ -59,7 +81,7 @@ class _Pairs:
             return [(peer, time)]
         partner = int(self.meeting[peer])
         if partner < 0:
-            partner = self._agree(peer, time)
+            partner = self._agree(peer, time, NOW, TRIES)
         if self.it.overlap:
             self._beside(peer, partner, time)
             return [(peer, time)]
@@ -73,12 +95,13 @@ class _Pairs:
         done = time + self._swap(2)
         return [(peer, done), (partner, done)]
 
-    def _agree(self, peer: int, time: float) -> int:
-        """A random peer that has no meeting yet and comes to its boundary soon; -1 when none of a few is one."""
-        for other in self.chance.rng.integers(0, self.it.peers, TRIES):
-            near = self.due[other] - time <= self.it.window * min(self.phase[peer], self.phase[other])
-            free = self.meeting[other] < 0 and self.busy[other] <= time
-            if other != peer and near and free and self.due[other] >= time and self.rounds[other] < self.it.rounds:
+    def _agree(self, peer: int, time: float, apart: float, tries: int) -> int:
+        """A random peer that has no meeting yet and comes to its boundary at about the same time; -1 when none does."""
+        mine = max(time, float(self.due[peer]))
+        for other in self.chance.rng.integers(0, self.it.peers, tries):
+            near = abs(self.due[other] - mine) <= apart * min(self.phase[peer], self.phase[other])
+            free = self.meeting[other] < 0 and self.busy[other] <= time and self.due[other] >= time
+            if other != peer and near and free and self.rounds[other] < self.it.rounds:
                 self.meeting[peer], self.meeting[other] = other, peer
                 return int(other)
         return -1
@@ -95,7 +118,7 @@ class _Pairs:
         self.arrived[peer] = self.arrived[partner] = np.nan
 
     def _swap(self, members: int) -> float:
-        it, seconds = self.it, self.it.payload / min(self.it.up, self.it.down)
+        it, seconds = self.it, transfer(self.it, self.it.payload)
         seconds += sum(self.chance.latency() for _ in range(PAIR_MESSAGES))
         if self.chance.rng.random() < it.loss:
             return seconds * float(self.chance.rng.random()) + it.stall
@@ -103,11 +126,16 @@ class _Pairs:
         return seconds
 
 
+def transfer(it: Conditions, payload: float) -> float:
+    """Seconds for ``payload`` bytes each way."""
+    return payload / (GOODPUT * min(it.up, it.down))
+
+
 def groups(it: Conditions, seed: int = 0) -> Figures:
     """DiLoCo: one group of all peers; a round that is lost by a member is made again without it."""
     chance = Chance(it, seed)
     trained, clock, merged = 0.0, 0.0, 0
-    scatter = 2 * (it.peers - 1) / it.peers * it.payload / min(it.up, it.down)
+    scatter = transfer(it, 2 * (it.peers - 1) / it.peers * it.payload)
     for _ in range(it.rounds):
         phases = chance.phases()
         trained += float(phases.sum())
@@ -124,7 +152,7 @@ def groups(it: Conditions, seed: int = 0) -> Figures:
 
 def _join(it: Conditions, chance: Chance) -> float:
     """Seconds before a phase in which a newcomer that has taken this place fetches weights and momentum."""
-    return 2 * it.payload / min(it.up, it.down) if it.churn and chance.rng.random() < it.churn else 0.0
+    return transfer(it, 2 * it.payload) if it.churn and chance.rng.random() < it.churn else 0.0
 
 
 def pairs_by_round(it: Conditions, seed: int = 0) -> Figures:
@@ -136,7 +164,7 @@ def pairs_by_round(it: Conditions, seed: int = 0) -> Figures:
         clock, trained = clock + phases, trained + phases
         order = chance.rng.permutation(it.peers)
         one, two = order[0::2], order[1::2]
-        swap = it.payload / min(it.up, it.down) + PAIR_MESSAGES * it.latency
+        swap = transfer(it, it.payload) + PAIR_MESSAGES * it.latency
         meet = np.maximum(clock[one[: len(two)]], clock[two]) + swap
         clock[one[: len(two)]], clock[two] = meet, meet
     idle = 1 - float(trained.sum()) / float(clock.sum())
