@@ -15,7 +15,7 @@ from statistics import mean
 from typing import Any
 
 from tests.benchmarks.wan_reference import Seat
-from tests.benchmarks.wan_swarm import Job
+from tests.benchmarks.wan_swarm import Job, Straggler, mean_curve
 from tests.netlab.lab import ROOT, Lab
 from tests.netlab.plan import Plan
 from tests.netlab.tun import DEVICE
@@ -50,7 +50,7 @@ def run(library: str, plan: Plan, job: Job, folder: Path) -> dict[str, Any]:
         while len(list(folder.glob("*.ready"))) < job.peers:
             _check(peers, deadline, library, folder)
         before = _sent(lab, job.peers)
-        # stack.callback(Straggler(peers[-1]).stop)
+        stack.callback(Straggler(peers[-1]).stop)
         while len(list(folder.glob("*.json"))) < job.peers:
             _check(peers, deadline, library, folder)
         return _figures(folder, (_sent(lab, job.peers) - before) / job.peers, job.inner_steps)
@@ -81,7 +81,7 @@ def _figures(folder: Path, sent: float, inner_steps: int) -> dict[str, Any]:
         "val_loss": mean(it["val_loss"] for it in found),
         "bytes_per_round": sent / (found[0]["steps"] / inner_steps),
         "seconds": max(it["seconds"] for it in found),
-        "losses": [it["losses"] for it in found],
+        "losses": mean_curve([it["losses"] for it in found]),
     }
 
 

@@ -86,12 +86,21 @@ def _figures(tails: Sequence[Tail], inner_steps: int) -> dict[str, Any]:
         "rounds_merged": len(merged) / len(rows),
         "staleness_steps": mean(row["staleness"] for row in merged) if merged else 0.0,
         "seconds": max(wall),
-        "losses": [[round(_until(tails[0], row), 1), row["train_loss"]] for row in tails[0].rounds],
+        "losses": mean_curve([_curve(tail) for tail in tails]),
     }
 
 
-def _until(tail: Tail, last: dict[str, Any]) -> float:
-    return sum(sum(row["seconds"].values()) for row in tail.rounds if row["round"] <= last["round"])
+def mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """Seconds and training loss, both means over the peers, round by round as far as all have come."""
+    return [(round(mean(it[0] for it in row), 2), mean(it[1] for it in row)) for row in zip(*curves, strict=False)]
+
+
+def _curve(tail: Tail) -> list[tuple[float, float]]:
+    seconds, curve = 0.0, []
+    for row in tail.rounds:
+        seconds += sum(row["seconds"].values())
+        curve.append((seconds, row["train_loss"]))
+    return curve
 
 
 def _idle(rows: Sequence[dict[str, Any]]) -> float:
