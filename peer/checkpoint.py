@@ -31,6 +31,7 @@ Tensors = dict[str, Tensor]
 STATE = "state.json"
 LATEST = "latest"
 TEMPORARY = ".tmp-"
+BEFORE = "-before"  # ends the name of what a new checkpoint of the same step is about to replace
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Checkpoints:
         name = f"step_{step:08d}"
         temporary, final = self.folder / f"{TEMPORARY}{name}", self.folder / name
         try:
+            self._put_back()
             for left in self.folder.glob(f"{TEMPORARY}step_*"):
                 shutil.rmtree(left, ignore_errors=True)
             temporary.mkdir(parents=True)
@@ -81,7 +83,7 @@ class Checkpoints:
             _write(temporary / STATE, json.dumps({"digest": _seal(whole), "state": whole}, indent=1))
             _sync(temporary)
             if final.exists():  # moved and not removed: a kill in between must not cost the only one
-                final.rename(self.folder / f"{TEMPORARY}{name}-before")
+                final.rename(self.folder / f"{TEMPORARY}{name}{BEFORE}")
             temporary.rename(final)
             pointer = self.folder / f"{TEMPORARY}{LATEST}"
             _write(pointer, name + "\n")
@@ -101,6 +103,7 @@ class Checkpoints:
 
     def newest(self, usable: Callable[[dict[str, Any]], str] = lambda state: "") -> Saved | None:
         """The newest checkpoint that is whole; ``usable`` names a reason to refuse one (a :class:`UserError`)."""
+        self._put_back()
         for path in reversed(self.all()):
             try:
                 saved = load(path)
@@ -112,6 +115,13 @@ class Checkpoints:
                 raise UserError(f"{path}: {reason}")
             return saved
         return None
+
+    def _put_back(self) -> None:
+        """A kill came between moving a checkpoint away and putting the new one of the same step in its place."""
+        for moved in self.folder.glob(f"{TEMPORARY}step_*{BEFORE}"):
+            final = self.folder / moved.name.removeprefix(TEMPORARY).removesuffix(BEFORE)
+            if not final.exists():
+                moved.rename(final)
 
 
 def load(path: Path) -> Saved:
