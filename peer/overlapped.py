@@ -105,6 +105,7 @@ class OverlappedTrainer(Training):
                     self._open(round, index)
         if result is not None:
             self._round = None
+            self.presence.avoid(result.culprit, result.outcome)
             self.report(round.counted, replace(result, staleness=fmean(round.late) if round.late else 0.0))
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""Raw tensors on a stream: 1 MiB parts and, behind them, their digest. What it is for, the caller says before.
+"""Raw tensors on a stream: 1 MiB parts and, behind all or behind each of them, a digest. What for, the caller says.
 
 The link is authenticated and encrypted already; the digest is there against truncation and half-filled buffers.
 """
@@ -39,3 +39,22 @@ async def receive_payload(stream: Stream, out: Tensor, stall: float) -> bool:
     sent = bytearray(DIGEST_BYTES)
     await stream.read_into(memoryview(sent), stall)
     return bytes(sent) == digest.digest()
+
+
+async def send_parts(stream: Stream, contribution: Readable, first: int, stall: float) -> None:
+    """Send the parts from number ``first`` on, each with its digest behind it."""
+    room = scratch(contribution.numel)
+    for start, stop in list(parts(contribution.numel))[first:]:
+        part = room[: stop - start]
+        contribution.read(start, part)
+        data = part.numpy().tobytes()
+        await stream.write(data + xxhash.xxh3_128_digest(data), stall)
+
+
+async def receive_part(stream: Stream, out: Tensor, stall: float) -> bool:
+    """Fill ``out`` (flat fp32, host) with one part; ``True`` when it matches its digest."""
+    view = memoryview(out.numpy().data).cast("B")
+    sent = bytearray(DIGEST_BYTES)
+    await stream.read_into(view, stall)
+    await stream.read_into(memoryview(sent), stall)
+    return bytes(sent) == xxhash.xxh3_128_digest(view)

@@ -129,5 +129,5 @@ class Averaged:
     distance: float | None = None  # ‖own − partner's‖ / ‖own‖ of the contributions
     staleness: float = 0.0  # inner steps between a part's contribution and the partner's arrival; mean over the parts
     detail: str = field(default="", compare=False)  # why, in words, when not merged
-    culprit: str = ""  # id of the member that a group's round failed by
+    culprit: str = ""  # id of the member that a group's round failed by, or whose contribution cannot be used
     digest: str = ""  # of the mean of a group of everyone: the same for all members

@@ -18,7 +18,7 @@ from peer.checkpoint import Saved, Tensors
 from peer.data import TokenStream
 from peer.inner import InnerLoop
 from peer.outer.method import OuterMethod
-from peer.swarm.join import State
+from peer.swarm.donor import State
 
 
 @dataclass

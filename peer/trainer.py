@@ -12,7 +12,7 @@ import torch
 from peer.config import Config
 from peer.exchange.average import GroupAverage
 from peer.inner import InnerReport
-from peer.rounds import Averaged, Group, Outcome
+from peer.rounds import Averaged, Group, Grouping, Outcome
 from peer.training import Parts, Training
 
 MERGED, ALONE = Outcome.MERGED, Outcome.ALONE
@@ -63,7 +63,9 @@ class Trainer(Training):
     def repeats(self, mean: Averaged) -> bool:
         """A group's round that failed by another member is repeated once, without that member."""
         self.presence.avoid(mean.culprit, mean.outcome)
-        return bool(mean.culprit) and not self.parts.stop.requested and mean.culprit != self.presence.peer_id
+        if self.outer.grouping is not Grouping.EVERYONE or self.parts.stop.requested:
+            return False
+        return mean.culprit not in ("", self.presence.peer_id)
 
     def complete(self, inner: InnerReport, mean: Averaged) -> None:
         """A round is done."""

@@ -16,9 +16,10 @@ from torch import Tensor
 from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec
 from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Header, Identity
-from peer.rounds import Averaged, Outcome
+from peer.rounds import Averaged, Link, Outcome
 from peer.streams import BadMessage, Stream, StreamLost
 
+OFFENCES = (Outcome.CORRUPT, Outcome.POISONED)
 LEAST = 0.1  # share of a peer in a mean of two
 
 
@@ -69,17 +70,18 @@ class Tally:
         self._stream, self._began = stream, time.monotonic()
         self._sent, self._received = stream.sent, stream.received
 
-    def averaged(self, verdict: Verdict, partner: str, mean: Tensor) -> Averaged:
+    def averaged(self, verdict: Verdict, partner: Link, mean: Tensor) -> Averaged:
         """The result of the swap, which has ended now."""
         return Averaged(
             mean=mean,
             outcome=verdict.outcome,
-            partners=(partner,),
+            partners=(partner.name,),
             bytes_sent=self._stream.sent - self._sent,
             bytes_received=self._stream.received - self._received,
             seconds=time.monotonic() - self._began,
             distance=verdict.distance,
             detail=verdict.detail,
+            culprit=partner.peer_id if verdict.outcome in OFFENCES else "",
         )
 
 

@@ -69,7 +69,7 @@ class PairExchange:
         greeting = Greeting(self._identity, group.round, self._codec, group.tokens)
         swap = self._swap(contribution, stream, greeting)
         verdict = self._network.call(guarded(swap, stream, limit), limit + GRACE)
-        averaged = tally.averaged(verdict, link.name, self._buffer)
+        averaged = tally.averaged(verdict, link, self._buffer)
         self._codec.settle(verdict.outcome is Outcome.MERGED)
         if verdict.outcome is Outcome.MERGED:
             self._deadline.observe(averaged.seconds)

@@ -90,7 +90,7 @@ class RollingExchange:
         if not merged and flight.landed_parts:
             detail = f"{verdict.detail} (after {flight.landed_parts} of {len(flight.parts)} parts)"
             verdict = Verdict(verdict.outcome, verdict.distance, detail)
-        averaged = tally.averaged(verdict, link.name, NOTHING)
+        averaged = tally.averaged(verdict, link, NOTHING)
         if merged:
             self._deadline.observe(averaged.seconds)
         return averaged

@@ -56,6 +56,11 @@ class Members:
         now = time.time()
         return [record for record, expires in list(self._known.values()) if expires > now and record.state != "left"]
 
+    def name_of(self, peer_id: str) -> str:
+        """As its record has it, or the end of its id."""
+        known = self._known.get(peer_id)
+        return known[0].name if known is not None else peer_id[-6:]
+
     def forget(self, peer_id: str) -> None:
         """Drop a member that does not answer until its next record is read."""
         self._known.pop(peer_id, None)

@@ -15,8 +15,9 @@ from peer.logs import fields, get_logger
 from peer.progress import Progress, Stop
 from peer.rounds import Group, Grouping, Outcome, Seat
 from peer.swarm.convening import CATCH_UP
+from peer.swarm.donor import Donor, State, start_serving
 from peer.swarm.gathering import Gathering
-from peer.swarm.join import Donor, State, start_serving, take_state, take_state_of
+from peer.swarm.join import take_state, take_state_of
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
 from peer.swarm.node import Node
@@ -106,9 +107,13 @@ class Presence:
         return self._meets.group_beside(round, phase, LINGER * (self._progress.phase_seconds or 0.0))
 
     def avoid(self, peer_id: str, outcome: Outcome) -> None:
-        """A group's round has failed by this member: leave it out for a while."""
-        if isinstance(self._meets, Gathering) and peer_id not in ("", self._node.peer_id):
+        """A round has failed by this member: leave it out for a while."""
+        if peer_id in ("", self._node.peer_id):
+            return
+        if isinstance(self._meets, Gathering):
             self._meets.avoid(peer_id, offence=outcome is not Outcome.TIMEOUT)
+        elif isinstance(self._meets, Rendezvous):
+            self._meets.avoid(peer_id)
 
     def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:
         """The verified state of a member of the group, or ``None``; fills ``room``."""

@@ -26,6 +26,7 @@ from peer.rounds import Group, Link
 from peer.schedule import NOW, OPENS
 from peer.streams import BadMessage, Stream, StreamLost
 from peer.swarm.boundary import Boundary
+from peer.swarm.grudges import Grudges
 from peer.swarm.meeting import PROPOSAL, READY, REPLY, Accept, Decline, Meeting, Party, Propose, Ready, near
 from peer.swarm.members import Members
 from peer.swarm.node import OPEN_TIMEOUT, Node
@@ -37,6 +38,7 @@ PROTOCOL = "noloco/meet/1"
 ANSWER_TIMEOUT = 5.0  # seconds for a reply to a proposal
 ASK_TIMEOUT = 3.0  # seconds for asking around at a boundary
 SLACK = 2.0  # seconds that a partner may come late, on top of half the time it announced
+SULK = 4.0  # inner phases for which a peer is avoided that sent what could not be used
 PAUSE = (0.05, 0.3)  # seconds between proposals, drawn at random
 
 
@@ -52,6 +54,7 @@ class Rendezvous:
         self._boundary = Boundary(progress)
         self._meeting: Meeting | None = None
         self._met: dict[str, int] = {}  # the round in which a partner was met last
+        self._grudges = Grudges()
         self._asking = ""  # the peer that has our proposal at the moment
         self._answered = asyncio.Event()
         self._answered.set()
@@ -76,6 +79,11 @@ class Rendezvous:
         self._round = round
         patience = linger + 4 * (self._boundary.phase or 0.0) + 4 * (SLACK + ANSWER_TIMEOUT)
         return self._node.call(self._gather(phase, linger), patience)
+
+    def avoid(self, peer_id: str) -> None:
+        """What it sent could not be used: do not meet it for a while."""
+        seconds = self._grudges.note(peer_id, SULK * (self._boundary.phase or 1.0), offence=True)
+        log.warning("avoids a peer: %s", fields(peer=self._members.name_of(peer_id), seconds=seconds))
 
     # -- on the network thread: the boundary
 
@@ -155,7 +163,7 @@ class Rendezvous:
 
     def _candidates(self) -> list[MemberRecord]:
         """Live members, those met longest ago first, in random order among equals: weights mix faster so."""
-        live = self._members.live()
+        live = [record for record in self._members.live() if not self._grudges.avoided(record.peer_id)]
         random.shuffle(live)
         return sorted(live, key=lambda record: self._met.get(record.peer_id, -1))
 
@@ -227,6 +235,8 @@ class Rendezvous:
             return Decline(reason="not ready to meet")
         if self._meeting is not None:
             return Decline(reason="has a meeting")
+        if self._grudges.avoided(remote):
+            return Decline(reason="sent what could not be used")
         if self._asking and not (self._asking == remote and self._node.peer_id > remote):
             return Decline(reason="is asking somebody")
         if not near(eta, proposal.eta, phase, proposal.phase, self._settings.window):

@@ -12,6 +12,7 @@ from peer.logs import fields, get_logger
 from peer.rounds import Seat
 from peer.streams import StreamLost
 from peer.swarm.convention import Place, Summon
+from peer.swarm.grudges import Grudges
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
 from peer.swarm.node import Node
@@ -32,7 +33,7 @@ class Roll:
     def __init__(self, node: Node, members: Members, me: Party) -> None:
         self._node, self._members, self._me = node, members, me
         self._learned: dict[str, tuple[Seat, float]] = {}  # who summoned us or was named, until when it counts
-        self._avoided: dict[str, tuple[float, bool]] = {}  # until when, and whether it was an offence
+        self._grudges = Grudges()
         self._summoned: dict[str, float] = {}
 
     def leader(self) -> Seat | None:
@@ -47,7 +48,7 @@ class Roll:
         for record in self._members.live():
             if record.config == self._me.config:
                 seats[record.peer_id] = Seat(record.peer_id, record.name, tuple(record.addresses))
-        return [seat for key, seat in seats.items() if self._avoided.get(key, (0.0, False))[0] < now]
+        return [seat for key, seat in seats.items() if not self._grudges.avoided(key)]
 
     def missing(self, present: set[str]) -> list[Seat]:
         """Members that should attend and do not."""
@@ -67,16 +68,12 @@ class Roll:
 
     def avoid(self, peer_id: str, *, offence: bool = False) -> None:
         """Leave a member out for a while; one that only did not answer, until it shows itself again."""
-        self._avoided[peer_id] = (time.monotonic() + AVOIDED, offence)
+        self._grudges.note(peer_id, AVOIDED, offence=offence)
         self._learned.pop(peer_id, None)
 
     def welcome(self, peer_id: str) -> bool:
         """It has come by itself: is it to be let in?"""
-        until, offence = self._avoided.get(peer_id, (0.0, False))
-        if offence and until > time.monotonic():
-            return False
-        self._avoided.pop(peer_id, None)
-        return True
+        return self._grudges.welcome(peer_id)
 
     def summon(self, missing: Sequence[Seat]) -> None:
         """Tell members that do not attend who leads; who cannot be told is left out for a while."""

@@ -31,7 +31,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
     from peer.exchange.wire import Identity
     from peer.progress import Progress, Stop
     from peer.rounds import Grouping
-    from peer.swarm.join import State
+    from peer.swarm.donor import State
     from peer.swarm.meeting import Party
     from peer.swarm.presence import Presence, Vitals
     from peer.vectors import Vector

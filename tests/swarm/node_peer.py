@@ -13,7 +13,7 @@ from peer.config import Rendezvous as Settings
 from peer.progress import Progress, Stop
 from peer.rounds import Group, Grouping
 from peer.swarm import identity
-from peer.swarm.join import State
+from peer.swarm.donor import State
 from peer.swarm.meeting import Party
 from peer.swarm.node import Node, NodeSettings
 from peer.swarm.presence import Presence, Vitals

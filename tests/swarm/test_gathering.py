@@ -16,7 +16,7 @@ from peer.exchange.group import GroupExchange
 from peer.exchange.mesh import PROTOCOL, Lobby
 from peer.exchange.wire import Identity
 from peer.rounds import Averaged, Group, Grouping, Outcome
-from peer.swarm.join import State
+from peer.swarm.donor import State
 from peer.vectors import Vector
 from tests.swarm.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all, train_all
 
