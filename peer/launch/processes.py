@@ -19,11 +19,15 @@ class Child:
     """One ``python -m MODULE ...`` in a session of its own, its output in ``console``."""
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], console: Path) -> None:
-        self.name, self.console = name, console
+        self.name, self.console, self.arguments = name, console, list(arguments)
+        self._module, self.restarts = module, 0
         console.parent.mkdir(parents=True, exist_ok=True)
-        with console.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.console.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", self._module, *self.arguments],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -38,6 +42,21 @@ class Child:
     def exit_code(self) -> int | None:
         """``None`` while it runs."""
         return self._process.poll()
+
+    @property
+    def crashed(self) -> bool:
+        """It has ended, and neither as it should (0) nor because it was started wrongly (2)."""
+        return self.exit_code() not in (None, 0, 2)
+
+    def restart(self) -> str:
+        """Start it again; returns in words how it had ended."""
+        code = self._process.returncode
+        how = f"was killed by signal {-code}" if code < 0 else f"failed: {self.last_words()}"
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self.restarts += 1
+        self._process = self._start()
+        return how
 
     def ask_to_stop(self) -> None:
         """Send SIGINT once; a second one would make it drop what it is doing."""

@@ -20,6 +20,7 @@ from peer.place import set_aside
 
 POLL_SECONDS = 0.25
 START_SECONDS = 60.0
+RESTARTS = 3  # of a member that crashes; it goes on from its last checkpoint
 HOST = "127.0.0.1"
 
 
@@ -80,6 +81,8 @@ class LocalSwarm:
         common = [f"peer.network.host={HOST}", f"peer.threads={threads}", f"peer.start_with={len(self._names)}"]
         common += [*self._overrides, "peer.metrics.port=0"]
         sets = [argument for override in common for argument in ("--set", override)]
+        port = addresses[0].partition("/tcp/")[2].partition("/")[0]
+        bootstrap.arguments[bootstrap.arguments.index("--port") + 1] = port  # should it have to be started again
         return [
             self._spawn(
                 name,
@@ -98,20 +101,28 @@ class LocalSwarm:
         return child
 
     def _watch(self, peers: Sequence[Child], tails: Sequence[Tail]) -> list[Child]:
-        """Until all have ended. One that fails does not end the others: the swarm goes on without it."""
+        """Until all have ended. One that fails does not end the others: it is started again, a few times."""
         title = f"{self._config.run.name}: {self._config.run.outer.name}, {len(peers)} peers"
         with View(title, self._config.run.steps) as view:
             while not self._interrupted:
                 running = [child for child in peers if child.exit_code() is None]
                 fresh = [(tail, row) for tail in tails for row in tail.poll()]
                 view.show(tails, fresh)
-                if not running:
+                if not self._revive(view) and not running:
                     break
                 time.sleep(POLL_SECONDS)
         if self._interrupted:
             print("asked to stop: every peer finishes its step and saves")
             stop_all(peers)
         return [child for child in peers if child.exit_code() != 0]
+
+    def _revive(self, view: View) -> bool:
+        """Start members again that have crashed, if any."""
+        crashed = [child for child in self._children if child.crashed and child.restarts < RESTARTS]
+        for child in crashed:
+            how = child.restart()
+            view.say(f"{child.name} {how}; started again ({child.restarts} of at most {RESTARTS} times)")
+        return bool(crashed)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._interrupted += 1

@@ -41,6 +41,13 @@ class View:
         for tail, row in fresh:
             print(_line(tail, row), flush=True)
 
+    def say(self, line: str) -> None:
+        """A line beside the table."""
+        if self._live:
+            self._live.console.print(line, markup=False, highlight=False)
+        else:
+            print(line, flush=True)
+
     def _table(self, tails: Sequence[Tail]) -> Table:
         table = Table(title=self._title)
         for heading in ("peer", "step", "loss", "val loss", "round", "partner", "last swap", "idle", "tokens/s"):

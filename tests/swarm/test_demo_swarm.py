@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.swarm.harness import DEMO, TINY, Process, Swarm, wait_for
 
 SUMMARY_PEER = {
@@ -89,4 +91,28 @@ def test_members_end_when_the_command_itself_is_killed(swarm: Swarm) -> None:
     swarm.note_children()
     process.signal(signal.SIGKILL)
     process.exit_code(10)
+    wait_for(lambda: not swarm.left_over(), 30, lambda: str(swarm.left_over()))
+
+
+def member(process: Process, word: str) -> psutil.Process:
+    """The child of the swarm command that has ``word`` in its command line."""
+    children = psutil.Process(process.pid).children()
+    return next(child for child in children if any(word in part for part in child.cmdline()))
+
+
+def test_members_that_are_killed_are_started_again_and_go_on(swarm: Swarm) -> None:
+    sets = ("run.steps=2400", "run.inner_steps=100", "peer.checkpoint.every_rounds=2")
+    process = launch(swarm, 2, *sets)
+    process.line(r"peer=peer-1 round=3 ", 90)
+    member(process, "peer.name=peer-1").kill()
+    process.line(r"peer-1 was killed by signal 9; started again \(1 of", 30)
+    member(process, "dht_bootstrap").kill()
+    process.line(r"bootstrap was killed by signal 9; started again \(1 of", 30)
+    swarm.note_children()
+    assert process.exit_code(150) == 0, process.output()
+    last = rounds(swarm.folder / "runs" / "peer-1")[-1]
+    assert last["step"] == 2400
+    again = [row for row in rounds(swarm.folder / "runs" / "peer-1") if row["round"] > 6]
+    assert any(row["outcome"] == "merged" for row in again), again
+    assert "Traceback" not in process.output()
     wait_for(lambda: not swarm.left_over(), 30, lambda: str(swarm.left_over()))
