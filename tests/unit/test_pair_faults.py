@@ -34,6 +34,8 @@ def swap(thread: LoopThread, partner: Partner, initiator: bool = True) -> Averag
     pair = thread.call(stream_pair(), 5)
     ours, theirs = pair if initiator else pair[::-1]
     playing = asyncio.run_coroutine_threadsafe(partner(theirs), thread.loop)  # type: ignore[arg-type]
+    hung_up: list[bool] = []
+    ours.hang_up = lambda: hung_up.append(True)
     own = torch.randn(NUMEL)
     kept = own.clone()
     began = time.monotonic()
@@ -42,6 +44,9 @@ def swap(thread: LoopThread, partner: Partner, initiator: bool = True) -> Averag
     assert torch.equal(own, kept)
     if averaged.outcome is not Outcome.MERGED:
         assert torch.equal(averaged.mean, own)
+    silent = averaged.outcome is Outcome.TIMEOUT and "gone" not in averaged.detail
+    assert bool(hung_up) == silent  # who has gone has closed the connection by itself
+    assert (averaged.culprit == "B") == (averaged.outcome in (Outcome.CORRUPT, Outcome.POISONED))
     playing.cancel()
     return averaged
 
