@@ -10,9 +10,11 @@ share of it that peers stand idle, must be within 15%.
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -21,6 +23,7 @@ from peer import model, settings
 from peer.exchange.codec import payload_bytes
 from peer.simulate.network.conditions import Conditions, Figures
 from peer.simulate.network.methods import groups, pairs
+from peer.swarm import directory, records
 from tests.benchmarks.common import finish, options
 from tests.netlab.lab import Lab
 from tests.netlab.peers import LabSwarm
@@ -112,6 +115,21 @@ def _traffic(lab: Lab, folder: Path, names: list[str]) -> tuple[int, int]:
     return calls, sent
 
 
+def directory_traffic(members: int) -> dict[str, float]:
+    """What a peer writes and reads in the directory in a minute, by the rules of swarm/directory.py."""
+    ids, periods = [str(index) for index in range(members)], 60 / records.ANNOUNCE_SECONDS
+    full = Counter(bucket for peer in ids for bucket in directory.writes(peer, members))
+    chance, sample = random.Random(0), ids[:: max(1, members // 100)]
+    buckets = [
+        [*directory.reads(members, directory.READS, chance), *directory.probes(peer, members)] for peer in sample
+    ]
+    return {
+        "records_written": periods * mean(len(directory.writes(peer, members)) for peer in sample),
+        "buckets_read": periods * mean(len(it) for it in buckets),
+        "records_read": periods * mean(sum(full[bucket] for bucket in it) for it in buckets),
+    }
+
+
 def modelled(name: str, it: Conditions) -> dict[str, float]:
     """Means over seeds."""
     rows: list[Figures] = [METHODS[name][1](it, seed) for seed in range(SEEDS)]
@@ -137,9 +155,15 @@ def main() -> None:
             it = conditions(size, 2 if args.quick else 8)
             dht[str(size)] = run(METHODS["noloco"][0], (*overrides(it.rounds), *TINY), it, Path(folder))[1]
         print(f"a peer and minute, N={size}: {dht[str(size)]}", flush=True)
+    many = {str(size): directory_traffic(size) for size in (8, 16, 64, 256, 1024, 10_000)}
     worst = max(abs(value) for row in table.values() for value in row["off"].values())
     words = f"the model is within {worst:.0%} of what real peers did, in time and in idle share"
-    finish("network_model", {"table": table, "worst": worst, "dht_a_minute": dht}, words, args.json)
+    finish(
+        "network_model",
+        {"table": table, "worst": worst, "dht_a_minute": dht, "directory_a_minute": many},
+        words,
+        args.json,
+    )
 
 
 if __name__ == "__main__":

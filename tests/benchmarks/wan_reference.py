@@ -62,6 +62,13 @@ class Timed:
         return sum(max(0.0, seconds - usual) for seconds in self.seconds)
 
 
+class Wrapped:
+    """hivemind's Optimizer gives copies of its parameter groups away: a learning rate that is set there is lost."""
+
+    def __init__(self, optimizer: Any, groups: list[dict[str, Any]]) -> None:
+        self.step, self.zero_grad, self.param_groups = optimizer.step, optimizer.zero_grad, groups
+
+
 def replica(seat: Seat) -> tuple[PeerState, list[Tensor], int]:
     """This process's share of the training, its validation batches and H."""
     torch.set_num_threads(1)
@@ -89,7 +96,7 @@ def hivemind(inner: InnerLoop, seat: Seat, h: int, batch: int) -> Iterator[None]
         matchmaking_time=5.0,
         averaging_timeout=WAIT,
     )
-    inner.optimizer = optimizer  # type: ignore[assignment]
+    inner.optimizer = Wrapped(optimizer, inner.optimizer.param_groups)  # type: ignore[assignment]
     try:
         yield
     finally:
