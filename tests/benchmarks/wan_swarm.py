@@ -79,7 +79,7 @@ def _figures(tails: Sequence[Tail], inner_steps: int) -> dict[str, Any]:
     middle = [row for tail in tails for row in tail.rounds[1:] if row["step"] <= tail.rounds[-1]["step"] - inner_steps]
     wall = [sum(sum(row["seconds"].values()) for row in tail.rounds) for tail in tails]
     return {
-        "idle_share": _idle(middle),
+        "idle_share": _idle(middle or rows),
         "idle_share_of_all": _idle(rows),
         "val_loss": mean(tail.evals[-1]["val_loss"] for tail in tails),
         "bytes_per_round": median(row["bytes_sent"] for row in merged) if merged else 0,
