@@ -5,8 +5,9 @@ python -m tests.benchmarks.wan [--quick] [--json FILE]
 Each peer is a host of its own in the network laboratory (tests/netlab), the last one runs at half speed. All methods
 train the same model on the same text for the same number of steps: the demo's model behind 10 Mbit/s up, 50 down and
 60 ms, and one of 21 million parameters behind 25 Mbit/s up. Beside ours, on the former, hivemind's own Optimizer and
-torchft's DiLoCo (``pip install torchft==0.2.0``; left out where it is not). Further, the goodput of a swap and the time from a
-boundary to the partner. Runs that FILE has in its ``.runs.json`` are not made again, so what was interrupted goes on.
+torchft's DiLoCo (``pip install torchft==0.2.0``; left out where it is not). Further, the goodput of a swap and the
+time from a boundary to the partner. Runs that FILE has in its ``.runs.json`` are not made again, so what was
+interrupted goes on.
 """
 
 from __future__ import annotations
