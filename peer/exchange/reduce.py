@@ -29,8 +29,14 @@ from peer.vectors import Vector, parts, scratch
 T = TypeVar("T")
 
 
-async def all_reduce(own: Contribution, mesh: Mesh, out: Tensor, *, stall: float, max_norm_ratio: float) -> None:
-    """``out`` ← mean of the members' contributions (flat fp32). Raises :class:`Failed`; then ``out`` is garbage."""
+async def all_reduce(
+    own: Contribution, mesh: Mesh, out: Tensor, *, stall: float, patience: float, max_norm_ratio: float
+) -> None:
+    """``out`` ← mean of the members' contributions (flat fp32). Raises :class:`Failed`; then ``out`` is garbage.
+
+    ``stall``: seconds without a byte on a stream. Between the two halves a member may be silent for as long as it waits
+    for others itself, ``patience`` seconds at most: on slow links members are done with the first half far apart.
+    """
     count, me = len(mesh.assembly.seats), mesh.assembly.me
     borders = [own.numel * place // count for place in range(count + 1)]
     shares = [out[start:stop] for start, stop in pairwise(borders)]
@@ -45,7 +51,7 @@ async def all_reduce(own: Contribution, mesh: Mesh, out: Tensor, *, stall: float
     async def gather(place: int) -> None:
         stream = mesh.streams[place]
         sending = send_payload(stream, Vector(mine), stall)
-        intact = await _both(sending, receive_payload(stream, shares[place], stall))
+        intact = await _both(sending, receive_payload(stream, shares[place], stall, patience))
         _require(intact, mesh, place, Outcome.CORRUPT, "the mean from {} does not match its digest")
         _require(_finite(shares[place]), mesh, place, Outcome.POISONED, "the mean from {} is not finite")
 

@@ -119,8 +119,8 @@ class Many:
 
 
 @contextlib.contextmanager
-def many(count: int, numel: int, result: int | None = None) -> Iterator[Many]:
-    it = Many(count, numel, result)
+def many(count: int, numel: int, result: int | None = None, settings: Exchange = FAST) -> Iterator[Many]:
+    it = Many(count, numel, result, settings)
     try:
         yield it
     finally:

@@ -14,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from peer.config import Exchange
 from peer.exchange import reduce
 from peer.exchange.average import mean_of_senders
 from peer.exchange.group_wire import REPORT, Report, pack, unpack
+from peer.exchange.mesh import Mesh
 from peer.rounds import Averaged, Group, Outcome, Sparse
+from peer.streams import Stream
 from peer.vectors import PART, Vector
 from tests.unit.exchange_harness import FAST
 from tests.unit.group_harness import many
@@ -109,6 +112,23 @@ def test_a_member_that_says_nothing_costs_the_deadline_and_is_named(silent: int)
         assert results[(silent + 1) % 4].culprit == "abcd"[silent]  # type: ignore[union-attr]
         again = group.average(contributions(tensors))  # nothing of the failed attempt is left
         assert outcomes(again) == [Outcome.MERGED] * 4
+
+
+def test_a_member_that_is_silent_between_the_two_halves_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has all of one member's data and waits for another's: on slow links that takes longer than a stall."""
+    add = reduce._add
+
+    async def late(stream: Stream, total: Tensor, stall: float, mesh: Mesh, place: int) -> float:
+        square = await add(stream, total, stall, mesh, place)
+        if mesh.assembly.me == 1:
+            await asyncio.sleep(2 * stall)
+        return square
+
+    monkeypatch.setattr(reduce, "_add", late)
+    with many(3, 1000, settings=Exchange(stall=0.5, timeout=8.0)) as group:
+        averaged = group.average([Vector(torch.full((1000,), float(place))) for place in range(3)])
+        assert [it.outcome for it in averaged if it] == [Outcome.MERGED] * 3, averaged
+        assert all(it is not None and bool((it.mean == 1).all()) for it in averaged)
 
 
 def test_a_member_that_cannot_be_dialled_is_named_at_once() -> None:
