@@ -101,18 +101,18 @@ def member(process: Process, word: str) -> psutil.Process:
 
 
 def test_members_that_are_killed_are_started_again_and_go_on(swarm: Swarm) -> None:
-    sets = ("run.steps=2400", "run.inner_steps=100", "peer.checkpoint.every_rounds=2")
+    sets = ("run.steps=1000000", "run.inner_steps=100", "peer.checkpoint.every_rounds=2")
     process = launch(swarm, 2, *sets)
-    process.line(r"peer=peer-1 round=3 ", 90)
+    process.line(r"peer=peer-1 round=5 ", 90)
     member(process, "peer.name=peer-1").kill()
     process.line(r"peer-1 was killed by signal 9; started again \(1 of", 30)
+    process.line(r"(?s)started again .*peer=peer-1 round=\d+ [^\n]*outcome=merged", 90)
     member(process, "dht_bootstrap").kill()
     process.line(r"bootstrap was killed by signal 9; started again \(1 of", 30)
+    process.line(r"(?s)bootstrap was .*peer=peer-1 round=\d+ [^\n]*outcome=merged", 60)
     swarm.note_children()
-    assert process.exit_code(150) == 0, process.output()
-    last = rounds(swarm.folder / "runs" / "peer-1")[-1]
-    assert last["step"] == 2400
-    again = [row for row in rounds(swarm.folder / "runs" / "peer-1") if row["round"] > 6]
-    assert any(row["outcome"] == "merged" for row in again), again
+    process.signal(signal.SIGINT)
+    assert process.exit_code(60) == 0, process.output()
+    assert rounds(swarm.folder / "runs" / "peer-1")[-1]["round"] > 4
     assert "Traceback" not in process.output()
     wait_for(lambda: not swarm.left_over(), 30, lambda: str(swarm.left_over()))
