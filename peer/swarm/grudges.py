@@ -35,7 +35,10 @@ class Grudges:
         """Leave it out from now on; returns for how long: ``seconds``, doubled for each offence before this one."""
         now = self._clock()
         with self._writing:
-            before = self._held.pop(peer_id, None)
+            before = self._held.get(peer_id)
+            if before is not None and before.offence and before.until > now and not offence:
+                return before.until - now  # silence does not make up for an offence
+            self._held.pop(peer_id, None)
             strikes = before.strikes if before is not None and before.forgotten > now else 0
             strikes += offence
             length = seconds * 2 ** min(max(strikes - 1, 0), DOUBLINGS)

@@ -43,6 +43,17 @@ def test_who_only_did_not_answer_is_welcome_when_it_comes_by_itself() -> None:
     assert grudges.note("a", 4.0, offence=False) == 4.0  # and it never grows
 
 
+def test_silence_does_not_make_up_for_an_offence() -> None:
+    clock = Clock()
+    grudges = Grudges(clock)
+    grudges.note("a", 60.0, offence=True)
+    clock.now += 10.0
+    assert grudges.note("a", 4.0, offence=False) == 50.0
+    assert not grudges.welcome("a")
+    clock.now += 45.0
+    assert grudges.avoided("a")
+
+
 @given(st.lists(st.text(max_size=3), max_size=50))
 def test_names_without_end_are_not_kept(names: list[str]) -> None:
     grudges = Grudges(Clock())
