@@ -37,3 +37,9 @@ def build(settings: LlamaModel, *, sequence_length: int, seed: int) -> nn.Module
 def parameter_count(model: nn.Module) -> int:
     """Trained parameters; tied ones once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def parameters_of(settings: LlamaModel, *, sequence_length: int) -> int:
+    """:func:`parameter_count` of a model that is not made for it."""
+    with torch.device("meta"):
+        return parameter_count(build(settings, sequence_length=sequence_length, seed=0))

@@ -28,20 +28,13 @@ async def send_payload(stream: Stream, contribution: Readable, stall: float) -> 
     await stream.write(digest.digest(), stall)
 
 
-async def receive_payload(stream: Stream, out: Tensor, stall: float, patience: float = 0.0) -> bool:
-    """Fill ``out`` (flat fp32, host); ``True`` when it matches the sender's digest.
-
-    ``patience``: seconds until the first byte, when the sender may have to wait for others before it can begin.
-    """
+async def receive_payload(stream: Stream, out: Tensor, stall: float) -> bool:
+    """Fill ``out`` (flat fp32, host); ``True`` when it matches the sender's digest."""
     view = memoryview(out.numpy().data).cast("B")
     digest = xxhash.xxh3_128()
     for start, stop in parts(out.numel()):
         piece = view[4 * start : 4 * stop]
-        if start == 0 and patience > stall:
-            await stream.read_into(piece[:1], patience)
-            await stream.read_into(piece[1:], stall)
-        else:
-            await stream.read_into(piece, stall)
+        await stream.read_into(piece, stall)
         digest.update(piece)
     sent = bytearray(DIGEST_BYTES)
     await stream.read_into(memoryview(sent), stall)

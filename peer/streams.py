@@ -15,6 +15,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 MESSAGE_CAP = 64 * 1024  # bytes; the largest message carries a run's configuration
+CHUNK = 128 * 1024  # bytes for which a deadline of writing counts: on a slow line a whole part takes longer
 _PREFIX = 4
 
 
@@ -71,12 +72,15 @@ class Stream:
             raise BadMessage(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
     async def write(self, data: bytes, timeout: float) -> None:
-        """Send raw bytes; returns when the transport wants more."""
-        with _lost():
-            async with asyncio.timeout(timeout):
-                self.writer.write(data)
-                await self.writer.drain()
-        self.sent += len(data)
+        """Send raw bytes; returns when the transport wants more. ``timeout`` bounds each wait for it, in seconds."""
+        view = memoryview(data)
+        for start in range(0, len(data), CHUNK):
+            piece = view[start : start + CHUNK]
+            with _lost():
+                async with asyncio.timeout(timeout):
+                    self.writer.write(piece)
+                    await self.writer.drain()
+            self.sent += len(piece)
 
     async def read_into(self, out: memoryview, timeout: float) -> None:
         """Fill ``out`` (bytes) from the stream; ``timeout`` bounds each wait for more bytes, in seconds."""

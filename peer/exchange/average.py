@@ -52,13 +52,6 @@ class Norms:
         self.theirs += square(theirs)
         self.apart += square(theirs - own)
 
-    def blend(self, own: Tensor, theirs: Tensor, share: float) -> None:
-        """As :meth:`add`, and ``theirs`` becomes the mean of both, as :func:`merge` makes it. ``own`` is used up."""
-        self.own += square(own)
-        self.theirs += square(theirs)
-        blend(own, theirs, share)
-        self.apart += square(own.sub_(theirs)) / share**2  # own − mean = share (own − theirs)
-
     def objection(self, max_norm_ratio: float) -> str:
         """Why theirs must not be used beside our own; empty when it may."""
         if not math.isfinite(self.theirs):

@@ -11,7 +11,7 @@ import asyncio
 import xxhash
 from torch import Tensor
 
-from peer.exchange.average import Norms
+from peer.exchange.average import Norms, blend
 from peer.exchange.codec import Codec, size
 from peer.exchange.wire import Header
 from peer.payload import DIGEST_BYTES
@@ -53,7 +53,8 @@ async def receive_coded(
         part = room[: stop - start]
         own.read(start, part)
         codec.decode(name, start, data, part, out[start:stop])
-        norms.blend(part, out[start:stop], share)
+        norms.add(part, out[start:stop])
+        blend(part, out[start:stop], share)
 
     sent = bytearray(DIGEST_BYTES)
     decoding: asyncio.Future[None] | None = None  # of the part before, while the next one arrives

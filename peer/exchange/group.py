@@ -30,7 +30,6 @@ from peer.rounds import Assembly, Averaged, Contribution, Group, Outcome, Sparse
 from peer.streams import BadMessage, Stream, StreamLost
 
 GRACE = 5.0  # seconds on top of a round's deadline before the calling thread gives up on the network thread
-PATIENCE = 0.8  # of the deadline: so long a member may wait for others before it sends its mean
 
 
 class GroupExchange:
@@ -104,8 +103,7 @@ class GroupExchange:
                     await all_gather(own, mesh, self._buffer, stall=stall)
                 else:
                     ratio = self._settings.max_norm_ratio
-                    patience = PATIENCE * limit
-                    await all_reduce(own, mesh, self._buffer, stall=stall, patience=patience, max_norm_ratio=ratio)
+                    await all_reduce(own, mesh, self._buffer, stall=stall, max_norm_ratio=ratio)
                 return Report(digest=await asyncio.to_thread(self._digest))
         except Failed as failure:
             return Report(culprit=failure.culprit, outcome=failure.outcome, detail=failure.detail[:200])

@@ -15,7 +15,7 @@ from peer.rounds import Assembly, Outcome
 from peer.streams import BadMessage, Stream, StreamLost
 
 T = TypeVar("T")
-PROTOCOL = "noloco/reduce/1"
+PROTOCOL = "noloco/reduce/2"
 HELLO_TIMEOUT = 5.0  # seconds for a caller to say who it is
 WAITING = 512  # streams of callers that nobody has asked for yet
 

@@ -8,6 +8,7 @@ All-gather, for sparse contributions: they are small, so everybody sends all of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Coroutine
 from itertools import pairwise
@@ -22,42 +23,65 @@ from peer.exchange.average import mean_of_senders
 from peer.exchange.group_wire import Failed, pack, unpack
 from peer.exchange.mesh import Mesh, together
 from peer.payload import DIGEST_BYTES, receive_payload, send_payload
-from peer.rounds import Contribution, Outcome, Sparse
-from peer.streams import Stream
+from peer.rounds import Contribution, Outcome, Readable, Sparse
+from peer.streams import BadMessage, Stream
 from peer.vectors import Vector, parts, scratch
 
 T = TypeVar("T")
+NOT_YET, NOW = b"\0", b"\1"
+SIGNS = 4  # of life within the time after which a silent stream is given up
 
 
-async def all_reduce(
-    own: Contribution, mesh: Mesh, out: Tensor, *, stall: float, patience: float, max_norm_ratio: float
-) -> None:
+async def all_reduce(own: Contribution, mesh: Mesh, out: Tensor, *, stall: float, max_norm_ratio: float) -> None:
     """``out`` ← mean of the members' contributions (flat fp32). Raises :class:`Failed`; then ``out`` is garbage.
 
-    ``stall``: seconds without a byte on a stream. Between the two halves a member may be silent for as long as it waits
-    for others itself, ``patience`` seconds at most: on slow links members are done with the first half far apart.
+    ``stall``: seconds without a byte on a stream. On slow links members are done with the first half far apart: who
+    waits for others says so on the streams that have nothing else to carry.
     """
     count, me = len(mesh.assembly.seats), mesh.assembly.me
     borders = [own.numel * place // count for place in range(count + 1)]
     shares = [out[start:stop] for start, stop in pairwise(borders)]
     mine = shares[me]
     own_square = _read(own, borders[me], mine)
+    squares: dict[int, float] = {}
+    reduced = asyncio.Event()
 
-    async def scatter(place: int) -> float:
+    async def exchange(place: int) -> None:
         stream = mesh.streams[place]
-        sending = send_payload(stream, _Slice(own, borders[place], borders[place + 1]), stall)
-        return await _both(sending, _add(stream, mine, stall, mesh, place))
-
-    async def gather(place: int) -> None:
-        stream = mesh.streams[place]
-        sending = send_payload(stream, Vector(mine), stall)
-        intact = await _both(sending, receive_payload(stream, shares[place], stall, patience))
+        scatter = send_payload(stream, _Slice(own, borders[place], borders[place + 1]), stall)
+        squares[place] = await _both(scatter, _add(stream, mine, stall, mesh, place))
+        if len(squares) == count - 1:
+            _judge(squares, own_square, mesh, max_norm_ratio)
+            mine.mul_(1 / count)
+            reduced.set()
+        intact = await _both(
+            _send_when(reduced, stream, Vector(mine), stall), _receive_when_sent(stream, shares[place], stall)
+        )
         _require(intact, mesh, place, Outcome.CORRUPT, "the mean from {} does not match its digest")
         _require(_finite(shares[place]), mesh, place, Outcome.POISONED, "the mean from {} is not finite")
 
-    _judge(await mesh.with_all(scatter), own_square, mesh, max_norm_ratio)
-    mine.mul_(1 / count)
-    await mesh.with_all(gather)
+    await mesh.with_all(exchange)
+
+
+async def _send_when(ready: asyncio.Event, stream: Stream, contribution: Readable, stall: float) -> None:
+    """Send a payload once it is there, and a sign of life until then."""
+    while not ready.is_set():
+        await stream.write(NOT_YET, stall)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(stall / SIGNS):
+                await ready.wait()
+    await stream.write(NOW, stall)
+    await send_payload(stream, contribution, stall)
+
+
+async def _receive_when_sent(stream: Stream, out: Tensor, stall: float) -> bool:
+    """As :func:`receive_payload`, of what the other side sends with :func:`_send_when`."""
+    sign = memoryview(bytearray(NOT_YET))
+    while sign == NOT_YET:
+        await stream.read_into(sign, stall)
+    if sign != NOW:
+        raise BadMessage("neither its mean nor a sign that it waits")
+    return await receive_payload(stream, out, stall)
 
 
 async def all_gather(own: Sparse, mesh: Mesh, out: Tensor, *, stall: float) -> None:

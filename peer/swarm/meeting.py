@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
 
@@ -17,6 +18,8 @@ from peer.logs import get_logger
 from peer.streams import Message, Stream
 
 log = get_logger("rendezvous")
+T = TypeVar("T")
+LAST_CALL = 0.15  # share of the inner phase that is left when all may be asked
 Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 
 
@@ -98,3 +101,13 @@ class Meeting:
 def near(eta: float, their_eta: float, phase: float, their_phase: float, window: float) -> bool:
     """Are two boundaries within ``window`` of the shorter inner phase? All times in seconds."""
     return abs(eta - their_eta) <= window * min(phase, their_phase)
+
+
+def askable(candidates: Sequence[T], left: float, opens: float) -> Sequence[T]:
+    """Those of ``candidates`` that may be asked when ``left`` of the inner phase is left: the first from ``opens`` on.
+
+    Later ones later. Two peers that leave a swap together have near boundaries from then on; who was met last must
+    not be asked before all those have been whose boundaries come near only now.
+    """
+    count = len(candidates)
+    return [it for place, it in enumerate(candidates) if left <= max(opens * (1 - place / count), LAST_CALL)]

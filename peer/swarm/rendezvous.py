@@ -16,6 +16,7 @@ Previous station: members.py. Next station: exchange/pair.py, which gets the str
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 
@@ -27,7 +28,19 @@ from peer.schedule import NOW, OPENS
 from peer.streams import BadMessage, Stream, StreamLost
 from peer.swarm.boundary import Boundary
 from peer.swarm.grudges import Grudges
-from peer.swarm.meeting import PROPOSAL, READY, REPLY, Accept, Decline, Meeting, Party, Propose, Ready, near
+from peer.swarm.meeting import (
+    PROPOSAL,
+    READY,
+    REPLY,
+    Accept,
+    Decline,
+    Meeting,
+    Party,
+    Propose,
+    Ready,
+    askable,
+    near,
+)
 from peer.swarm.members import Members
 from peer.swarm.node import OPEN_TIMEOUT, Node
 from peer.swarm.records import MemberRecord
@@ -39,7 +52,9 @@ ANSWER_TIMEOUT = 5.0  # seconds for a reply to a proposal
 ASK_TIMEOUT = 3.0  # seconds for asking around at a boundary
 SLACK = 2.0  # seconds that a partner may come late, on top of half the time it announced
 SULK = 4.0  # inner phases for which a peer is avoided that sent what could not be used
-PAUSE = (0.05, 0.3)  # seconds between proposals, drawn at random
+PAUSE = (0.005, 0.03)  # inner phases between proposals, drawn at random
+PAUSE_SECONDS = (0.01, 0.3)  # and never shorter or longer
+AGAIN = 0.12  # inner phases before a member that has declined is asked again: boundaries have moved then
 
 
 class Rendezvous:
@@ -96,7 +111,7 @@ class Rendezvous:
                         await self._ask_around()
                         if self._meeting is not None or self._stop.requested or time.monotonic() >= until:
                             break
-                        await asyncio.sleep(PAUSE[1])
+                        await asyncio.sleep(self._pause())
                     if self._meeting is None:
                         break
                     link = await self._meet(self._meeting)
@@ -141,25 +156,28 @@ class Rendezvous:
     # -- on the network thread: proposing
 
     async def _seek(self) -> None:
-        asked: set[str] = set()
+        asked: dict[str, float] = {}  # when
         round, opens = self._round, random.uniform(*OPENS)
         while not self._stop.requested:
-            await asyncio.sleep(random.uniform(*PAUSE))
+            await asyncio.sleep(self._pause())
             if round != self._round:
-                asked, round, opens = set(), self._round, random.uniform(*OPENS)
-            if self._meeting is not None or self._boundary.here or not self._open(opens):
+                asked, round, opens = {}, self._round, random.uniform(*OPENS)
+            if self._meeting is not None or self._boundary.here:
                 continue
-            candidates = [record for record in self._candidates() if record.peer_id not in asked]
-            if not candidates:
-                asked.clear()  # boundaries have moved since; ask again, slowly
-                await asyncio.sleep(4 * PAUSE[1])
+            eta, phase = self._boundary.eta(), self._boundary.phase
+            if eta is None or not phase:
                 continue
-            asked.add(candidates[0].peer_id)
-            await self._propose(candidates[0])
+            before = time.monotonic() - AGAIN * phase
+            due = askable(self._candidates(), eta / phase, opens)
+            candidate = next((it for it in due if asked.get(it.peer_id, -math.inf) < before), None)
+            if candidate is not None:
+                asked[candidate.peer_id] = time.monotonic()
+                await self._propose(candidate)
 
-    def _open(self, share: float) -> bool:
-        eta, phase = self._boundary.eta(), self._boundary.phase
-        return eta is not None and phase is not None and eta <= share * phase
+    def _pause(self) -> float:
+        """Seconds; short phases leave little time to find somebody."""
+        least, most = PAUSE_SECONDS
+        return min(max(random.uniform(*PAUSE) * (self._boundary.phase or math.inf), least), most)
 
     def _candidates(self) -> list[MemberRecord]:
         """Live members, those met longest ago first, in random order among equals: weights mix faster so."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -47,12 +46,12 @@ def overrides(rounds: int) -> tuple[str, ...]:
 def conditions(peers: int, rounds: int) -> Conditions:
     """What :func:`measured` sets up."""
     run = settings.load(Path("configs/demo.yaml"), []).run
-    network = model.build(run.model, sequence_length=run.data.sequence_length, seed=run.seed)
+    numel = model.parameters_of(run.model, sequence_length=run.data.sequence_length)
     return Conditions(
         peers=peers,
         rounds=rounds,
         inner_steps=H,
-        payload=payload_bytes("none", sum(it.numel() for it in network.parameters())),
+        payload=payload_bytes("none", numel),
         step_seconds=STEP,
         step_sigma=SIGMA,
         speeds=SPEEDS,
@@ -107,12 +106,7 @@ def run(config: str, sets: tuple[str, ...], it: Conditions, folder: Path) -> tup
 def _traffic(lab: Lab, folder: Path, names: list[str]) -> tuple[int, int]:
     """DHT calls made, and bytes sent on all hosts but the bootstrap's, so far."""
     calls = sum(sum(json.loads((folder / f"{name}.dht").read_text()).values()) for name in names)
-    sent = 0
-    for host in range(1, len(names) + 1):
-        command = lab.command(host, ["cat", "/proc/net/dev"])
-        lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
-        sent += sum(int(line.split()[9]) for line in lines[2:] if not line.strip().startswith("lo:"))
-    return calls, sent
+    return calls, lab.sent(*range(1, len(names) + 1))
 
 
 def directory_traffic(members: int) -> dict[str, float]:

@@ -2,7 +2,8 @@
 
 python -m tests.benchmarks.sleeping_peer train ...      STEP_SECONDS and STEP_SIGMA (log-normal) in the environment
 
-Everything else is the real thing: node, rendezvous, swap, outer step. Counts the calls of its DHT into ``dht.json``.
+Everything else is the real thing: node, rendezvous, swap, outer step. Counts the calls of its DHT into the file
+``$DHT_CALLS``.
 """
 
 from __future__ import annotations

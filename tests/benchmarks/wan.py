@@ -65,8 +65,7 @@ class Stage:
 
     def parameters(self) -> int:
         run = settings.load(Path("configs/demo.yaml"), list(self.sets)).run
-        network = model.build(run.model, sequence_length=run.data.sequence_length, seed=run.seed)
-        return sum(parameter.numel() for parameter in network.parameters())
+        return model.parameters_of(run.model, sequence_length=run.data.sequence_length)
 
 
 def stages(*, quick: bool) -> list[Stage]:

@@ -45,15 +45,16 @@ def run(library: str, plan: Plan, job: Job, folder: Path) -> dict[str, Any]:
         server = start(0, "serve", "", subprocess.PIPE)
         assert server.stdout is not None
         address = server.stdout.readline().strip()
-        peers = [start(index + 1, "train", address, None) for index in range(job.peers)]
+        hosts = range(1, job.peers + 1)
+        peers = [start(host, "train", address, None) for host in hosts]
         deadline = time.monotonic() + job.seconds
         while len(list(folder.glob("*.ready"))) < job.peers:
             _check(peers, deadline, library, folder)
-        before = _sent(lab, job.peers)
+        before = lab.sent(*hosts)
         stack.callback(Straggler(peers[-1]).stop)
         while len(list(folder.glob("*.json"))) < job.peers:
             _check(peers, deadline, library, folder)
-        return _figures(folder, (_sent(lab, job.peers) - before) / job.peers, job.inner_steps)
+        return _figures(folder, (lab.sent(*hosts) - before) / job.peers, job.inner_steps)
 
 
 def _check(peers: list[subprocess.Popen[str]], deadline: float, library: str, folder: Path) -> None:
@@ -62,16 +63,6 @@ def _check(peers: list[subprocess.Popen[str]], deadline: float, library: str, fo
         logs = "\n".join(file.read_text(errors="replace")[-500:] for file in sorted(folder.glob("train-*.log")))
         raise RuntimeError(f"{library} failed or took too long:\n{logs}")
     time.sleep(0.2)
-
-
-def _sent(lab: Lab, peers: int) -> int:
-    """Bytes that all peers' hosts have sent so far, headers of IP and TCP with them."""
-    total = 0
-    for host in range(1, peers + 1):
-        command = lab.command(host, ["cat", "/proc/net/dev"])
-        text = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-        total += next(int(line.split()[9]) for line in text.splitlines() if line.strip().startswith(f"{DEVICE}:"))
-    return total
 
 
 def _figures(folder: Path, sent: float, inner_steps: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.netlab.plan import Plan
-from tests.netlab.tun import address_of
+from tests.netlab.tun import DEVICE, address_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,6 +56,15 @@ class Lab:
     def command(self, host: int, arguments: Sequence[str]) -> list[str]:
         """The command line that runs ``arguments`` on ``host``."""
         return ["nsenter", f"--net=/proc/{self._line.pid}/fd/{self._namespaces[host]}", *arguments]
+
+    def sent(self, *hosts: int) -> int:
+        """Bytes that these hosts have sent together so far, headers of IP and TCP with them."""
+        total = 0
+        for host in hosts:
+            command = self.command(host, ["cat", "/proc/net/dev"])
+            text = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+            total += next(int(line.split()[9]) for line in text.splitlines() if line.strip().startswith(f"{DEVICE}:"))
+        return total
 
     def set_access(self, host: int, up_mbit: float | None, down_mbit: float | None) -> None:
         """Change a host's rates."""

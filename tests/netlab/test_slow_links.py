@@ -1,12 +1,15 @@
-"""Real peers on slow links: a swap that takes longer than an inner phase, and a link that breaks down for a while."""
+"""Real peers on slow links: a swap longer than an inner phase, a link that breaks down for a while or in mid-swap."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from peer.exchange.deadline import FACTOR, FLOOR
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import Access, Path_, Plan
 from tests.netlab.tun import possible
@@ -57,3 +60,46 @@ def test_a_link_that_breaks_down_for_a_while_costs_no_minutes_after_it(tmp_path:
         assert time.monotonic() - began < 20
         slowest = max(row["seconds"]["match"] + row["seconds"]["exchange"] for row in swarm.tail("a").rounds)
         assert slowest < 30, slowest
+
+
+@pytest.mark.timeout(300)
+def test_a_link_that_drops_to_a_hundredth_in_mid_swap_is_given_up_by_what_swaps_have_taken(tmp_path: Path) -> None:
+    sets = (*TINY, "run.model.hidden_size=64", "run.model.layers=2", "run.steps=100000", "run.inner_steps=60")
+    sets = (*sets, "run.evaluation.every_rounds=1000", "run.exchange.timeout=60", "run.exchange.stall=30")
+    with LabSwarm(SLOW, 2, tmp_path) as swarm:
+        for host, name in ((1, "a"), (2, "b")):
+            swarm.peer(host, name, "configs/demo.yaml", sets)
+
+        def rows(outcome: str) -> list[dict[str, Any]]:
+            return [row for name in ("a", "b") for row in swarm.tail(name).rounds if row["outcome"] == outcome]
+
+        swarm.wait_for(lambda: len(rows("merged")) >= 4)
+        swap = rows("merged")[-1]["bytes_sent"]
+        _in_the_middle(lambda: swarm.lab.sent(2), swap)
+        for host in (1, 2):
+            swarm.lab.set_access(host, 0.01, 0.01)
+        usual = max(row["seconds"]["exchange"] for row in rows("merged"))
+        swarm.wait_for(lambda: bool(rows("timeout")))
+        # neither the ceiling of 60 s nor the 30 s without a byte
+        took = rows("timeout")[0]["seconds"]["exchange"]
+        assert took < max(FLOOR, FACTOR * usual) + 3, (took, usual)
+        for host in (1, 2):
+            swarm.lab.set_access(host, 1.0, 1.0)
+        before = len(rows("merged"))
+        swarm.wait_for(lambda: len(rows("merged")) > before)
+
+
+def _in_the_middle(sent: Callable[[], int], swap: int) -> None:
+    """Returns when a third of a swap has been sent: after a pause of half a second, from which on bytes are counted."""
+    until, quiet, before = time.monotonic() + 60, sent(), sent()
+    pauses = 0
+    while time.monotonic() < until:
+        time.sleep(0.1)
+        now = sent()
+        pauses = pauses + 1 if now - before < 2000 else 0
+        if pauses >= 3:
+            quiet = now
+        if pauses == 0 and quiet and swap / 3 < now - quiet < swap / 2:
+            return
+        before = now
+    raise AssertionError("no swap was seen to begin")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -17,9 +18,7 @@ from peer.swarm.rendezvous import ASK_TIMEOUT, PROTOCOL, SLACK
 from tests.swarm.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all
 
 PHASE = STEPS * STEP_SECONDS
-LONGEST = (
-    0.5 * PHASE * 1.5 + SLACK + ASK_TIMEOUT
-)  # what a lie about the time may cost: half a phase's window, and asking
+LONGEST = 0.5 * PHASE * 1.5 + SLACK + ASK_TIMEOUT  # what a lie may cost: half a phase's window, and asking
 NOISE = 2.0  # seconds of a busy machine
 
 
@@ -52,6 +51,15 @@ def two(tmp_path: Path) -> Iterator[tuple[Peer, Liar]]:
         yield victim, liar
 
 
+def begin(victim: Peer, rounds: int) -> Thread:
+    """Returns when it knows when its boundary will be."""
+    (thread,) = in_threads(lambda: victim.train(rounds))
+    until = time.monotonic() + 10
+    while victim.progress.eta() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    return thread
+
+
 def accepted(victim: Peer, liar: Liar, phase: float = PHASE) -> Accept:
     """Propose at the victim's own time until it says yes."""
     for _ in range(50):
@@ -75,9 +83,7 @@ def test_who_promises_and_does_not_come_costs_less_than_a_phase(two: tuple[Peer,
 
 def test_a_time_far_from_ones_own_is_declined(two: tuple[Peer, Liar]) -> None:
     victim, liar = two
-    (thread,) = in_threads(lambda: victim.train(3))
-    while victim.progress.eta() is None:
-        time.sleep(0.01)
+    thread = begin(victim, 3)
     for eta, phase in ((1e7, 1e7), (5 * PHASE, PHASE), (PHASE, 1e-6)):
         reply = liar.propose_now(eta, phase)
         assert isinstance(reply, Decline) and "apart" in reply.reason, reply
@@ -86,9 +92,7 @@ def test_a_time_far_from_ones_own_is_declined(two: tuple[Peer, Liar]) -> None:
 
 def test_two_proposals_make_one_meeting(two: tuple[Peer, Liar]) -> None:
     victim, liar = two
-    (thread,) = in_threads(lambda: victim.train(3))
-    while victim.progress.eta() is None:
-        time.sleep(0.01)
+    thread = begin(victim, 3)
 
     async def both() -> list[Accept | Decline]:
         eta = victim.progress.eta() or 0.0
@@ -102,12 +106,11 @@ def test_two_proposals_make_one_meeting(two: tuple[Peer, Liar]) -> None:
 def test_who_comes_when_all_is_over_meets_nobody(two: tuple[Peer, Liar]) -> None:
     """The word of a meeting that was given up must not bring a group of the next round."""
     victim, liar = two
-    (thread,) = in_threads(lambda: victim.train(4))
-    while victim.progress.eta() is None:
-        time.sleep(0.01)
+    thread = begin(victim, 4)
     reply, writer = liar.node.call(liar.propose(victim.progress.eta() or 0.0), 15)
     assert isinstance(reply, Accept)
-    while victim.round == 0:
+    until = time.monotonic() + 20
+    while victim.round == 0 and time.monotonic() < until:
         time.sleep(0.02)
 
     async def late() -> None:

@@ -53,8 +53,7 @@ def test_peers_of_three_speeds_all_meet_and_whom_is_left_to_chance(six: list[Pee
     observed = {(one, two): (met[one].get(two, 0) + met[two].get(one, 0)) / 2 for one, two in expected}
     statistic = sum((observed[pair] - expected[pair]) ** 2 / expected[pair] for pair in expected)
     assert min(observed.values()) >= 3, met
-    # phases are about as long as the pauses between proposals here, so many boundaries come before a partner is found
-    assert all(sum(one.partners.values()) >= 0.45 * one.round for one in six), [(it.round, it.partners) for it in six]
+    assert all(sum(one.partners.values()) >= 0.6 * one.round for one in six), [(it.round, it.partners) for it in six]
     # 15 pairs with 6 sums given: 9 degrees of freedom, of which this is the 99% quantile
     assert statistic < 21.7, (statistic, met)
 

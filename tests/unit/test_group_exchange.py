@@ -18,8 +18,7 @@ from peer.config import Exchange
 from peer.exchange import reduce
 from peer.exchange.average import mean_of_senders
 from peer.exchange.group_wire import REPORT, Report, pack, unpack
-from peer.exchange.mesh import Mesh
-from peer.rounds import Averaged, Group, Outcome, Sparse
+from peer.rounds import Averaged, Group, Outcome, Readable, Sparse
 from peer.streams import Stream
 from peer.vectors import PART, Vector
 from tests.unit.exchange_harness import FAST
@@ -114,21 +113,56 @@ def test_a_member_that_says_nothing_costs_the_deadline_and_is_named(silent: int)
         assert outcomes(again) == [Outcome.MERGED] * 4
 
 
-def test_a_member_that_is_silent_between_the_two_halves_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+class Dribble:
+    """A line so slow that what is one write elsewhere takes ``seconds``."""
+
+    def __init__(self, stream: Stream, seconds: float) -> None:
+        self._stream, self._seconds = stream, seconds
+
+    async def write(self, data: bytes, timeout: float) -> None:
+        for byte in range(8):
+            await asyncio.sleep(self._seconds / 8)
+            await self._stream.write(data[len(data) * byte // 8 : len(data) * (byte + 1) // 8], timeout)
+
+
+def slow_line(monkeypatch: pytest.MonkeyPatch, seconds: float, sender: int, receiver: int) -> None:
+    """In the first half."""
+    send = reduce.send_payload
+
+    async def slow(stream: Stream, contribution: Readable, stall: float) -> None:
+        first = torch.empty(1)
+        contribution.read(0, first)
+        if isinstance(contribution, reduce._Slice) and (float(first), stream.remote) == (sender, "abc"[receiver]):
+            stream = Dribble(stream, seconds)  # type: ignore[assignment]
+        await send(stream, contribution, stall)
+
+    monkeypatch.setattr(reduce, "send_payload", slow)
+
+
+def test_a_member_that_waits_for_others_between_the_two_halves_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has all of one member's data and waits for another's: on slow links that takes longer than a stall."""
-    add = reduce._add
-
-    async def late(stream: Stream, total: Tensor, stall: float, mesh: Mesh, place: int) -> float:
-        square = await add(stream, total, stall, mesh, place)
-        if mesh.assembly.me == 1:
-            await asyncio.sleep(2 * stall)
-        return square
-
-    monkeypatch.setattr(reduce, "_add", late)
+    slow_line(monkeypatch, 1.5, sender=2, receiver=1)
     with many(3, 1000, settings=Exchange(stall=0.5, timeout=8.0)) as group:
         averaged = group.average([Vector(torch.full((1000,), float(place))) for place in range(3)])
         assert [it.outcome for it in averaged if it] == [Outcome.MERGED] * 3, averaged
         assert all(it is not None and bool((it.mean == 1).all()) for it in averaged)
+
+
+def test_a_member_that_freezes_between_the_two_halves_costs_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathers = reduce._send_when
+
+    async def freezes(ready: asyncio.Event, stream: Stream, contribution: Vector, stall: float) -> None:
+        if stream.remote == "b":
+            await gathers(ready, stream, contribution, stall)
+        await asyncio.sleep(0 if stream.remote == "b" else 60)
+
+    monkeypatch.setattr(reduce, "_send_when", freezes)
+    with many(2, 1000, settings=Exchange(stall=0.5, timeout=30.0)) as group:
+        began = time.monotonic()
+        averaged = group.average(contributions(vectors(2, 1000)))
+        assert time.monotonic() - began < 3
+        assert [it.outcome for it in averaged if it] == [Outcome.TIMEOUT] * 2, averaged
+        assert {it.culprit for it in averaged if it} == {"b"}
 
 
 def test_a_member_that_cannot_be_dialled_is_named_at_once() -> None:

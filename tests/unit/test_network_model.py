@@ -26,7 +26,7 @@ def test_the_papers_blocking_experiment() -> None:
     assert everyone.idle_share == pytest.approx(0.23, abs=0.02)
     assert theirs.idle_share == pytest.approx(0.08, abs=0.015)
     assert everyone.seconds / theirs.seconds == pytest.approx(1.19, abs=0.03)
-    assert ours.idle_share < 1.2 * theirs.idle_share  # and ours need no common clock
+    assert ours.idle_share < theirs.idle_share
     assert ours.merged_share > 0.9
 
 

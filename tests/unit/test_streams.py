@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from peer.payload import receive_payload, send_payload
-from peer.streams import MESSAGE_CAP, BadMessage, Message, Stream, StreamLost
+from peer.streams import CHUNK, MESSAGE_CAP, BadMessage, Message, Stream, StreamLost
 from peer.swarm.meeting import PROPOSAL, REPLY
 from peer.vectors import Vector
 from tests.unit.exchange_harness import LoopThread, stream_pair
@@ -164,3 +164,22 @@ def _flip_one_bit(stream: Stream, place: int) -> None:
         await write(bytes(changed) if len(data) != 16 or place >= 16 else data, timeout)
 
     stream.write = flipped  # type: ignore[method-assign]
+
+
+def test_a_slow_reader_is_waited_for_as_long_as_it_reads(thread: LoopThread) -> None:
+    """The deadline is for a silent line, and one part may take longer than that on a slow one."""
+
+    async def talk() -> float:
+        one, two = await stream_pair()
+        out = memoryview(bytearray(32 * CHUNK))
+
+        async def read() -> None:
+            for start in range(0, len(out), CHUNK):
+                await asyncio.sleep(0.05)
+                await two.read_into(out[start : start + CHUNK], 1)
+
+        began = time.monotonic()
+        await asyncio.gather(one.write(bytes(len(out)), 0.8), read())
+        return time.monotonic() - began
+
+    assert thread.call(talk(), 10) > 1.2

@@ -16,7 +16,7 @@ from peer.config_digest import canonical
 from peer.exchange.deadline import FACTOR, FLOOR, Deadline
 from peer.progress import Progress
 from peer.swarm import records
-from peer.swarm.meeting import Meeting, Party, Propose, near
+from peer.swarm.meeting import LAST_CALL, Meeting, Party, Propose, askable, near
 from peer.swarm.records import MemberRecord
 from tests.unit.exchange_harness import stream_pair
 
@@ -118,3 +118,15 @@ def test_the_next_boundary_is_estimated_from_the_steps_so_far() -> None:
     assert progress.rate(10) == pytest.approx(10 / (phase / 10))
     time.sleep(0.5)
     assert progress.eta() == 0.0
+
+
+@given(st.integers(1, 50), st.floats(0, 1), st.floats(0.3, 0.8))
+def test_who_was_met_longest_ago_is_asked_first_and_all_are_at_last(count: int, left: float, opens: float) -> None:
+    candidates = list(range(count))
+    due = list(askable(candidates, left, opens))
+    assert due == candidates[: len(due)]
+    assert (due == []) == (left > opens)
+    assert len(askable(candidates, left / 2, opens)) >= len(due)
+    assert left > LAST_CALL or due == candidates
+    if count > 1 and left > max(LAST_CALL, opens / count):
+        assert count - 1 not in due

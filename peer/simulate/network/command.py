@@ -35,9 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def conditions(config: Config, args: argparse.Namespace) -> Conditions:
     """What the options and the run's configuration say; raises :class:`peer.errors.UserError`."""
     run = config.run
-    numel = sum(
-        it.numel() for it in model.build(run.model, sequence_length=run.data.sequence_length, seed=0).parameters()
-    )
+    numel = model.parameters_of(run.model, sequence_length=run.data.sequence_length)
     found = Conditions(
         peers=args.replicas,
         rounds=args.rounds,
