@@ -1,14 +1,21 @@
 """``noloco-bootstrap``: start a bootstrap node and print the addresses by which peers join.
 
 noloco-bootstrap --port 31337 --identity bootstrap.key
+
+For a swarm of invited peers only (``run.admission: invite``), see owner.py:
+
+noloco-bootstrap --port 31337 --identity bootstrap.key --owner owner.key
+noloco-bootstrap invite alice --owner owner.key
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import sys
 import threading
+import time
 from pathlib import Path
 
 from peer import __version__, logs
@@ -19,6 +26,7 @@ from peer.signals import Signals, stop_with_parent
 DEFAULT_PORT = 31337
 DEFAULT_HTTP_PORT = 9400
 WATCH_SECONDS = 0.5
+BOOK_SECONDS = 5.0  # between two looks into the owner's book
 
 log = logs.get_logger("bootstrap")
 
@@ -29,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     logs.quiet_libraries()
     logs.setup("bootstrap")
     try:
-        _serve(args)
+        args.run(args)
     except (UserError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)
@@ -60,8 +68,42 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDR", help="other bootstrap nodes to join")
     parser.add_argument("--addresses-file", type=Path, metavar="FILE", help="write the addresses here, one a line")
+    parser.add_argument("--owner", type=Path, metavar="FILE", help="key of a swarm of invited peers; a new one is made")
     parser.add_argument("--stop-with-parent", action="store_true", help=argparse.SUPPRESS)
+    parser.set_defaults(run=_serve)
+    commands = parser.add_subparsers(metavar="COMMAND", title="for the owner of a swarm of invited peers")
+    invite = commands.add_parser("invite", help="write an invitation for one peer")
+    invite.add_argument("name")
+    invite.add_argument("--days", type=_days, default=90.0, help="how long it counts (default 90)")
+    invite.add_argument("--out", type=Path, metavar="FILE", help="default: NAME.invitation")
+    invite.set_defaults(run=_invite)
+    revoke = commands.add_parser("revoke", help="withdraw the invitations of a name or of a peer id")
+    revoke.add_argument("name")
+    revoke.set_defaults(run=_revoke)
+    for command in (invite, revoke):
+        command.add_argument("--owner", type=Path, required=True, metavar="FILE", help="the owner's key")
     return parser
+
+
+def _days(text: str) -> float:
+    days = float(text)
+    if not 0 < days <= 3650:
+        raise argparse.ArgumentTypeError("above 0 and at most 3650")
+    return days
+
+
+def _invite(args: argparse.Namespace) -> None:
+    from dht_bootstrap import owner
+
+    if not re.fullmatch(r"[\w.-]{1,64}", args.name):
+        raise UserError(f"{args.name}: a name has letters, digits, dots, dashes and underscores, at most 64")
+    print(owner.invite(args.owner, args.name, args.days, args.out or Path(f"{args.name}.invitation")))
+
+
+def _revoke(args: argparse.Namespace) -> None:
+    from dht_bootstrap import owner
+
+    print(owner.revoke(args.owner, args.name))
 
 
 def _serve(args: argparse.Namespace) -> None:
@@ -69,11 +111,13 @@ def _serve(args: argparse.Namespace) -> None:
     signals = Signals(stop)
     if args.stop_with_parent:
         stop_with_parent()
+    from dht_bootstrap import owner
     from dht_bootstrap.monitor import Monitor
     from peer.swarm import identity
     from peer.swarm.node import Node, NodeSettings
 
     identity.load_or_create(args.identity)
+    authority = owner.authority(args.owner, args.identity) if args.owner else None
     with contextlib.ExitStack() as stack:
         node = Node(
             NodeSettings(
@@ -83,7 +127,8 @@ def _serve(args: argparse.Namespace) -> None:
                 announce=tuple(args.announce),
                 initial_peers=tuple(args.initial_peers),
                 upnp=True,
-            )
+            ),
+            authority,
         )
         stack.callback(node.stop)
         signals.emergency = node.kill
@@ -96,9 +141,15 @@ def _serve(args: argparse.Namespace) -> None:
             _write_addresses(args.addresses_file, node.addresses)
         log.info("ready: port=%d http=%s identity=%s", args.port, monitor.address, args.identity)
         signals.looping = True
-        pause = threading.Event()
+        pause, looked = threading.Event(), time.monotonic()
         while not stop.requested and not node.failure:
             pause.wait(WATCH_SECONDS)
+            if authority is not None and time.monotonic() - looked > BOOK_SECONDS:
+                looked = time.monotonic()
+                try:
+                    owner.publish(args.owner, authority.admission)
+                except UserError as error:
+                    log.warning("revocations stay as they were: %s", error)
         if node.failure:
             raise RunError(f"{node.failure}; start the bootstrap node again: its identity file keeps its address")
 

@@ -15,6 +15,7 @@ from peer.checkpoint import Checkpoints
 from peer.config import Config, Exchange
 from peer.config_digest import canonical, digest
 from peer.corpus import Corpus
+from peer.errors import UserError
 from peer.exchange.average import GroupAverage
 from peer.exchange.group import GroupExchange
 from peer.exchange.mesh import PROTOCOL as REDUCE_PROTOCOL
@@ -35,6 +36,8 @@ from peer.rounds import Grouping
 from peer.signals import Signals
 from peer.state import PeerState
 from peer.swarm import identity
+from peer.swarm.authority import Authority
+from peer.swarm.invitation import Admission
 from peer.swarm.meeting import Party
 from peer.swarm.node import OPEN_TIMEOUT, Node, NodeSettings
 from peer.swarm.presence import Presence, Vitals
@@ -54,7 +57,7 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         home = place.claim(run.dir, own.name)
         stack.callback(home.release)
         logs.setup(home.name, home.folder / "peer.log")
-        key = own.identity or home.folder / "identity.key"
+        key, authority = _identity(config, home.folder)
         peer_id = identity.load_or_create(key)
         metrics = Metrics(method=run.outer.name, run=run.name, config=digest(run))
         metrics_address, close_metrics = metrics.serve(own.metrics.host, own.metrics.port)
@@ -70,7 +73,7 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         reporter = Reporter(home.folder, metrics)
         stack.callback(reporter.close)
 
-        node = Node(_node_settings(config, key))
+        node = Node(_node_settings(config, key), authority)
         me = Party(home.name, run.name, digest(run), canonical(run))
         slow = state.outer.slow
         layout = layout_digest(slow.layout())
@@ -92,6 +95,7 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         signals.emergency = node.kill
         with phase("join"):
             node.start()
+            presence.require_alone()
             _begin(config, state, checkpoints, presence)
             reporter.rewind(state.counters.round, state.inner.step)
             presence.enter(state.snapshot, state.counters.round)
@@ -103,6 +107,18 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         validation = build.validation(run, text)
         parts = Parts(state, presence, checkpoints, reporter, phase, progress, signals.stop, validation)
         yield _trainer(config, parts, node, Identity(run.name, me.config, layout, slow.numel))
+
+
+def _identity(config: Config, folder: Path) -> tuple[Path, Authority | None]:
+    """The file with this peer's key, and in an invited swarm what its invitation says."""
+    run, own = config.run, config.peer
+    if run.owner is None:
+        return own.identity or folder / "identity.key", None
+    if own.invitation is None:
+        raise UserError("run.admission is invite: set peer.invitation to the file that the swarm's owner gave you")
+    key = folder / "invited.key"
+    certificate = identity.accept(own.invitation, key, run.owner).certificate
+    return key, Authority(Admission(run.owner, certificate), key)
 
 
 def _node_settings(config: Config, key: Path) -> NodeSettings:

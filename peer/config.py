@@ -188,9 +188,13 @@ class Run(LocalPath):
     rendezvous: Rendezvous = Rendezvous()
     exchange: Exchange = Exchange()
     evaluation: Evaluation = Evaluation()
+    admission: Literal["open", "invite"] = "open"  # invite: only who has an invitation of the owner takes part
+    owner: str | None = Field(default=None, pattern=r"^[A-Za-z0-9+/]{43}=$")  # public key, from noloco-bootstrap invite
 
     @model_validator(mode="after")
     def _fits(self) -> Run:
+        if (self.admission == "invite") != (self.owner is not None):
+            raise ValueError("admission: invite and owner: KEY belong together")
         if self.exchange.codec != "none" and not isinstance(self.outer, NoLoCo):
             raise ValueError(f"exchange.codec {self.exchange.codec} is for noloco's swap; {self.outer.name} has none")
         if self.inner_time and not isinstance(self.outer, NoLoCo):
@@ -241,12 +245,19 @@ class Peer(LocalPath):
     micro_batch: int | None = Field(default=None, gt=0)  # sequences at once; none: the whole batch
     stream: int | None = Field(default=None, ge=0)  # data stream; none: from the identity
     identity: Path | None = None  # none: <run.dir>/<peer name>/identity.key
+    invitation: Path | None = None  # the owner's file, which has the identity in it; for run.admission: invite
     initial_peers: tuple[str, ...] = ()
     start_with: int = Field(default=1, gt=0)  # members that a new swarm begins with, this one included
     start_patience: float = Field(default=60.0, ge=0)  # seconds to wait for them; then it begins with those that came
     network: Network = Network()
     metrics: Metrics = Metrics()
     checkpoint: Checkpoint = Checkpoint()
+
+    @model_validator(mode="after")
+    def _one_identity(self) -> Peer:
+        if self.identity is not None and self.invitation is not None:
+            raise ValueError("identity: an invitation has its own, leave this out")
+        return self
 
     @field_validator("initial_peers", mode="before")
     @classmethod

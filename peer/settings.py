@@ -28,6 +28,7 @@ ENVIRONMENT = {
     "NOLOCO_INITIAL_PEERS": "peer.initial_peers",  # separated by commas or spaces
     "NOLOCO_PEER_NAME": "peer.name",
     "NOLOCO_IDENTITY": "peer.identity",
+    "NOLOCO_INVITATION": "peer.invitation",
     "NOLOCO_RUN_DIR": "run.dir",
 }
 OTHER_VARIABLES = {"NOLOCO_LOG_LEVEL"}

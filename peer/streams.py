@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -50,6 +50,7 @@ class Stream:
     sent: int = 0  # bytes
     received: int = 0  # bytes
     hang_up: Callable[[], None] = lambda: None  # gives up the whole connection that the stream runs on
+    gate: Callable[[Stream], Awaitable[None]] | None = None  # what the other side must pass before it is listened to
 
     async def send(self, message: Message, timeout: float) -> None:
         """Send one message; ``timeout`` in seconds."""
@@ -60,6 +61,7 @@ class Stream:
 
     async def receive(self, kinds: TypeAdapter[M], timeout: float) -> M:
         """Receive one message of the given kinds; its length is checked before it is read."""
+        await self._through_gate()
         async with asyncio.timeout(timeout):
             length = int.from_bytes(await self._exactly(_PREFIX), "big")
             if length > MESSAGE_CAP:
@@ -84,6 +86,7 @@ class Stream:
 
     async def read_into(self, out: memoryview, timeout: float) -> None:
         """Fill ``out`` (bytes) from the stream; ``timeout`` bounds each wait for more bytes, in seconds."""
+        await self._through_gate()
         filled = 0
         while filled < len(out):
             with _lost():
@@ -106,6 +109,11 @@ class Stream:
         """Close both directions. Closing twice is fine."""
         with contextlib.suppress(OSError, RuntimeError):
             self.writer.close()
+
+    async def _through_gate(self) -> None:
+        if self.gate is not None:
+            check, self.gate = self.gate, None
+            await check(self)
 
     async def _exactly(self, count: int) -> bytes:
         with _lost():

@@ -80,6 +80,7 @@ class LocalSwarm:
         threads = max(1, (os.cpu_count() or 1) // len(self._names))
         common = [f"peer.network.host={HOST}", f"peer.threads={threads}", f"peer.start_with={len(self._names)}"]
         common += [*self._overrides, "peer.metrics.port=0"]
+        common += ["run.admission=open", "run.owner=null", "peer.invitation=null"]  # all are ours, on this machine
         sets = [argument for override in common for argument in ("--set", override)]
         port = addresses[0].partition("/tcp/")[2].partition("/")[0]
         bootstrap.arguments[bootstrap.arguments.index("--port") + 1] = port  # should it have to be started again

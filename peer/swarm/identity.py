@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import tempfile
 from pathlib import Path
 
 from hivemind.p2p import P2P, PeerID
+from pydantic import ValidationError
 
 from peer.errors import UserError
+from peer.swarm.invitation import Invitation, Owner
 
 
 def load_or_create(path: Path) -> str:
@@ -33,3 +37,30 @@ def load_or_create(path: Path) -> str:
 def stream_of(peer_id: str) -> int:
     """The data stream that belongs to an identity: different peers read different data."""
     return int.from_bytes(hashlib.sha256(peer_id.encode()).digest()[:6], "big")
+
+
+def invite(owner: Owner, name: str, expires: float) -> Invitation:
+    """A new identity, and the owner's certificate for it until ``expires`` (unix seconds)."""
+    with tempfile.TemporaryDirectory(prefix="noloco-invite-") as folder:
+        key = Path(folder) / "identity.key"
+        peer_id = load_or_create(key)
+        identity = base64.b64encode(key.read_bytes()).decode()
+    return Invitation(certificate=owner.certify(peer_id, name, expires), owner=owner.public, identity=identity)
+
+
+def accept(path: Path, key: Path, owner: str) -> Invitation:
+    """The invitation in the file ``path``; its identity is written to ``key``. ``owner``: of the swarm, public key."""
+    try:
+        invitation = Invitation.model_validate_json(path.read_bytes())
+        identity = base64.b64decode(invitation.identity, validate=True)
+        if invitation.owner != owner:
+            raise UserError(f"invitation {path}: it is of the owner {invitation.owner}, run.owner is {owner}")
+        if not key.exists() or key.read_bytes() != identity:
+            key.unlink(missing_ok=True)
+            key.touch(mode=0o600)
+            key.write_bytes(identity)
+    except OSError as error:
+        raise UserError(f"invitation {error.filename}: {error.strerror}") from None
+    except (ValidationError, ValueError):
+        raise UserError(f"invitation {path}: not an invitation; ask the swarm's owner for the file again") from None
+    return invitation

@@ -88,7 +88,7 @@ class Members:
                 [records.members_key(self._run, bucket) for bucket in buckets],
                 [text] * len(buckets),
                 expiration_time=self._expiration,
-                subkeys=[record.peer_id] * len(buckets),
+                subkeys=[self._node.subkey] * len(buckets),
             )
 
     async def _read_some(self) -> None:

@@ -21,8 +21,13 @@ from hivemind.utils.multiaddr import Multiaddr
 from peer.errors import RunError, UserError
 from peer.logs import get_logger
 from peer.streams import Stream, StreamLost
+from peer.swarm.authority import Authority
 from peer.swarm.daemon import Daemon
 from peer.swarm.dial import Unreachable, connect_any, dial
+from peer.swarm.gate import PROTOCOL as ADMISSION
+from peer.swarm.gate import Gate, Notice, knock, why_refused
+from peer.swarm.invitation import Certificate
+from peer.swarm.revocations import keep_revocations
 from peer.swarm.thread import LoopThread
 
 log = get_logger("node")
@@ -54,8 +59,10 @@ class NodeSettings:
 class Node:
     """Start with :meth:`start`, leave with :meth:`stop`; both are safe to call from the main thread only."""
 
-    def __init__(self, settings: NodeSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: NodeSettings, authority: Authority | None = None) -> None:
+        self._settings, self._authority = settings, authority
+        self._gate = Gate(authority.admission) if authority else None
+        self._refused = ""  # what an initial peer says of our invitation
         self._thread = LoopThread()
         self._daemon: Daemon | None = None
         self._p2p: P2P | None = None
@@ -82,6 +89,8 @@ class Node:
         )
         self.call(self._join_dht(reached), settings.join_timeout + 10)
         self.spawn(self._redial())
+        if self._authority is not None:
+            self.spawn(keep_revocations(self.dht, self._authority.admission))
 
     def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         """Run ``work`` on the network thread and wait at most ``timeout`` seconds for it."""
@@ -97,10 +106,19 @@ class Node:
         self._thread.spawn(work)
 
     @property
+    def subkey(self) -> str:
+        """Under which this peer's record stands in the directory."""
+        return self.peer_id + (self._authority.tag if self._authority else "")
+
+    @property
     def failure(self) -> str:
         """Why the network is gone, in words; empty while it works."""
         if self._daemon is not None and not self._daemon.alive:
             return f"the p2p daemon (pid {self._daemon.pid}) has died: {self._daemon.last_words()}"
+        if self._authority is not None:
+            said = self._refused or self._authority.admission.objection(self._authority.admission.own, self.peer_id)
+            if said:
+                return f"this peer is not admitted any more: {said}"
         return "" if self._thread.alive else "the network thread has ended"
 
     def stop(self) -> None:
@@ -139,7 +157,11 @@ class Node:
                 raise
             except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
                 raise StreamLost(str(error) or type(error).__name__) from None
-        return Stream(reader, writer, remote=peer_id, initiator=True, hang_up=partial(self.hang_up, peer_id))
+        stream = Stream(reader, writer, remote=peer_id, initiator=True, hang_up=partial(self.hang_up, peer_id))
+        if self._gate is not None:
+            await self._gate.show(stream)
+            stream.gate = self._gate.check
+        return stream
 
     def hang_up(self, peer_id: str) -> None:
         """Close the connection to a peer; the next stream to it makes a new one."""
@@ -155,14 +177,17 @@ class Node:
             except OSError as error:
                 raise RunError(f"the p2p daemon does not answer: {error}") from None
 
-    async def serve(self, protocol: str, handler: Handler) -> None:
-        """Call ``handler`` for every incoming stream, which it then owns and closes."""
+    async def serve(self, protocol: str, handler: Handler, *, open_to_all: bool = False) -> None:
+        """Call ``handler`` for every incoming stream of one who is admitted, which it then owns and closes."""
         assert self._p2p is not None
 
         async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             remote = info.peer_id.to_base58()
             stream = Stream(reader, writer, remote=remote, initiator=False, hang_up=partial(self.hang_up, remote))
             try:
+                if self._gate is not None and not open_to_all:
+                    await self._gate.check(stream)
+                    await self._gate.show(stream)
                 await handler(stream)
             except Exception as error:  # noqa: BLE001 - a stranger's request must not end the listener
                 log.debug("stream %s from %s: %s: %s", protocol, stream.remote, type(error).__name__, error)
@@ -177,6 +202,8 @@ class Node:
         self._p2p = await placed.replicate(Multiaddr(self._daemon.control))
         self.peer_id = self._p2p.peer_id.to_base58()
         self.addresses = tuple(str(address) for address in await self._p2p.get_visible_maddrs(latest=True))
+        if self._gate is not None:
+            await self.serve(ADMISSION, self._gate.answer, open_to_all=True)
 
     async def _join_dht(self, reached: Sequence[str]) -> None:
         try:
@@ -186,9 +213,21 @@ class Node:
                 wait_timeout=DHT_TIMEOUT,
                 backoff_rate=1.0,  # hivemind would look away from a member for twice as long after every failure
                 ensure_bootstrap_success=bool(reached),
+                authorizer=self._authority.authorizer if self._authority else None,
+                record_validator=self._authority.validator if self._authority else None,
             )
         except Exception as error:  # noqa: BLE001 - hivemind's own type is not exported
-            raise UserError(_why_not_joined(str(error), reached)) from None
+            refused = await self._why_refused(reached)
+            raise UserError(refused or _why_not_joined(str(error), reached)) from None
+
+    async def _why_refused(self, reached: Sequence[str]) -> str:
+        """What a node that we have reached says of our invitation; empty when that is not why its DHT is silent."""
+        own = self._authority.admission.own if self._authority else None
+        for address in reached:
+            notice = await self._notice(address.rpartition("/p2p/")[2], own)
+            if notice is not None:
+                return why_refused(address, notice, own)
+        return ""
 
     async def _redial(self) -> None:
         """Nothing reconnects by itself after an outage: keep the way back to the initial peers and the DHT open."""
@@ -201,7 +240,27 @@ class Node:
                     await dial(self._p2p, peer_id, [address], RPC_TIMEOUT)
                     async with asyncio.timeout(RPC_TIMEOUT):  # the DHT forgets who did not answer, until a ping
                         if await self.dht.protocol.call_ping(PeerID.from_base58(peer_id)) is None:
+                            self._refused = await self._ask_why(peer_id)
                             self.hang_up(peer_id)
+
+    async def _ask_why(self, peer_id: str) -> str:
+        """Does a node whose DHT does not answer object to our invitation?"""
+        if self._authority is None:
+            return ""
+        notice = await self._notice(peer_id, self._authority.admission.own)
+        return notice.objection if notice is not None else ""
+
+    async def _notice(self, peer_id: str, own: Certificate | None) -> Notice | None:
+        """What a node says of a certificate; ``None`` when it does not answer or its swarm is open."""
+        assert self._p2p is not None
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT):
+                remote = PeerID.from_base58(peer_id)
+                _, reader, writer = await self._p2p.call_binary_stream_handler(remote, ADMISSION)
+                return await knock(Stream(reader, writer, remote=peer_id, initiator=True), own)
+        except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
+            log.debug("no notice from %s: %s", peer_id, error)
+            return None
 
     async def _goodbye(self) -> None:
         with contextlib.suppress(Exception):  # a daemon that is dead already answers nothing

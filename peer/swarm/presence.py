@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from peer.config import Rendezvous as RendezvousSettings
-from peer.errors import RunError
+from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.progress import Progress, Stop
 from peer.rounds import Group, Grouping, Outcome, Seat
@@ -23,10 +23,12 @@ from peer.swarm.members import Members
 from peer.swarm.node import Node
 from peer.swarm.records import MemberRecord
 from peer.swarm.rendezvous import Rendezvous
+from peer.swarm.twin import LOOK, twin_of
 
 log = get_logger("presence")
 
 LINGER = 0.25  # of an inner phase: looking for a partner beside the inner steps, before going on alone
+TWIN_TIMEOUT = LOOK + 60.0  # seconds
 START_PERIOD = 0.25  # seconds between two looks at who has come
 
 
@@ -69,6 +71,15 @@ class Presence:
                 node, self._members, progress, stop, settings, me, lineage=lineage, equal=equal_replicas
             )
         self._announced = False
+
+    def require_alone(self) -> None:
+        """Raises :class:`UserError` when another process is alive with this peer's identity."""
+        twin = self._node.call(twin_of(self._node, self._me.run), TWIN_TIMEOUT)
+        if twin is not None:
+            raise UserError(
+                f"a peer with the same identity is alive: {twin.name} at {', '.join(twin.addresses[:2])}; each peer "
+                "needs a key of its own (peer.identity) or an invitation of its own (peer.invitation)"
+            )
 
     def join(self, room: Sequence[Tensor], timeout: float) -> State | None:
         """A member's verified state, or ``None`` when this peer is among the first; see :func:`take_state`."""

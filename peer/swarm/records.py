@@ -1,7 +1,8 @@
 """Every DHT key, its schema and its lifetime. The only place.
 
 The directory of a run is spread over keys ``<run>/members/<level>/<place>`` (directory.py); in each, a peer owns the
-subkey of its id. A record is at most 1 KiB of JSON.
+subkey of its id. A record is at most 1 KiB of JSON. In an invited swarm the subkey ends with the peer's public key, as
+``[owner:<key>]``, and only who has signed with that key can write it (authority.py).
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ from pydantic import Field, ValidationError
 
 from peer.streams import Message
 from peer.swarm.directory import Bucket
+from peer.swarm.invitation import Revocations
 
 RECORD_BYTES = 1024
+REVOCATIONS_BYTES = 64 * 1024
+REVOCATIONS = "revocations"  # key of the owner's list, in an invited swarm
+REVOCATIONS_LIFETIME = 3600.0  # seconds; members that have it keep it alive
 LIFETIME = 30.0  # seconds
 ANNOUNCE_SECONDS = 5.0
 
@@ -49,12 +54,28 @@ def encode(record: MemberRecord) -> str:
         record = record.model_copy(update={"addresses": record.addresses[:-1]})
 
 
+def owner_of(subkey: str) -> tuple[str, str]:
+    """Peer id and public key of a subkey; the key is empty in a swarm that is open."""
+    peer_id, _, rest = subkey.partition("[owner:")
+    return peer_id, rest.removesuffix("]")
+
+
 def decode(subkey: object, value: object) -> MemberRecord | None:
     """A checked record, or ``None`` for anything a stranger may have stored instead."""
-    if not isinstance(value, str) or len(value) > RECORD_BYTES:
+    if not isinstance(value, str) or len(value) > RECORD_BYTES or not isinstance(subkey, str):
         return None
     try:
         record = MemberRecord.model_validate_json(value)
     except ValidationError:
         return None
-    return record if record.peer_id == subkey else None
+    return record if record.peer_id == owner_of(subkey)[0] else None
+
+
+def decode_revocations(value: object) -> Revocations | None:
+    """A list that anybody may have written: its signature is still to be checked."""
+    if not isinstance(value, str) or len(value) > REVOCATIONS_BYTES:
+        return None
+    try:
+        return Revocations.model_validate_json(value)
+    except ValidationError:
+        return None

@@ -1,0 +1,144 @@
+"""The owner of an invited swarm: a key, and a book of who was invited and who is not welcome any more.
+
+noloco-bootstrap invite alice --owner owner.key      writes alice.invitation
+noloco-bootstrap revoke alice --owner owner.key      a bootstrap node with --owner owner.key tells everybody
+
+Whoever has the key can let anybody in; it stays with the owner and the bootstrap node. The book is JSON beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from peer.errors import UserError
+from peer.swarm import identity
+from peer.swarm.authority import Authority
+from peer.swarm.invitation import REVOKED, Admission, Owner
+
+DAY = 86400.0
+SERVES = 3650  # days for which a bootstrap node invites itself
+
+
+class Entry(BaseModel):
+    """One invitation that was given out."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    peer_id: str
+    expires: float  # unix seconds
+    revoked: bool = False
+
+
+class Book(BaseModel):
+    """``number`` grows with every revocation."""
+
+    model_config = ConfigDict(extra="forbid")
+    number: int = 0
+    invited: list[Entry] = []
+
+    def revoked(self) -> list[str]:
+        """Ids that hold a certificate that would still count."""
+        now = time.time()
+        return [it.peer_id for it in self.invited if it.revoked and it.expires > now]
+
+
+def load_or_create(path: Path) -> Owner:
+    """The owner's key (Ed25519, PEM); a new one is written when there is none."""
+    try:
+        if not path.exists():
+            form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            path.write_bytes(Ed25519PrivateKey.generate().private_bytes(*form))
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise UserError(f"--owner {path}: {error.strerror}") from None
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UserError(f"--owner {path}: not an Ed25519 key in PEM; restore it, or name a new file to become an owner")
+    return Owner(key)
+
+
+def invite(path: Path, name: str, days: float, out: Path) -> str:
+    """Write an invitation to ``out``; returns what to tell the owner."""
+    owner, book = load_or_create(path), read(path)
+    if out.exists():
+        raise UserError(f"--out {out}: it exists already; an invitation is for one peer, name another file")
+    invitation = identity.invite(owner, name, time.time() + days * DAY)
+    certificate = invitation.certificate
+    book.invited.append(Entry(name=name, peer_id=certificate.peer_id, expires=certificate.expires))
+    _write(path, book)
+    _replace(out, invitation.model_dump_json(indent=1) + "\n")
+    until = time.strftime("%Y-%m-%d", time.gmtime(certificate.expires))
+    return (
+        f"invited {name} until {until}: {out} (peer.invitation; it is a key: send it by a safe way)\n"
+        f"in every config: run.admission=invite run.owner={owner.public}"
+    )
+
+
+def revoke(path: Path, name: str) -> str:
+    """Mark every invitation of that name; returns what to tell the owner."""
+    if not path.exists():
+        raise UserError(f"--owner {path}: no such file")
+    book = read(path)
+    matching = [it for it in book.invited if name in (it.name, it.peer_id) and not it.revoked]
+    if not matching:
+        raise UserError(f"{name}: no invitation of that name or peer id that is not revoked yet, see {_book(path)}")
+    for entry in matching:
+        entry.revoked = True
+    if len(book.revoked()) > REVOKED:
+        raise UserError(f"more than {REVOKED} revoked invitations; start anew with another owner's key")
+    book.number = max(book.number + 1, int(time.time()))
+    _write(path, book)
+    return f"revoked {len(matching)} of {name}; a bootstrap node with --owner {path} tells the swarm"
+
+
+def authority(path: Path, key: Path) -> Authority:
+    """For a bootstrap node with the identity file ``key``: the owner invites it."""
+    owner = load_or_create(path)
+    peer_id = identity.load_or_create(key)
+    found = Authority(Admission(owner.public, owner.certify(peer_id, "bootstrap", time.time() + SERVES * DAY)), key)
+    publish(path, found.admission)
+    return found
+
+
+def publish(path: Path, admission: Admission) -> None:
+    """Take over what the book says now; the node hands it on."""
+    book = read(path)
+    if book.number > admission.revocations.number:
+        admission.learn(load_or_create(path).revoke(book.number, book.revoked()))
+
+
+def read(path: Path) -> Book:
+    """The book of the owner with the key ``path``."""
+    book = _book(path)
+    try:
+        return Book.model_validate_json(book.read_bytes()) if book.exists() else Book()
+    except (OSError, ValidationError, ValueError):
+        raise UserError(f"{book}: cannot be read; restore it, or who was revoked comes back") from None
+
+
+def _book(path: Path) -> Path:
+    return path.with_name(path.name + ".book.json")
+
+
+def _write(path: Path, book: Book) -> None:
+    _replace(_book(path), book.model_dump_json(indent=1) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whole or not at all, and for the owner's eyes only."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)
+        temporary.touch(mode=0o600)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.rename(path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None

@@ -1,0 +1,132 @@
+"""The DHT of an invited swarm: hivemind's authorizer and validators, told who may do what.
+
+Requests and answers carry the certificate and are signed with the key that it names. A member's record stands under a
+subkey with its public key and is signed with it, so nobody writes another's. Beside them there is the owner's list of
+revocations, and nothing else. Previous station: invitation.py. Next station: node.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import CompositeValidator, DHTRecord, RecordValidatorBase
+from hivemind.p2p import PeerID
+from hivemind.proto import crypto_pb2
+from hivemind.proto.auth_pb2 import AccessToken
+from hivemind.utils import MSGPackSerializer
+from hivemind.utils.auth import TokenAuthorizerBase
+from hivemind.utils.crypto import RSAPrivateKey
+from pydantic import ValidationError
+
+from peer.errors import UserError
+from peer.swarm import identity
+from peer.swarm.invitation import Admission, Certificate
+from peer.swarm.records import REVOCATIONS, decode_revocations, owner_of
+
+CERTIFICATE_CAP = 1024  # bytes
+SHA2_256 = b"\x12\x20"  # a multihash says which hash it is, and its length
+
+
+class Authority:
+    """Everything that a node needs beside its settings; ``key``: the file of its libp2p identity."""
+
+    def __init__(self, admission: Admission, key: Path) -> None:
+        """Raises :class:`UserError` when our own certificate would not be let in."""
+        objection = admission.objection(admission.own, identity.load_or_create(key))
+        if objection:
+            raise UserError(f"{objection}; ask the swarm's owner for a new one (noloco-bootstrap invite)")
+        self.admission = admission
+        private = _private_key(key)
+        self.authorizer = Authorizer(admission, private)
+        signatures = RSASignatureValidator(private)
+        self.validator = Validators([signatures, Rules(admission)])
+        self.tag = signatures.local_public_key.decode()  # ends the subkey of this peer's record
+
+
+class Authorizer(TokenAuthorizerBase):
+    """A token is a certificate, as JSON, and the public key of the identity that it is for."""
+
+    def __init__(self, admission: Admission, private: RSAPrivateKey) -> None:
+        super().__init__(private)
+        self._admission = admission
+
+    async def get_token(self) -> AccessToken:
+        public = self.local_public_key.to_bytes()
+        return AccessToken(username=self._admission.own.model_dump_json(), public_key=public)
+
+    def is_token_valid(self, access_token: AccessToken) -> bool:
+        certificate = _certificate(access_token.username)
+        if certificate is None:
+            return False
+        return not self._admission.objection(certificate, peer_id_of(access_token.public_key))
+
+    def does_token_need_refreshing(self, access_token: AccessToken) -> bool:
+        return False
+
+
+class Validators(CompositeValidator):
+    """hivemind's check of signatures raises for a key that is none."""
+
+    def validate(self, record: DHTRecord) -> bool:
+        try:
+            return bool(super().validate(record))
+        except Exception:  # noqa: BLE001 - a stranger's bytes, and every library of them has its own error
+            return False
+
+
+class Rules(RecordValidatorBase):
+    """What may stand in the DHT at all. The signatures have been checked before."""
+
+    _revocations = DHTID.generate(source=REVOCATIONS).to_bytes()
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    def validate(self, record: DHTRecord) -> bool:
+        if record.key == self._revocations:
+            found = decode_revocations(_unpacked(record.value))
+            return found is not None and self._admission.learn(found)
+        subkey = _unpacked(record.subkey)
+        if not isinstance(subkey, str):
+            return False
+        peer_id, public = owner_of(subkey)
+        return bool(public) and peer_id == peer_id_of(public.encode())
+
+
+@lru_cache(maxsize=4096)
+def peer_id_of(public: bytes) -> str:
+    """libp2p id (base58) of an RSA key in OpenSSH's form; empty when it is none."""
+    try:
+        key = serialization.load_ssh_public_key(public)
+        encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        message = crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=key.public_bytes(encoding, form))
+        digest = hashlib.sha256(message.SerializeToString()).digest()
+        return str(PeerID(SHA2_256 + digest).to_base58())
+    except Exception:  # noqa: BLE001 - a stranger's bytes, and every library of them has its own error
+        return ""
+
+
+@lru_cache(maxsize=4096)
+def _certificate(text: str) -> Certificate | None:
+    try:
+        return Certificate.model_validate_json(text) if len(text) <= CERTIFICATE_CAP else None
+    except ValidationError:
+        return None
+
+
+def _private_key(path: Path) -> RSAPrivateKey:
+    private = RSAPrivateKey.__new__(RSAPrivateKey)
+    private.__setstate__({"_private_key": crypto_pb2.PrivateKey.FromString(path.read_bytes()).data})
+    return private
+
+
+def _unpacked(data: bytes) -> object:
+    try:
+        return MSGPackSerializer.loads(data)
+    except Exception:  # noqa: BLE001 - msgpack has many errors for a stranger's bytes
+        return None

@@ -1,0 +1,105 @@
+"""Streams of an invited swarm: each side shows its certificate first, and nothing is said to one that has none.
+
+    caller: Pass, its first message     called: checks, then Pass and its answer     caller: checks
+
+No round trip is added. Previous station: invitation.py. Next station: node.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from peer.logs import fields, get_logger
+from peer.streams import Message, Stream, StreamLost
+from peer.swarm.invitation import Admission, Certificate
+
+log = get_logger("admission")
+
+PROTOCOL = "noloco/admission/1"
+TALK_TIMEOUT = 5.0  # seconds for one message
+NAMED = 1000  # strangers that are written down
+
+
+class Pass(Message):
+    """I may be here."""
+
+    kind: Literal["pass"] = "pass"
+    certificate: Certificate
+
+
+class Knock(Message):
+    """May I? Asked by whom the DHT did not answer."""
+
+    kind: Literal["knock"] = "knock"
+    certificate: Certificate | None
+
+
+class Notice(Message):
+    """Whose swarm this is, and what is wrong with the certificate."""
+
+    kind: Literal["notice"] = "notice"
+    owner: Annotated[str, Field(max_length=64)]
+    objection: Annotated[str, Field(max_length=200)]
+
+
+PASS: TypeAdapter[Pass] = TypeAdapter(Pass)
+KNOCK: TypeAdapter[Knock] = TypeAdapter(Knock)
+NOTICE: TypeAdapter[Notice] = TypeAdapter(Notice)
+
+
+class Gate:
+    """Belongs to the network thread."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._strangers: set[str] = set()
+
+    async def show(self, stream: Stream) -> None:
+        """Our own certificate."""
+        await stream.send(Pass(certificate=self._admission.own), TALK_TIMEOUT)
+
+    async def check(self, stream: Stream) -> None:
+        """Theirs. Raises :class:`StreamLost` when it does not admit the peer at the other end."""
+        shown = await stream.receive(PASS, TALK_TIMEOUT)
+        objection = self._admission.objection(shown.certificate, stream.remote)
+        if objection:
+            self._say_once(stream.remote, objection)
+            raise StreamLost(objection)
+
+    async def answer(self, stream: Stream) -> None:
+        """Handler of :data:`PROTOCOL`, which is open to everybody."""
+        knock = await stream.receive(KNOCK, TALK_TIMEOUT)
+        objection = "it asks for an invitation"
+        if knock.certificate is not None:
+            objection = self._admission.objection(knock.certificate, stream.remote)
+        await stream.send(Notice(owner=self._admission.owner, objection=objection), TALK_TIMEOUT)
+        await stream.until_closed(TALK_TIMEOUT)
+        stream.close()
+
+    def _say_once(self, peer_id: str, objection: str) -> None:
+        if peer_id not in self._strangers and len(self._strangers) < NAMED:
+            self._strangers.add(peer_id)
+            log.warning("turned away: %s", fields(peer=peer_id, reason=objection))
+
+
+async def knock(stream: Stream, own: Certificate | None) -> Notice:
+    """Ask a node whose DHT does not answer what it says of ``own``."""
+    try:
+        await stream.send(Knock(certificate=own), TALK_TIMEOUT)
+        return await stream.receive(NOTICE, TALK_TIMEOUT)
+    finally:
+        stream.close()
+
+
+def why_refused(address: str, notice: Notice, own: Certificate | None) -> str:
+    """One line for who was not let in; empty when the invitation is good."""
+    if own is None:
+        return (
+            f"the swarm at {address} is for invited peers: set run.admission=invite, run.owner={notice.owner} and "
+            "peer.invitation to the file that its owner gives you (noloco-bootstrap invite)"
+        )
+    if not notice.objection:
+        return ""
+    return f"not admitted at {address}: {notice.objection}; ask its owner for a new one (noloco-bootstrap invite)"

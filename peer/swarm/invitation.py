@@ -1,0 +1,119 @@
+"""Certificates that a swarm's owner signs, and who holds one. Pure but for the clock.
+
+The owner has an Ed25519 key (RFC 8032); its public half is ``run.owner``. An invitation is a libp2p identity and a
+certificate for it, so who has the file is that peer. libp2p proves the id of whoever is at the other end of a stream;
+the certificate says that this id may be there. Next stations: authority.py (the DHT) and gate.py (streams).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Annotated
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import Field
+
+from peer.streams import Message
+
+REVOKED = 1000  # ids in a list
+Id = Annotated[str, Field(max_length=64, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
+Seconds = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]  # unix time
+Signature = Annotated[str, Field(max_length=88)]  # base64
+
+
+class Signed(Message):
+    """What an owner says. The signature is over the kind and all other fields, as canonical JSON."""
+
+    signature: Signature = ""
+
+    def payload(self) -> bytes:
+        """The bytes that are signed."""
+        said = {"kind": type(self).__name__, **self.model_dump(exclude={"signature"})}
+        return json.dumps(said, sort_keys=True).encode()
+
+
+class Certificate(Signed):
+    """``peer_id`` may take part until ``expires``."""
+
+    peer_id: Id
+    name: Annotated[str, Field(max_length=64)]
+    expires: Seconds
+
+
+class Revocations(Signed):
+    """These ids may not, whatever certificate they hold. The list with the highest number counts."""
+
+    number: Annotated[int, Field(ge=0, lt=2**63)]
+    peer_ids: Annotated[list[Id], Field(max_length=REVOKED)]
+
+
+class Invitation(Message):
+    """A file. ``identity``: private key as libp2p stores it, base64."""
+
+    certificate: Certificate
+    owner: str
+    identity: Annotated[str, Field(max_length=8192)]
+
+
+class Owner:
+    """Holds the private key."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        self.public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
+
+    def certify(self, peer_id: str, name: str, expires: float) -> Certificate:
+        """``expires`` in unix seconds."""
+        blank = Certificate(peer_id=peer_id, name=name, expires=expires)
+        return blank.model_copy(update={"signature": self._sign(blank)})
+
+    def revoke(self, number: int, peer_ids: list[str]) -> Revocations:
+        """The list with this ``number``."""
+        blank = Revocations(number=number, peer_ids=peer_ids)
+        return blank.model_copy(update={"signature": self._sign(blank)})
+
+    def _sign(self, said: Signed) -> str:
+        return base64.b64encode(self._key.sign(said.payload())).decode()
+
+
+class Admission:
+    """What a member knows: whose swarm it is, its own certificate, and who was revoked."""
+
+    def __init__(self, owner: str, own: Certificate, clock: Callable[[], float] = time.time) -> None:
+        self.owner, self.own, self._clock = owner, own, clock
+        self.revocations = Revocations(number=0, peer_ids=[])
+        self._revoked: frozenset[str] = frozenset()
+
+    def objection(self, certificate: Certificate, peer_id: str) -> str:
+        """Why ``peer_id``, which is at the other end, may not take part with this certificate; empty when it may."""
+        if not _genuine(self.owner, certificate.payload(), certificate.signature):
+            return "the invitation is not signed by the owner of this swarm"
+        if certificate.peer_id != peer_id:
+            return "the invitation is for another peer"
+        if certificate.expires <= self._clock():
+            return "the invitation has expired"
+        return "the invitation was revoked" if peer_id in self._revoked else ""
+
+    def learn(self, revocations: Revocations) -> bool:
+        """Take over a list; ``False`` when it is older than the known one or not the owner's."""
+        if revocations.number < self.revocations.number:
+            return False
+        if not _genuine(self.owner, revocations.payload(), revocations.signature):
+            return False
+        self.revocations, self._revoked = revocations, frozenset(revocations.peer_ids)
+        return True
+
+
+@lru_cache(maxsize=4096)
+def _genuine(owner: str, payload: bytes, signature: str) -> bool:
+    try:
+        key = Ed25519PublicKey.from_public_bytes(base64.b64decode(owner, validate=True))
+        key.verify(base64.b64decode(signature, validate=True), payload)
+    except (ValueError, InvalidSignature):
+        return False
+    return True

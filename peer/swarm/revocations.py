@@ -1,0 +1,39 @@
+"""The owner's list of revoked invitations: learnt from the DHT, and kept alive there by everyone who has it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from peer.logs import fields, get_logger
+from peer.swarm.invitation import Admission
+from peer.swarm.records import REVOCATIONS, REVOCATIONS_LIFETIME, decode_revocations
+
+log = get_logger("admission")
+
+PERIOD = 10.0  # seconds
+TIMEOUT = 10.0  # seconds for one look
+
+
+async def keep_revocations(dht: Any, admission: Admission) -> None:
+    """Look and store now and then, for ever. ``dht``: hivemind's node."""
+    stored = 0
+    while True:
+        before = admission.revocations.number
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                found = await dht.get(REVOCATIONS, latest=True)
+                theirs = decode_revocations(found.value) if found is not None else None
+                if theirs is not None:
+                    admission.learn(theirs)
+                known = admission.revocations
+                if known.number and (theirs is None or theirs.number < known.number or stored < known.number):
+                    expiration = time.time() + REVOCATIONS_LIFETIME
+                    await dht.store(REVOCATIONS, known.model_dump_json(), expiration_time=expiration)
+                    stored = known.number
+        except Exception as error:  # noqa: BLE001 - whatever hivemind raises, the next look may be better
+            log.debug("no revocations: %s", str(error) or type(error).__name__)
+        if admission.revocations.number > before:
+            log.info("revoked: %s", fields(peers=len(admission.revocations.peer_ids)))
+        await asyncio.sleep(PERIOD)

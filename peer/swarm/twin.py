@@ -1,0 +1,74 @@
+"""Is another process alive with this peer's identity? Copied key files and invitations are found before they do harm.
+
+After a crash our own last record is still there. So a record counts only when somebody listens at its address, and
+when it is written anew while we look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from peer.swarm import directory, records
+from peer.swarm.node import RPC_TIMEOUT, Node
+from peer.swarm.records import MemberRecord
+
+LOOK = 1.6 * records.ANNOUNCE_SECONDS  # seconds: a record is written anew every 0.8 to 1.2 periods
+PAUSE = 0.5  # seconds between two looks
+CONNECT = 2.0  # seconds
+
+
+async def twin_of(node: Node, run: str) -> MemberRecord | None:
+    """The record of a live peer with the identity of ``node``; ``None`` also when the directory does not answer."""
+    with contextlib.suppress(TimeoutError):
+        return await _twin_of(node, run)
+    return None
+
+
+async def _twin_of(node: Node, run: str) -> MemberRecord | None:
+    keys = [records.members_key(run, bucket) for bucket in directory.probes(node.peer_id)]
+    found = await _own(node, keys)
+    if found is None or not await _listens(found[0].addresses, node.addresses):
+        return None
+    until = time.monotonic() + LOOK
+    while time.monotonic() < until:
+        await asyncio.sleep(PAUSE)
+        again = await _own(node, keys)
+        if again is not None and again[1] > found[1]:
+            return again[0]
+    return None
+
+
+async def _own(node: Node, keys: Sequence[str]) -> tuple[MemberRecord, float] | None:
+    """The newest record under our subkey, with its expiration."""
+    async with asyncio.timeout(3 * RPC_TIMEOUT):
+        answers: dict[Any, Any] = await node.dht.get_many(list(keys), sufficient_expiration_time=float("inf"))
+    entries = [it.value.get(node.subkey) for it in answers.values() if it is not None and isinstance(it.value, dict)]
+    found = [(records.decode(node.subkey, it.value), it.expiration_time) for it in entries if it is not None]
+    alive = [(record, until) for record, until in found if record is not None and record.state != "left"]
+    return max(alive, key=lambda it: it[1], default=None)
+
+
+async def _listens(addresses: Sequence[str], ours: Sequence[str]) -> bool:
+    """Does anybody take a TCP connection at one of these multiaddrs, other than ourselves?"""
+    own = {_place(address) for address in ours}
+    for address in addresses:
+        place = _place(address)
+        if place is None or place in own:
+            continue
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(CONNECT):
+                _, writer = await asyncio.open_connection(*place)
+            writer.close()
+            return True
+    return False
+
+
+def _place(address: str) -> tuple[str, int] | None:
+    """Host and port of a multiaddr."""
+    found = re.match(r"/ip[46]/([0-9a-fA-F.:]+)/tcp/(\d+)", address)
+    return (found[1], int(found[2])) if found else None
