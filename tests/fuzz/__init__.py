@@ -1,0 +1,1 @@
+"""Arbitrary bytes for everything that reads a stranger's: ``python -m tests.fuzz``."""

@@ -1,0 +1,219 @@
+"""What reads bytes of strangers, as functions that end with nothing, or raise: then there is a defect.
+
+``examples`` are right inputs to begin with. Each input may take ``SECONDS`` and allocate ``BYTES``; both are held by
+who calls (tests/fuzz/__main__.py, tests/unit/test_fuzz.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord
+from hivemind.proto.auth_pb2 import AccessToken
+from hivemind.utils import MSGPackSerializer
+from pydantic import TypeAdapter
+
+from peer import build, settings
+from peer.config import CodecName, Config
+from peer.errors import UserError
+from peer.exchange import group_wire, wire
+from peer.exchange.codec import size
+from peer.payload import receive_part
+from peer.rounds import Sparse
+from peer.streams import BadMessage, Stream, StreamLost
+from peer.swarm import convention, donor, gate, identity, meeting, records
+from peer.swarm.authority import Authority
+from peer.swarm.invitation import Admission, Invitation, Owner
+from peer.swarm.records import MemberRecord
+
+SECONDS = 1.0
+BYTES = 8 * 2**20
+NUMEL = 1000
+KINDS: tuple[TypeAdapter[Any], ...] = (
+    *(meeting.PROPOSAL, meeting.REPLY, meeting.READY, wire.HEADER, wire.ACKNOWLEDGEMENT),
+    *(group_wire.HELLO, group_wire.REPORT, group_wire.VERDICT, donor.REQUEST, donor.ANSWER, donor.RECEIVED),
+    *(convention.CALL, convention.ANSWER, convention.MEMBER_WORD, convention.CONVENER_WORD),
+    *(gate.PASS, gate.KNOCK, gate.NOTICE),
+)
+CODECS: tuple[CodecName, ...] = get_args(CodecName)
+
+
+@dataclass(frozen=True)
+class Target:
+    """``read`` takes any bytes."""
+
+    read: Callable[[bytes], None]
+    examples: Sequence[bytes]
+
+
+# -- what two peers say
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.new_event_loop()
+
+
+def _stream(data: bytes) -> Stream:
+    """The other side has sent ``data`` and gone."""
+    reader = asyncio.StreamReader(loop=_loop())
+    reader.feed_data(data)
+    reader.feed_eof()
+    return Stream(reader, None, remote="Qm", initiator=True)  # type: ignore[arg-type]
+
+
+def message(data: bytes) -> None:
+    """The first byte says which message is expected."""
+    kinds = KINDS[data[0] % len(KINDS)] if data else KINDS[0]
+
+    async def receive() -> None:
+        try:
+            said = await _stream(data[1:]).receive(kinds, SECONDS)
+        except (BadMessage, StreamLost):
+            return
+        assert len(said.model_dump_json()) < 2 * len(data) + 2000
+
+    _loop().run_until_complete(receive())
+
+
+def payload(data: bytes) -> None:
+    """Parts of a vector, coded ones and sparse ones: never out of place, never a lasting harm to the codec."""
+    name = CODECS[data[0] % len(CODECS)] if data else "none"
+    own = torch.linspace(-1, 1, NUMEL)
+
+    async def receive() -> None:
+        try:
+            await receive_part(_stream(data[1:]), torch.empty(NUMEL), SECONDS)
+        except StreamLost:
+            return
+
+    _loop().run_until_complete(receive())
+    room = bytearray(size(name, NUMEL))
+    room[: len(data)] = data[: len(room)]
+    codec = build.codec(name, NUMEL)
+    codec.begin()
+    codec.decode(name, 0, room, own, torch.empty(NUMEL))
+    codec.settle(True)
+    codec.begin()
+    assert len(codec.encode(0, own)) == size(codec.sends, NUMEL)
+    coefficients = torch.frombuffer(room[: 4 * (len(room) // 4)], dtype=torch.float32)
+    count = len(coefficients)
+    like = Sparse(10**6, torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64), coefficients)
+    assert int(group_wire.unpack(coefficients, like).positions.max()) < 2**16
+
+
+# -- what stands in the DHT
+
+
+@cache
+def _authority() -> Authority:
+    owner = Owner(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        file, key = Path(folder) / "invitation", Path(folder) / "key"
+        file.write_text(identity.invite(owner, "fuzz", time.time() + 1e6).model_dump_json())
+        certificate = identity.accept(file, key, owner.public).certificate
+        return Authority(Admission(owner.public, certificate), key)
+
+
+def record(data: bytes) -> None:
+    """Subkey and value, apart at the first zero byte, as text and as they are."""
+    subkey, _, value = data.partition(b"\0")
+    words = subkey.decode(errors="replace"), value.decode(errors="replace")
+    found = records.decode(*words)
+    assert found is None or found.peer_id == records.owner_of(words[0])[0]
+    records.decode_revocations(words[1])
+    authority, until = _authority(), time.time() + 10
+    for key in (records.REVOCATIONS, "run/members/0/0"):
+        place = DHTID.generate(source=key).to_bytes()
+        pack = MSGPackSerializer.dumps
+        for entry in ((subkey, value), (pack(words[0]), pack(words[1]))):
+            assert not authority.validator.validate(DHTRecord(place, *entry, until)), "nobody has signed this"
+
+
+def token(data: bytes) -> None:
+    """A certificate and a key, apart at the first zero byte."""
+    certificate, _, public = data.partition(b"\0")
+    said = AccessToken(username=certificate.decode(errors="replace"), public_key=public)
+    assert not _authority().authorizer.is_token_valid(said) or said.username == _right_token()[0]
+
+
+def _right_token() -> tuple[str, bytes]:
+    made = _loop().run_until_complete(_authority().authorizer.get_token())
+    return made.username, made.public_key
+
+
+# -- files
+
+
+@cache
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+
+
+def _one_line(read: Callable[[], object]) -> None:
+    try:
+        read()
+    except UserError as error:
+        assert len(str(error).splitlines()) == 1
+
+
+def invitation(data: bytes) -> None:
+    file = _folder() / "x.invitation"
+    file.write_bytes(data)
+    _one_line(lambda: identity.accept(file, _folder() / "x.key", _authority().admission.owner))
+
+
+def config(data: bytes) -> None:
+    file = _folder() / "x.yaml"
+    file.write_bytes(data)
+    _one_line(lambda: settings.load(file, environment={}))
+
+
+# -- right ones to begin with
+
+
+def _framed(kind: int, said: str) -> bytes:
+    return bytes([kind]) + len(said.encode()).to_bytes(4, "big") + said.encode()
+
+
+def _messages() -> list[bytes]:
+    header = wire.Header(run="r", config="c", layout="l", payload_bytes=4, round=1)
+    proposal = meeting.Propose(name="a", run="r", config="c", round=0, eta=1.0, phase=2.0)
+    said = {0: proposal, 1: meeting.Accept(eta=1.0), 2: meeting.Ready(), 3: header, 10: donor.Received()}
+    said[5] = group_wire.Hello(token="t", index=1, header=header)
+    return [_framed(kind, it.model_dump_json()) for kind, it in said.items()]
+
+
+def _records() -> list[bytes]:
+    it = MemberRecord.model_validate_json(
+        '{"peer_id":"Qm","name":"a","addresses":["/ip4/1.2.3.4/tcp/5"],"config":"c","state":"training","step":1,'
+        '"round":1,"boundary_in":0.5,"tokens_per_second":1.0,"metrics":null}'
+    )
+    tag = _authority().tag
+    return [f"{subkey}\0{it.model_dump_json()}".encode() for subkey in ("Qm", f"Qm{tag}")]
+
+
+def targets() -> dict[str, Target]:
+    """By name."""
+    username, public = _right_token()
+    good = Invitation(certificate=_authority().admission.own, owner=_authority().admission.owner, identity="AAAA")
+    return {
+        "message": Target(message, _messages()),
+        "payload": Target(payload, [bytes([kind]) + bytes(64) for kind in range(len(CODECS))]),
+        "record": Target(record, _records()),
+        "token": Target(token, [username.encode() + b"\0" + public]),
+        "invitation": Target(invitation, [good.model_dump_json().encode()]),
+        "config": Target(config, [yaml.safe_dump(json.loads(Config().model_dump_json())).encode(), b"run: {}\n"]),
+    }
