@@ -95,7 +95,7 @@ class Rules(RecordValidatorBase):
         if not isinstance(subkey, str):
             return False
         peer_id, public = owner_of(subkey)
-        return bool(public) and peer_id == peer_id_of(public.encode())
+        return bool(peer_id) and peer_id == peer_id_of(public.encode())
 
 
 @lru_cache(maxsize=4096)

@@ -40,7 +40,7 @@ class Notice(Message):
     """Whose swarm this is, and what is wrong with the certificate."""
 
     kind: Literal["notice"] = "notice"
-    owner: Annotated[str, Field(max_length=64)]
+    owner: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$")]
     objection: Annotated[str, Field(max_length=200)]
 
 

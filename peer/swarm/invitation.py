@@ -56,7 +56,7 @@ class Invitation(Message):
     """A file. ``identity``: private key as libp2p stores it, base64."""
 
     certificate: Certificate
-    owner: str
+    owner: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$")]  # public key, base64
     identity: Annotated[str, Field(max_length=8192)]
 
 

@@ -57,7 +57,8 @@ def encode(record: MemberRecord) -> str:
 def owner_of(subkey: str) -> tuple[str, str]:
     """Peer id and public key of a subkey; the key is empty in a swarm that is open."""
     peer_id, _, rest = subkey.partition("[owner:")
-    return peer_id, rest.removesuffix("]")
+    public = rest.removesuffix("]")
+    return (peer_id, public) if subkey == f"{peer_id}[owner:{public}]" else (subkey, "")
 
 
 def decode(subkey: object, value: object) -> MemberRecord | None:

@@ -176,7 +176,15 @@ def test_each_member_writes_its_own_record_only(invited: Callable[..., Authority
     assert two.validator.validate(record(one, own))
     assert not two.validator.validate(record(two, own)), "not signed by its owner"
     assert not two.validator.validate(record(two, one.admission.own.peer_id + two.tag)), "under another's name"
-    for subkey in (one.admission.own.peer_id, "x", None, 7, b"bytes", one.admission.own.peer_id + "[owner:junk]"):
+    for subkey in (
+        one.admission.own.peer_id,
+        "x",
+        None,
+        7,
+        b"bytes",
+        one.admission.own.peer_id + "[owner:junk]",
+        "[owner:x",
+    ):
         assert not two.validator.validate(record(one, subkey))
 
 
@@ -202,11 +210,13 @@ def test_an_invitation_of_another_owner_or_none_at_all_is_one_line(tmp_path: Pat
     file = tmp_path / "x.invitation"
     with pytest.raises(UserError, match="No such file"):
         identity.accept(file, tmp_path / "key", OWNER.public)
-    for text in ("", "{}", "[1]", "\x00", json.dumps({"certificate": {}, "owner": 1, "identity": "!"})):
+    foreign = identity.invite(STRANGER, "x", LATER)
+    lines = foreign.model_copy(update={"owner": "two\nlines"}).model_dump_json()
+    for text in ("", "{}", "[1]", "\x00", json.dumps({"certificate": {}, "owner": 1, "identity": "!"}), lines):
         file.write_text(text)
         with pytest.raises(UserError, match="not an invitation"):
             identity.accept(file, tmp_path / "key", OWNER.public)
-    file.write_text(identity.invite(STRANGER, "x", LATER).model_dump_json())
+    file.write_text(foreign.model_dump_json())
     with pytest.raises(UserError, match="it is of the owner"):
         identity.accept(file, tmp_path / "key", OWNER.public)
 
