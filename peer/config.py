@@ -33,7 +33,10 @@ class LocalPath(Section):
     @classmethod
     def _paths(cls, value: Any, info: Any) -> Any:
         wants_path = cls.model_fields[info.field_name].annotation in (Path, Path | None)
-        return Path(value).expanduser() if wants_path and isinstance(value, str) else value
+        try:
+            return Path(value).expanduser() if wants_path and isinstance(value, str) else value
+        except RuntimeError:
+            raise ValueError(f"there is no home directory for {value}") from None
 
 
 class LlamaModel(Section):

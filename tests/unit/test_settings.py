@@ -173,3 +173,8 @@ def test_whatever_the_file_says_the_answer_is_a_config_or_one_line(
         settings.load(file, environment={})
     except UserError as error:
         assert len(str(error).splitlines()) == 1
+
+
+def test_a_home_that_nobody_has_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"peer\.identity.*there is no home directory for ~nobody-of-that-name/key"):
+        settings.load(None, ["peer.identity=~nobody-of-that-name/key"], environment={})
