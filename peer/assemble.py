@@ -96,11 +96,13 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         with phase("join"):
             node.start()
             presence.require_alone()
-            _begin(config, state, checkpoints, presence)
+            _resume(config, state, checkpoints)
+            _catch_up(config, state, presence)
             reporter.rewind(state.counters.round, state.inner.step)
             presence.enter(state.snapshot, state.counters.round)
             if own.start_with > 1:
                 presence.await_others(own.start_with, own.start_patience)
+                _catch_up(config, state, presence)  # all have come back, each with its own checkpoint: who is furthest?
         what = fields(config=me.config, method=run.outer.name, parameters=slow.numel, device=device)
         where = fields(address=node.addresses[0], metrics=metrics_address, step=state.inner.step)
         log.info("ready: %s %s", what, where)
@@ -161,15 +163,19 @@ def _of_everyone(outer: OuterMethod, node: Node, same: Identity, settings: Excha
     return GroupExchange(node, lobby, same, same.numel, settings)
 
 
-def _begin(config: Config, state: PeerState, checkpoints: Checkpoints, presence: Presence) -> None:
-    """Where to start from: this peer's checkpoint, a member that is further, or the seed's fresh weights."""
-    if config.peer.checkpoint.resume:
-        saved = checkpoints.newest(state.refusal)
-        if saved is not None:
-            state.restore(saved)
-            log.info("resumed: %s", fields(checkpoint=saved.path, step=state.inner.step))
-    room = [torch.empty_like(vector) for vector in state.vectors()]
-    taken = presence.join(room, config.peer.network.join_timeout)
+def _resume(config: Config, state: PeerState, checkpoints: Checkpoints) -> None:
+    """Take over this peer's newest checkpoint, if it has one."""
+    saved = checkpoints.newest(state.refusal) if config.peer.checkpoint.resume else None
+    if saved is not None:
+        state.restore(saved)
+        log.info("resumed: %s", fields(checkpoint=saved.path, step=state.inner.step))
+
+
+def _catch_up(config: Config, state: PeerState, presence: Presence) -> None:
+    """Become as a member that is further, if there is one: a newcomer, or whose checkpoint is an old one."""
     own_way = 0 if state.outer.equal_replicas or not state.inner.step else STALE_ROUNDS
-    if taken is not None and taken.round > state.counters.round + own_way:
+    above = state.counters.round + own_way
+    room = [torch.empty_like(vector) for vector in state.vectors()]
+    taken = presence.join(room, config.peer.network.join_timeout, above=above)
+    if taken is not None and taken.round > above:
         state.adopt(taken)

@@ -136,12 +136,13 @@ class PeerState:
 
         It goes on from where the member stands between two boundaries, so that both reach the next one together.
         """
-        self._take_outer(dict(zip(("phi", "momentum"), state.vectors, strict=False)))
-        self.outer.slow.write_fast()
-        self.inner.optimizer.state.clear()
-        self.inner.step = state.step + state.phase_steps_done
-        self.counters.round, self.counters.boundary_step = state.round, state.step
-        self.counters.phase_steps_done, self.counters.lineage = state.phase_steps_done, state.lineage
+        with self.outer.slow.changing():
+            self._take_outer(dict(zip(("phi", "momentum"), state.vectors, strict=False)))
+            self.outer.slow.write_fast()
+            self.inner.optimizer.state.clear()
+            self.inner.step = state.step + state.phase_steps_done
+            self.counters.round, self.counters.boundary_step = state.round, state.step
+            self.counters.phase_steps_done, self.counters.lineage = state.phase_steps_done, state.lineage
 
     def catch_up(self, state: State) -> None:
         """Take the slow weights of others without losing what was trained since: θ ← φ_theirs + (θ − φ_own).

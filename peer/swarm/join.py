@@ -32,6 +32,7 @@ from peer.vectors import parts
 log = get_logger("join")
 
 PAUSE = 1.0  # seconds between two rounds of asking everybody
+NEAR = 5  # rounds behind the furthest member: a state as good as its
 
 
 @dataclass
@@ -45,9 +46,9 @@ class Taken:
 
 
 def take_state(
-    node: Node, members: Members, me: Party, layout: str, room: Sequence[Tensor], timeout: float
+    node: Node, members: Members, me: Party, layout: str, room: Sequence[Tensor], timeout: float, *, above: int
 ) -> State | None:
-    """A verified state of a random member, or ``None`` when nobody is there or nobody has finished a round.
+    """A verified state of a random one of the furthest members; ``None`` when nobody is beyond round ``above``.
 
     ``room``: a flat fp32 host vector for each vector of the state, to be filled. Raises :class:`UserError` when the
     swarm trains another configuration, :class:`RunError` when members are there and none of them gives its state
@@ -57,8 +58,10 @@ def take_state(
     while True:
         present = members.refresh_all()
         # a misconfigured stranger must not keep us from our own swarm, and our own mistake must be told
-        donors = [record for record in present if record.config == me.config] or present
-        if not any(record.round > 0 or record.config != me.config for record in donors):
+        ours = [record for record in present if record.config == me.config]
+        furthest = max((record.round for record in ours), default=0)
+        donors = [record for record in ours if record.round > max(above, furthest - NEAR)] if ours else present
+        if not donors:
             return None
         random.shuffle(donors)
         reasons = []

@@ -81,9 +81,9 @@ class Presence:
                 "needs a key of its own (peer.identity) or an invitation of its own (peer.invitation)"
             )
 
-    def join(self, room: Sequence[Tensor], timeout: float) -> State | None:
-        """A member's verified state, or ``None`` when this peer is among the first; see :func:`take_state`."""
-        return take_state(self._node, self._members, self._me, self._layout, room, timeout)
+    def join(self, room: Sequence[Tensor], timeout: float, *, above: int) -> State | None:
+        """The verified state of a member beyond round ``above``; ``None`` when there is none: :func:`take_state`."""
+        return take_state(self._node, self._members, self._me, self._layout, room, timeout, above=above)
 
     def enter(self, snapshot: Callable[[], State], round: int) -> None:
         """Be found from now on: serve newcomers, announce, and meet partners."""

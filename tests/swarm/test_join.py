@@ -105,4 +105,4 @@ def test_a_state_with_a_hole_in_it_is_never_taken(tmp_path: Path) -> None:
         time.sleep(6.5)  # until both have announced that they are behind a round
         members = Members(scene.node, "test", lambda: None)  # type: ignore[arg-type, return-value]
         with pytest.raises(RunError, match="not finite"):
-            take_state(scene.node, members, ME, "layout", scene.taken.room, 3)
+            take_state(scene.node, members, ME, "layout", scene.taken.room, 3, above=0)
