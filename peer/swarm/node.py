@@ -159,8 +159,12 @@ class Node:
                 raise StreamLost(str(error) or type(error).__name__) from None
         stream = Stream(reader, writer, remote=peer_id, initiator=True, hang_up=partial(self.hang_up, peer_id))
         if self._gate is not None:
-            await self._gate.show(stream)
             stream.gate = self._gate.check
+            try:
+                await self._gate.show(stream)
+            except (TimeoutError, StreamLost):
+                stream.close()
+                raise
         return stream
 
     def hang_up(self, peer_id: str) -> None:

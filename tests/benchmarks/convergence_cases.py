@@ -138,9 +138,22 @@ def outer_sweep() -> list[Case]:
     ]
 
 
+def noloco_sweep() -> list[Case]:
+    """NoLoCo's own again, since partners met longest ago come first and a run ends with shorter phases."""
+    both = [(0.5, 0.7, 0.7), (0.0, 1.0, 1.0), (0.2, 1.0, 0.96), (0.3, 1.0, 0.91), (0.4, 1.0, 0.84)]
+    grid = [(h, it) for h in (50, 25) for it in both] + [(50, (0.3, 0.85, 0.91)), (50, (0.3, 1.2, 0.91))]
+    half = Case("noloco", "noloco", steps=SWEEP_STEPS)
+    return [replace(half, h=h, outer={"alpha": a, "beta": b, "gamma": c}) for h, (a, b, c) in grid]
+
+
 def confirmation() -> list[Case]:
     """What was chosen, on the demo's model and at half the tokens a parameter: 50 minutes a run on one core."""
     return [replace(case, size=DEMO, steps=DEMO_STEPS) for case in CHOSEN if case.label in ("noloco_h25", "diloco_h50")]
 
 
-STAGES: dict[str, Callable[[], list[Case]]] = {"lr": lr_sweep, "outer": outer_sweep, "confirm": confirmation}
+STAGES: dict[str, Callable[[], list[Case]]] = {
+    "lr": lr_sweep,
+    "outer": outer_sweep,
+    "noloco": noloco_sweep,
+    "confirm": confirmation,
+}
