@@ -30,10 +30,8 @@ class LabSwarm:
         self._stack = ExitStack()
         try:
             self.lab = self._stack.enter_context(Lab(self._plan, self._peers + 1))
+            self.start_bootstrap()
             file = self.folder / "addresses"
-            arguments = ["--host", self.lab.address(0), "--port", str(PORT), "--http-port", "0", "--stop-with-parent"]
-            arguments += ["--identity", str(self.folder / "bootstrap.key"), "--addresses-file", str(file)]
-            self._start(0, "dht_bootstrap", arguments, self.folder / "bootstrap.log")
             self.wait_for(file.exists)
             self._address = file.read_text(encoding="utf-8").split()[0]
         except BaseException:
@@ -45,6 +43,13 @@ class LabSwarm:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    def start_bootstrap(self) -> None:
+        """Also again: its identity and port are the same."""
+        arguments = ["--host", self.lab.address(0), "--port", str(PORT), "--http-port", "0", "--stop-with-parent"]
+        arguments += ["--identity", str(self.folder / "bootstrap.key")]
+        arguments += ["--addresses-file", str(self.folder / "addresses")]
+        self.bootstrap = self._start(0, "dht_bootstrap", arguments, self.folder / "bootstrap.log")
 
     def peer(
         self,

@@ -1,0 +1,43 @@
+"""A peer that writes down what it puts into each swap and what it gets, so that another can check the arithmetic.
+
+python -m tests.swarm.programs.shadowed_peer train ...        SHADOW=<folder> in the environment
+
+Nothing is changed: before a swap the contribution is saved, after a merge the mean. See tests/swarm/shadow.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from peer.cli import main
+from peer.exchange.pair import PairExchange
+from peer.rounds import Averaged, Contribution, Group, Outcome, Sparse
+
+honest = PairExchange.average
+
+
+def average(self: PairExchange, contribution: Contribution | Sparse, group: Group) -> Averaged:
+    assert not isinstance(contribution, Sparse)
+    folder, name = Path(os.environ["SHADOW"]), f"{time.time_ns()}"
+    own = torch.empty(contribution.numel)
+    contribution.read(0, own)
+    if group.links:
+        np.save(folder / f"{name}-own-{group.tokens}.npy", own.numpy())
+    averaged = honest(self, contribution, group)
+    if averaged.outcome is Outcome.MERGED:
+        np.save(folder / f"{name}-mean.npy", averaged.mean.numpy())
+        row = {"time": int(name), "own": f"{name}-own-{group.tokens}.npy", "mean": f"{name}-mean.npy"}
+        with (folder / "merges.jsonl").open("a") as file:
+            file.write(json.dumps({**row, "partner": group.links[0].name}) + "\n")
+    return averaged
+
+
+if __name__ == "__main__":
+    PairExchange.average = average  # type: ignore[method-assign]
+    main()

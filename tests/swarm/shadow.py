@@ -1,0 +1,60 @@
+"""Was every merge the mean of two contributions that were really made? Each is computed again, in numpy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+NEAR = 300 * 10**9  # ns between the two sides' boundaries
+LEAST = 0.1  # share of a peer in a mean of two, at least
+
+
+@dataclass(frozen=True)
+class Found:
+    """``wrong``: merges that are nobody's mean, as ``peer: file``."""
+
+    merges: int
+    wrong: list[str]
+
+
+def check(folder: Path, names: Sequence[str]) -> Found:
+    """``folder / name`` is what a shadowed peer has written."""
+    merges, wrong = 0, []
+    offers = {name: _offers(folder / name) for name in names}
+    for name in names:
+        file = folder / name / "merges.jsonl"
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        for row in (json.loads(line) for line in lines if line.endswith("\n")):
+            merges += 1
+            own, mean = folder / name / row["own"], np.load(folder / name / row["mean"])
+            near = [it for it in offers[row["partner"]] if abs(_time(it) - row["time"]) < NEAR]
+            near.sort(key=lambda it: abs(_time(it) - row["time"]))
+            if not any(_is_mean(mean, own, other) for other in near):
+                wrong.append(f"{name}: {row['mean']}")
+    return Found(merges, wrong)
+
+
+def _offers(folder: Path) -> list[Path]:
+    return list(folder.glob("*-own-*.npy"))
+
+
+def _time(file: Path) -> int:
+    return int(file.name.partition("-")[0])
+
+
+def _tokens(file: Path) -> int:
+    return int(file.stem.rpartition("-")[2])
+
+
+def _is_mean(mean: np.ndarray, own: Path, theirs: Path) -> bool:
+    """Bit for bit when both have the same weight."""
+    total = _tokens(own) + _tokens(theirs)
+    share = min(max(_tokens(theirs) / total, LEAST), 1 - LEAST) if total else 0.5
+    one, two = np.load(own), np.load(theirs)
+    if share == 0.5:
+        return bool(np.array_equal((one + two) * np.float32(0.5), mean))
+    return bool(np.allclose((1 - share) * one + share * two, mean, rtol=1e-5, atol=1e-6))

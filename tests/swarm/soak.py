@@ -1,0 +1,219 @@
+"""Peers in the network laboratory that are killed, frozen, cut off and started again at random, for a while.
+
+Used by tests/benchmarks/churn.py (ten minutes, twelve peers) and tests/netlab/test_churn.py (a short form).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import psutil
+
+from peer.launch.tail import Tail
+from tests.netlab.peers import LabSwarm
+from tests.netlab.plan import load
+from tests.swarm.harness import TINY
+from tests.swarm.shadow import check
+
+HANG = 60.0  # seconds without a round: more than all deadlines of one, on a machine with a peer's share of two cores
+EXIT = 40.0  # seconds to end after SIGTERM
+SETS = ("run.steps=100000000", "run.inner_steps=40", "run.evaluation.every_rounds=100000", "run.exchange.stall=4")
+GROWTH = 1.3  # of a process' memory, from its first third on
+
+
+@dataclass
+class Member:
+    """``away``: until then it may be without a round, or until it has made one. ``since``: its last one."""
+
+    host: int
+    name: str
+    process: subprocess.Popen[bytes]
+    tail: Tail
+    rows: int = 0
+    since: float = 0.0
+    away: float = 0.0
+    memory: list[int] = field(default_factory=list)  # resident bytes, by now and then
+
+
+class Soak:
+    """``seconds`` of faults, one every ``pause`` seconds on average."""
+
+    def __init__(self, swarm: LabSwarm, peers: int, seconds: float, pause: float, seed: int) -> None:
+        self._swarm, self._seconds, self._pause = swarm, seconds, pause
+        self._chance = random.Random(seed)
+        self._later: list[tuple[float, Callable[[], None]]] = []
+        self.faults: Counter[str] = Counter()
+        self.hangs: list[str] = []
+        self.longest = 0.0
+        self.growth = 1.0
+        self._members = [self._start(host, f"peer-{host}") for host in range(1, peers + 1)]
+
+    def run(self) -> None:
+        """Faults until the time is up; then all are asked to end."""
+        for member in self._members:
+            self._swarm.wait_for(lambda member=member: bool(member.tail.poll() or member.tail.rounds))  # type: ignore[misc]
+            member.since = time.monotonic()
+        until, strike = time.monotonic() + self._seconds, 0.0
+        while (now := time.monotonic()) < until or self._later:
+            if strike < now < until:
+                strike = now + self._chance.expovariate(1 / self._pause)
+                self._strike()
+            due = [it for it in self._later if it[0] <= now]
+            self._later = [it for it in self._later if it[0] > now]
+            for _, work in due:
+                work()
+            self._look()
+            time.sleep(0.2)
+        self._end()
+
+    # -- faults
+
+    def _strike(self) -> None:
+        able = [it for it in self._members if it.process.poll() is None and it.away < time.monotonic()]
+        if len(able) <= len(self._members) // 2:
+            return
+        kinds = (self._kill, self._leave, self._freeze, self._cut, self._lose_bootstrap)
+        (kind,) = self._chance.choices(kinds, weights=(3, 2, 3, 3, 1))
+        self.faults[kind.__name__.strip("_")] += 1
+        kind(self._chance.choice(able))
+
+    def _kill(self, member: Member) -> None:
+        self._stop(member, signal.SIGKILL)
+
+    def _leave(self, member: Member) -> None:
+        self._stop(member, signal.SIGTERM)
+
+    def _stop(self, member: Member, number: int) -> None:
+        member.away = time.monotonic() + EXIT
+        member.process.send_signal(number)
+        self._in(self._chance.uniform(1, 5), lambda: self._again(member, time.monotonic() + EXIT))
+
+    def _again(self, member: Member, deadline: float) -> None:
+        """Start it once it has ended."""
+        if member.process.poll() is None:
+            if time.monotonic() < deadline:
+                self._in(0.5, lambda: self._again(member, deadline))
+                return
+            self.hangs.append(f"{member.name} did not end within {EXIT:.0f} s")
+            member.process.kill()
+            member.process.wait(10)
+        member.process = self._start(member.host, member.name).process
+        member.memory.clear()
+        member.away = time.monotonic() + 60  # it loads its libraries beside all others
+
+    def _freeze(self, member: Member) -> None:
+        seconds = self._chance.uniform(2, 15)
+        member.away = time.monotonic() + seconds + 1
+        member.process.send_signal(signal.SIGSTOP)
+        process = member.process
+
+        def thaw() -> None:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+
+        self._in(seconds, thaw)
+
+    def _cut(self, member: Member) -> None:
+        seconds = self._chance.uniform(3, 15)
+        member.away = time.monotonic() + seconds + 1
+        self._swarm.lab.cut(member.host)
+        self._in(seconds, self._swarm.lab.cut)
+
+    def _lose_bootstrap(self, member: Member) -> None:
+        self._swarm.bootstrap.kill()
+        self._swarm.bootstrap.wait(10)
+        self._in(self._chance.uniform(2, 15), self._swarm.start_bootstrap)
+
+    def _in(self, seconds: float, work: Callable[[], None]) -> None:
+        self._later.append((time.monotonic() + seconds, work))
+
+    # -- what is seen
+
+    def _start(self, host: int, name: str) -> Member:
+        (self._swarm.folder / "shadow" / name).mkdir(parents=True, exist_ok=True)
+        process = self._swarm.peer(
+            host,
+            name,
+            "configs/demo.yaml",
+            (*TINY, *SETS),
+            module="tests.swarm.programs.shadowed_peer",
+            environment={"SHADOW": str(self._swarm.folder / "shadow" / name)},
+        )
+        return Member(host, name, process, Tail(name, self._swarm.folder / name))
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for member in self._members:
+            member.tail.poll()
+            count = len(member.tail.rounds)
+            if count != member.rows:
+                self._weigh(member)
+                member.away = min(member.away, now)
+            if count != member.rows or member.away > now or member.process.poll() is not None:
+                member.rows, member.since = count, now
+            stalled = now - member.since
+            self.longest = max(self.longest, stalled)
+            if stalled > HANG:
+                self.hangs.append(f"{member.name} has made no round for {stalled:.0f} s")
+                member.since = now
+
+    def _weigh(self, member: Member) -> None:
+        with suppress(psutil.NoSuchProcess):
+            member.memory.append(psutil.Process(member.process.pid).memory_info().rss)
+
+    def _end(self) -> None:
+        for member in self._members:
+            third = member.memory[len(member.memory) // 3 :]
+            if len(member.memory) >= 30:
+                self.growth = max(self.growth, third[-1] / third[0])
+            member.process.send_signal(signal.SIGTERM)
+        for member in self._members:
+            try:
+                member.process.wait(EXIT)
+            except subprocess.TimeoutExpired:
+                self.hangs.append(f"{member.name} did not end within {EXIT:.0f} s")
+
+    def losses(self) -> tuple[float, float]:
+        """Means over the peers: of their first steps and of their last rounds."""
+        first = mean(member.tail.rounds[0]["first_train_loss"] for member in self._members)
+        return first, mean(mean(row["train_loss"] for row in member.tail.rounds[-5:]) for member in self._members)
+
+
+def soak(folder: Path, *, peers: int, seconds: float, pause: float, seed: int) -> dict[str, Any]:
+    """The figures, as ``churn.json`` has them."""
+    with LabSwarm(load("lan"), peers, folder) as swarm:
+        run = Soak(swarm, peers, seconds, pause, seed)
+        run.run()
+    left = [it.pid for it in psutil.process_iter() if _mentions(it, folder)]
+    found = check(folder / "shadow", [f"peer-{host}" for host in range(1, peers + 1)])
+    first, last = run.losses()
+    return {
+        "faults": {"all": sum(run.faults.values()), **run.faults},
+        "hangs": len(run.hangs),
+        "which": run.hangs,
+        "merges": found.merges,
+        "wrong_merges": len(found.wrong),
+        "processes_left": len(left),
+        "memory_growth": run.growth,
+        "first_loss": first,
+        "last_loss": last,
+        "longest_stall_s": run.longest,
+    }
+
+
+def _mentions(process: psutil.Process, folder: Path) -> bool:
+    """In its command line, as peers and their daemons do."""
+    with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        return process.pid != os.getpid() and any(str(folder) in part for part in process.cmdline())
+    return False
