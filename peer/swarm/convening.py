@@ -73,6 +73,11 @@ class Convener:
         self._spawn(self._listen(attendee))
         self._news.set()
 
+    def close(self) -> None:
+        """This peer leaves: those who attend find another convener."""
+        for attendee in self._attendees.values():
+            attendee.leave()
+
     async def dissolve(self, place: Place) -> None:
         """Somebody else leads: send everybody there."""
         attendees, self._attendees = self._attendees, {}

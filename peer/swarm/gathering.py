@@ -194,6 +194,9 @@ class Gathering:
                 await self._convener.dissolve(Place.of(leader))
             if self._host is None or self._host.seat.peer_id != leader.peer_id:
                 await self._attend(leader)
+        if not self._boundary.here:  # before the checkpoint is written: nobody shall wait for us
+            self._leave_host()
+            self._convener.close()
 
     async def _attend(self, leader: Seat) -> str:
         """Open a stream to ``leader`` and be admitted. Returns why not; empty when it worked."""

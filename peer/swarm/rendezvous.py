@@ -173,6 +173,8 @@ class Rendezvous:
             if candidate is not None:
                 asked[candidate.peer_id] = time.monotonic()
                 await self._propose(candidate)
+        if self._meeting is not None and not self._boundary.here:
+            self._drop(self._meeting)  # before the checkpoint is written: the partner has time to find another one
 
     def _pause(self) -> float:
         """Seconds; short phases leave little time to find somebody."""
