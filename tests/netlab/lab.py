@@ -72,7 +72,11 @@ class Lab:
 
     def cut(self, *hosts: int) -> None:
         """Take these hosts off the network, and bring all others back."""
-        self._order({"cut": list(hosts)})
+        self.part(*([host] for host in hosts))
+
+    def part(self, *islands: Sequence[int]) -> None:
+        """Hosts hear those of the same island only; all that are on none hear one another."""
+        self._order({"islands": [list(hosts) for hosts in islands]})
 
     def _order(self, order: dict[str, object]) -> None:
         assert self._line.stdin is not None

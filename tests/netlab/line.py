@@ -2,8 +2,8 @@
 
 python -m tests.netlab.line PLAN.json HOSTS
 prints one line of JSON, {"pid": ..., "namespaces": [fd, ...]}, then reads orders from its standard input, a line each:
-{"host": 0, "up_mbit": 1, "down_mbit": 1} changes an access, {"cut": [0, 1]} takes hosts off, {"cut": []} brings all
-back.
+{"host": 0, "up_mbit": 1, "down_mbit": 1} changes an access, {"islands": [[0], [1, 2]]} parts these hosts from all that
+are not on the same island, {"islands": []} brings all back.
 
 A packet passes the sender's uplink, the path between two regions, the receiver's downlink. Each of them with a rate is
 a queue that sends one packet after the other and drops what comes when it is full.
@@ -64,7 +64,7 @@ class Line:
         self._paths: dict[str, Queue] = {}
         self._made = [make_host(host) for host in range(hosts)]
         self._hosts = {bytes(map(int, address_of(host).split("."))): host for host in range(hosts)}
-        self._cut: set[int] = set()
+        self._island: dict[int, int] = {}  # 0 for all that are not here
         self._events: list[Event] = []
         self._number = 0
         self._chance = random.Random(0)
@@ -93,8 +93,9 @@ class Line:
                     self._obey(json.loads(line))
 
     def _obey(self, order: dict[str, object]) -> None:
-        if "cut" in order:
-            self._cut = set(order["cut"])  # type: ignore[call-overload]
+        if "islands" in order:
+            islands: list[list[int]] = order["islands"]  # type: ignore[assignment]
+            self._island = {host: number for number, hosts in enumerate(islands, 1) for host in hosts}
         else:
             host = int(order["host"])  # type: ignore[call-overload]
             self._up[host].mbit, self._down[host].mbit = order["up_mbit"], order["down_mbit"]  # type: ignore[assignment]
@@ -111,7 +112,7 @@ class Line:
 
     def _enter(self, packet: bytes, source: int, target: int) -> None:
         name, path = self._plan.path_of(source, target)
-        if {source, target} & self._cut or self._chance.random() < path.loss:
+        if self._parted(source, target) or self._chance.random() < path.loss:
             return
         queue = self._paths.setdefault(name, Queue(path.mbit, self._plan.queue_ms / 1000))
         size = len(packet)
@@ -124,11 +125,14 @@ class Line:
 
             return step
 
-        deliver = after(self._down[target], 0.0, lambda _: self._deliver(packet, target))
+        deliver = after(self._down[target], 0.0, lambda _: self._deliver(packet, source, target))
         after(self._up[source], 0.0, after(queue, path.rtt_ms / 2000, deliver))(time.monotonic())
 
-    def _deliver(self, packet: bytes, target: int) -> None:
-        if target not in self._cut:
+    def _parted(self, one: int, two: int) -> bool:
+        return self._island.get(one, 0) != self._island.get(two, 0)
+
+    def _deliver(self, packet: bytes, source: int, target: int) -> None:
+        if not self._parted(source, target):
             try:
                 os.write(self._made[target][1], packet)
             except (BlockingIOError, OSError):

@@ -1,0 +1,56 @@
+"""A swarm whose network breaks into two halves trains on in both, and goes on as one when they meet again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.netlab.peers import LabSwarm
+from tests.netlab.plan import load
+from tests.netlab.tun import possible
+from tests.swarm.harness import TINY
+
+pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
+NAMES = ("a", "b", "c", "d")
+HALVES = (("a", "b"), ("c", "d"))  # the bootstrap node is with the first
+SETS = (
+    *TINY,
+    "run.steps=100000000",
+    "run.inner_steps=60",
+    "run.evaluation.every_rounds=100000",
+    "run.exchange.stall=3",
+)
+SPLIT = 45.0  # seconds: longer than a record of a member lives
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("method", ["demo", "demo-diloco"])
+def test_two_halves_become_one_swarm_again(tmp_path: Path, method: str) -> None:
+    with LabSwarm(load("lan"), len(NAMES), tmp_path) as swarm:
+        for host, name in enumerate(NAMES, 1):
+            swarm.peer(host, name, f"configs/{method}.yaml", SETS)
+
+        def met(one: str, since: int) -> set[str]:
+            """With whom it has merged from its round number ``since`` on."""
+            rows = swarm.tail(one).rounds[since:]
+            return {name for row in rows if row["outcome"] == "merged" for name in row["partner"].split(",")}
+
+        def counts() -> dict[str, int]:
+            return {name: len(swarm.tail(name).rounds) for name in NAMES}
+
+        swarm.wait_for(lambda: all(len(met(name, 0)) == 3 for name in NAMES))
+        swarm.lab.part([0, 1, 2], [3, 4])
+        time.sleep(SPLIT / 3)
+        split = counts()
+        time.sleep(2 * SPLIT / 3)
+        for half in HALVES:
+            for name in half:
+                assert met(name, split[name]) == set(half) - {name}, (name, met(name, split[name]))
+        swarm.lab.part()
+        healed = counts()
+        swarm.wait_for(lambda: all(len(met(name, healed[name])) == 3 for name in NAMES), 90)
+        if method == "demo-diloco":  # all four in a round, whose digests were compared
+            rows = [swarm.tail(name).rounds[-1] for name in NAMES]
+            assert all(len(row["partner"].split(",")) == 3 for row in rows), rows
