@@ -76,7 +76,7 @@ class Line:
     def run(self) -> None:
         """Until the standard input ends."""
         devices = {device: host for host, (_, device) in enumerate(self._made)}
-        orders = sys.stdin.fileno()
+        orders, rest = sys.stdin.fileno(), b""
         while True:
             now = time.monotonic()
             while self._events and self._events[0].due <= now:
@@ -87,10 +87,12 @@ class Line:
             for descriptor in ready:
                 if descriptor != orders:
                     self._read(descriptor, devices[descriptor])
-                elif not (line := sys.stdin.readline()):
+                elif not (said := os.read(orders, PACKET)):
                     return
-                else:
-                    self._obey(json.loads(line))
+                else:  # not readline: what it has read beyond the line would not wake us again
+                    *lines, rest = (rest + said).split(b"\n")
+                    for line in lines:
+                        self._obey(json.loads(line))
 
     def _obey(self, order: dict[str, object]) -> None:
         if "islands" in order:

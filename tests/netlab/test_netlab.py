@@ -95,6 +95,15 @@ def test_packets_are_lost_and_hosts_are_cut_off_and_slowed_down_and_come_back() 
         assert transfer(lab, 0, 1, 2.0) == pytest.approx(5, rel=0.3)
 
 
+def test_orders_that_come_at_once_are_all_obeyed() -> None:
+    with Lab(Plan(access=Access(up_mbit=50, down_mbit=50), path=Path_(rtt_ms=2)), 2) as lab, serving(lab, 1):
+        assert lab._line.stdin is not None
+        lab._line.stdin.write('{"islands": [[1]]}\n{"islands": []}\n')
+        lab._line.stdin.flush()
+        time.sleep(0.2)
+        assert measure(lab, 0, "ping", lab.address(1), "5")["lost"] < 1
+
+
 def test_nothing_is_left_when_the_owner_is_killed() -> None:
     program = (
         "import sys, time; from tests.netlab.lab import Lab; from tests.netlab.plan import load\n"
