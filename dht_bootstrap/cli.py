@@ -18,6 +18,7 @@ import threading
 import time
 from pathlib import Path
 
+from dht_bootstrap.files import write_whole
 from peer import __version__, logs
 from peer.errors import RunError, UserError
 from peer.progress import Stop
@@ -138,7 +139,8 @@ def _serve(args: argparse.Namespace) -> None:
         for address in node.addresses:
             print(f"initial peer: {address}", flush=True)
         if args.addresses_file:
-            _write_addresses(args.addresses_file, node.addresses)
+            lines = "".join(f"{address}\n" for address in node.addresses)
+            write_whole(args.addresses_file, lines, "--addresses-file ")
         log.info("ready: port=%d http=%s identity=%s", args.port, monitor.address, args.identity)
         signals.looping = True
         pause, looked = threading.Event(), time.monotonic()
@@ -152,13 +154,3 @@ def _serve(args: argparse.Namespace) -> None:
                     log.warning("revocations stay as they were: %s", error)
         if node.failure:
             raise RunError(f"{node.failure}; start the bootstrap node again: its identity file keeps its address")
-
-
-def _write_addresses(path: Path, addresses: tuple[str, ...]) -> None:
-    """Whole or not at all: somebody may be waiting for the file."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text("".join(f"{address}\n" for address in addresses), encoding="utf-8")
-        temporary.rename(path)
-    except OSError as error:
-        raise UserError(f"--addresses-file {path}: {error.strerror}") from None

@@ -15,12 +15,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from dht_bootstrap.files import write_whole
 from peer.errors import UserError
 from peer.swarm import identity
 from peer.swarm.authority import Authority
 from peer.swarm.invitation import REVOKED, Admission, Owner
 
 DAY = 86400.0
+PRIVATE = 0o600  # for the owner's eyes only
 SERVES = 3650  # days for which a bootstrap node invites itself
 
 
@@ -53,7 +55,7 @@ def load_or_create(path: Path) -> Owner:
         if not path.exists():
             form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(mode=0o600)
+            path.touch(mode=PRIVATE)
             path.write_bytes(Ed25519PrivateKey.generate().private_bytes(*form))
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except OSError as error:
@@ -74,7 +76,7 @@ def invite(path: Path, name: str, days: float, out: Path) -> str:
     certificate = invitation.certificate
     book.invited.append(Entry(name=name, peer_id=certificate.peer_id, expires=certificate.expires))
     _write(path, book)
-    _replace(out, invitation.model_dump_json(indent=1) + "\n")
+    write_whole(out, invitation.model_dump_json(indent=1) + "\n", mode=PRIVATE)
     until = time.strftime("%Y-%m-%d", time.gmtime(certificate.expires))
     return (
         f"invited {name} until {until}: {out} (peer.invitation; it is a key: send it by a safe way)\n"
@@ -129,16 +131,4 @@ def _book(path: Path) -> Path:
 
 
 def _write(path: Path, book: Book) -> None:
-    _replace(_book(path), book.model_dump_json(indent=1) + "\n")
-
-
-def _replace(path: Path, text: str) -> None:
-    """Whole or not at all, and for the owner's eyes only."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.unlink(missing_ok=True)
-        temporary.touch(mode=0o600)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.rename(path)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+    write_whole(_book(path), book.model_dump_json(indent=1) + "\n", mode=PRIVATE)

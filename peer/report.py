@@ -104,7 +104,7 @@ class Reporter:
         line = fields(
             round=counted.round,
             step=counted.step,
-            loss=inner.loss,
+            loss=inner.loss if inner.steps else None,
             outcome=averaged.outcome,
             partner=partner,
             idle=f"{report.idle_share:.1%}",

@@ -15,6 +15,7 @@ from peer.rounds import Grouping
 
 SHORTEST = 8  # parts of H
 OPENS = (0.3, 0.8)  # share of the inner phase that is left when a peer starts to look for a partner, drawn at random
+PAUSE = (0.005, 0.03)  # inner phases between two of its proposals, drawn at random
 NOW = 0.1  # share of an inner phase that a peer without a partner waits at its boundary
 
 

@@ -62,7 +62,7 @@ class View:
             table.add_row(
                 tail.name,
                 f"{row['step']}/{self._total}",
-                f"{row['train_loss']:.3f}",
+                "" if row["train_loss"] is None else f"{row['train_loss']:.3f}",
                 val_loss,
                 str(row["round"]),
                 row["partner"] or "",

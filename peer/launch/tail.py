@@ -53,6 +53,11 @@ class Tail:
         )
 
     @property
+    def trained(self) -> list[Row]:
+        """Rounds with an inner step. A peer that takes over a state at a boundary begins with one that has none."""
+        return [row for row in self.rounds if row["train_loss"] is not None]
+
+    @property
     def outcomes(self) -> Counter[str]:
         return Counter(row["outcome"] for row in self.rounds)
 
@@ -67,12 +72,13 @@ class Tail:
 
     def summary(self) -> Row:
         """This peer's part of ``summary.json``."""
-        first, last = (self.rounds[0], self.rounds[-1]) if self.rounds else ({}, {})
+        last = self.rounds[-1] if self.rounds else {}
+        trained = self.trained
         return {
             "steps": last.get("step", 0),
             "tokens": last.get("tokens", 0),
-            "first_train_loss": first.get("first_train_loss"),
-            "last_train_loss": last.get("train_loss"),
+            "first_train_loss": trained[0]["first_train_loss"] if trained else None,
+            "last_train_loss": trained[-1]["train_loss"] if trained else None,
             "first_val_loss": self.evals[0]["val_loss"] if self.evals else None,
             "val_loss": self.evals[-1]["val_loss"] if self.evals else None,
             "rounds": {outcome.value: self.outcomes[outcome] for outcome in Outcome},

@@ -41,7 +41,7 @@ class Notice(Message):
 
     kind: Literal["notice"] = "notice"
     owner: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$")]
-    objection: Annotated[str, Field(max_length=200)]
+    objection: Annotated[str, Field(max_length=200, pattern=r"^[ -~]*$")]  # a part of one line
 
 
 PASS: TypeAdapter[Pass] = TypeAdapter(Pass)
@@ -70,10 +70,10 @@ class Gate:
 
     async def answer(self, stream: Stream) -> None:
         """Handler of :data:`PROTOCOL`, which is open to everybody."""
-        knock = await stream.receive(KNOCK, TALK_TIMEOUT)
+        asked = await stream.receive(KNOCK, TALK_TIMEOUT)
         objection = "it asks for an invitation"
-        if knock.certificate is not None:
-            objection = self._admission.objection(knock.certificate, stream.remote)
+        if asked.certificate is not None:
+            objection = self._admission.objection(asked.certificate, stream.remote)
         await stream.send(Notice(owner=self._admission.owner, objection=objection), TALK_TIMEOUT)
         await stream.until_closed(TALK_TIMEOUT)
         stream.close()

@@ -99,7 +99,8 @@ def _curve(tail: Tail) -> list[tuple[float, float]]:
     seconds, curve = 0.0, []
     for row in tail.rounds:
         seconds += sum(row["seconds"].values())
-        curve.append((seconds, row["train_loss"]))
+        if row["train_loss"] is not None:
+            curve.append((seconds, row["train_loss"]))
     return curve
 
 

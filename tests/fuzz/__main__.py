@@ -1,7 +1,7 @@
 """``python -m tests.fuzz [--inputs 100000] [TARGET ...]``: inputs that atheris finds by what code they reach.
 
-``pip install atheris==3.0.0``. Each target runs in a process of its own; what breaks it is left in ``crash-*``. The
-sum of what each input allocates is held below the cap of targets.py, and its time.
+``pip install atheris==3.0.0``. Each target runs in a process of its own; what breaks it is left in ``crash-*``. What
+each input allocates at its peak, and its time, are held below the caps of targets.py.
 """
 
 from __future__ import annotations

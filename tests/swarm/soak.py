@@ -29,6 +29,7 @@ from tests.swarm.shadow import check
 HANG = 60.0  # seconds without a round: more than all deadlines of one, on a machine with a peer's share of two cores
 EXIT = 40.0  # seconds to end after SIGTERM
 SETS = ("run.steps=100000000", "run.inner_steps=40", "run.evaluation.every_rounds=100000", "run.exchange.stall=4")
+WEIGHED = 12  # rounds that a process must have made for its memory to be looked at
 GROWTH = 1.3  # of a process' memory, from its first third on
 
 
@@ -57,7 +58,10 @@ class Soak:
         self.hangs: list[str] = []
         self.longest = 0.0
         self.growth = 1.0
-        self._members = [self._start(host, f"peer-{host}") for host in range(1, peers + 1)]
+        names = {host: f"peer-{host}" for host in range(1, peers + 1)}
+        self._members = [
+            Member(host, name, self._start(host, name), Tail(name, swarm.folder / name)) for host, name in names.items()
+        ]
 
     def run(self) -> None:
         """Faults until the time is up; then all are asked to end."""
@@ -108,7 +112,7 @@ class Soak:
             self.hangs.append(f"{member.name} did not end within {EXIT:.0f} s")
             member.process.kill()
             member.process.wait(10)
-        member.process = self._start(member.host, member.name).process
+        member.process = self._start(member.host, member.name)
         member.memory.clear()
         member.away = time.monotonic() + 60  # it loads its libraries beside all others
 
@@ -140,9 +144,9 @@ class Soak:
 
     # -- what is seen
 
-    def _start(self, host: int, name: str) -> Member:
+    def _start(self, host: int, name: str) -> subprocess.Popen[bytes]:
         (self._swarm.folder / "shadow" / name).mkdir(parents=True, exist_ok=True)
-        process = self._swarm.peer(
+        return self._swarm.peer(
             host,
             name,
             "configs/demo.yaml",
@@ -150,7 +154,6 @@ class Soak:
             module="tests.swarm.programs.shadowed_peer",
             environment={"SHADOW": str(self._swarm.folder / "shadow" / name)},
         )
-        return Member(host, name, process, Tail(name, self._swarm.folder / name))
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -175,7 +178,7 @@ class Soak:
     def _end(self) -> None:
         for member in self._members:
             third = member.memory[len(member.memory) // 3 :]
-            if len(member.memory) >= 30:
+            if len(member.memory) >= WEIGHED:
                 self.growth = max(self.growth, third[-1] / third[0])
             member.process.send_signal(signal.SIGTERM)
         for member in self._members:
@@ -186,8 +189,9 @@ class Soak:
 
     def losses(self) -> tuple[float, float]:
         """Means over the peers: of their first steps and of their last rounds."""
-        first = mean(member.tail.rounds[0]["first_train_loss"] for member in self._members)
-        return first, mean(mean(row["train_loss"] for row in member.tail.rounds[-5:]) for member in self._members)
+        trained = [member.tail.trained for member in self._members]
+        first = mean(rows[0]["first_train_loss"] for rows in trained)
+        return first, mean(mean(row["train_loss"] for row in rows[-5:]) for rows in trained)
 
 
 def soak(folder: Path, *, peers: int, seconds: float, pause: float, seed: int) -> dict[str, Any]:

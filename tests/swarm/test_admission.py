@@ -88,8 +88,8 @@ def test_a_revoked_peer_is_met_by_nobody_and_ends_with_one_line(invited: Invited
     assert processes["c"].exit_code(90) == 1, processes["c"].output()
     assert "the invitation was revoked; the state is saved" in processes["c"].output()
     before = {name: len(swarm.rounds(name)) for name in ("a", "b")}
-    for name in ("a", "b"):
+    for name, other in (("a", "b"), ("b", "a")):
         rows = swarm.wait_for_rounds(name, before[name] + 6)[before[name] :]
-        assert any(row["partner"] == "b" if name == "a" else "a" and row["outcome"] == "merged" for row in rows)
+        assert any((row["partner"], row["outcome"]) == (other, "merged") for row in rows), rows
         assert not any(row["partner"] == "c" for row in rows)
     refused(invited.peer("c2", invitation="c"), "not admitted", "revoked")

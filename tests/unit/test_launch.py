@@ -15,6 +15,7 @@ from peer.config import Config, Evaluation, LlamaModel, Run, StdlibData
 from peer.data import validation_batches
 from peer.inner import mean_loss
 from peer.launch.summary import in_words, summarize
+from peer.launch.table import View
 from peer.launch.tail import Tail
 
 CONFIG = Config(
@@ -95,6 +96,20 @@ def test_the_figures_of_a_swarm_are_those_of_its_rows(tmp_path: Path) -> None:
     for said in ("2 peers trained on 3,200 tokens in 12 s by noloco", "5.000 at the start, 2.500 at the end",
                  "worst peer 3.000", "3 of 5 rounds merged", "1 to 2 different ones", "20.0%", "2.5 MiB"):  # fmt: skip
         assert said in words
+
+
+def test_a_round_without_an_inner_step_has_no_loss(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    """As a peer has it that took over a member's state at a boundary."""
+    rows = [dict(row(number), idle_share=0.25, tokens_per_second=0.0, detail="") for number in (1, 2, 3)]
+    for index in (0, 2):
+        rows[index] |= {"first_train_loss": None, "train_loss": None}
+    tail = write(tmp_path / "a", rows)
+    assert (tail.summary()["first_train_loss"], tail.summary()["last_train_loss"]) == (3.0, 2.5)
+    for terminal in (True, False):
+        monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
+        with View("a swarm", 30) as view:
+            view.show([tail], [(tail, rows[-1])])
+        assert "merged" in capsys.readouterr().out
 
 
 def test_the_averaged_model_and_the_spread_are_of_the_newest_checkpoints(tmp_path: Path) -> None:

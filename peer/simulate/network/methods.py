@@ -11,10 +11,9 @@ import heapq
 
 import numpy as np
 
-from peer.schedule import NOW, OPENS
+from peer.schedule import NOW, OPENS, PAUSE
 from peer.simulate.network.conditions import Chance, Conditions, Figures
 
-PAUSE = 0.015  # share of an inner phase between two proposals
 TRIES = 8  # peers asked at a boundary
 GOODPUT = 0.8  # of a line's rate, by what real swaps got (tests/benchmarks/wan_goodput.py, network_model.py)
 PAIR_MESSAGES, GROUP_MESSAGES = 4, 6  # one after the other
@@ -51,7 +50,7 @@ class _Pairs:
                 for free, when in self._boundary(peer, time):
                     self._end(free, when)
             elif self.meeting[peer] < 0 and self._agree(peer, time, it.window, 1) < 0:
-                self._seek(peer, time + PAUSE * self.phase[peer])
+                self._seek(peer, time + sum(PAUSE) / 2 * self.phase[peer])
         idle = 1 - float(self.trained.sum()) / float(self.left.sum())
         merged = self.merged / (it.peers * it.rounds)
         return Figures("noloco", float(self.left.max()), idle, merged, merged * it.payload)
