@@ -53,9 +53,13 @@ class Lab:
         """IPv4 address."""
         return address_of(host)
 
+    def namespace(self, host: int) -> str:
+        """The file that is its network."""
+        return f"/proc/{self._line.pid}/fd/{self._namespaces[host]}"
+
     def command(self, host: int, arguments: Sequence[str]) -> list[str]:
         """The command line that runs ``arguments`` on ``host``."""
-        return ["nsenter", f"--net=/proc/{self._line.pid}/fd/{self._namespaces[host]}", *arguments]
+        return ["nsenter", f"--net={self.namespace(host)}", *arguments]
 
     def sent(self, *hosts: int) -> int:
         """Bytes that these hosts have sent together so far, headers of IP and TCP with them."""

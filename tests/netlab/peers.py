@@ -15,16 +15,18 @@ from types import TracebackType
 from peer.launch.tail import Tail
 from tests.netlab.lab import ROOT, Lab
 from tests.netlab.plan import Plan
+from tests.swarm.warm import Forked, warm
 
+Child = subprocess.Popen[bytes] | Forked
 START = 120.0  # seconds to be ready on a loaded machine
 PORT = 31337
 
 
 class LabSwarm:
-    """The bootstrap node is on host 0. Ends all that it has started."""
+    """The bootstrap node is on host 0. Ends all that it has started. ``warm``: by tests/swarm/warm.py."""
 
-    def __init__(self, plan: Plan, peers: int, folder: Path) -> None:
-        self._plan, self._peers, self.folder = plan, peers, folder
+    def __init__(self, plan: Plan, peers: int, folder: Path, *, warm: bool = False) -> None:
+        self._plan, self._peers, self.folder, self._warm = plan, peers, folder, warm
 
     def __enter__(self) -> LabSwarm:
         self._stack = ExitStack()
@@ -33,7 +35,7 @@ class LabSwarm:
             self.start_bootstrap()
             file = self.folder / "addresses"
             self.wait_for(file.exists)
-            self._address = file.read_text(encoding="utf-8").split()[0]
+            self.address = file.read_text(encoding="utf-8").split()[0]
         except BaseException:
             self._stack.close()
             raise
@@ -49,7 +51,7 @@ class LabSwarm:
         arguments = ["--host", self.lab.address(0), "--port", str(PORT), "--http-port", "0", "--stop-with-parent"]
         arguments += ["--identity", str(self.folder / "bootstrap.key")]
         arguments += ["--addresses-file", str(self.folder / "addresses")]
-        self.bootstrap = self._start(0, "dht_bootstrap", arguments, self.folder / "bootstrap.log")
+        self.bootstrap = self.start(0, "dht_bootstrap", arguments, self.folder / "bootstrap.log")
 
     def peer(
         self,
@@ -60,13 +62,13 @@ class LabSwarm:
         *,
         module: str = "peer",
         environment: Mapping[str, str] | None = None,
-    ) -> subprocess.Popen[bytes]:
+    ) -> Child:
         """``noloco-peer train`` on ``host``, or what stands in ``module`` for it; all peers begin together."""
         own = [f"run.dir={self.folder}", f"peer.name={name}", f"peer.network.host={self.lab.address(host)}"]
         own += ["peer.threads=1", "peer.metrics.port=0", "peer.network.upnp=false", f"peer.start_with={self._peers}"]
         sets = [word for it in (*own, *overrides) for word in ("--set", it)]
-        arguments = ["train", "--config", config, *sets, "--initial-peers", self._address, "--stop-with-parent"]
-        return self._start(host, module, arguments, self.folder / f"{name}.log", environment)
+        arguments = ["train", "--config", config, *sets, "--initial-peers", self.address, "--stop-with-parent"]
+        return self.start(host, module, arguments, self.folder / f"{name}.log", environment)
 
     def tail(self, name: str) -> Tail:
         """What a peer has written so far."""
@@ -82,9 +84,15 @@ class LabSwarm:
                 raise RuntimeError(f"not within {seconds:.0f} s; see {self.folder}")
             time.sleep(0.1)
 
-    def _start(
+    def start(
         self, host: int, module: str, arguments: Sequence[str], log: Path, more: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[bytes]:
+    ) -> Child:
+        """``python -m module`` on ``host``."""
+        environment = {**os.environ, **(more or {})}
+        if self._warm:
+            forked = warm().start(["-m", module, *arguments], log, environment, self.lab.namespace(host))
+            self._stack.callback(_end, forked)
+            return forked
         command = self.lab.command(host, [sys.executable, "-m", module, *arguments])
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -94,13 +102,13 @@ class LabSwarm:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **(more or {})},
+                env=environment,
             )
         self._stack.callback(_end, process)
         return process
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: Child) -> None:
     with suppress(ProcessLookupError):
         process.send_signal(signal.SIGCONT)
         process.send_signal(signal.SIGINT)
@@ -109,5 +117,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(10)
-    if process.stdin is not None:
+    if isinstance(process, subprocess.Popen) and process.stdin is not None:
         process.stdin.close()

@@ -24,7 +24,7 @@ HOME = Plan(access=Access(up_mbit=10, down_mbit=10), path=Path_(rtt_ms=40))
 def test_nobody_waits_for_a_swap_that_takes_longer_than_an_inner_phase(tmp_path: Path) -> None:
     sets = (*TINY, "run.model.hidden_size=64", "run.model.layers=2", "run.steps=2400", "run.inner_steps=40")
     sets = (*sets, "run.exchange.overlap=true", "run.evaluation.every_rounds=100")
-    with LabSwarm(SLOW, 2, tmp_path) as swarm:
+    with LabSwarm(SLOW, 2, tmp_path, warm=True) as swarm:
         processes = [swarm.peer(host, name, "configs/demo.yaml", sets) for host, name in ((1, "a"), (2, "b"))]
         for process in processes:
             assert process.wait(150) == 0, (tmp_path / "a.log").read_text()
@@ -43,7 +43,7 @@ def test_a_link_that_breaks_down_for_a_while_costs_no_minutes_after_it(tmp_path:
     """TCP's pauses between two tries grow with the outage; without a new connection swaps go on failing long after."""
     sets = (*TINY, "run.model.hidden_size=128", "run.model.layers=4", "run.steps=100000", "run.inner_steps=100")
     sets = (*sets, "run.evaluation.every_rounds=1000", "run.exchange.stall=4")
-    with LabSwarm(HOME, 2, tmp_path) as swarm:
+    with LabSwarm(HOME, 2, tmp_path, warm=True) as swarm:
         for host, name in ((1, "a"), (2, "b")):
             swarm.peer(host, name, "configs/demo.yaml", sets)
 
@@ -66,7 +66,7 @@ def test_a_link_that_breaks_down_for_a_while_costs_no_minutes_after_it(tmp_path:
 def test_a_link_that_drops_to_a_hundredth_in_mid_swap_is_given_up_by_what_swaps_have_taken(tmp_path: Path) -> None:
     sets = (*TINY, "run.model.hidden_size=64", "run.model.layers=2", "run.steps=100000", "run.inner_steps=60")
     sets = (*sets, "run.evaluation.every_rounds=1000", "run.exchange.timeout=60", "run.exchange.stall=30")
-    with LabSwarm(SLOW, 2, tmp_path) as swarm:
+    with LabSwarm(SLOW, 2, tmp_path, warm=True) as swarm:
         for host, name in ((1, "a"), (2, "b")):
             swarm.peer(host, name, "configs/demo.yaml", sets)
 

@@ -28,7 +28,7 @@ SPLIT = 45.0  # seconds: longer than a record of a member lives
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("method", ["demo", "demo-diloco"])
 def test_two_halves_become_one_swarm_again(tmp_path: Path, method: str) -> None:
-    with LabSwarm(load("lan"), len(NAMES), tmp_path) as swarm:
+    with LabSwarm(load("lan"), len(NAMES), tmp_path, warm=True) as swarm:
         for host, name in enumerate(NAMES, 1):
             swarm.peer(host, name, f"configs/{method}.yaml", SETS)
 

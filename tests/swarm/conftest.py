@@ -11,8 +11,8 @@ from tests.swarm.harness import Swarm
 
 
 @pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[Swarm]:
-    it = Swarm(tmp_path)
+def swarm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Swarm]:
+    it = Swarm(tmp_path, cold="cold" in request.keywords)
     try:
         yield it
     finally:

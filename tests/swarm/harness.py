@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import psutil
 
+from tests.swarm.warm import Forked, warm
+
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "configs" / "demo.yaml"
@@ -35,10 +37,15 @@ TINY = [
 
 
 class Process:
-    """A child with its output in a file; :meth:`line` waits for a line in it."""
+    """A child with its output in a file; :meth:`line` waits for a line in it. ``cold``: it loads its libraries."""
 
-    def __init__(self, arguments: list[str], log: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(self, arguments: list[str], log: Path, env: dict[str, str] | None = None, cold: bool = False) -> None:
         self.log = log
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+        self.popen: subprocess.Popen[bytes] | Forked
+        if not cold:
+            self.popen = warm().start(arguments, log, environment)
+            return
         with log.open("wb") as output:
             self.popen = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -46,7 +53,7 @@ class Process:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+                env=environment,
                 start_new_session=True,
             )
 
@@ -94,13 +101,13 @@ def wait_for(look: Callable[[], T | None], seconds: float, failure: Callable[[],
 class Swarm:
     """Starts processes in a folder and accounts for every one of them, their children and their sockets."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, cold: bool = False) -> None:
+        self.folder, self._cold = folder, cold
         self.processes: list[Process] = []
         self._seen: dict[int, psutil.Process] = {}
 
     def start(self, name: str, arguments: list[str], env: dict[str, str] | None = None) -> Process:
-        process = Process(arguments, self.folder / f"{name}.out", env)
+        process = Process(arguments, self.folder / f"{name}.out", env, self._cold)
         self.processes.append(process)
         return process
 

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from peer.launch.tail import Tail
-from tests.netlab.peers import LabSwarm
+from tests.netlab.peers import Child, LabSwarm
 from tests.netlab.plan import load
 from tests.swarm.harness import TINY
 from tests.swarm.shadow import check
@@ -39,7 +39,7 @@ class Member:
 
     host: int
     name: str
-    process: subprocess.Popen[bytes]
+    process: Child
     tail: Tail
     rows: int = 0
     since: float = 0.0
@@ -144,7 +144,7 @@ class Soak:
 
     # -- what is seen
 
-    def _start(self, host: int, name: str) -> subprocess.Popen[bytes]:
+    def _start(self, host: int, name: str) -> Child:
         (self._swarm.folder / "shadow" / name).mkdir(parents=True, exist_ok=True)
         return self._swarm.peer(
             host,
@@ -187,6 +187,10 @@ class Soak:
             except subprocess.TimeoutExpired:
                 self.hangs.append(f"{member.name} did not end within {EXIT:.0f} s")
 
+    def running(self) -> list[int]:
+        """Peers that have not ended."""
+        return [member.process.pid for member in self._members if member.process.poll() is None]
+
     def losses(self) -> tuple[float, float]:
         """Means over the peers: of their first steps and of their last rounds."""
         trained = [member.tail.trained for member in self._members]
@@ -196,10 +200,10 @@ class Soak:
 
 def soak(folder: Path, *, peers: int, seconds: float, pause: float, seed: int) -> dict[str, Any]:
     """The figures, as ``churn.json`` has them."""
-    with LabSwarm(load("lan"), peers, folder) as swarm:
+    with LabSwarm(load("lan"), peers, folder, warm=True) as swarm:
         run = Soak(swarm, peers, seconds, pause, seed)
         run.run()
-    left = [it.pid for it in psutil.process_iter() if _mentions(it, folder)]
+    left = [it.pid for it in psutil.process_iter() if _mentions(it, folder)] + run.running()
     found = check(folder / "shadow", [f"peer-{host}" for host in range(1, peers + 1)])
     first, last = run.losses()
     return {

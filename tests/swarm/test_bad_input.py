@@ -98,6 +98,7 @@ def test_a_folder_that_is_in_use(swarm: Swarm) -> None:
     refused(swarm.start("twin", swarm.train("same")), "is used by a running peer")
 
 
+@pytest.mark.cold
 def test_a_clock_that_is_off(swarm: Swarm, tmp_path: Path) -> None:
     _, address = swarm.bootstrap()
     shifted = tmp_path / "shifted"

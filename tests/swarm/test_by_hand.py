@@ -12,6 +12,7 @@ import pytest
 
 from tests.swarm.harness import Swarm, wait_for
 
+pytestmark = pytest.mark.cold
 LONG = ("run.steps=100000", "run.inner_steps=300")
 
 

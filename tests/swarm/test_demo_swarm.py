@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.swarm.harness import DEMO, TINY, Process, Swarm, wait_for
 
@@ -34,6 +35,7 @@ def rounds(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.cold
 def test_four_peers_train_together_and_leave_nothing_behind(swarm: Swarm) -> None:
     process = launch(swarm, 4, "run.steps=720", "run.inner_steps=60", "run.evaluation.every_rounds=6")
     process.line(r"round=2 ", 90)
