@@ -18,6 +18,7 @@ from peer.corpus import Corpus
 from peer.errors import UserError
 from peer.exchange.average import GroupAverage
 from peer.exchange.group import GroupExchange
+from peer.exchange.guard import Guard
 from peer.exchange.mesh import PROTOCOL as REDUCE_PROTOCOL
 from peer.exchange.mesh import Lobby
 from peer.exchange.pair import PairExchange
@@ -149,10 +150,10 @@ def _trainer(config: Config, parts: Parts, node: Node, same: Identity) -> Traini
     outer, settings = parts.state.outer, config.run.exchange
     if outer.grouping is Grouping.EVERYONE:
         return Trainer(config, parts, _of_everyone(outer, node, same, settings))
-    codec = build.codec(settings.codec, same.numel)
+    codec, guard = build.codec(settings.codec, same.numel), Guard(settings.max_norm_ratio)
     if settings.overlap and isinstance(outer, NoLoCo):
-        return OverlappedTrainer(config, parts, RollingExchange(node, same, codec, settings), outer)
-    return Trainer(config, parts, PairExchange(node, same, codec, settings))
+        return OverlappedTrainer(config, parts, RollingExchange(node, same, codec, settings, guard), outer)
+    return Trainer(config, parts, PairExchange(node, same, codec, settings, guard))
 
 
 def _of_everyone(outer: OuterMethod, node: Node, same: Identity, settings: Exchange) -> GroupAverage:

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from peer import __version__
 from peer.errors import UserError
-from peer.rounds import Outcome
+from peer.rounds import Outcome, Reason
 
 PREFIX = "noloco_"
 PHASES = ("inner", "match", "exchange", "apply", "checkpoint", "eval", "join")
@@ -43,6 +43,7 @@ TABLE = (
     ),
     Series("phase_info", Gauge, "1 for the phase that the peer is in.", "phase", PHASES),
     Series("rounds_total", Counter, "Rounds by outcome of the exchange.", "outcome", tuple(Outcome)),
+    Series("refusals_total", Counter, "What partners sent that was not used, by reason.", "reason", tuple(Reason)),
     Series(
         "exchange_bytes_total", Counter, "Bytes of contributions and their protocol.", "direction", ("sent", "received")
     ),

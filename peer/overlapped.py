@@ -120,10 +120,7 @@ class OverlappedTrainer(Training):
 
     def _open(self, round: UnderWay, index: int) -> None:
         start, stop = round.flight.parts[index]
-        own = torch.empty(stop - start)
-        change = torch.empty_like(own) if round.flight.learns else None
-        if change is not None:
-            self._partwise.contribution().read_change(start, change)
-        self._partwise.open(start, own)
+        own, change = torch.empty(stop - start), torch.empty(stop - start)
+        self._partwise.open(start, own, change)
         round.opened[index] = self.inner.step
         round.flight.offer(index, Opened(own, change))

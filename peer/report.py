@@ -72,6 +72,8 @@ class Reporter:
         counted, averaged, metrics = report.counted, report.averaged, self._metrics
         inner = counted.inner
         metrics["rounds_total"].labels(averaged.outcome).inc()
+        if averaged.reason is not None:
+            metrics["refusals_total"].labels(averaged.reason).inc()
         metrics["round"].set(counted.round)
         metrics["swarm_members"].set(report.members)
         metrics["exchange_bytes_total"].labels("sent").inc(averaged.bytes_sent)
@@ -92,6 +94,7 @@ class Reporter:
             "partner": partner,
             "outcome": averaged.outcome,
             "detail": averaged.detail,
+            "reason": averaged.reason,
             "seconds": {phase: round(value, 6) for phase, value in report.seconds.items()},
             "idle_share": report.idle_share,
             "tokens_per_second": inner.tokens / inner.seconds if inner.seconds else 0.0,

@@ -20,7 +20,19 @@ class Outcome(StrEnum):
     TIMEOUT = "timeout"  # the partner froze, died or was too slow
     REFUSED = "refused"  # one side did not accept the other's header or contribution
     CORRUPT = "corrupt"  # the payload did not match its digest
-    POISONED = "poisoned"  # not finite, or of an absurd norm
+    POISONED = "poisoned"  # not what an honest peer would send: see exchange/guard.py
+
+
+class Reason(StrEnum):
+    """Why what a partner sent was not used."""
+
+    HEADER = "header"  # another run, configuration, layout, size or codec
+    PROTOCOL = "protocol"  # not the protocol at all
+    DIGEST = "digest"  # what arrived is not what was sent
+    NOT_FINITE = "not_finite"
+    NORM = "norm"  # out of all proportion to one's own
+    FAR = "far"  # it would change far more than partners do usually
+    REPLAYED = "replayed"  # merged before
 
 
 class Grouping(StrEnum):
@@ -94,8 +106,8 @@ class Readable(Protocol):
 class Contribution(Readable, Protocol):
     """What a peer puts into an average."""
 
-    def read_change(self, start: int, out: Tensor) -> None:
-        """Δ of the same elements: what they have changed since the last average."""
+    def read_both(self, start: int, out: Tensor, change: Tensor) -> None:
+        """As :meth:`read`, and ``change`` ← what the inner steps since the last average have done to it."""
 
 
 @dataclass(frozen=True)
@@ -129,5 +141,6 @@ class Averaged:
     distance: float | None = None  # ‖own − partner's‖ / ‖own‖ of the contributions
     staleness: float = 0.0  # inner steps between a part's contribution and the partner's arrival; mean over the parts
     detail: str = field(default="", compare=False)  # why, in words, when not merged
+    reason: Reason | None = None  # the same in a word, when it was this peer that refused
     culprit: str = ""  # id of the member that a group's round failed by, or whose contribution cannot be used
     digest: str = ""  # of the mean of a group of everyone: the same for all members

@@ -30,5 +30,6 @@ class Vector:
     def read(self, start: int, out: Tensor) -> None:
         out.copy_(self._tensor[start : start + out.numel()])
 
-    def read_change(self, start: int, out: Tensor) -> None:
+    def read_both(self, start: int, out: Tensor, change: Tensor) -> None:
         self.read(start, out)
+        change.copy_(out)

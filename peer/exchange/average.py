@@ -1,4 +1,4 @@
-"""The interface of every exchange, and the acceptance test that stands before every average.
+"""The interface of every exchange, and means part by part.
 
 Implementations: pair.py (one partner over a verified stream), group.py (everyone), loopback.py (in one process).
 tests/unit/test_exchange_conformance.py runs the same suite on all of them.
@@ -6,7 +6,6 @@ tests/unit/test_exchange_conformance.py runs the same suite on all of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from peer.rounds import Averaged, Contribution, Group, Outcome, Sparse
+from peer.rounds import Averaged, Contribution, Group, Outcome, Reason, Sparse
 from peer.vectors import parts, scratch
 
 
@@ -36,46 +35,7 @@ class Verdict:
     outcome: Outcome
     distance: float | None = None
     detail: str = ""
-
-
-@dataclass
-class Norms:
-    """Sums of squares over the parts of two contributions so far."""
-
-    own: float = 0.0
-    theirs: float = 0.0
-    apart: float = 0.0
-
-    def add(self, own: Tensor, theirs: Tensor) -> None:
-        """One part more; fp32, host."""
-        self.own += square(own)
-        self.theirs += square(theirs)
-        self.apart += square(theirs - own)
-
-    def objection(self, max_norm_ratio: float) -> str:
-        """Why theirs must not be used beside our own; empty when it may."""
-        if not math.isfinite(self.theirs):
-            return "the partner's contribution is not finite"
-        own, theirs = math.sqrt(self.own), math.sqrt(self.theirs)
-        if not own / max_norm_ratio <= theirs <= own * max_norm_ratio:
-            return f"the partner's norm {theirs:.4g} is not within a factor {max_norm_ratio:g} of {own:.4g}"
-        return ""
-
-    def verdict(self, max_norm_ratio: float) -> Verdict:
-        """``theirs`` must be finite and of a norm within ``max_norm_ratio`` of our own."""
-        objection = self.objection(max_norm_ratio)
-        if objection:
-            return Verdict(Outcome.POISONED, detail=objection)
-        return Verdict(Outcome.MERGED, distance=math.sqrt(self.apart / self.own) if self.own else 0.0)
-
-
-def judge(own: Contribution, theirs: Tensor, max_norm_ratio: float) -> Verdict:
-    """The verdict on ``theirs``, flat fp32 on the host."""
-    room, norms = scratch(own.numel), Norms()
-    for start, stop in parts(own.numel):
-        own.read(start, room[: stop - start])
-        norms.add(room[: stop - start], theirs[start:stop])
-    return norms.verdict(max_norm_ratio)
+    reason: Reason | None = None
 
 
 def merge(own: Contribution, theirs: Tensor, share: float = 0.5) -> None:

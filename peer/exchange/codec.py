@@ -38,10 +38,10 @@ class Codec(Protocol):
         """What the next payload is coded as; not always what was configured."""
 
     def begin(self) -> bool:
-        """A round begins. ``True``: this peer's own Δ must be told by :meth:`learn`, each part before it is encoded."""
+        """A round begins. ``True``: :meth:`learn` must tell what this peer has trained, before a part is encoded."""
 
     def learn(self, start: int, change: Tensor) -> None:
-        """Δ of a part: what its elements have changed since the last average. fp32."""
+        """What the inner steps since the last average have done to a part's elements. fp32."""
 
     @property
     def expects(self) -> float:
@@ -67,10 +67,10 @@ def prepare(codec: Codec, own: Contribution) -> None:
     """A round begins in which all of ``own`` is sent."""
     if not codec.begin():
         return
-    room = scratch(own.numel)
+    room, change = scratch(own.numel), scratch(own.numel)
     for start, stop in parts(own.numel):
-        own.read_change(start, room[: stop - start])
-        codec.learn(start, room[: stop - start])
+        own.read_both(start, room[: stop - start], change[: stop - start])
+        codec.learn(start, change[: stop - start])
 
 
 def size(name: CodecName, numel: int) -> int:

@@ -11,8 +11,9 @@ import asyncio
 import xxhash
 from torch import Tensor
 
-from peer.exchange.average import Norms, blend
+from peer.exchange.average import blend
 from peer.exchange.codec import Codec, size
+from peer.exchange.guard import Trial
 from peer.exchange.wire import Header
 from peer.payload import DIGEST_BYTES
 from peer.rounds import Contribution
@@ -38,22 +39,29 @@ async def send_coded(stream: Stream, own: Contribution, codec: Codec, stall: flo
 
 
 async def receive_coded(
-    stream: Stream, own: Contribution, codec: Codec, header: Header, out: Tensor, share: float, stall: float
-) -> Norms | None:
+    stream: Stream,
+    own: Contribution,
+    codec: Codec,
+    header: Header,
+    out: Tensor,
+    trial: Trial,
+    share: float,
+    stall: float,
+) -> bytes | None:
     """Fill ``out`` (flat fp32, host) with the mean of the partner's contribution and ``own``, ``share`` of it theirs.
 
-    ``None`` when what has come does not match its digest. Nobody may use ``out`` before the verdict on the norms.
+    The digest, or ``None`` when what has come does not match it. Nobody may use ``out`` before the trial's verdict.
     """
     name = header.codec
-    digest, norms = xxhash.xxh3_128(), Norms()
-    room = scratch(own.numel)
+    digest = xxhash.xxh3_128()
+    room, room_of_change = scratch(own.numel), scratch(own.numel)
 
     def decode(start: int, stop: int, data: bytearray) -> None:
         digest.update(data)
-        part = room[: stop - start]
-        own.read(start, part)
+        part, change = room[: stop - start], room_of_change[: stop - start]
+        own.read_both(start, part, change)
         codec.decode(name, start, data, part, out[start:stop])
-        norms.add(part, out[start:stop])
+        trial.add(part, change, out[start:stop])
         blend(part, out[start:stop], share)
 
     sent = bytearray(DIGEST_BYTES)
@@ -69,4 +77,4 @@ async def receive_coded(
     finally:
         if decoding is not None:
             await decoding  # whatever has happened: nothing may write to ``out`` behind our back
-    return norms if bytes(sent) == digest.digest() else None
+    return bytes(sent) if bytes(sent) == digest.digest() else None

@@ -26,10 +26,10 @@ FEWEST = 2  # parts open at once
 
 @dataclass(frozen=True)
 class Opened:
-    """A part as it was when it was opened. ``change`` (Δ) is there when the codec asked for it."""
+    """A part as it was when it was opened, and what the inner steps before have done to it."""
 
     own: Tensor
-    change: Tensor | None
+    change: Tensor
 
 
 def rolling_parts(numel: int) -> list[tuple[int, int]]:
@@ -40,11 +40,10 @@ def rolling_parts(numel: int) -> list[tuple[int, int]]:
 
 
 class Flight:
-    """One swap. ``learns``: the codec needs each part's Δ too."""
+    """One swap."""
 
-    def __init__(self, numel: int, loop: asyncio.AbstractEventLoop, *, learns: bool) -> None:
+    def __init__(self, numel: int, loop: asyncio.AbstractEventLoop) -> None:
         self.parts = rolling_parts(numel)
-        self.learns = learns
         self.landed_parts = self._sent_parts = self._forgotten = 0
         self._loop, self._wake = loop, asyncio.Event()
         self._changed = threading.Condition()

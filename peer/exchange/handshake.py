@@ -16,7 +16,7 @@ from torch import Tensor
 from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec
 from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Header, Identity
-from peer.rounds import Averaged, Link, Outcome
+from peer.rounds import Averaged, Link, Outcome, Reason
 from peer.streams import BadMessage, Stream, StreamLost
 
 OFFENCES = (Outcome.CORRUPT, Outcome.POISONED)
@@ -26,9 +26,9 @@ LEAST = 0.1  # share of a peer in a mean of two
 class Unusable(Exception):
     """The partner's header or contribution must not be used; ``verdict`` says why."""
 
-    def __init__(self, outcome: Outcome, detail: str) -> None:
+    def __init__(self, outcome: Outcome, detail: str, reason: Reason) -> None:
         super().__init__(detail)
-        self.verdict = Verdict(outcome, detail=detail)
+        self.verdict = Verdict(outcome, detail=detail, reason=reason)
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Greeting:
         await stream.send(own, stall)
         header = await stream.receive(HEADER, stall)
         if not self.codec.understands(header.codec):
-            raise Unusable(Outcome.REFUSED, f"codec is {header.codec} there and {self.codec.sends} here")
+            raise Unusable(Outcome.REFUSED, f"codec is {header.codec} there and {self.codec.sends} here", Reason.HEADER)
         objection = self.identity.objection(header)
         if objection:
-            raise Unusable(Outcome.REFUSED, objection)
+            raise Unusable(Outcome.REFUSED, objection, Reason.HEADER)
         self.codec.meet(header.expects)
         return header
 
@@ -81,6 +81,7 @@ class Tally:
             seconds=time.monotonic() - self._began,
             distance=verdict.distance,
             detail=verdict.detail,
+            reason=verdict.reason,
             culprit=partner.peer_id if verdict.outcome in OFFENCES else "",
         )
 
@@ -122,7 +123,7 @@ async def guarded(swap: Coroutine[Any, Any, Verdict], stream: Stream, limit: flo
     except StreamLost as error:
         return Verdict(Outcome.TIMEOUT, detail=f"the partner is gone: {error}")
     except BadMessage as error:
-        return Verdict(Outcome.CORRUPT, detail=f"not the protocol: {error}")
+        return Verdict(Outcome.CORRUPT, detail=f"not the protocol: {error}", reason=Reason.PROTOCOL)
     finally:
         stream.close()
 

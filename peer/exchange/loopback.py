@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from peer.config import Exchange as Settings
-from peer.exchange.average import Verdict, copy_own, judge, merge
+from peer.exchange.average import Verdict, copy_own, merge
+from peer.exchange.guard import Guard, judge
 from peer.rounds import Averaged, Contribution, Group, Outcome, Sparse
 
 
@@ -34,6 +35,7 @@ class LoopbackExchange:
     def __init__(self, hub: Hub, name: str, numel: int, settings: Settings) -> None:
         self._hub, self._name, self._settings = hub, name, settings
         self._buffer = torch.empty(numel, dtype=torch.float32)
+        self._guard = Guard(settings.max_norm_ratio)
 
     def average(self, contribution: Contribution | Sparse, group: Group) -> Averaged:
         assert not isinstance(contribution, Sparse), "pairs swap whole vectors"
@@ -57,6 +59,7 @@ class LoopbackExchange:
             seconds=time.monotonic() - began,
             distance=verdict.distance,
             detail=verdict.detail,
+            reason=verdict.reason,
         )
 
     def _swap(self, own: Contribution, partner: str, round: int) -> Verdict:
@@ -71,7 +74,7 @@ class LoopbackExchange:
                 meeting.offers.pop(self._name)
                 return Verdict(Outcome.TIMEOUT, detail="the partner did not come")
         self._buffer.copy_(meeting.offers[partner])
-        verdict = judge(own, self._buffer, self._settings.max_norm_ratio)
+        verdict = judge(own, self._buffer, self._guard, partner)
         with hub.changed:
             meeting.verdicts[self._name] = verdict
             hub.changed.notify_all()

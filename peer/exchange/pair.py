@@ -3,7 +3,7 @@
     initiator                                     responder
        │ header ───────────────────────────────▶ ◀─── header │   both: equal run, config, layout, size?
        │ 1 MiB parts, digest ──────────────────▶ ◀─── parts  │   at the same time, each into its one buffer
-       │                  both: digest right? finite? norm within bounds?
+       │                  both: digest right? and the guard's questions (guard.py)
        │ acknowledgement ──────────────────────▶             │
        │             ◀──────────────────────── acknowledgement│   only after it has read the other one
        │ close ────────────────────────────────▶             │   so nothing can be cut off
@@ -22,13 +22,14 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from peer.config import Exchange as Settings
-from peer.exchange.average import Norms, Verdict, copy_own
+from peer.exchange.average import Verdict, copy_own
 from peer.exchange.codec import Codec, prepare
 from peer.exchange.coded import receive_coded, send_coded
 from peer.exchange.deadline import Deadline
+from peer.exchange.guard import Guard, Trial
 from peer.exchange.handshake import Greeting, Tally, both_ways, guarded, part, share
 from peer.exchange.wire import Identity
-from peer.rounds import Averaged, Contribution, Group, Outcome, Sparse
+from peer.rounds import Averaged, Contribution, Group, Outcome, Reason, Sparse
 from peer.streams import Stream
 
 T = TypeVar("T")
@@ -47,12 +48,13 @@ class Network(Protocol):
 class PairExchange:
     """:class:`peer.exchange.average.GroupAverage` for groups of two."""
 
-    def __init__(self, network: Network, identity: Identity, codec: Codec, settings: Settings) -> None:
+    def __init__(self, network: Network, identity: Identity, codec: Codec, settings: Settings, guard: Guard) -> None:
         self._network = network
         self._codec = codec
         self._identity = identity
         self._settings = settings
         self._deadline = Deadline(settings.timeout)
+        self._guard = guard
         self._buffer = torch.empty(identity.numel, dtype=torch.float32)
 
     def average(self, contribution: Contribution | Sparse, group: Group) -> Averaged:
@@ -67,7 +69,7 @@ class PairExchange:
         prepare(self._codec, contribution)
         limit, tally = self._deadline.seconds, Tally(stream)
         greeting = Greeting(self._identity, group.round, self._codec, group.tokens)
-        swap = self._swap(contribution, stream, greeting)
+        swap = self._swap(contribution, stream, greeting, self._guard.trial(link.peer_id, contribution.numel))
         verdict = self._network.call(guarded(swap, stream, limit), limit + GRACE)
         averaged = tally.averaged(verdict, link, self._buffer)
         self._codec.settle(verdict.outcome is Outcome.MERGED)
@@ -77,20 +79,21 @@ class PairExchange:
             copy_own(contribution, self._buffer)
         return averaged
 
-    async def _swap(self, own: Contribution, stream: Stream, greeting: Greeting) -> Verdict:
+    async def _swap(self, own: Contribution, stream: Stream, greeting: Greeting, trial: Trial) -> Verdict:
         """When merged, the buffer holds the mean."""
         stall = self._settings.stall
         header = await greeting.exchange(stream, stall)
         theirs = share(header.tokens, greeting.tokens)
-        norms: Norms | None = None
+        digest: bytes | None = None
 
         async def receive() -> None:
-            nonlocal norms
-            norms = await receive_coded(stream, own, self._codec, header, self._buffer, theirs, stall)
+            nonlocal digest
+            digest = await receive_coded(stream, own, self._codec, header, self._buffer, trial, theirs, stall)
 
         await both_ways(send_coded(stream, own, self._codec, stall), receive())
-        if norms is None:
-            verdict = Verdict(Outcome.CORRUPT, detail="the payload does not match its digest")
+        if digest is None:
+            detail = "the payload does not match its digest"
+            verdict = Verdict(Outcome.CORRUPT, detail=detail, reason=Reason.DIGEST)
         else:
-            verdict = norms.verdict(self._settings.max_norm_ratio)
+            verdict = trial.verdict(digest)
         return await part(stream, verdict, stall)

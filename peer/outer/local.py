@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from peer.outer.slow_weights import Change, SlowWeights
+from peer.outer.slow_weights import SlowWeights
 from peer.rounds import Grouping
 
 
@@ -38,5 +39,6 @@ class _FastWeights:
     def read(self, start: int, out: Tensor) -> None:
         self._slow.read_fast(start, out)
 
-    def read_change(self, start: int, out: Tensor) -> None:
-        Change(self._slow).read(start, out)
+    def read_both(self, start: int, out: Tensor, change: Tensor) -> None:
+        self.read(start, out)
+        torch.sub(out, self._slow.phi[start : start + out.numel()], out=change)

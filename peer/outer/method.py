@@ -15,11 +15,10 @@ class PartwiseMethod(Protocol):
 
     slow: SlowWeights
 
-    def contribution(self) -> Contribution:
-        """Reads θ and φ when asked, so use a part of it before that part is opened."""
-
-    def open(self, start: int, own: Tensor) -> None:
-        """Elements ``start : start + len(own)`` with a group of one; ``own`` (fp32, host) ← their contribution."""
+    def open(self, start: int, own: Tensor, change: Tensor) -> None:
+        """Elements ``start : start + len(own)`` with a group of one; ``own`` and ``change`` (fp32, host) ← their
+        contribution and what the inner steps have done to it.
+        """
 
     def amend(self, start: int, correction: Tensor) -> None:
         """``correction`` (fp32, host): the mean over the group, less this peer's own contribution."""

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from peer.config import NoLoCo as Settings
-from peer.outer.slow_weights import Change, SlowWeights
+from peer.outer.slow_weights import SlowWeights
 from peer.rounds import Contribution, Grouping
 
 
@@ -45,14 +46,15 @@ class NoLoCo:
 
     # -- part by part, beside the inner steps (peer/overlap.py)
 
-    def open(self, start: int, own: Tensor) -> None:
-        """The outer step of elements ``start : start + len(own)`` with a group of one; ``own`` ← s before it.
+    def open(self, start: int, own: Tensor, change: Tensor) -> None:
+        """The outer step of elements ``start : start + len(own)`` with a group of one; before it ``own`` ← s and
+        ``change`` ← βΔ.
 
         When the partner's s comes, :meth:`amend` with half the difference makes it the step of a group of two: both
         formulas are linear in the mean.
         """
         here = slice(start, start + own.numel())
-        self.contribution().read(start, own)
+        self.contribution().read_both(start, own, change)
         with self.slow.changing():
             momentum, phi = self.momentum[here], self.slow.phi[here]
             momentum.mul_(self.settings.alpha).add_(own).sub_(phi, alpha=self.settings.gamma)
@@ -71,7 +73,6 @@ class NoLoCo:
 class _Contribution:
     def __init__(self, slow: SlowWeights, settings: Settings) -> None:
         self._slow, self._settings = slow, settings
-        self._change = Change(slow)
         self.numel = slow.numel
 
     def read(self, start: int, out: Tensor) -> None:
@@ -81,5 +82,7 @@ class _Contribution:
         if gamma != beta:
             out.add_(self._slow.phi[start : start + out.numel()], alpha=gamma - beta)
 
-    def read_change(self, start: int, out: Tensor) -> None:
-        self._change.read(start, out)
+    def read_both(self, start: int, out: Tensor, change: Tensor) -> None:
+        """``change``: βΔ = s − γφ."""
+        self.read(start, out)
+        torch.sub(out, self._slow.phi[start : start + out.numel()], alpha=self._settings.gamma, out=change)

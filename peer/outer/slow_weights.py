@@ -106,5 +106,6 @@ class Change:
         self._slow.read_fast(start, out)
         out.sub_(self._slow.phi[start : start + out.numel()])
 
-    def read_change(self, start: int, out: Tensor) -> None:
+    def read_both(self, start: int, out: Tensor, change: Tensor) -> None:
         self.read(start, out)
+        change.copy_(out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from peer.rounds import Outcome
@@ -26,7 +26,12 @@ class Arrivals:
 
 
 def choose_pairs(
-    arrivals: Arrivals, here: Sequence[Replica], time: float, window: float, chance: random.Random
+    arrivals: Arrivals,
+    here: Sequence[Replica],
+    time: float,
+    window: float,
+    chance: random.Random,
+    avoided: Callable[[Replica, Replica], bool] = lambda one, two: False,
 ) -> list[tuple[Replica, Replica | None]]:
     """Meetings that take place now; ``None``: alone. Others of ``here`` wait for a partner that is still training.
 
@@ -53,7 +58,7 @@ def choose_pairs(
             for other, due in arrivals.due.items()
             if other not in came_for and due - time <= window * min(first.usual_time, other.usual_time)
         ]
-        candidates = still if odd else [*free, *still]
+        candidates = [other for other in (still if odd else [*free, *still]) if not avoided(first, other)]
         odd = 0
         if not candidates:
             meetings.append((first, None))

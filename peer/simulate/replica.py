@@ -12,6 +12,7 @@ from torch import Tensor
 
 from peer.errors import RunError
 from peer.exchange.codec import Codec
+from peer.exchange.guard import Guard
 from peer.rounds import Contribution, Outcome, Sparse
 from peer.schedule import phase_steps
 from peer.state import PeerState
@@ -39,6 +40,7 @@ class Replica:
     steps: int
     inner_steps: int
     codec: Codec
+    guard: Guard
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     partners: Counter[str] = field(default_factory=Counter)
     met: dict[str, int] = field(default_factory=dict)  # the round in which a partner was met last

@@ -19,6 +19,7 @@ from peer import build, corpus
 from peer.build import Signs
 from peer.config import Config, Local
 from peer.corpus import Corpus
+from peer.exchange.guard import Guard
 from peer.place import require_folder, set_aside
 from peer.progress import Progress, Stop
 from peer.rounds import Outcome
@@ -80,7 +81,8 @@ class Simulation:
         config = config.model_copy(update={"run": run})
         state = build.replica(config, text.train, stream=stream, device=torch.device("cpu"), signs=signs)
         codec = build.codec(run.exchange.codec, state.outer.slow.numel)
-        return Replica(name, state, speed, steps, run.inner_steps, codec)
+        guard = Guard(run.exchange.max_norm_ratio)
+        return Replica(name, state, speed, steps, run.inner_steps, codec, guard)
 
     def _ddp(self) -> Replica:
         """One model on the batches of all: the mean of their gradients is the gradient of their mean loss."""

@@ -1,4 +1,4 @@
-"""The swap of two replicas in one process, through their codecs: at once, or part by part beside their inner steps."""
+"""The swap of two replicas in one process, through their codecs and guards: at once, or beside their inner steps."""
 
 from __future__ import annotations
 
@@ -6,28 +6,50 @@ import threading
 from dataclasses import dataclass, field
 
 import torch
+import xxhash
 from torch import Tensor
 
-from peer.exchange.average import merge
+from peer.config import CodecName
+from peer.exchange.average import Verdict, merge
 from peer.exchange.codec import Codec, prepare, size
 from peer.exchange.flight import rolling_parts
+from peer.exchange.guard import Trial, judge
 from peer.outer.noloco import NoLoCo
-from peer.rounds import Contribution
+from peer.rounds import Contribution, Outcome
 from peer.simulate.replica import Replica
 from peer.vectors import parts
 
+MERGED = Verdict(Outcome.MERGED)
 
-def swap(one: Replica, two: Replica) -> tuple[tuple[Tensor, Tensor], int]:
-    """The mean that each of the two gets, flat fp32, and the bytes that each of them sends for it."""
+
+@dataclass(frozen=True)
+class Swapped:
+    """For both of the two. ``means``: flat fp32, to be used when both verdicts are merged; ``sent``: bytes each."""
+
+    means: tuple[Tensor, Tensor]
+    verdicts: tuple[Verdict, Verdict]
+    sent: int
+
+
+def swap(one: Replica, two: Replica) -> Swapped:
+    """Both contributions cross, and each replica judges the other's."""
     own, other = one.pair_contribution(), two.pair_contribution()
     for replica, contribution in ((one, own), (two, other)):
         prepare(replica.codec, contribution)
     introduce(one.codec, two.codec)
     sent = sum(size(one.codec.sends, stop - start) for start, stop in parts(own.numel))
     means = _received(one.codec, own, two.codec, other), _received(two.codec, other, one.codec, own)
-    for replica in (one, two):
-        replica.codec.settle(True)
-    return means, sent
+    verdicts = judge(own, means[0], one.guard, two.name), judge(other, means[1], two.guard, one.name)
+    merged = both_merged(verdicts)
+    for replica, contribution, mean in ((one, own, means[0]), (two, other, means[1])):
+        merge(contribution, mean)
+        replica.codec.settle(merged)
+    return Swapped(means, verdicts, sent)
+
+
+def both_merged(verdicts: tuple[Verdict, Verdict]) -> bool:
+    """A side merges when its own verdict and its partner's say so."""
+    return all(verdict.outcome is Outcome.MERGED for verdict in verdicts)
 
 
 def introduce(one: Codec, two: Codec) -> None:
@@ -38,15 +60,52 @@ def introduce(one: Codec, two: Codec) -> None:
 
 
 def _received(codec: Codec, own: Contribution, sender: Codec, theirs: Contribution) -> Tensor:
-    """The mean at the receiver ``codec``, whose contribution is ``own``."""
+    """What the sender's contribution is at the receiver ``codec``, whose own is ``own``."""
     out = torch.empty(own.numel)
     for start, stop in parts(own.numel):
         mine, part = torch.empty(stop - start), torch.empty(stop - start)
         own.read(start, mine)
         theirs.read(start, part)
         codec.decode(sender.sends, start, bytearray(sender.encode(start, part)), mine, out[start:stop])
-    merge(own, out)
     return out
+
+
+@dataclass
+class _Side:
+    """One replica's half of an overlapped swap."""
+
+    replica: Replica
+    trial: Trial
+    learns: bool  # the codec wants to know what was trained
+    verdict: Verdict = MERGED
+    digest: bytes = b""  # of the first part that came
+
+    def open(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """The outer step of a part, alone; its contribution, and what was trained of it."""
+        outer, own, change = self.replica.state.outer, torch.empty(stop - start), torch.empty(stop - start)
+        assert isinstance(outer, NoLoCo)
+        outer.open(start, own, change)
+        if self.learns:
+            self.replica.codec.learn(start, change)
+        return own, change
+
+    def take(self, start: int, own: Tensor, change: Tensor, sender: CodecName, data: bytes) -> Tensor:
+        """The correction that the partner's part makes, once it was judged."""
+        theirs = torch.empty_like(own)
+        self.replica.codec.decode(sender, start, bytearray(data), own, theirs)
+        self.replica.bytes_received += len(data)
+        self.digest = self.digest or xxhash.xxh3_128_digest(data)
+        self.trial.add(own, change, theirs)
+        objection = self.trial.objection(self.digest)
+        if objection is not None:
+            self.replica.guard.learn(self.trial)
+            self.verdict = Verdict(Outcome.POISONED, detail=objection[1], reason=objection[0])
+        return theirs.sub_(own).mul_(0.5)
+
+    def amend(self, start: int, correction: Tensor) -> None:
+        outer = self.replica.state.outer
+        assert isinstance(outer, NoLoCo)
+        outer.amend(start, correction)
 
 
 @dataclass(eq=False)
@@ -59,6 +118,7 @@ class Rolling:
     one: Replica
     two: Replica
     steps: int  # inner steps that the transfer takes
+    verdicts: tuple[Verdict, Verdict] = (MERGED, MERGED)
     _done: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -69,52 +129,50 @@ class Rolling:
             self._done = True
 
     def _roll(self) -> None:
-        borders = rolling_parts(self.one.state.outer.slow.numel)
-        pair = (self.one, self.two)
-        learns = [replica.codec.begin() for replica in pair]
+        numel = self.one.state.outer.slow.numel
+        sides = [
+            _Side(me, me.guard.trial(other.name, numel), me.codec.begin())
+            for me, other in ((self.one, self.two), (self.two, self.one))
+        ]
         introduce(self.one.codec, self.two.codec)
+        pair = (self.one, self.two)
         # at the end of a run phases are shorter than the swap: nothing is trained meanwhile, as in the peer
         beside = self.steps if min(replica.target - replica.state.inner.step for replica in pair) > self.steps else 0
-        groups = max(1, beside)
-        late: list[tuple[int, Tensor, Tensor]] = []
+        borders, groups = rolling_parts(numel), max(1, beside)
+        late: list[tuple[int, list[Tensor]]] = []
         for group in range(groups):
-            self._amend(late)
-            late = [self._open(start, stop, learns) for start, stop in borders[group::groups]]
+            _amend(sides, late)
+            late = [(start, _swap_part(sides, start, stop)) for start, stop in borders[group::groups]]
             if beside:
                 for replica in pair:
                     replica.train(1)
-        self._amend(late)
-        for replica in pair:
-            replica.codec.settle(True)
+        _amend(sides, late)
+        self._end(sides)
 
-    def _open(self, start: int, stop: int, learns: list[bool]) -> tuple[int, Tensor, Tensor]:
-        """Both take their own outer step for a part; the corrections that follow."""
-        own = []
-        for replica, learn in zip((self.one, self.two), learns, strict=True):
-            outer, part = replica.state.outer, torch.empty(stop - start)
-            assert isinstance(outer, NoLoCo)
-            if learn:
-                outer.contribution().read_change(start, part)
-                replica.codec.learn(start, part)
-            outer.open(start, part)
-            own.append(part)
-        codecs = self.one.codec, self.two.codec
-        names = [codec.sends for codec in codecs]
-        data = [bytearray(codec.encode(start, part)) for codec, part in zip(codecs, own, strict=True)]
-        corrections = []
-        for me, other in ((0, 1), (1, 0)):
-            theirs = torch.empty(stop - start)
-            codecs[me].decode(names[other], start, data[other], own[me], theirs)
-            corrections.append(theirs.sub_(own[me]).mul_(0.5))
-        for replica, name in zip((self.one, self.two), names, strict=True):
-            replica.bytes_sent += size(name, stop - start)
-        self.one.bytes_received += size(names[1], stop - start)
-        self.two.bytes_received += size(names[0], stop - start)
-        return start, corrections[0], corrections[1]
+    def _end(self, sides: list[_Side]) -> None:
+        if all(side.verdict is MERGED for side in sides):
+            for side in sides:
+                side.verdict = side.trial.verdict(side.digest)
+        self.verdicts = sides[0].verdict, sides[1].verdict
+        for side in sides:
+            side.replica.codec.settle(both_merged(self.verdicts))
 
-    def _amend(self, late: list[tuple[int, Tensor, Tensor]]) -> None:
-        for start, *corrections in late:
-            for replica, correction in zip((self.one, self.two), corrections, strict=True):
-                outer = replica.state.outer
-                assert isinstance(outer, NoLoCo)
-                outer.amend(start, correction)
+
+def _swap_part(sides: list[_Side], start: int, stop: int) -> list[Tensor]:
+    """The corrections for both; none from the part on that one of them refuses."""
+    opened = [side.open(start, stop) for side in sides]
+    if any(side.verdict is not MERGED for side in sides):
+        return []
+    codecs = [side.replica.codec for side in sides]
+    names = [codec.sends for codec in codecs]
+    data = [codec.encode(start, own) for codec, (own, _) in zip(codecs, opened, strict=True)]
+    for side, sent in zip(sides, data, strict=True):
+        side.replica.bytes_sent += len(sent)
+    corrections = [sides[me].take(start, *opened[me], names[1 - me], data[1 - me]) for me in (0, 1)]
+    return corrections if all(side.verdict is MERGED for side in sides) else []
+
+
+def _amend(sides: list[_Side], late: list[tuple[int, list[Tensor]]]) -> None:
+    for start, corrections in late:
+        for side, correction in zip(sides, corrections, strict=bool(corrections)):
+            side.amend(start, correction)

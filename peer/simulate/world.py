@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from peer.config import Config
+from peer.exchange.average import Verdict
+from peer.grudges import SULK, Grudges
 from peer.rounds import Grouping, Outcome
 from peer.simulate.averaging import average
 from peer.simulate.meetings import SAME_TIME, Arrivals, choose_pairs
 from peer.simulate.options import Method, Options
 from peer.simulate.replica import Replica
-from peer.simulate.swap import Rolling, swap
+from peer.simulate.swap import Rolling, both_merged, swap
 
 Sample = Callable[[float], None]
 
@@ -29,6 +31,9 @@ class World:
         self._arrivals = Arrivals()
         self._chance = random.Random(config.run.seed)
         self._training: dict[Replica, Future[None]] = {}
+        self._flying: dict[Replica, Rolling] = {}  # overlapped swaps that are not counted yet
+        self._time = 0.0
+        self._grudges = {replica: Grudges(lambda: self._time) for replica in replicas}
         self._group: list[tuple[Replica, float]] = []  # who waits for everyone, since when
 
     def run(self) -> None:
@@ -37,12 +42,13 @@ class World:
         sample_at = every
         self._sample(0.0)
         with ThreadPoolExecutor(self._options.workers) as self._pool:
-            time = 0.0
-            self._go_on(self._replicas, time)
+            self._go_on(self._replicas, 0.0)
             while self._arrivals.due:
-                time, here = self._arrivals.next()
+                self._time, here = self._arrivals.next()
+                time = self._time
                 for replica in here:
                     self._training.pop(replica).result()
+                    self._land(replica)
                 free = self._at_boundary(here, time)
                 if time >= sample_at - SAME_TIME:
                     sample_at += every
@@ -50,7 +56,7 @@ class World:
                         self._settle()
                         self._sample(time)
                 self._go_on(free, time)
-            self._end(time)
+            self._end(self._time)
 
     def _go_on(self, replicas: Sequence[Replica], time: float) -> None:
         for replica in replicas:
@@ -69,6 +75,7 @@ class World:
     def _end(self, time: float) -> None:
         for replica in self._replicas:
             replica.finish()
+            self._land(replica)
         self._sample(time)
 
     # -- boundaries; each returns who goes on
@@ -93,30 +100,55 @@ class World:
         window = self._config.run.rendezvous.window
         since = {replica: start for replica, (_, start) in self._arrivals.waiting.items()}
         free: list[Replica] = []
-        for first, second in choose_pairs(self._arrivals, here, time, window, self._chance):
+        for first, second in choose_pairs(self._arrivals, here, time, window, self._chance, self._avoided):
             first.waited += time - since.get(first, time)
             if second is None:
                 free += self._alone(first, Outcome.ALONE)
             elif self._chance.random() < self._options.drop:
                 free += self._alone(first, Outcome.TIMEOUT) + self._alone(second, Outcome.TIMEOUT)
             else:
-                free += self._swap(first, second)
+                self._swap(first, second)
+                free += [first, second]
         return free
 
-    def _swap(self, one: Replica, two: Replica) -> list[Replica]:
+    def _avoided(self, one: Replica, two: Replica) -> bool:
+        return self._grudges[one].avoided(two.name) or self._grudges[two].avoided(one.name)
+
+    def _swap(self, one: Replica, two: Replica) -> None:
         if self._config.run.exchange.overlap:
-            one.rolling = two.rolling = Rolling(one, two, self._options.swap_steps)
+            one.rolling = two.rolling = self._flying[one] = self._flying[two] = Rolling(
+                one, two, self._options.swap_steps
+            )
         else:
-            means, size = swap(one, two)
-            for replica, mean in zip((one, two), means, strict=True):
-                replica.apply(mean, self._options.delay)
-                replica.bytes_sent += size
-                replica.bytes_received += size
+            swapped = swap(one, two)
+            merged = both_merged(swapped.verdicts)
+            for replica, mean in zip((one, two), swapped.means, strict=True):
+                replica.apply(mean if merged else average([replica])[0], self._options.delay)
+                replica.bytes_sent += swapped.sent
+                replica.bytes_received += swapped.sent
+            self._count(one, two, swapped.verdicts)
+            self._count(two, one, swapped.verdicts[::-1])
         for replica, other in ((one, two), (two, one)):
-            replica.partners[other.name] += 1
             replica.met[other.name] = replica.state.counters.round
-            replica.cross_boundary(Outcome.MERGED)
-        return [one, two]
+            replica.state.cross_boundary()
+
+    def _land(self, replica: Replica) -> None:
+        """Its overlapped swap has ended beside the last inner phase."""
+        rolling = self._flying.pop(replica, None)
+        if rolling is not None and rolling.one is replica:
+            self._count(replica, rolling.two, rolling.verdicts)
+        elif rolling is not None:
+            self._count(replica, rolling.one, rolling.verdicts[::-1])
+
+    def _count(self, replica: Replica, other: Replica, verdicts: tuple[Verdict, Verdict]) -> None:
+        """A swap has ended for ``replica``; its own verdict and the other's."""
+        own, theirs = verdicts
+        if both_merged(verdicts):
+            replica.partners[other.name] += 1
+        elif own.outcome is not Outcome.MERGED:
+            self._grudges[replica].note(other.name, SULK * replica.usual_time, offence=True)
+        refused = own.outcome is Outcome.MERGED and theirs.outcome is not Outcome.MERGED
+        replica.outcomes[Outcome.REFUSED if refused else own.outcome] += 1
 
     def _everyone(self, here: Sequence[Replica], time: float) -> list[Replica]:
         for replica in here:

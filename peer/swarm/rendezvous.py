@@ -21,13 +21,13 @@ import random
 import time
 
 from peer.config import Rendezvous as Settings
+from peer.grudges import SULK, Grudges
 from peer.logs import fields, get_logger
 from peer.progress import Progress, Stop
 from peer.rounds import Group, Link
 from peer.schedule import NOW, OPENS, PAUSE
 from peer.streams import BadMessage, Stream, StreamLost
 from peer.swarm.boundary import Boundary
-from peer.swarm.grudges import Grudges
 from peer.swarm.meeting import (
     PROPOSAL,
     READY,
@@ -51,7 +51,6 @@ PROTOCOL = "noloco/meet/1"
 ANSWER_TIMEOUT = 5.0  # seconds for a reply to a proposal
 ASK_TIMEOUT = 3.0  # seconds for asking around at a boundary
 SLACK = 2.0  # seconds that a partner may come late, on top of half the time it announced
-SULK = 4.0  # inner phases for which a peer is avoided that sent what could not be used
 PAUSE_SECONDS = (0.01, 0.3)  # between proposals, whatever the phase
 AGAIN = 0.12  # inner phases before a member that has declined is asked again: boundaries have moved then
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from peer.grudges import Grudges
 from peer.logs import fields, get_logger
 from peer.rounds import Seat
 from peer.streams import StreamLost
 from peer.swarm.convention import Place, Summon
-from peer.swarm.grudges import Grudges
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
 from peer.swarm.node import Node

@@ -24,6 +24,7 @@ from peer.streams import Stream
 from peer.swarm import identity
 from peer.swarm.node import Node, NodeSettings
 from peer.vectors import Vector
+from tests.swarm.attacks import Unguarded
 
 PROTOCOL = "noloco/benchmark/1"
 WAIT = 60.0
@@ -44,7 +45,7 @@ def peer_node(key: Path, initial_peers: Sequence[str] = ()) -> Iterator[Node]:
 def bench_exchange(node: Node, numel: int) -> PairExchange:
     """A swap of fp32 that takes any contribution."""
     same = Identity("bench", "bench", "bench", numel)
-    return PairExchange(node, same, Cast("none"), Exchange(max_norm_ratio=1e9))
+    return PairExchange(node, same, Cast("none"), Exchange(), Unguarded(1e9))
 
 
 class Pairing:

@@ -11,7 +11,7 @@ from tests.swarm.harness import Swarm
 HONEST = ("a", "b")
 
 
-@pytest.mark.parametrize(("attack", "overlap"), [("nan", "true"), ("scale", "false")])
+@pytest.mark.parametrize(("attack", "overlap"), [("nan", "true"), ("random", "false")])
 def test_who_sends_poison_is_refused_and_then_avoided(swarm: Swarm, attack: str, overlap: str) -> None:
     _, address = swarm.bootstrap()
     sets = ("run.inner_steps=100", "run.steps=3000", "peer.start_with=3", f"run.exchange.overlap={overlap}")
@@ -25,7 +25,7 @@ def test_who_sends_poison_is_refused_and_then_avoided(swarm: Swarm, attack: str,
         rows = swarm.rounds(name)
         met = Counter((row["partner"], row["outcome"]) for row in rows)
         other = "b" if name == "a" else "a"
-        assert met["hostile", "merged"] == 0, met
+        assert met["hostile", "merged"] <= (attack == "random"), met  # a new model changes by as much as it is long
         assert 1 <= met["hostile", "poisoned"] <= 6, met  # of 30 rounds: 4, 8, 16 phases of peace
         assert met[other, "merged"] >= 10, met
         assert rows[-1]["train_loss"] < rows[0]["first_train_loss"] - 1

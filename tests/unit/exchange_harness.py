@@ -16,6 +16,7 @@ from torch import Tensor
 from peer import build
 from peer.config import CodecName, Exchange
 from peer.exchange.average import GroupAverage
+from peer.exchange.guard import Guard
 from peer.exchange.loopback import Hub, LoopbackExchange
 from peer.exchange.pair import Network, PairExchange
 from peer.exchange.wire import Identity
@@ -33,7 +34,7 @@ def identity(numel: int, **other: str) -> Identity:
 
 
 def pair_exchange(network: Network, numel: int, codec: CodecName = "none", **other: str) -> PairExchange:
-    return PairExchange(network, identity(numel, **other), build.codec(codec, numel), FAST)
+    return PairExchange(network, identity(numel, **other), build.codec(codec, numel), FAST, Guard(FAST.max_norm_ratio))
 
 
 async def stream_pair() -> tuple[Stream, Stream]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from peer import build
 from peer.config import Config, Evaluation, Inner, LlamaModel, Run, StdlibData
+from peer.exchange.guard import Guard
 from peer.simulate.options import Method, Options, with_method
 from peer.simulate.replica import Replica
 from peer.simulate.simulation import Simulation
@@ -25,7 +26,7 @@ def config(**run: Any) -> Config:
 
 def replica_of(name: str, steps: int, inner_steps: int) -> Replica:
     state = parts.peer_state()
-    replica = Replica(name, state, 1.0, steps, inner_steps, build.codec("none", state.outer.slow.numel))
+    replica = Replica(name, state, 1.0, steps, inner_steps, build.codec("none", state.outer.slow.numel), Guard(10))
     replica.target = inner_steps
     return replica
 

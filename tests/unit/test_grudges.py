@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.grudges import DOUBLINGS, KEPT, MEMORY, Grudges
+from peer.grudges import DOUBLINGS, KEPT, MEMORY, Grudges
 
 
 class Clock:

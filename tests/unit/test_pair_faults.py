@@ -167,8 +167,9 @@ def test_something_else_than_the_protocol_is_corrupt(thread: LoopThread, garbage
 class Moved(Vector):
     """A contribution that has moved by about 1e-3 since the last average."""
 
-    def read_change(self, start: int, out: torch.Tensor) -> None:
-        out.copy_(1e-3 * torch.randn(out.numel()))
+    def read_both(self, start: int, out: torch.Tensor, change: torch.Tensor) -> None:
+        self.read(start, out)
+        change.copy_(1e-3 * torch.randn(out.numel()))
 
 
 @pytest.mark.parametrize("codec", ["fp16", "bf16", "int8", "int4"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from peer.inner import InnerReport
 from peer.metrics import PHASES, Metrics
 from peer.report import Counted, Reporter, RoundReport
-from peer.rounds import Averaged, Outcome
+from peer.rounds import Averaged, Outcome, Reason
 
 KEYS = {
     *("round", "step", "tokens", "train_loss", "partner", "outcome", "seconds"),
@@ -77,6 +78,18 @@ def test_an_empty_phase_does_not_overwrite_the_last_loss(tmp_path: Path) -> None
     reporter.inner(inner_report(3.0))
     reporter.inner(inner_report(math.nan, steps=0))
     assert metrics.registry.get_sample_value("noloco_train_loss") == 3.0
+
+
+def test_what_was_refused_is_counted_by_reason(tmp_path: Path) -> None:
+    metrics = Metrics()
+    reporter = Reporter(tmp_path, metrics)
+    for reason in (Reason.FAR, Reason.FAR, None, Reason.REPLAYED):
+        outcome = Outcome.POISONED if reason else Outcome.MERGED
+        report = round_report(1, outcome)
+        reporter.round(replace(report, averaged=replace(report.averaged, reason=reason)))
+    for reason, count in ((Reason.FAR, 2), (Reason.REPLAYED, 1), (Reason.NORM, 0)):
+        assert metrics.registry.get_sample_value("noloco_refusals_total", {"reason": reason}) == count
+    assert json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[0])["reason"] == "far"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

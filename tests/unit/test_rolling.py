@@ -17,6 +17,7 @@ from torch import Tensor
 from peer import build
 from peer.config import CodecName
 from peer.exchange.flight import Flight, Opened, rolling_parts
+from peer.exchange.guard import Guard
 from peer.exchange.rolling import RollingExchange
 from peer.exchange.wire import HEADER
 from peer.rounds import Averaged, Group, Link, Outcome
@@ -42,7 +43,8 @@ class Trainee:
     def __init__(self, thread: LoopThread, vector: Tensor, codec: CodecName = "none", **other: str) -> None:
         numel = vector.numel()
         self.vector, self.pace = vector, PACE
-        self.exchange = RollingExchange(thread, identity(numel, **other), build.codec(codec, numel), FAST)
+        coder, guard = build.codec(codec, numel), Guard(FAST.max_norm_ratio)
+        self.exchange = RollingExchange(thread, identity(numel, **other), coder, FAST, guard)
         self.late: list[int] = []
         self.open_at_once = 0
 
@@ -61,7 +63,7 @@ class Trainee:
                 start, stop = flight.parts[index]
                 own = self.vector[start:stop].clone()
                 opened[index] = step
-                flight.offer(index, Opened(own, own if flight.learns else None))
+                flight.offer(index, Opened(own, own))
             self.open_at_once = max(self.open_at_once, len(flight._opened))
             time.sleep(self.pace)
         raise AssertionError("the swap never ended")
@@ -245,10 +247,10 @@ def test_a_codec_that_is_not_the_runs_is_refused(thread: LoopThread) -> None:
 
 
 def test_the_mailbox_forgets_parts_that_were_sent_and_have_landed(thread: LoopThread) -> None:
-    flight = Flight(NUMEL, thread.loop, learns=False)
+    flight = Flight(NUMEL, thread.loop)
     flight.begin(lambda: None)
     for index in flight.wanted():
-        flight.offer(index, Opened(torch.zeros(1), None))
+        flight.offer(index, Opened(torch.zeros(1), torch.zeros(1)))
     flight.land(0, torch.zeros(1))
     assert 0 in flight._opened  # not sent yet
     flight.sent()
@@ -300,7 +302,7 @@ def test_a_poisonous_part_teaches_the_codec_nothing(thread: LoopThread) -> None:
 def test_parts_are_forgotten_while_others_are_opened(thread: LoopThread) -> None:
     """Both threads change the mailbox at the same time."""
     for _ in range(20):
-        flight = Flight(64 * 256, thread.loop, learns=False)
+        flight = Flight(64 * 256, thread.loop)
         flight.begin(lambda: None)
         ready = threading.Event()
 
@@ -316,6 +318,6 @@ def test_parts_are_forgotten_while_others_are_opened(thread: LoopThread) -> None
         landing.start()
         ready.set()
         for index in range(64):
-            flight.offer(index, Opened(torch.zeros(1), None))
+            flight.offer(index, Opened(torch.zeros(1), torch.zeros(1)))
         landing.join(10)
         assert not landing.is_alive() and flight._opened == {}

@@ -16,6 +16,7 @@ from torch import Tensor
 from peer.config import (
     Decoupled,
     DiLoCo,
+    Exchange,
     Inner,
     NoLoCo,
 )
@@ -29,6 +30,7 @@ from peer.simulate.replica import Replica
 from peer.simulate.simulation import Simulation, save
 from peer.simulate.swap import swap
 from peer.vectors import Vector
+from tests.swarm.attacks import Attack, Hostile
 from tests.unit import parts
 from tests.unit.simulate_harness import config, replica_of, simulate, without_clock
 
@@ -189,7 +191,7 @@ def test_two_replicas_average_to_the_bits_of_the_pair_exchange() -> None:
     replicas = [replica_of(str(seed), 8, 4) for seed in range(2)]
     for replica in replicas:
         replica.inner_phase()
-    (left, right), _ = swap(*replicas)
+    left, right = swap(*replicas).means
     own, theirs = (flat(replica) for replica in replicas)
     merge(Vector(own), theirs)
     assert torch.equal(left, theirs) and torch.equal(right, theirs)
@@ -248,3 +250,22 @@ def test_the_files_of_a_simulation(tmp_path: Path) -> None:
 def test_outcomes_of_controls_are_rounds_alone() -> None:
     for method in (Method.LOCAL, Method.ONE_WORKER):
         assert all(row["rounds"][Outcome.ALONE] == 3 for row in simulate(method)["peers"].values())
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_hostile_replica_is_refused_and_then_avoided(overlap: bool) -> None:
+    class Attacked(Simulation):
+        def _replicas(self) -> list[Replica]:
+            replicas = super()._replicas()
+            replicas[0].codec = Hostile(Attack.HUGE)
+            return replicas
+
+    chosen, method = with_method(config(steps=80, exchange=Exchange(overlap=overlap)), None)
+    summary = Attacked(chosen, Options(replicas=4, method=method, swap_steps=2)).run(lambda line: None)
+    peers = summary["peers"]
+    hostile = peers.pop("replica-0")
+    assert hostile["partners"] == {} and hostile["rounds"]["refused"] >= 3
+    for row in peers.values():
+        assert 1 <= row["rounds"]["poisoned"] <= 3  # of 20 rounds: 4, 8, 16 phases of peace
+        assert row["rounds"]["merged"] >= 10
+        assert sum(row["rounds"].values()) == 22

@@ -34,7 +34,7 @@ def test_an_overlapped_swap_of_no_steps_is_the_swap_that_is_waited_for() -> None
         return pair
 
     waited, rolled = pair(), pair()
-    for replica, mean in zip(waited, swap(*waited)[0], strict=True):
+    for replica, mean in zip(waited, swap(*waited).means, strict=True):
         replica.apply(mean)
     Rolling(*rolled, steps=3).run()  # their phases are over: nothing is trained meanwhile
     for one, other in zip(waited, rolled, strict=True):

@@ -28,6 +28,7 @@ from peer.rounds import Contribution, Group, Link
 from peer.streams import Stream
 from peer.swarm import identity
 from peer.swarm.node import Node, NodeSettings
+from tests.swarm.attacks import Unguarded
 
 PROTOCOL = "noloco/averaging-test/1"
 SETTINGS = Exchange(stall=3.0, timeout=20.0)
@@ -45,8 +46,9 @@ class Stalling:
             time.sleep(60)
         self._inner.read(start, out)
 
-    def read_change(self, start: int, out: Tensor) -> None:
-        self._inner.read_change(start, out)
+    def read_both(self, start: int, out: Tensor, change: Tensor) -> None:
+        self.read(start, out)
+        self._inner.read_both(start, out, change)
 
 
 class Weights(nn.Module):
@@ -72,7 +74,7 @@ def main() -> None:
     node.call(node.serve(PROTOCOL, arrive), 10)
     print(f"address {node.addresses[0]}", flush=True)
     outer = Method(SlowWeights(Weights(numel, seed).named_parameters()), NoLoCo())
-    exchange = PairExchange(node, Identity("test", "c", "l", numel), Cast("none"), SETTINGS)
+    exchange = PairExchange(node, Identity("test", "c", "l", numel), Cast("none"), SETTINGS, Unguarded(10.0))
     for number in range(rounds):
         if address:
             stream = node.call(node.open(address.rpartition("/p2p/")[2], PROTOCOL, [address]), 10)

@@ -1,33 +1,21 @@
-"""A member of the run that sends other weights than its own: ``noloco-peer`` with another codec.
+"""A member of the run that sends something else than its own contribution, or one that looks at nothing it is sent.
 
-python -m tests.swarm.programs.hostile_peer train ...        HOSTILE={nan,scale} in the environment
-
-The rest of it is honest, so it is met like everybody else. ``nan``: one part in a thousand is not finite. ``scale``: a
-hundred times as large.
+python -m tests.swarm.programs.hostile_peer train ...        in the environment HOSTILE=<one of tests/swarm/attacks.py>,
+                                                             or UNGUARDED=yes
+The rest of it is honest, so it is met like everybody else.
 """
 
 from __future__ import annotations
 
 import os
 
-import torch
-from torch import Tensor
-
-import peer.exchange.codec as codec
+from peer import assemble, build
 from peer.cli import main
-
-honest = codec.cast
-
-
-def poisoned(name: codec.CodecName, part: Tensor) -> bytes:
-    part = part.clone()
-    if os.environ["HOSTILE"] == "nan":
-        part[:: max(1, len(part) // 3)] = torch.nan
-    else:
-        part *= 100
-    return honest(name, part)
-
+from tests.swarm.attacks import Attack, Hostile, Unguarded
 
 if __name__ == "__main__":
-    codec.cast = poisoned
+    if "HOSTILE" in os.environ:
+        build.codec = lambda name, numel: Hostile(Attack(os.environ["HOSTILE"]))
+    if "UNGUARDED" in os.environ:
+        assemble.Guard = Unguarded  # type: ignore[misc]
     main()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+SULK = 4.0  # inner phases for which a peer is left out that sent what could not be used, the first time
 KEPT = 1000  # ids
 DOUBLINGS = 5  # how often the time doubles with every further offence
 MEMORY = 20.0  # an offence is forgotten after this many times the time that its author was left out

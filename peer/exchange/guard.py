@@ -1,0 +1,147 @@
+"""The acceptance test that stands before every average of two: is this what a peer would send that trains the same run?
+
+A peer knows what its own inner steps have done to its contribution s = γφ + βΔ (outer/noloco.py): that is βΔ. By it the
+partner's contribution says what it would change,
+
+    x = s_theirs − s_own + βΔ_own = βΔ_theirs + γ (φ_theirs − φ_own)
+
+its own progress, and the way to where it stands. Refused is, each for its :class:`Reason`:
+
+    not finite · a norm that is out of all proportion · x far longer than is usual · what was merged before
+
+"Usual" is the median of one's own βΔ and of the last x of each partner of late, refused or not, so a minority cannot
+move it. However unusual, x is not too long while the two are no further apart than replicas come to be that train by
+themselves (up to 0.75 of their norm in our runs; noise and multiples are 1.4 and more away): a guard that refuses who
+has been alone for long would leave it alone for longer. x may point anywhere: honest ones do, and the harm of a false
+direction is bounded (README, "One hostile peer in eight").
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from statistics import median_low
+from typing import TypeVar
+
+import xxhash
+from torch import Tensor
+
+from peer.exchange.average import Verdict, square
+from peer.rounds import Contribution, Outcome, Reason
+from peer.vectors import parts, scratch
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+FAR = 2.0  # times the usual length of x
+STRANGERS = 1.1  # of ‖s‖: two that have trained by themselves
+RECENT = 15  # partners
+ENOUGH = 0.5  # share of the elements by which the norm of all can be told
+REMEMBERED = 256  # payloads
+
+
+class Guard:
+    """What a peer knows of its partners from round to round. One swap at a time, from any thread."""
+
+    def __init__(self, max_norm_ratio: float) -> None:
+        self.max_norm_ratio = max_norm_ratio
+        self._change = self._norm = 0.0  # ‖βΔ‖ and ‖s‖ of this peer in its last swap
+        self._partners: OrderedDict[str, float] = OrderedDict()  # length of x by partner, newest last
+        self._payloads: OrderedDict[bytes, None] = OrderedDict()  # digests of what was merged
+
+    def trial(self, partner: str, numel: int) -> Trial:
+        """A swap with ``partner`` (its id) begins, of ``numel`` elements."""
+        return Trial(self, partner, numel)
+
+    def limit(self, trial: Trial) -> float:
+        """The most that x may be long. What is not known before all of it has come is taken from the last swap."""
+        change = self._change or math.sqrt(trial.change)
+        known = self._norm or trial.seen >= ENOUGH * trial.numel
+        norm = max(self._norm, math.sqrt(trial.own)) if known else math.inf
+        lengths = [length for length in (change, *self._partners.values()) if length]
+        return max(FAR * median_low(lengths) if lengths else 0.0, STRANGERS * norm)
+
+    def replayed(self, digest: bytes) -> bool:
+        """Was this merged before?"""
+        return digest in self._payloads
+
+    def learn(self, trial: Trial) -> None:
+        """It is judged, perhaps by a part of it only; whatever the verdict."""
+        if trial.seen == trial.numel:
+            self._change, self._norm = math.sqrt(trial.change), math.sqrt(trial.own)
+        if math.isfinite(trial.length):
+            _newest(self._partners, trial.partner, math.sqrt(trial.length), RECENT)
+
+    def remember(self, digest: bytes) -> None:
+        """A payload was merged."""
+        _newest(self._payloads, digest, None, REMEMBERED)
+
+
+@dataclass
+class Trial:
+    """One partner's contribution, part by part. Sums of squares over the parts so far."""
+
+    guard: Guard
+    partner: str
+    numel: int
+    seen: int = 0
+    own: float = 0.0  # ‖s_own‖²
+    theirs: float = 0.0  # ‖s_theirs‖²
+    apart: float = 0.0  # ‖s_theirs − s_own‖²
+    change: float = 0.0  # ‖βΔ_own‖²
+    length: float = 0.0  # ‖x‖²
+
+    def add(self, own: Tensor, change: Tensor, theirs: Tensor) -> None:
+        """One part more; fp32, host."""
+        self.seen += own.numel()
+        self.own += square(own)
+        self.theirs += square(theirs)
+        implied = theirs - own
+        self.apart += square(implied)
+        implied.add_(change)
+        self.length += square(implied)
+        self.change += square(change)
+
+    def objection(self, digest: bytes) -> tuple[Reason, str] | None:
+        """Why theirs must not be used, by the parts so far. ``digest``: of something in it that never comes twice."""
+        if self.guard.replayed(digest):
+            return Reason.REPLAYED, "the partner sent what was merged before"
+        if not math.isfinite(self.theirs):
+            return Reason.NOT_FINITE, "the partner's contribution is not finite"
+        own, theirs, ratio = math.sqrt(self.own), math.sqrt(self.theirs), self.guard.max_norm_ratio
+        if not own / ratio <= theirs <= own * ratio:
+            return Reason.NORM, f"the partner's norm {theirs:.4g} is not within a factor {ratio:g} of {own:.4g}"
+        length, limit = math.sqrt(self.length), self.guard.limit(self)
+        if length > limit:
+            return Reason.FAR, f"what the partner would change, {length:.4g}, is above {limit:.4g}"
+        return None
+
+    def verdict(self, digest: bytes) -> Verdict:
+        """All has come. ``digest`` as above."""
+        objection = self.objection(digest)
+        self.guard.learn(self)
+        if objection is not None:
+            reason, detail = objection
+            return Verdict(Outcome.POISONED, detail=detail, reason=reason)
+        self.guard.remember(digest)
+        return Verdict(Outcome.MERGED, distance=math.sqrt(self.apart / self.own) if self.own else 0.0)
+
+
+def judge(own: Contribution, theirs: Tensor, guard: Guard, partner: str) -> Verdict:
+    """The verdict on ``theirs``, flat fp32 on the host, all at once."""
+    trial, digest = guard.trial(partner, own.numel), xxhash.xxh3_128()
+    room, room_of_change = scratch(own.numel), scratch(own.numel)
+    for start, stop in parts(own.numel):
+        part, change = room[: stop - start], room_of_change[: stop - start]
+        own.read_both(start, part, change)
+        trial.add(part, change, theirs[start:stop])
+        digest.update(theirs[start:stop].numpy().data)
+    return trial.verdict(digest.digest())
+
+
+def _newest(kept: OrderedDict[Key, Value], key: Key, value: Value, count: int) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > count:
+        kept.popitem(last=False)

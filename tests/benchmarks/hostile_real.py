@@ -1,0 +1,79 @@
+"""One hostile peer in eight, of real processes: what the other seven refuse of it, why, and their loss at the end.
+
+python -m tests.benchmarks.hostile_real [--quick] [--json FILE]
+
+A tiny model (6,720 parameters), H 50; the attacks are those of tests/swarm/attacks.py. The loss at length and with
+several seeds is the business of hostile.py, a simulation.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from tests.benchmarks.common import finish, options
+from tests.swarm.attacks import Attack
+from tests.swarm.harness import Swarm
+
+PROGRAM = "tests.swarm.programs.hostile_peer"
+PEERS = 8
+WAIT = 400.0
+SHOWN = (Attack.SIGN, Attack.SCALE, Attack.RANDOM, Attack.STALE)
+
+
+def battle(attack: Attack | None, guarded: bool, steps: int) -> dict[str, Any]:
+    """Figures of the peers that are not hostile."""
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
+        swarm = Swarm(Path(folder))
+        try:
+            return _battle(swarm, attack, guarded, steps)
+        finally:
+            swarm.end()
+
+
+def _battle(swarm: Swarm, attack: Attack | None, guarded: bool, steps: int) -> dict[str, Any]:
+    _, address = swarm.bootstrap()
+    sets = (f"run.steps={steps}", "run.inner_steps=50", f"peer.start_with={PEERS}", "peer.start_patience=120")
+    sets = (*sets, "run.evaluation.batches=16", "run.evaluation.every_rounds=10")
+    names = [f"peer-{index}" for index in range(PEERS)]
+    for name in names:
+        arguments = swarm.train(name, *sets, address=address)
+        more = {} if guarded else {"UNGUARDED": "yes"}
+        if attack is not None and name == names[0]:
+            more = {"HOSTILE": attack.value}
+        arguments[1] = PROGRAM
+        swarm.start(name, arguments, more)
+    for process in swarm.processes[1:]:
+        assert process.exit_code(WAIT) == 0, process.output()
+    honest = [swarm.rounds(name) for name in names[1:]]
+    rows = [row for rounds in honest for row in rounds]
+    evals = [swarm.folder / name / "evals.jsonl" for name in names[1:]]
+    return {
+        "val_loss": mean(json.loads(file.read_text().splitlines()[-1])["val_loss"] for file in evals),
+        "rounds": len(rows),
+        "outcomes": Counter(row["outcome"] for row in rows),
+        "reasons": Counter(row["reason"] for row in rows if row["reason"]),
+        "with_hostile": Counter(row["outcome"] for row in rows if row["partner"] == names[0]),
+    }
+
+
+def main() -> None:
+    args = options("what seven real peers make of a hostile eighth")
+    steps, attacks = (1000, SHOWN[:1]) if args.quick else (3000, SHOWN)
+    found: dict[str, Any] = {}
+    for attack in (None, *attacks):
+        for guarded in (True, False) if attack else (True,):
+            name = f"{attack or 'honest'}{'' if guarded else ', no guard'}"
+            found[name] = battle(attack, guarded, steps)
+            print(f"{name}: {json.dumps(found[name])}", flush=True)
+    honest = found["honest"]["val_loss"]
+    words = "; ".join(f"{name} {row['val_loss'] / honest - 1:+.2%}" for name, row in found.items())
+    finish("hostile_real", found, f"validation loss beside that of eight honest peers: {words}", args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What a hostile member of a run may send in place of its contribution, and a guard that lets it pass.
+
+It trains and merges like everybody else.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from peer.exchange.codec import Cast
+from peer.exchange.guard import Guard, Trial
+from peer.rounds import Reason
+
+
+class Attack(StrEnum):
+    """``s`` = γφ + βΔ is what an honest peer sends."""
+
+    SIGN = "sign"  # γφ − βΔ: its own progress, undone
+    SCALE = "scale"  # 3 s: well within what the norms of two peers may differ by
+    RANDOM = "random"  # noise with the norm of s
+    STALE = "stale"  # what it sent in its first swap, for ever
+    NAN = "nan"  # a few elements of s are not finite
+    HUGE = "huge"  # 100 s
+
+
+class Hostile(Cast):
+    """:class:`peer.exchange.codec.Codec` ``none`` of a peer that lies."""
+
+    def __init__(self, attack: Attack) -> None:
+        super().__init__("none")
+        self._attack = attack
+        self._change: dict[int, Tensor] = {}
+        self._first: dict[int, bytes] = {}
+        self._chance = torch.Generator().manual_seed(0)
+
+    def begin(self) -> bool:
+        return True
+
+    def learn(self, start: int, change: Tensor) -> None:
+        self._change[start] = change.clone()
+
+    def encode(self, start: int, part: Tensor) -> bytes:
+        data = super().encode(start, self._false(part, self._change[start]))
+        return self._first.setdefault(start, data) if self._attack is Attack.STALE else data
+
+    def _false(self, s: Tensor, change: Tensor) -> Tensor:
+        match self._attack:
+            case Attack.SIGN:
+                return s - 2 * change
+            case Attack.SCALE:
+                return 3 * s
+            case Attack.RANDOM:
+                return torch.randn(len(s), generator=self._chance) * (s.norm() / len(s) ** 0.5)
+            case Attack.NAN:
+                return torch.where(torch.arange(len(s)) % max(1, len(s) // 3) == 0, torch.nan, s)
+            case Attack.HUGE:
+                return 100 * s
+            case Attack.STALE:
+                return s
+
+
+class Unguarded(Guard):
+    """Only what is not finite or of an absurd norm is refused."""
+
+    def trial(self, partner: str, numel: int) -> Trial:
+        return _Unguarded(self, partner, numel)
+
+
+class _Unguarded(Trial):
+    def objection(self, digest: bytes) -> tuple[Reason, str] | None:
+        found = super().objection(digest)
+        return found if found is not None and found[0] in (Reason.NOT_FINITE, Reason.NORM) else None
