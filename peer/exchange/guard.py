@@ -48,7 +48,7 @@ class Guard:
         self.max_norm_ratio = max_norm_ratio
         self._change = self._norm = 0.0  # ‖βΔ‖ and ‖s‖ of this peer in its last swap
         self._partners: OrderedDict[str, float] = OrderedDict()  # length of x by partner, newest last
-        self._payloads: OrderedDict[bytes, None] = OrderedDict()  # digests of what was merged
+        self._payloads: OrderedDict[tuple[str, bytes], None] = OrderedDict()  # partner and digest of what was merged
 
     def trial(self, partner: str, numel: int) -> Trial:
         """A swap with ``partner`` (its id) begins, of ``numel`` elements."""
@@ -62,9 +62,9 @@ class Guard:
         lengths = [length for length in (change, *self._partners.values()) if length]
         return max(FAR * median_low(lengths) if lengths else 0.0, STRANGERS * norm)
 
-    def replayed(self, digest: bytes) -> bool:
-        """Was this merged before?"""
-        return digest in self._payloads
+    def replayed(self, partner: str, digest: bytes) -> bool:
+        """Was this of ``partner`` merged before? (Of another one it may: two newcomers with the same donor's state.)"""
+        return (partner, digest) in self._payloads
 
     def learn(self, trial: Trial) -> None:
         """It is judged, perhaps by a part of it only; whatever the verdict."""
@@ -73,9 +73,9 @@ class Guard:
         if math.isfinite(trial.length):
             _newest(self._partners, trial.partner, math.sqrt(trial.length), RECENT)
 
-    def remember(self, digest: bytes) -> None:
-        """A payload was merged."""
-        _newest(self._payloads, digest, None, REMEMBERED)
+    def remember(self, partner: str, digest: bytes) -> None:
+        """A payload of ``partner`` was merged."""
+        _newest(self._payloads, (partner, digest), None, REMEMBERED)
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Trial:
 
     def objection(self, digest: bytes) -> tuple[Reason, str] | None:
         """Why theirs must not be used, by the parts so far. ``digest``: of something in it that never comes twice."""
-        if self.guard.replayed(digest):
+        if self.guard.replayed(self.partner, digest):
             return Reason.REPLAYED, "the partner sent what was merged before"
         if not math.isfinite(self.theirs):
             return Reason.NOT_FINITE, "the partner's contribution is not finite"
@@ -124,7 +124,7 @@ class Trial:
         if objection is not None:
             reason, detail = objection
             return Verdict(Outcome.POISONED, detail=detail, reason=reason)
-        self.guard.remember(digest)
+        self.guard.remember(self.partner, digest)
         return Verdict(Outcome.MERGED, distance=math.sqrt(self.apart / self.own) if self.own else 0.0)
 
 

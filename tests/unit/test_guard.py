@@ -101,9 +101,10 @@ def test_what_was_merged_is_not_merged_again(thread: LoopThread) -> None:
     swarm = Swarm()
     both = Both(thread, Attack.STALE)
     assert both.swap(swarm.peer(), swarm.peer()).outcome is Outcome.MERGED
-    for peer_id in ("B", "C"):
-        averaged = both.swap(swarm.peer(), swarm.peer(), peer_id)
+    for _ in range(2):
+        averaged = both.swap(swarm.peer(), swarm.peer())
         assert (averaged.outcome, averaged.reason) == (Outcome.POISONED, Reason.REPLAYED)
+    assert both.swap(swarm.peer(), swarm.peer(), "C").outcome is Outcome.MERGED
 
 
 def test_honest_peers_merge_round_after_round(thread: LoopThread) -> None:
