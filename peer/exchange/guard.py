@@ -10,9 +10,9 @@ its own progress, and the way to where it stands. Refused is, each for its :clas
     not finite · a norm that is out of all proportion · x far longer than is usual · what was merged before
 
 "Usual" is the median of one's own βΔ and of the last x of each partner of late, refused or not, so a minority cannot
-move it. However unusual, x is not too long while the two are no further apart than replicas come to be that train by
-themselves (up to 0.75 of their norm in our runs; noise and multiples are 1.4 and more away): a guard that refuses who
-has been alone for long would leave it alone for longer. x may point anywhere: honest ones do, and the harm of a false
+move it. However unusual, x is not too long while the two have something in common. Replicas that train by themselves
+drift apart, in our runs by up to 1.2 of their norm; what has nothing in common is √2 away. A guard that refuses who has
+been alone for long would leave it alone for longer. x may point anywhere: honest ones do, and the harm of a false
 direction is bounded (README, "One hostile peer in eight").
 """
 
@@ -35,9 +35,9 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 FAR = 2.0  # times the usual length of x
-STRANGERS = 1.1  # of ‖s‖: two that have trained by themselves
+STRANGERS = 1.35  # of ‖s‖: two that have nothing in common
 RECENT = 15  # partners
-ENOUGH = 0.5  # share of the elements by which the norm of all can be told
+ENOUGH = 0.25  # share of the elements by which a distance can be told
 REMEMBERED = 256  # payloads
 
 
@@ -46,7 +46,7 @@ class Guard:
 
     def __init__(self, max_norm_ratio: float) -> None:
         self.max_norm_ratio = max_norm_ratio
-        self._change = self._norm = 0.0  # ‖βΔ‖ and ‖s‖ of this peer in its last swap
+        self._change = 0.0  # ‖βΔ‖ of this peer in its last swap
         self._partners: OrderedDict[str, float] = OrderedDict()  # length of x by partner, newest last
         self._payloads: OrderedDict[tuple[str, bytes], None] = OrderedDict()  # partner and digest of what was merged
 
@@ -54,13 +54,10 @@ class Guard:
         """A swap with ``partner`` (its id) begins, of ``numel`` elements."""
         return Trial(self, partner, numel)
 
-    def limit(self, trial: Trial) -> float:
-        """The most that x may be long. What is not known before all of it has come is taken from the last swap."""
-        change = self._change or math.sqrt(trial.change)
-        known = self._norm or trial.seen >= ENOUGH * trial.numel
-        norm = max(self._norm, math.sqrt(trial.own)) if known else math.inf
-        lengths = [length for length in (change, *self._partners.values()) if length]
-        return max(FAR * median_low(lengths) if lengths else 0.0, STRANGERS * norm)
+    def usual(self, change: float) -> float:
+        """How long x is usually; ``change``: ‖βΔ‖ of now, as far as it is known."""
+        lengths = [length for length in (self._change or change, *self._partners.values()) if length]
+        return median_low(lengths) if lengths else 0.0
 
     def replayed(self, partner: str, digest: bytes) -> bool:
         """Was this of ``partner`` merged before? (Of another one it may: two newcomers with the same donor's state.)"""
@@ -69,7 +66,7 @@ class Guard:
     def learn(self, trial: Trial) -> None:
         """It is judged, perhaps by a part of it only; whatever the verdict."""
         if trial.seen == trial.numel:
-            self._change, self._norm = math.sqrt(trial.change), math.sqrt(trial.own)
+            self._change = math.sqrt(trial.change)
         if math.isfinite(trial.length):
             _newest(self._partners, trial.partner, math.sqrt(trial.length), RECENT)
 
@@ -112,9 +109,9 @@ class Trial:
         own, theirs, ratio = math.sqrt(self.own), math.sqrt(self.theirs), self.guard.max_norm_ratio
         if not own / ratio <= theirs <= own * ratio:
             return Reason.NORM, f"the partner's norm {theirs:.4g} is not within a factor {ratio:g} of {own:.4g}"
-        length, limit = math.sqrt(self.length), self.guard.limit(self)
-        if length > limit:
-            return Reason.FAR, f"what the partner would change, {length:.4g}, is above {limit:.4g}"
+        length, usual, apart = math.sqrt(self.length), self.guard.usual(math.sqrt(self.change)), math.sqrt(self.apart)
+        if self.seen >= ENOUGH * self.numel and length > FAR * usual and apart > STRANGERS * own:
+            return Reason.FAR, f"the partner is {apart / own:.2f} of one's own norm away, and would change {length:.4g}"
         return None
 
     def verdict(self, digest: bytes) -> Verdict:
