@@ -10,10 +10,10 @@ its own progress, and the way to where it stands. Refused is, each for its :clas
     not finite · a norm that is out of all proportion · x far longer than is usual · what was merged before
 
 "Usual" is the median of one's own βΔ and of the last x of each partner of late, refused or not, so a minority cannot
-move it. However unusual, x is not too long while the two have something in common. Replicas that train by themselves
-drift apart, in our runs by up to 1.2 of their norm; what has nothing in common is √2 away. A guard that refuses who has
-been alone for long would leave it alone for longer. x may point anywhere: honest ones do, and the harm of a false
-direction is bounded (README, "One hostile peer in eight").
+move it. However unusual, x is not too long while the two contributions have something in common: of replicas that
+trained by themselves for long their cosine was still about 0.3. A guard that refuses who has been alone for long would
+leave it alone for longer. x may point anywhere: honest ones do, and the harm of a false direction is bounded (README,
+"One hostile peer in eight").
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 FAR = 2.0  # times the usual length of x
-STRANGERS = 1.35  # of ‖s‖: two that have nothing in common
+COMMON = 0.1  # cosine of two contributions that have something in common
 RECENT = 15  # partners
-ENOUGH = 0.25  # share of the elements by which a distance can be told
+ENOUGH = 0.25  # share of the elements by which that can be told
 REMEMBERED = 256  # payloads
 
 
@@ -109,9 +109,10 @@ class Trial:
         own, theirs, ratio = math.sqrt(self.own), math.sqrt(self.theirs), self.guard.max_norm_ratio
         if not own / ratio <= theirs <= own * ratio:
             return Reason.NORM, f"the partner's norm {theirs:.4g} is not within a factor {ratio:g} of {own:.4g}"
-        length, usual, apart = math.sqrt(self.length), self.guard.usual(math.sqrt(self.change)), math.sqrt(self.apart)
-        if self.seen >= ENOUGH * self.numel and length > FAR * usual and apart > STRANGERS * own:
-            return Reason.FAR, f"the partner is {apart / own:.2f} of one's own norm away, and would change {length:.4g}"
+        length, usual = math.sqrt(self.length), self.guard.usual(math.sqrt(self.change))
+        product = (self.own + self.theirs - self.apart) / 2
+        if self.seen >= ENOUGH * self.numel and length > FAR * usual and product < COMMON * own * theirs:
+            return Reason.FAR, f"the partner would change {length:.4g}, {usual:.4g} is usual, and has nothing in common"
         return None
 
     def verdict(self, digest: bytes) -> Verdict:
