@@ -150,7 +150,7 @@ def _trainer(config: Config, parts: Parts, node: Node, same: Identity) -> Traini
     outer, settings = parts.state.outer, config.run.exchange
     if outer.grouping is Grouping.EVERYONE:
         return Trainer(config, parts, _of_everyone(outer, node, same, settings))
-    codec, guard = build.codec(settings.codec, same.numel), Guard(settings.max_norm_ratio)
+    codec, guard = build.codec(settings.codec, same.numel), Guard()
     if settings.overlap and isinstance(outer, NoLoCo):
         return OverlappedTrainer(config, parts, RollingExchange(node, same, codec, settings, guard), outer)
     return Trainer(config, parts, PairExchange(node, same, codec, settings, guard))

@@ -164,7 +164,7 @@ class Exchange(Section):
     codec: CodecName = "none"  # of a pair's swap: none is fp32; int8 and int4 as in exchange/modulo.py
     timeout: Positive = 120.0  # seconds; ceiling of the deadline that is taken from observed swaps
     stall: Positive = 10.0  # seconds without one byte from the partner
-    max_norm_ratio: float = Field(default=2.0, gt=1)  # a partner's contribution against one's own
+    max_norm_ratio: float = Field(default=10.0, gt=1)  # a member's contribution against the median of a group of all
 
 
 class Evaluation(Section):

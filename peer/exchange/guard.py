@@ -34,17 +34,19 @@ from peer.vectors import parts, scratch
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
+NORMS = 2.0  # ratio of two contributions' norms, either way
 FAR = 2.0  # times the usual length of x
 COMMON = 0.1  # cosine of two contributions that have something in common
 RECENT = 15  # partners
-ENOUGH = 0.25  # share of the elements by which that can be told
+ENOUGH = 0.25  # share of the elements that tells something of all
+EARLY = 5.0  # times as large may be the ratio of the norms of less than that
 REMEMBERED = 256  # payloads
 
 
 class Guard:
     """What a peer knows of its partners from round to round. One swap at a time, from any thread."""
 
-    def __init__(self, max_norm_ratio: float) -> None:
+    def __init__(self, max_norm_ratio: float = NORMS) -> None:
         self.max_norm_ratio = max_norm_ratio
         self._change = 0.0  # ‖βΔ‖ of this peer in its last swap
         self._partners: OrderedDict[str, float] = OrderedDict()  # length of x by partner, newest last
@@ -106,12 +108,14 @@ class Trial:
             return Reason.REPLAYED, "the partner sent what was merged before"
         if not math.isfinite(self.theirs):
             return Reason.NOT_FINITE, "the partner's contribution is not finite"
-        own, theirs, ratio = math.sqrt(self.own), math.sqrt(self.theirs), self.guard.max_norm_ratio
+        enough = self.seen >= ENOUGH * self.numel
+        own, theirs = math.sqrt(self.own), math.sqrt(self.theirs)
+        ratio = self.guard.max_norm_ratio * (1.0 if enough else EARLY)
         if not own / ratio <= theirs <= own * ratio:
             return Reason.NORM, f"the partner's norm {theirs:.4g} is not within a factor {ratio:g} of {own:.4g}"
         length, usual = math.sqrt(self.length), self.guard.usual(math.sqrt(self.change))
         product = (self.own + self.theirs - self.apart) / 2
-        if self.seen >= ENOUGH * self.numel and length > FAR * usual and product < COMMON * own * theirs:
+        if enough and length > FAR * usual and product < COMMON * own * theirs:
             return Reason.FAR, f"the partner would change {length:.4g}, {usual:.4g} is usual, and has nothing in common"
         return None
 

@@ -35,7 +35,7 @@ class LoopbackExchange:
     def __init__(self, hub: Hub, name: str, numel: int, settings: Settings) -> None:
         self._hub, self._name, self._settings = hub, name, settings
         self._buffer = torch.empty(numel, dtype=torch.float32)
-        self._guard = Guard(settings.max_norm_ratio)
+        self._guard = Guard()
 
     def average(self, contribution: Contribution | Sparse, group: Group) -> Averaged:
         assert not isinstance(contribution, Sparse), "pairs swap whole vectors"

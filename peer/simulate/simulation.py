@@ -81,8 +81,7 @@ class Simulation:
         config = config.model_copy(update={"run": run})
         state = build.replica(config, text.train, stream=stream, device=torch.device("cpu"), signs=signs)
         codec = build.codec(run.exchange.codec, state.outer.slow.numel)
-        guard = Guard(run.exchange.max_norm_ratio)
-        return Replica(name, state, speed, steps, run.inner_steps, codec, guard)
+        return Replica(name, state, speed, steps, run.inner_steps, codec, Guard())
 
     def _ddp(self) -> Replica:
         """One model on the batches of all: the mean of their gradients is the gradient of their mean loss."""

@@ -34,7 +34,7 @@ def identity(numel: int, **other: str) -> Identity:
 
 
 def pair_exchange(network: Network, numel: int, codec: CodecName = "none", **other: str) -> PairExchange:
-    return PairExchange(network, identity(numel, **other), build.codec(codec, numel), FAST, Guard(FAST.max_norm_ratio))
+    return PairExchange(network, identity(numel, **other), build.codec(codec, numel), FAST, Guard())
 
 
 async def stream_pair() -> tuple[Stream, Stream]:

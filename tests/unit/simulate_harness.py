@@ -26,7 +26,7 @@ def config(**run: Any) -> Config:
 
 def replica_of(name: str, steps: int, inner_steps: int) -> Replica:
     state = parts.peer_state()
-    replica = Replica(name, state, 1.0, steps, inner_steps, build.codec("none", state.outer.slow.numel), Guard(10))
+    replica = Replica(name, state, 1.0, steps, inner_steps, build.codec("none", state.outer.slow.numel), Guard())
     replica.target = inner_steps
     return replica
 

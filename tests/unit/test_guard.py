@@ -68,8 +68,8 @@ class Both:
     def __init__(self, thread: LoopThread, attack: Attack | None) -> None:
         codec = Hostile(attack) if attack else Cast("none")
         self._thread = thread
-        self.victim = PairExchange(thread, identity(NUMEL), Cast("none"), FAST, Guard(2.0))
-        self.partner = PairExchange(thread, identity(NUMEL), codec, FAST, Guard(2.0))
+        self.victim = PairExchange(thread, identity(NUMEL), Cast("none"), FAST, Guard())
+        self.partner = PairExchange(thread, identity(NUMEL), codec, FAST, Guard())
 
     def swap(self, own: Trained, theirs: Trained, peer_id: str = "B") -> Averaged:
         one, two = self._thread.call(stream_pair(), 5)
@@ -120,7 +120,7 @@ def meet(guard: Guard, partner: str, own: Trained, theirs: Trained) -> Outcome:
 
 
 def test_one_peer_far_away_stays_outside_however_often_it_comes() -> None:
-    swarm, guard = Swarm(), Guard(2.0)
+    swarm, guard = Swarm(), Guard()
     for number in range(60):
         near = f"peer-{number % 4}"
         assert meet(guard, near, swarm.peer(), swarm.peer()) is Outcome.MERGED
@@ -128,7 +128,7 @@ def test_one_peer_far_away_stays_outside_however_often_it_comes() -> None:
 
 
 def test_two_halves_that_have_become_unlike_come_together() -> None:
-    ours, theirs, guard = Swarm(), Swarm(), Guard(2.0)
+    ours, theirs, guard = Swarm(), Swarm(), Guard()
     theirs.phi = theirs.phi + ours.noise(0.8)
     for number in range(3):
         assert meet(guard, f"ours-{number}", ours.peer(), ours.peer()) is Outcome.MERGED
@@ -136,14 +136,14 @@ def test_two_halves_that_have_become_unlike_come_together() -> None:
 
 
 def test_a_newcomer_that_has_trained_nothing_yet_can_be_told_everything() -> None:
-    swarm, guard = Swarm(), Guard(2.0)
+    swarm, guard = Swarm(), Guard()
     newcomer = Trained(swarm.phi.clone(), torch.zeros(NUMEL))
     assert meet(guard, "b", newcomer, swarm.peer()) is Outcome.MERGED
     assert meet(guard, "c", swarm.peer(), newcomer) is Outcome.MERGED
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    swarm, guard = Swarm(), Guard(2.0)
+    swarm, guard = Swarm(), Guard()
     own = swarm.peer()
     for number in range(40):
         judge(own, swarm.peer().all(), guard, f"peer-{number}")
@@ -152,7 +152,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 def test_too_long_a_change_is_noticed_before_all_of_it_is_there() -> None:
     """An overlapped swap uses parts before the last one has come."""
-    swarm, guard = Swarm(), Guard(2.0)
+    swarm, guard = Swarm(), Guard()
     assert meet(guard, "b", swarm.peer(), swarm.peer()) is Outcome.MERGED
     own, theirs = swarm.peer(), 3 * swarm.peer().all()
     trial, size = guard.trial("c", NUMEL), NUMEL // 50

@@ -43,7 +43,7 @@ class Trainee:
     def __init__(self, thread: LoopThread, vector: Tensor, codec: CodecName = "none", **other: str) -> None:
         numel = vector.numel()
         self.vector, self.pace = vector, PACE
-        coder, guard = build.codec(codec, numel), Guard(FAST.max_norm_ratio)
+        coder, guard = build.codec(codec, numel), Guard()
         self.exchange = RollingExchange(thread, identity(numel, **other), coder, FAST, guard)
         self.late: list[int] = []
         self.open_at_once = 0

@@ -74,7 +74,7 @@ def main() -> None:
     node.call(node.serve(PROTOCOL, arrive), 10)
     print(f"address {node.addresses[0]}", flush=True)
     outer = Method(SlowWeights(Weights(numel, seed).named_parameters()), NoLoCo())
-    exchange = PairExchange(node, Identity("test", "c", "l", numel), Cast("none"), SETTINGS, Unguarded(10.0))
+    exchange = PairExchange(node, Identity("test", "c", "l", numel), Cast("none"), SETTINGS, Unguarded())
     for number in range(rounds):
         if address:
             stream = node.call(node.open(address.rpartition("/p2p/")[2], PROTOCOL, [address]), 10)
