@@ -3,8 +3,8 @@
 python -m tests.benchmarks.hostile [--quick] [--json FILE]
 
 Every run is a simulation with the peer's own inner loop, outer step, codec, guard and grudges; what is false are the
-bytes that replica 0 sends (tests/swarm/attacks.py). Figures are of the validation loss of replicas 1 to 7. The attacks
-by real peers are in tests/swarm/test_hostile.py. Runs that FILE's .runs.json has already are not made again.
+bytes that replica 0 sends (tests/swarm/attacks.py). Figures are of the validation loss of replicas 1 to 7. The same by
+real peers is hostile_real.py. Runs that FILE's .runs.json has already are not made again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from peer.errors import RunError
 from peer.rounds import Outcome
 from peer.simulate.options import Method, Options
 from peer.simulate.replica import Replica
@@ -64,7 +65,7 @@ def run_one(battle: Battle) -> dict[str, Any]:
     simulation.battle = battle
     try:
         peers = simulation.run(lambda line: None)["peers"]
-    except Exception as error:  # noqa: BLE001 - a ruined model is a result
+    except RunError as error:  # a ruined model is a result
         return {"key": battle.key, "val_loss": None, "end": str(error)}
     honest = [peers[f"replica-{index}"] for index in range(1, case.replicas)]
     rounds = {it.value: sum(row["rounds"][it] for row in honest) for it in Outcome}

@@ -16,13 +16,13 @@ from statistics import mean
 from typing import Any
 
 from tests.benchmarks.common import finish, options
+from tests.benchmarks.hostile import SHOWN
 from tests.swarm.attacks import Attack
 from tests.swarm.harness import Swarm
 
 PROGRAM = "tests.swarm.programs.hostile_peer"
 PEERS = 8
 WAIT = 400.0
-SHOWN = (Attack.SIGN, Attack.SCALE, Attack.RANDOM, Attack.STALE)
 
 
 def battle(attack: Attack | None, guarded: bool, steps: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tests.swarm.harness import Swarm
 HONEST = ("a", "b")
 
 
-@pytest.mark.parametrize(("attack", "overlap"), [("nan", "true"), ("random", "false")])
+@pytest.mark.parametrize(("attack", "overlap"), [("nan", "true"), ("huge", "false"), ("random", "false")])
 def test_who_sends_poison_is_refused_and_then_avoided(swarm: Swarm, attack: str, overlap: str) -> None:
     _, address = swarm.bootstrap()
     sets = ("run.inner_steps=100", "run.steps=3000", "peer.start_with=3", f"run.exchange.overlap={overlap}")

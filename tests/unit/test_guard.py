@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -53,13 +52,6 @@ class Swarm:
 
     def peer(self, apart: float = 0.03) -> Trained:
         return Trained(self.phi + self.noise(apart), self.way + self.noise(0.05))
-
-
-@pytest.fixture
-def thread() -> Iterator[LoopThread]:
-    it = LoopThread()
-    yield it
-    it.close()
 
 
 class Both:

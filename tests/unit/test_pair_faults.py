@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -20,13 +20,6 @@ from tests.unit.exchange_harness import FAST, LoopThread, identity, pair_exchang
 
 NUMEL = PART + 100
 Partner = Callable[[Stream], Awaitable[None]]
-
-
-@pytest.fixture
-def thread() -> Iterator[LoopThread]:
-    it = LoopThread()
-    yield it
-    it.close()
 
 
 def swap(thread: LoopThread, partner: Partner, initiator: bool = True) -> Averaged:

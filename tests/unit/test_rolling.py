@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -28,13 +28,6 @@ from tests.unit.exchange_harness import FAST, identity, stream_pair
 
 NUMEL = 40_000
 PACE = 0.02
-
-
-@pytest.fixture
-def thread() -> Iterator[LoopThread]:
-    it = LoopThread()
-    yield it
-    it.close()
 
 
 class Trainee:
