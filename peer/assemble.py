@@ -47,7 +47,7 @@ from peer.training import Parts, Training
 
 log = logs.get_logger("assemble")
 
-STALE_ROUNDS = 10  # a resumed peer that is less behind keeps its own weights: the next swaps bring them together
+STALE_ROUNDS = 2  # a resumed peer that is as little behind keeps its own weights: a state costs what two swaps cost
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
             _resume(config, state, checkpoints)
             _catch_up(config, state, presence)
             reporter.rewind(state.counters.round, state.inner.step)
-            presence.enter(state.snapshot, state.counters.round)
+            presence.enter(state.snapshot, state.counters.round, waits=own.start_with > 1)
             if own.start_with > 1:
                 presence.await_others(own.start_with, own.start_patience)
                 _catch_up(config, state, presence)  # all have come back, each with its own checkpoint: who is furthest?
@@ -173,10 +173,10 @@ def _resume(config: Config, state: PeerState, checkpoints: Checkpoints) -> None:
 
 
 def _catch_up(config: Config, state: PeerState, presence: Presence) -> None:
-    """Become as a member that is further, if there is one: a newcomer, or whose checkpoint is an old one."""
+    """Become as a member that is further, if there is one: a newcomer, or who resumes from before its last merges."""
     own_way = 0 if state.outer.equal_replicas or not state.inner.step else STALE_ROUNDS
     above = state.counters.round + own_way
     room = [torch.empty_like(vector) for vector in state.vectors()]
     taken = presence.join(room, config.peer.network.join_timeout, above=above)
     if taken is not None and taken.round > above:
-        state.adopt(taken)
+        (state.catch_up if state.inner.step else state.adopt)(taken)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 
+from pydantic import Field
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -41,6 +43,23 @@ class Grouping(StrEnum):
     NOBODY = "nobody"
     PAIR = "pair"  # one random partner; a peer that finds none, or loses it, goes on alone
     EVERYONE = "everyone"  # all live peers at once
+
+
+class Lineage(NamedTuple):
+    """What slow weights are made of. Peers with the same ``digest`` have had the same averages of everyone, in the same
+    order; ``contributions`` is how many went into them, so of two lineages the one with more has more work in it.
+    """
+
+    digest: Annotated[str, Field(max_length=64)] = ""
+    contributions: Annotated[int, Field(ge=0)] = 0
+
+    def after(self, digest: str, members: int) -> Lineage:
+        """One round more, whose average of ``members`` peers has this digest."""
+        line = hashlib.sha256((self.digest + digest).encode()).hexdigest()[:32]
+        return Lineage(line, self.contributions + members)
+
+
+UNTRAINED = Lineage()
 
 
 @dataclass(frozen=True)

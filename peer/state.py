@@ -5,7 +5,6 @@ Previous station: inner.py and outer/. Next stations: checkpoint.py (disk) and s
 
 from __future__ import annotations
 
-import hashlib
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from peer.checkpoint import Saved, Tensors
 from peer.data import TokenStream
 from peer.inner import InnerLoop
 from peer.outer.method import OuterMethod
+from peer.rounds import UNTRAINED, Lineage
 from peer.swarm.donor import State
 
 
@@ -30,7 +30,7 @@ class Counters:
     phase_steps_done: int = 0  # inner steps since the last boundary
     phase_tokens: int = 0  # this peer's own since then: the weight of its contribution
     boundary_step: int = 0  # the inner loop's step at the last boundary
-    lineage: str = ""  # names the rounds of everyone that the slow weights have in them
+    lineage: Lineage = UNTRAINED  # the rounds of everyone that the slow weights have in them
 
 
 class PeerState:
@@ -97,6 +97,7 @@ class PeerState:
         self.inner.step, self.stream.position = scalars["inner_step"], scalars["position"]
         for key in vars(self.counters):
             setattr(self.counters, key, scalars[key])
+        self.counters.lineage = Lineage(*scalars["lineage"])
         _set_rng(scalars["rng"])
 
     # -- newcomers
@@ -117,12 +118,12 @@ class PeerState:
         momentum = self.outer.momentum
         return [self.outer.slow.phi] if momentum is None else [self.outer.slow.phi, momentum]
 
-    def cross_boundary(self, digest: str = "") -> None:
-        """A round is complete: the counters that belong to the slow weights of now. ``digest``: of what everyone
-        averaged in it; peers with the same line of them have the same slow weights.
+    def cross_boundary(self, digest: str = "", members: int = 1) -> None:
+        """A round is complete: the counters that belong to the slow weights of now. ``digest``: of what everyone,
+        ``members`` peers, averaged in it; peers with the same line of them have the same slow weights.
         """
         if digest:
-            self.counters.lineage = hashlib.sha256((self.counters.lineage + digest).encode()).hexdigest()[:32]
+            self.counters.lineage = self.counters.lineage.after(digest, members)
         self.counters.round += 1
         self.counters.boundary_step, self.counters.phase_steps_done = self.inner.step, 0
         self.counters.phase_tokens = 0
@@ -140,24 +141,27 @@ class PeerState:
             self._take_outer(dict(zip(("phi", "momentum"), state.vectors, strict=False)))
             self.outer.slow.write_fast()
             self.inner.optimizer.state.clear()
-            self.inner.step = state.step + state.phase_steps_done
-            self.counters.round, self.counters.boundary_step = state.round, state.step
-            self.counters.phase_steps_done, self.counters.lineage = state.phase_steps_done, state.lineage
+            self._stand_by(state)
 
     def catch_up(self, state: State) -> None:
         """Take the slow weights of others without losing what was trained since: θ ← φ_theirs + (θ − φ_own).
 
-        At a boundary: round and step become theirs too, so that all come to the end of the run together.
+        Round and step become theirs too, so that all come to the end of the run together. AdamW goes on.
         """
         slow = self.outer.slow
         change = torch.empty(slow.numel)
         slow.read_fast(0, change)
         change.sub_(slow.phi)
-        self._take_outer(dict(zip(("phi", "momentum"), state.vectors, strict=False)))
-        slow.write_fast()
-        slow.add_to_fast(change)
-        self.counters.round, self.counters.lineage = state.round, state.lineage
+        with slow.changing():
+            self._take_outer(dict(zip(("phi", "momentum"), state.vectors, strict=False)))
+            slow.write_fast()
+            slow.add_to_fast(change)
+            self._stand_by(state)
+
+    def _stand_by(self, state: State) -> None:
         self.inner.step = state.step + state.phase_steps_done
+        self.counters.round, self.counters.boundary_step = state.round, state.step
+        self.counters.phase_steps_done, self.counters.lineage = state.phase_steps_done, state.lineage
 
     def _take_outer(self, vectors: dict[str, Tensor]) -> None:
         with self.outer.slow.changing():

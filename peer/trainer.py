@@ -44,7 +44,7 @@ class Trainer(Training):
             with phase("apply"), self.outer.slow.changing():
                 if mean.outcome in (MERGED, ALONE) or not self.outer.equal_replicas:
                     self.outer.apply(mean.mean)
-                self.parts.state.cross_boundary(mean.digest)
+                self.parts.state.cross_boundary(mean.digest, members=len(mean.partners) + 1)
             self.complete(inner, mean)
 
     def group(self) -> Group:

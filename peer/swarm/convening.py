@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peer.logs import fields, get_logger
-from peer.rounds import Assembly, Group, Link, Seat
+from peer.rounds import Assembly, Group, Lineage, Link, Seat
 from peer.streams import BadMessage, Stream, StreamLost
 from peer.swarm.convention import MEMBER_WORD, Attend, Behind, Follow, Place, Ready, Roster, Wait
 
@@ -159,14 +159,18 @@ class Convener:
     # -- whose slow weights count
 
     def _behind(self, own: Ready) -> tuple[Ready, list[Attendee]] | None:
-        """The lineage that most have (of equals, the one of the latest round) and who has another one."""
+        """The lineage with the most work in it (of equals, the one that most have) and who has another one.
+
+        Most work and not most members: a swarm that comes back from checkpoints goes on from the newest one, and many
+        who have begun anew on the other side of a split do not undo what few have trained.
+        """
         words = [own, *(attendee.ready for attendee in self._attendees.values() if attendee.ready is not None)]
         held = Counter(word.lineage for word in words)
-        reference = max(words, key=lambda word: (held[word.lineage], word.round, word.lineage))
+        reference = max(words, key=lambda word: (word.lineage.contributions, held[word.lineage], word.lineage.digest))
         strays = [it for it in self._attendees.values() if it.ready and it.ready.lineage != reference.lineage]
         return (reference, strays) if strays or own.lineage != reference.lineage else None
 
-    def _holder(self, lineage: str) -> Seat:
+    def _holder(self, lineage: Lineage) -> Seat:
         return next(it.seat for it in self._attendees.values() if it.ready and it.ready.lineage == lineage)
 
     async def _send_off(self, donor: Seat, strays: list[Attendee]) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from peer.rounds import Seat
+from peer.rounds import Lineage, Seat
 from peer.streams import Message
 from peer.swarm.meeting import Decline, Seconds
 
@@ -72,10 +72,10 @@ class Follow(Message):
 
 
 class Ready(Message):
-    """I stand at the boundary. ``lineage`` names the rounds that my slow weights have in them."""
+    """I stand at the boundary with slow weights of this lineage."""
 
     kind: Literal["ready"] = "ready"
-    lineage: Short
+    lineage: Lineage
     round: Annotated[int, Field(ge=0)]
 
 

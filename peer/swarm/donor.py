@@ -18,6 +18,7 @@ from torch import Tensor
 
 from peer.logs import fields, get_logger
 from peer.payload import send_parts
+from peer.rounds import UNTRAINED, Lineage
 from peer.streams import Message, Stream
 from peer.swarm.meeting import Decline, Party
 from peer.swarm.node import OPEN_TIMEOUT, Node
@@ -25,7 +26,7 @@ from peer.vectors import Vector, parts
 
 log = get_logger("join")
 
-PROTOCOL = "noloco/state/2"
+PROTOCOL = "noloco/state/3"
 TALK_TIMEOUT = 10.0  # seconds for one message
 STALL = 10.0  # seconds without a byte
 TRANSFER_LIMIT = 3600.0  # seconds for all vectors
@@ -43,7 +44,7 @@ class StateRequest(Message):
     config: Annotated[str, Field(max_length=64)]
     layout: Annotated[str, Field(max_length=64)]
     have: Annotated[int, Field(ge=0)] = 0
-    lineage: Annotated[str, Field(max_length=64)] = ""
+    lineage: Lineage = UNTRAINED
     round: Annotated[int, Field(ge=0)] = 0
 
 
@@ -57,7 +58,7 @@ class StateHeader(Message):
     step: Annotated[int, Field(ge=0)]
     round: Annotated[int, Field(ge=0)]
     phase_steps_done: Annotated[int, Field(ge=0)]
-    lineage: Annotated[str, Field(max_length=64)]
+    lineage: Lineage
     vectors: Annotated[int, Field(ge=1, le=4)]
     numel: Annotated[int, Field(ge=1)]
     first: Annotated[int, Field(ge=0)]
@@ -81,7 +82,7 @@ class State:
     step: int
     round: int
     vectors: Sequence[Tensor]
-    lineage: str = ""
+    lineage: Lineage = UNTRAINED
     phase_steps_done: int = 0
 
 
@@ -114,7 +115,7 @@ class Donor:
         state = await asyncio.to_thread(self._snapshot)
         numel = state.vectors[0].numel()
         each = len(list(parts(numel)))
-        goes_on = state.lineage == request.lineage and (not state.lineage or state.round == request.round)
+        goes_on = state.lineage == request.lineage and (not state.lineage.digest or state.round == request.round)
         first = request.have if goes_on and request.have < each * len(state.vectors) else 0
         header = StateHeader(
             step=state.step,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from peer.config import Rendezvous as Settings
 from peer.logs import fields, get_logger
 from peer.progress import Progress, Stop
-from peer.rounds import Assembly, Group, Link, Seat
+from peer.rounds import Assembly, Group, Lineage, Link, Seat
 from peer.streams import BadMessage, Stream, StreamLost
 from peer.swarm.boundary import Boundary
 from peer.swarm.convening import CATCH_UP, SLACK, Convener
@@ -72,7 +72,7 @@ class Gathering:
         settings: Settings,
         me: Party,
         *,
-        lineage: Callable[[], str],
+        lineage: Callable[[], Lineage],
         equal: bool,
     ) -> None:
         self._node, self._members, self._stop, self._me = node, members, stop, me

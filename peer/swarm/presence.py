@@ -13,7 +13,7 @@ from peer.config import Rendezvous as RendezvousSettings
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.progress import Progress, Stop
-from peer.rounds import Group, Grouping, Outcome, Seat
+from peer.rounds import Group, Grouping, Lineage, Outcome, Seat
 from peer.swarm.convening import CATCH_UP
 from peer.swarm.donor import Donor, State, start_serving
 from peer.swarm.gathering import Gathering
@@ -56,7 +56,7 @@ class Presence:
         progress: Progress,
         stop: Stop,
         vitals: Callable[[], Vitals],
-        lineage: Callable[[], str],
+        lineage: Callable[[], Lineage],
         metrics_address: str | None,
     ) -> None:
         self._node, self._me, self._layout = node, me, layout
@@ -70,7 +70,7 @@ class Presence:
             self._meets = Gathering(
                 node, self._members, progress, stop, settings, me, lineage=lineage, equal=equal_replicas
             )
-        self._announced = False
+        self._announced = self._waits = False
 
     def require_alone(self) -> None:
         """Raises :class:`UserError` when another process is alive with this peer's identity."""
@@ -85,8 +85,9 @@ class Presence:
         """The verified state of a member beyond round ``above``; ``None`` when there is none: :func:`take_state`."""
         return take_state(self._node, self._members, self._me, self._layout, room, timeout, above=above)
 
-    def enter(self, snapshot: Callable[[], State], round: int) -> None:
-        """Be found from now on: serve newcomers, announce, and meet partners."""
+    def enter(self, snapshot: Callable[[], State], round: int, *, waits: bool = False) -> None:
+        """Be found from now on: serve newcomers, announce, and meet partners. ``waits``: others are awaited first."""
+        self._waits = waits
         start_serving(self._node, Donor(self._me, self._layout, snapshot))
         self._members.start()
         self._announced = True
@@ -96,15 +97,18 @@ class Presence:
     def await_others(self, count: int, seconds: float) -> None:
         """Let a swarm begin together: return when ``count`` members are there, when one trains already, or in time."""
         log.info("waiting for others: %s", fields(of=count, seconds=seconds))
-        until = time.monotonic() + seconds
+        self._wait(count, time.monotonic() + seconds)
+        self._waits = False
+
+    def _wait(self, count: int, until: float) -> None:
         while not self._stop.requested:
             with contextlib.suppress(TimeoutError, RunError):  # the directory may answer next time
                 self._members.refresh_all()
             others = [record for record in self._members.live() if record.config == self._me.config]
-            if len(others) + 1 >= count or any(record.step for record in others):
+            if len(others) + 1 >= count or any(record.state == "training" for record in others):
                 return
             if time.monotonic() > until:
-                log.warning("begins without all: %s", fields(members=len(others) + 1, of=count, seconds=seconds))
+                log.warning("begins without all: %s", fields(members=len(others) + 1, of=count))
                 return
             time.sleep(START_PERIOD)
 
@@ -159,7 +163,7 @@ class Presence:
             name=self._me.name,
             addresses=[address.partition("/p2p/")[0] for address in self._node.addresses][:8],
             config=self._me.config,
-            state="training",
+            state="waiting" if self._waits else "training",
             step=vitals.step,
             round=vitals.round,
             boundary_in=self._progress.eta(),

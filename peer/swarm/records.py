@@ -32,7 +32,7 @@ class MemberRecord(Message):
     name: Annotated[str, Field(max_length=64)]
     addresses: Annotated[list[Text], Field(max_length=8)]  # multiaddrs without the peer id
     config: Annotated[str, Field(max_length=64)]  # digest of the run's configuration
-    state: Literal["training", "left"]
+    state: Literal["waiting", "training", "left"]  # waiting: for others, to begin with them
     step: Annotated[int, Field(ge=0)]
     round: Annotated[int, Field(ge=0)]
     boundary_in: Annotated[float, Field(ge=0)] | None  # seconds after the record was made

@@ -30,7 +30,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
     from peer.exchange.mesh import PROTOCOL, Lobby
     from peer.exchange.wire import Identity
     from peer.progress import Progress, Stop
-    from peer.rounds import Grouping
+    from peer.rounds import Grouping, Lineage
     from peer.swarm.donor import State
     from peer.swarm.meeting import Party
     from peer.swarm.presence import Presence, Vitals
@@ -53,7 +53,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
             progress=progress,
             stop=Stop(),
             vitals=lambda: Vitals(0, 0, 0.0),
-            lineage=str,
+            lineage=Lineage,
             metrics_address=None,
         )
         presence.enter(lambda: State(0, 0, [vector]), 0)

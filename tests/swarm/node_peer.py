@@ -11,7 +11,7 @@ from pathlib import Path
 
 from peer.config import Rendezvous as Settings
 from peer.progress import Progress, Stop
-from peer.rounds import Group, Grouping
+from peer.rounds import Group, Grouping, Lineage
 from peer.swarm import identity
 from peer.swarm.donor import State
 from peer.swarm.meeting import Party
@@ -37,7 +37,7 @@ class Peer:
     ) -> None:
         key = folder / f"{name}.key"
         identity.load_or_create(key)
-        self.name, self.round, self.lineage = name, 0, ""
+        self.name, self.round, self.lineage = name, 0, Lineage()
         self.pace = 1.0
         self.partners: Counter[str] = Counter()
         self.waits: list[float] = []

@@ -45,6 +45,7 @@ class Member:
     since: float = 0.0
     away: float = 0.0
     memory: list[int] = field(default_factory=list)  # resident bytes, by now and then
+    left: tuple[int, int] | None = None  # rows and last round when it was started again, until it has made one
 
 
 class Soak:
@@ -58,6 +59,7 @@ class Soak:
         self.hangs: list[str] = []
         self.longest = 0.0
         self.growth = 1.0
+        self.set_back: list[int] = []  # rounds that a peer did again after it was stopped
         names = {host: f"peer-{host}" for host in range(1, peers + 1)}
         self._members = [
             Member(host, name, self._start(host, name), Tail(name, swarm.folder / name)) for host, name in names.items()
@@ -112,6 +114,9 @@ class Soak:
             self.hangs.append(f"{member.name} did not end within {EXIT:.0f} s")
             member.process.kill()
             member.process.wait(10)
+        member.tail.poll()
+        rows = member.tail.rounds
+        member.left = (len(rows), rows[-1]["round"]) if rows else None
         member.process = self._start(member.host, member.name)
         member.memory.clear()
         member.away = time.monotonic() + 60  # it loads its libraries beside all others
@@ -159,6 +164,7 @@ class Soak:
         now = time.monotonic()
         for member in self._members:
             member.tail.poll()
+            self._compare(member)
             count = len(member.tail.rounds)
             if count != member.rows:
                 self._weigh(member)
@@ -170,6 +176,17 @@ class Soak:
             if stalled > HANG:
                 self.hangs.append(f"{member.name} has made no round for {stalled:.0f} s")
                 member.since = now
+
+    def _compare(self, member: Member) -> None:
+        """How far does it go back? It takes the rows of rounds that it does again out of its file."""
+        if member.left is None:
+            return
+        (rows, last), found = member.left, member.tail.rounds
+        if len(found) < rows:
+            member.left = (len(found), last)
+        elif len(found) > rows:
+            self.set_back.append(max(0, last + 1 - found[rows]["round"]))
+            member.left = None
 
     def _weigh(self, member: Member) -> None:
         with suppress(psutil.NoSuchProcess):
@@ -214,6 +231,8 @@ def soak(folder: Path, *, peers: int, seconds: float, pause: float, seed: int) -
         "wrong_merges": len(found.wrong),
         "processes_left": len(left),
         "memory_growth": run.growth,
+        "restarts": len(run.set_back),
+        "rounds_lost": max(run.set_back, default=0),
         "first_loss": first,
         "last_loss": last,
         "longest_stall_s": run.longest,

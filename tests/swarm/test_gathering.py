@@ -15,13 +15,14 @@ from peer.config import Exchange, Rendezvous
 from peer.exchange.group import GroupExchange
 from peer.exchange.mesh import PROTOCOL, Lobby
 from peer.exchange.wire import Identity
-from peer.rounds import Averaged, Group, Grouping, Outcome
+from peer.rounds import Averaged, Group, Grouping, Lineage, Outcome
 from peer.swarm.donor import State
 from peer.vectors import Vector
 from tests.swarm.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all, train_all
 
 PHASE = STEPS * STEP_SECONDS
 NUMEL = 1000
+RIGHT, WRONG = Lineage("right", 9), Lineage("wrong", 7)
 Build = Callable[..., list[Peer]]
 
 
@@ -91,8 +92,8 @@ def test_nobody_is_waited_for_longer_than_the_patience(build: Build) -> None:
 
 
 def test_who_has_other_weights_is_sent_to_one_who_has_the_groups(build: Build) -> None:
-    peers = build("abc", equal=True, snapshot=lambda: State(40, 4, [torch.arange(NUMEL).float()], "right", 3))
-    for peer, lineage in zip(peers, ("wrong", "right", "right"), strict=True):
+    peers = build("abc", equal=True, snapshot=lambda: State(40, 4, [torch.arange(NUMEL).float()], RIGHT, 3))
+    for peer, lineage in zip(peers, (WRONG, RIGHT, RIGHT), strict=True):
         peer.lineage = lineage
     threads = in_threads(*(partial(arrive, peer) for peer in peers[1:]))
     stray = peers[0]  # it convenes, and is behind itself
@@ -100,7 +101,7 @@ def test_who_has_other_weights_is_sent_to_one_who_has_the_groups(build: Build) -
     assert group.behind is not None and group.behind.name in (peers[1].name, peers[2].name)
     state = stray.presence.state_of(group.behind, [torch.empty(NUMEL)])
     assert state is not None
-    assert (state.lineage, state.round, state.phase_steps_done) == ("right", 4, 3)
+    assert (state.lineage, state.round, state.phase_steps_done) == (RIGHT, 4, 3)
     assert torch.equal(state.vectors[0], torch.arange(NUMEL).float())
     stray.lineage = state.lineage
     assert len(stray.meet().links) == 2

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from peer.errors import RunError
-from peer.rounds import Seat
+from peer.rounds import UNTRAINED, Lineage, Seat
 from peer.streams import StreamLost
 from peer.swarm import identity
 from peer.swarm.donor import State
@@ -28,7 +28,7 @@ NUMEL = PARTS * PART
 ME = Party("new", "test", "c", "{}")
 
 
-def state(value: float, lineage: str = "", round: int = 3) -> Callable[[], State]:
+def state(value: float, lineage: Lineage = UNTRAINED, round: int = 3) -> Callable[[], State]:
     return lambda: State(30, round, [torch.full((NUMEL,), value), torch.full((NUMEL,), -value)], lineage, 2)
 
 
@@ -81,10 +81,10 @@ def test_the_next_donor_goes_on_where_the_first_one_left(tmp_path: Path) -> None
         assert bool((whole == expected[:, None]).all())
 
 
-@pytest.mark.parametrize(("lineage", "round"), [("other", 3), ("line", 4)])
-def test_equal_replicas_take_all_from_one_round(tmp_path: Path, lineage: str, round: int) -> None:
+@pytest.mark.parametrize(("lineage", "round"), [(Lineage("other", 9), 3), (Lineage("line", 12), 4)])
+def test_equal_replicas_take_all_from_one_round(tmp_path: Path, lineage: Lineage, round: int) -> None:
     with ExitStack() as stack:
-        scene = Scene(tmp_path, stack, state(1.0, "line", 3), state(2.0, lineage, round))
+        scene = Scene(tmp_path, stack, state(1.0, Lineage("line", 9), 3), state(2.0, lineage, round))
         scene.lose_the_first_donor()
         found = scene.take(scene.two)
         assert bool((found.vectors[0] == 2).all()) and bool((found.vectors[1] == -2).all())

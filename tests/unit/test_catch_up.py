@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
+from peer.assemble import STALE_ROUNDS, _catch_up
+from peer.config import Config
+from peer.rounds import Lineage
 from peer.state import Counters, PeerState
+from peer.swarm.donor import State
 from tests.unit import parts
 
 H = 3
@@ -52,16 +57,16 @@ def test_catching_up_takes_the_slow_weights_and_keeps_what_was_trained() -> None
 
 
 def test_the_lineage_is_that_of_all_rounds_in_their_order() -> None:
-    def lineage(*digests: str) -> str:
+    def lineage(*digests: str) -> Lineage:
         state = parts.peer_state()
         for digest in digests:
-            state.cross_boundary(digest)
+            state.cross_boundary(digest, members=3)
         return state.counters.lineage
 
-    assert lineage() == lineage("") == ""
+    assert lineage() == lineage("") == Lineage()
     assert lineage("a", "b") == lineage("a", "b") == lineage("a", "", "b")
     assert len({lineage("a"), lineage("b"), lineage("a", "b"), lineage("b", "a")}) == 4
-    assert len(lineage("a", "b")) == 32
+    assert (len(lineage("a", "b").digest), lineage("a", "b").contributions) == (32, 6)
 
 
 def test_a_newcomer_stands_where_its_donor_stands_between_two_boundaries() -> None:
@@ -79,5 +84,35 @@ def test_a_newcomer_stands_where_its_donor_stands_between_two_boundaries() -> No
 
 def test_a_checkpoint_knows_its_lineage() -> None:
     state = parts.peer_state()
-    state.cross_boundary("digest")
-    assert state.scalars()["lineage"] == state.counters.lineage != ""
+    state.cross_boundary("digest", members=2)
+    assert state.scalars()["lineage"] == state.counters.lineage == Lineage().after("digest", 2)
+
+
+@pytest.mark.parametrize(("behind", "taken"), [(STALE_ROUNDS, False), (STALE_ROUNDS + 1, True)])
+def test_who_resumes_from_before_its_last_merges_takes_them_from_others(behind: int, taken: bool) -> None:
+    """AdamW's moments are its own: nothing is lost but the inner steps since the last merge."""
+    donor, resumed = parts.peer_state(), parts.peer_state()
+    resumed.inner.run(resumed.stream.take(H))
+    apply(resumed, contribution(resumed), "")
+    for _ in range(1 + behind):
+        donor.inner.run(donor.stream.take(H))
+        apply(donor, contribution(donor), "")
+    moments = {key: value["exp_avg"].clone() for key, value in resumed.inner.optimizer.state.items()}
+
+    _catch_up(Config(), resumed, Others(donor))  # type: ignore[arg-type]
+
+    assert torch.equal(resumed.outer.slow.phi, donor.outer.slow.phi) is taken
+    assert resumed.inner.step == (donor.inner.step if taken else H)
+    assert moments and all(
+        torch.equal(resumed.inner.optimizer.state[key]["exp_avg"], it) for key, it in moments.items()
+    )
+
+
+class Others:
+    """A swarm of one member."""
+
+    def __init__(self, donor: PeerState) -> None:
+        self._donor = donor
+
+    def join(self, room: list[Tensor], timeout: float, *, above: int) -> State | None:
+        return self._donor.snapshot() if self._donor.counters.round > above else None

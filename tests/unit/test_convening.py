@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from peer.rounds import Group, Seat
+from peer.rounds import Group, Lineage, Seat
 from peer.streams import Stream, StreamLost
 from peer.swarm import convening
 from peer.swarm.convening import Convener
@@ -17,6 +17,7 @@ from peer.swarm.convention import CONVENER_WORD, Attend, Behind, Place, Ready, R
 from tests.unit.exchange_harness import stream_pair
 
 ME = Seat("a", "peer-a")
+X, OTHER = Lineage("x", 9), Lineage("other", 6)
 
 
 class Hall:
@@ -38,12 +39,12 @@ class Hall:
         self.ends[name] = theirs
         return theirs
 
-    async def ready(self, name: str, lineage: str = "x", round: int = 3, eta: float = 0.0) -> Stream:
+    async def ready(self, name: str, lineage: Lineage = X, round: int = 3, eta: float = 0.0) -> Stream:
         end = self.ends.get(name) or await self.attend(name, eta, round)
         await end.send(Ready(lineage=lineage, round=round), 1)
         return end
 
-    async def gather(self, lineage: str = "x", *, equal: bool = True, round: int = 3) -> Group:
+    async def gather(self, lineage: Lineage = X, *, equal: bool = True, round: int = 3) -> Group:
         own = Ready(lineage=lineage, round=round)
         return await asyncio.wait_for(self.convener.gather(ME, own, equal=equal, stopped=lambda: False), 20)
 
@@ -95,7 +96,7 @@ def test_one_that_comes_late_is_waited_for_and_the_others_are_told_for_whom() ->
         gathering = asyncio.ensure_future(hall.gather())
         said = await ready.receive(CONVENER_WORD, 5)
         assert isinstance(said, Wait) and said.whom == "peer-c" and 60 < said.seconds < 100
-        await late.send(Ready(lineage="x", round=3), 1)
+        await late.send(Ready(lineage=X, round=3), 1)
         assert len((await gathering).links) == 2
 
     run(scene)
@@ -152,12 +153,12 @@ def test_a_convener_whose_own_count_is_behind_waits_all_the_same() -> None:
 
 def test_a_stray_takes_the_weights_of_the_convener_and_is_then_in_the_roster() -> None:
     async def scene(hall: Hall) -> None:
-        stray = await hall.ready("b", lineage="other")
+        stray = await hall.ready("b", lineage=OTHER)
         await hall.ready("c")
         gathering = asyncio.ensure_future(hall.gather())
         said = await word(stray)
         assert isinstance(said, Behind) and said.donor.peer_id == "a"
-        await stray.send(Ready(lineage="x", round=3), 1)
+        await stray.send(Ready(lineage=X, round=3), 1)
         assert len((await gathering).links) == 2
 
     run(scene)
@@ -165,11 +166,11 @@ def test_a_stray_takes_the_weights_of_the_convener_and_is_then_in_the_roster() -
 
 def test_one_that_comes_back_with_other_weights_again_is_left_out() -> None:
     async def scene(hall: Hall) -> None:
-        stray = await hall.ready("b", lineage="other")
+        stray = await hall.ready("b", lineage=OTHER)
         await hall.ready("c")
         gathering = asyncio.ensure_future(hall.gather())
         assert isinstance(await word(stray), Behind)
-        await stray.send(Ready(lineage="other still", round=3), 1)
+        await stray.send(Ready(lineage=Lineage("other still", 9), round=3), 1)
         assert [link.peer_id for link in (await gathering).links] == ["c"]
 
     run(scene)
@@ -177,13 +178,13 @@ def test_one_that_comes_back_with_other_weights_again_is_left_out() -> None:
 
 def test_a_convener_that_is_behind_is_sent_off_itself_while_the_others_hear_that_it_lives() -> None:
     async def scene(hall: Hall) -> None:
-        members = [await hall.ready(name, lineage="right") for name in ("b", "c")]
-        group = await hall.gather(lineage="wrong")
+        members = [await hall.ready(name, lineage=Lineage("right", 10)) for name in ("b", "c")]
+        group = await hall.gather(lineage=Lineage("wrong", 7))
         assert group.behind is not None and group.behind.peer_id == "b"
         for end in members:
             while (said := await end.receive(CONVENER_WORD, 3)).whom != "peer-a":  # before, it waited for peer-c
                 assert isinstance(said, Wait)
-        assert len((await hall.gather(lineage="right")).links) == 2
+        assert len((await hall.gather(lineage=Lineage("right", 10))).links) == 2
 
     run(scene)
 
@@ -191,25 +192,25 @@ def test_a_convener_that_is_behind_is_sent_off_itself_while_the_others_hear_that
 @pytest.mark.parametrize(
     ("own", "others", "reference"),
     [
-        (("x", 3), [("y", 3), ("y", 3)], "y"),  # most
-        (("x", 3), [("x", 3), ("y", 9)], "x"),  # most, though another one is further
-        (("x", 3), [("y", 4)], "y"),  # of as many, the further one
+        (("x", 6), [("y", 6), ("y", 6)], "y"),  # as much work: what most have
+        (("x", 9), [("y", 5), ("y", 5)], "x"),  # more work, though most have another: they begin from older checkpoints
+        (("", 0), [("", 0), ("", 0), ("x", 1)], "x"),  # whoever has trained at all, beside many that have not
     ],
 )
 def test_the_lineage_that_counts(own: tuple[str, int], others: list[tuple[str, int]], reference: str) -> None:
     async def scene(hall: Hall) -> None:
-        for name, (lineage, round) in zip("bcd", others, strict=False):
-            await hall.ready(name, lineage, round)
+        for name, lineage in zip("bcd", others, strict=False):
+            await hall.ready(name, Lineage(*lineage))
         await asyncio.sleep(0.1)
-        found = hall.convener._behind(Ready(lineage=own[0], round=own[1]))
-        assert found is not None and found[0].lineage == reference
+        found = hall.convener._behind(Ready(lineage=Lineage(*own), round=3))
+        assert found is not None and found[0].lineage.digest == reference
 
     run(scene)
 
 
 def test_unequal_replicas_have_no_lineage_to_compare() -> None:
     async def scene(hall: Hall) -> None:
-        await hall.ready("b", lineage="other")
+        await hall.ready("b", lineage=OTHER)
         assert len((await hall.gather(equal=False)).links) == 1
 
     run(scene)
