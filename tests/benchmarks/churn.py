@@ -20,7 +20,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="churn-") as folder:
         found = soak(Path(folder), peers=peers, seconds=seconds, pause=5.0, seed=0)
     words = (
-        f"{found['faults']['all']} faults in {seconds:.0f} s among {peers} peers: {found['hangs']} hangs, "
+        f"{found['faults']} faults in {seconds:.0f} s among {peers} peers: {found['hangs']} hangs, "
         f"{found['wrong_merges']} of {found['merges']} merges wrong, {found['processes_left']} processes left, longest "
         f"stall {found['longest_stall_s']:.1f} s, at most {found['rounds_lost']} rounds done again behind "
         f"{found['restarts']} restarts, training loss {found['first_loss']:.2f} to {found['last_loss']:.2f}"

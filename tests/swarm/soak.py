@@ -224,7 +224,8 @@ def soak(folder: Path, *, peers: int, seconds: float, pause: float, seed: int) -
     found = check(folder / "shadow", [f"peer-{host}" for host in range(1, peers + 1)])
     first, last = run.losses()
     return {
-        "faults": {"all": sum(run.faults.values()), **run.faults},
+        "faults": sum(run.faults.values()),
+        "kinds": dict(run.faults),
         "hangs": len(run.hangs),
         "which": run.hangs,
         "merges": found.merges,
