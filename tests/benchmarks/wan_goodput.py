@@ -1,7 +1,9 @@
 """Goodput of one swap of 64 MiB: on a link of 100 Mbit/s, and against what hivemind's bare streams do on loopback.
 
+Beside each swap the same bytes cross a bare stream of hivemind's, and plain TCP: what the link and the two cores allow.
+
 python -m tests.benchmarks.wan_goodput serve HOST KEY          answers swaps and bare exchanges
-python -m tests.benchmarks.wan_goodput swap HOST KEY ADDRESS NUMEL COUNT     one line of JSON
+python -m tests.benchmarks.wan_goodput swap HOST KEY ADDRESS PORT NUMEL COUNT     one line of JSON
 """
 
 from __future__ import annotations
@@ -77,19 +79,30 @@ def serve(host: str, key: Path) -> None:
     async def answer_bare(stream: Stream) -> None:
         await bare(stream, int(await stream.reader.readline()))
 
+    async def answer_tcp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answer_bare(Stream(reader, writer, "", initiator=False))
+
     for protocol, handler in ((SWAP, swap), (BARE, answer_bare)):
         node.call(node.serve(protocol, handler), WAIT)
-    print(node.addresses[0], flush=True)
+    plain = node.call(asyncio.start_server(answer_tcp, host, 0), WAIT)
+    print(node.addresses[0], plain.sockets[0].getsockname()[1], flush=True)
     sys.stdin.read()
     node.stop()
 
 
-def swap(host: str, key: Path, address: str, numel: int, count: int) -> dict[str, list[float]]:
+def swap(host: str, key: Path, address: str, port: int, numel: int, count: int) -> dict[str, list[float]]:
     """Seconds of each swap and of each bare exchange, taking turns."""
     node = node_on(host, key, (address,))
     remote = address.rpartition("/p2p/")[2]
     exchange, vector = bench_exchange(node, numel), Vector(torch.randn(numel))
-    seconds: dict[str, list[float]] = {"swap": [], "bare": []}
+    seconds: dict[str, list[float]] = {"swap": [], "bare": [], "tcp": []}
+
+    def time_bare(kind: str, stream: Stream) -> None:
+        node.call(stream.write(f"{4 * numel}\n".encode(), WAIT), WAIT)
+        began = time.perf_counter()
+        node.call(bare(stream, 4 * numel), WAIT)
+        seconds[kind].append(time.perf_counter() - began)
+
     for _ in range(count):
         stream = node.call(node.open(remote, SWAP), WAIT)
         node.call(stream.write(f"{numel}\n".encode(), WAIT), WAIT)
@@ -97,11 +110,9 @@ def swap(host: str, key: Path, address: str, numel: int, count: int) -> dict[str
         averaged = exchange.average(vector, group_of(stream))
         seconds["swap"].append(time.perf_counter() - began)
         assert averaged.outcome is Outcome.MERGED, averaged.detail
-        stream = node.call(node.open(remote, BARE), WAIT)
-        node.call(stream.write(f"{4 * numel}\n".encode(), WAIT), WAIT)
-        began = time.perf_counter()
-        node.call(bare(stream, 4 * numel), WAIT)
-        seconds["bare"].append(time.perf_counter() - began)
+        time_bare("bare", node.call(node.open(remote, BARE), WAIT))
+        reader, writer = node.call(asyncio.open_connection(address.split("/")[2], port), WAIT)
+        time_bare("tcp", Stream(reader, writer, "", initiator=True))
     node.stop()
     return seconds
 
@@ -125,8 +136,9 @@ def _pair(lab: Lab | None, count: int) -> dict[str, list[float]]:
         )
         stack.callback(server.terminate)
         assert server.stdout is not None
-        address = server.stdout.readline().strip()
-        client = command(1, "swap", hosts[1], str(folder / "b"), address, str(NUMEL), str(count))
+        client = command(
+            1, "swap", hosts[1], str(folder / "b"), *server.stdout.readline().split(), str(NUMEL), str(count)
+        )
         done = subprocess.run(client, cwd=ROOT, capture_output=True, text=True, timeout=400, check=True)
         found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
         return found
@@ -135,10 +147,15 @@ def _pair(lab: Lab | None, count: int) -> dict[str, list[float]]:
 def measure(*, quick: bool) -> dict[str, float]:
     """Shares of what the link, or bare streams, could carry; medians."""
     with Lab(Plan(access=Access(up_mbit=100, down_mbit=100), path=Path_(rtt_ms=20)), 2) as lab:
-        wan = median(_pair(lab, 1 if quick else 3)["swap"])
+        wan = {kind: 32e-6 * NUMEL / median(it) / 100 for kind, it in _pair(lab, 1 if quick else 3).items()}
     local = _pair(None, 3 if quick else 9)
     ratios = [bare / swap for swap, bare in zip(local["swap"], local["bare"], strict=True)]
-    return {"link_100mbit": 32e-6 * NUMEL / wan / 100, "loopback": median(ratios)}
+    return {
+        "link_100mbit": wan["swap"],
+        "link_100mbit_bare": wan["bare"],
+        "link_100mbit_tcp": wan["tcp"],
+        "loopback": median(ratios),
+    }
 
 
 if __name__ == "__main__":
@@ -146,4 +163,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         serve(sys.argv[2], Path(sys.argv[3]))
     else:
-        print(json.dumps(swap(sys.argv[2], Path(sys.argv[3]), sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))))
+        print(json.dumps(swap(sys.argv[2], Path(sys.argv[3]), sys.argv[4], *map(int, sys.argv[5:8]))))
