@@ -51,7 +51,7 @@ class Lineage(NamedTuple):
     """
 
     digest: Annotated[str, Field(max_length=64)] = ""
-    contributions: Annotated[int, Field(ge=0)] = 0
+    contributions: Annotated[int, Field(ge=0, le=2**53)] = 0
 
     def after(self, digest: str, members: int) -> Lineage:
         """One round more, whose average of ``members`` peers has this digest."""
@@ -59,7 +59,7 @@ class Lineage(NamedTuple):
         return Lineage(line, self.contributions + members)
 
 
-UNTRAINED = Lineage()
+NO_ROUNDS = Lineage()
 
 
 @dataclass(frozen=True)

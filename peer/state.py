@@ -17,7 +17,7 @@ from peer.checkpoint import Saved, Tensors
 from peer.data import TokenStream
 from peer.inner import InnerLoop
 from peer.outer.method import OuterMethod
-from peer.rounds import UNTRAINED, Lineage
+from peer.rounds import NO_ROUNDS, Lineage
 from peer.swarm.donor import State
 
 
@@ -30,7 +30,7 @@ class Counters:
     phase_steps_done: int = 0  # inner steps since the last boundary
     phase_tokens: int = 0  # this peer's own since then: the weight of its contribution
     boundary_step: int = 0  # the inner loop's step at the last boundary
-    lineage: Lineage = UNTRAINED  # the rounds of everyone that the slow weights have in them
+    lineage: Lineage = NO_ROUNDS  # the rounds of everyone that the slow weights have in them
 
 
 class PeerState:

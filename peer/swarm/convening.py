@@ -85,21 +85,21 @@ class Convener:
             await _tell(attendee, Follow(place=place))
             attendee.leave()
 
-    async def gather(self, me: Seat, own: Ready, *, equal: bool, stopped: Callable[[], bool]) -> Group:
+    async def gather(self, me: Seat, own: Lineage, round: int, *, equal: bool, stopped: Callable[[], bool]) -> Group:
         """Wait for those who attend, then call the roster. ``equal``: all must have the same lineage."""
         told, self._gathering = 0.0, True
         while True:
             self._news.clear()
-            late = self._late(own.round)
+            late = self._late(round)
             if not late or stopped():
                 behind = self._behind(own) if equal else None
                 if behind is None:
-                    return await self._call(me, own)
+                    return await self._call(me, round)
                 reference, strays = behind
-                if own.lineage != reference.lineage:
+                if own != reference:
                     self._gathering = False
                     self._spawn(self._keep_waiting(me))
-                    return Group(own.round, behind=self._holder(reference.lineage))
+                    return Group(round, behind=self._holder(reference))
                 await self._send_off(me, strays)
                 continue
             if time.monotonic() - told > KEEP_ALIVE:
@@ -158,17 +158,16 @@ class Convener:
 
     # -- whose slow weights count
 
-    def _behind(self, own: Ready) -> tuple[Ready, list[Attendee]] | None:
+    def _behind(self, own: Lineage) -> tuple[Lineage, list[Attendee]] | None:
         """The lineage with the most work in it (of equals, the one that most have) and who has another one.
 
         Most work and not most members: a swarm that comes back from checkpoints goes on from the newest one, and many
         who have begun anew on the other side of a split do not undo what few have trained.
         """
-        words = [own, *(attendee.ready for attendee in self._attendees.values() if attendee.ready is not None)]
-        held = Counter(word.lineage for word in words)
-        reference = max(words, key=lambda word: (word.lineage.contributions, held[word.lineage], word.lineage.digest))
-        strays = [it for it in self._attendees.values() if it.ready and it.ready.lineage != reference.lineage]
-        return (reference, strays) if strays or own.lineage != reference.lineage else None
+        held = Counter([own, *(it.ready.lineage for it in self._attendees.values() if it.ready is not None)])
+        reference = max(held, key=lambda lineage: (lineage.contributions, held[lineage], lineage.digest))
+        strays = [it for it in self._attendees.values() if it.ready and it.ready.lineage != reference]
+        return (reference, strays) if strays or own != reference else None
 
     def _holder(self, lineage: Lineage) -> Seat:
         return next(it.seat for it in self._attendees.values() if it.ready and it.ready.lineage == lineage)
@@ -187,20 +186,20 @@ class Convener:
 
     # -- the roster
 
-    async def _call(self, me: Seat, own: Ready) -> Group:
+    async def _call(self, me: Seat, round: int) -> Group:
         attendees = [it for it in self._attendees.values() if it.ready is not None and not it.gone]
         self._attendees = {key: it for key, it in self._attendees.items() if it.ready is None and not it.gone}
         attendees.sort(key=lambda attendee: attendee.seat.peer_id)
         seats = (me, *(attendee.seat for attendee in attendees))
         if not attendees:
-            return Group(own.round)
+            return Group(round)
         roster = Roster(token=secrets.token_hex(16), places=[Place.of(seat) for seat in seats])
         for attendee in attendees:
             attendee.changed.set()
             await _tell(attendee, roster)
         controls = {index: attendee.stream for index, attendee in enumerate(attendees, 1)}
         links = tuple(Link(seat.peer_id, seat.name) for seat in seats[1:])
-        return Group(own.round, links, Assembly(roster.token, seats, 0, 0, controls))
+        return Group(round, links, Assembly(roster.token, seats, 0, 0, controls))
 
 
 async def _tell(attendee: Attendee, word: Wait | Follow | Behind | Roster) -> None:

@@ -76,7 +76,6 @@ class Ready(Message):
 
     kind: Literal["ready"] = "ready"
     lineage: Lineage
-    round: Annotated[int, Field(ge=0)]
 
 
 class Wait(Message):

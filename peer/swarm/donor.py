@@ -18,7 +18,7 @@ from torch import Tensor
 
 from peer.logs import fields, get_logger
 from peer.payload import send_parts
-from peer.rounds import UNTRAINED, Lineage
+from peer.rounds import NO_ROUNDS, Lineage
 from peer.streams import Message, Stream
 from peer.swarm.meeting import Decline, Party
 from peer.swarm.node import OPEN_TIMEOUT, Node
@@ -44,7 +44,7 @@ class StateRequest(Message):
     config: Annotated[str, Field(max_length=64)]
     layout: Annotated[str, Field(max_length=64)]
     have: Annotated[int, Field(ge=0)] = 0
-    lineage: Lineage = UNTRAINED
+    lineage: Lineage = NO_ROUNDS
     round: Annotated[int, Field(ge=0)] = 0
 
 
@@ -82,7 +82,7 @@ class State:
     step: int
     round: int
     vectors: Sequence[Tensor]
-    lineage: Lineage = UNTRAINED
+    lineage: Lineage = NO_ROUNDS
     phase_steps_done: int = 0
 
 

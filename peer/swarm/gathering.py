@@ -126,9 +126,10 @@ class Gathering:
                 break
             self._roll.summon(missing)
             await asyncio.sleep(0.05)
-        own = Ready(lineage=self._lineage(), round=self._round)
-        seat = self._roll.own_seat()
-        group = await self._convener.gather(seat, own, equal=self._equal, stopped=lambda: self._stop.requested)
+        seat, lineage = self._roll.own_seat(), self._lineage()
+        group = await self._convener.gather(
+            seat, lineage, self._round, equal=self._equal, stopped=lambda: self._stop.requested
+        )
         if group.links or group.behind is not None or not (missing := self._roll.missing(set())):
             return group
         return Group(self._round, lost=f"{', '.join(seat.name for seat in missing)} did not come")
@@ -141,7 +142,7 @@ class Gathering:
         host = self._host
         assert host is not None
         try:
-            await host.stream.send(Ready(lineage=self._lineage(), round=self._round), TALK_TIMEOUT)
+            await host.stream.send(Ready(lineage=self._lineage()), TALK_TIMEOUT)
             return await self._heed(host)
         except (TimeoutError, StreamLost) as error:
             self._leave_host()

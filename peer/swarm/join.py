@@ -20,7 +20,7 @@ from peer.config_digest import first_difference
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.payload import receive_part
-from peer.rounds import UNTRAINED, Lineage, Seat
+from peer.rounds import NO_ROUNDS, Lineage, Seat
 from peer.streams import BadMessage, StreamLost
 from peer.swarm.donor import ANSWER, PROTOCOL, STALL, TALK_TIMEOUT, TRANSFER_LIMIT, Received, State, StateRequest
 from peer.swarm.meeting import Decline, Party
@@ -41,7 +41,7 @@ class Taken:
 
     room: Sequence[Tensor]
     have: int = 0
-    lineage: Lineage = UNTRAINED
+    lineage: Lineage = NO_ROUNDS
     round: int = 0
 
 

@@ -20,7 +20,7 @@ from peer.swarm.records import LIFETIME
 
 log = get_logger("gathering")
 
-PROTOCOL = "noloco/gather/1"
+PROTOCOL = "noloco/gather/2"
 TALK_TIMEOUT = 5.0  # seconds for one message
 SUMMON_PERIOD = 2.0
 AVOIDED = 30.0  # seconds for which a member that failed is left out

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from peer.errors import RunError
-from peer.rounds import UNTRAINED, Lineage, Seat
+from peer.rounds import NO_ROUNDS, Lineage, Seat
 from peer.streams import StreamLost
 from peer.swarm import identity
 from peer.swarm.donor import State
@@ -28,7 +28,7 @@ NUMEL = PARTS * PART
 ME = Party("new", "test", "c", "{}")
 
 
-def state(value: float, lineage: Lineage = UNTRAINED, round: int = 3) -> Callable[[], State]:
+def state(value: float, lineage: Lineage = NO_ROUNDS, round: int = 3) -> Callable[[], State]:
     return lambda: State(30, round, [torch.full((NUMEL,), value), torch.full((NUMEL,), -value)], lineage, 2)
 
 

@@ -41,12 +41,12 @@ class Hall:
 
     async def ready(self, name: str, lineage: Lineage = X, round: int = 3, eta: float = 0.0) -> Stream:
         end = self.ends.get(name) or await self.attend(name, eta, round)
-        await end.send(Ready(lineage=lineage, round=round), 1)
+        await end.send(Ready(lineage=lineage), 1)
         return end
 
     async def gather(self, lineage: Lineage = X, *, equal: bool = True, round: int = 3) -> Group:
-        own = Ready(lineage=lineage, round=round)
-        return await asyncio.wait_for(self.convener.gather(ME, own, equal=equal, stopped=lambda: False), 20)
+        gathering = self.convener.gather(ME, lineage, round, equal=equal, stopped=lambda: False)
+        return await asyncio.wait_for(gathering, 20)
 
     async def close(self) -> None:
         for task in self.tasks:
@@ -96,7 +96,7 @@ def test_one_that_comes_late_is_waited_for_and_the_others_are_told_for_whom() ->
         gathering = asyncio.ensure_future(hall.gather())
         said = await ready.receive(CONVENER_WORD, 5)
         assert isinstance(said, Wait) and said.whom == "peer-c" and 60 < said.seconds < 100
-        await late.send(Ready(lineage=X, round=3), 1)
+        await late.send(Ready(lineage=X), 1)
         assert len((await gathering).links) == 2
 
     run(scene)
@@ -158,7 +158,7 @@ def test_a_stray_takes_the_weights_of_the_convener_and_is_then_in_the_roster() -
         gathering = asyncio.ensure_future(hall.gather())
         said = await word(stray)
         assert isinstance(said, Behind) and said.donor.peer_id == "a"
-        await stray.send(Ready(lineage=X, round=3), 1)
+        await stray.send(Ready(lineage=X), 1)
         assert len((await gathering).links) == 2
 
     run(scene)
@@ -170,7 +170,7 @@ def test_one_that_comes_back_with_other_weights_again_is_left_out() -> None:
         await hall.ready("c")
         gathering = asyncio.ensure_future(hall.gather())
         assert isinstance(await word(stray), Behind)
-        await stray.send(Ready(lineage=Lineage("other still", 9), round=3), 1)
+        await stray.send(Ready(lineage=Lineage("other still", 9)), 1)
         assert [link.peer_id for link in (await gathering).links] == ["c"]
 
     run(scene)
@@ -202,8 +202,8 @@ def test_the_lineage_that_counts(own: tuple[str, int], others: list[tuple[str, i
         for name, lineage in zip("bcd", others, strict=False):
             await hall.ready(name, Lineage(*lineage))
         await asyncio.sleep(0.1)
-        found = hall.convener._behind(Ready(lineage=Lineage(*own), round=3))
-        assert found is not None and found[0].lineage.digest == reference
+        found = hall.convener._behind(Lineage(*own))
+        assert found is not None and found[0].digest == reference
 
     run(scene)
 
