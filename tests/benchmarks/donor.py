@@ -1,10 +1,12 @@
-"""What it costs a member that newcomers take its state: tokens/s of its inner loop with one on the line and without.
+"""What it costs a member that newcomers take its state: tokens/s of its inner loop while one takes it.
 
 python -m tests.benchmarks.donor [--quick] [--json FILE]
-python -m tests.benchmarks.donor take ...        (started by the benchmark: a newcomer that comes again and again)
+python -m tests.benchmarks.donor store|take      (started by the benchmark)
 
-In the network laboratory: a peer that trains the demo's model on one host, on the other one a process that takes its
-state for some seconds and rests for as long. Both have a core of their own, so what is seen is the donor's own work.
+In the network laboratory: a peer that trains the demo's model on one host, on another one a process that only has such
+a state to give (the store), on a third one a newcomer. It takes the state of the peer for some seconds, then that of
+the store, then rests. All share two cores with the line between them, so what the peer loses beside the store's
+newcomer is lost to these, and what it loses more beside its own is the price of being a donor.
 """
 
 from __future__ import annotations
@@ -13,8 +15,12 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -24,8 +30,11 @@ from peer.corpus import load as load_text
 from peer.exchange.wire import layout_digest
 from peer.launch.tail import Tail
 from peer.progress import Progress, Stop
+from peer.rounds import Seat
+from peer.state import PeerState
 from peer.swarm import identity
-from peer.swarm.join import take_state
+from peer.swarm.donor import Donor, start_serving
+from peer.swarm.join import take_state_of
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
 from peer.swarm.node import Node, NodeSettings
@@ -42,67 +51,85 @@ SETS = (
 )
 
 
-def take(address: str, own: str, until: float) -> None:
-    """Print ``begin`` and ``end`` of each turn, and how many states came in it, by the machine's monotonic clock."""
-    logs.quiet_libraries()
-    config = settings.load(Path(CONFIG), list(SETS))
-    run, signs = config.run, build.Signs(Progress(), Stop())
-    state = build.replica(config, load_text(run.data).train, stream=0, device=torch.device("cpu"), signs=signs)
-    with tempfile.TemporaryDirectory() as folder:
-        key = Path(folder) / "key"
-        identity.load_or_create(key)
-        node = Node(NodeSettings(key, own, 0, initial_peers=(address,)))
-        node.start()
-        me = Party("taker", run.name, digest(run), canonical(run))
-        members = Members(node, run.name, _nobody)
-        layout = layout_digest(state.outer.slow.layout())
-        room = [torch.empty_like(vector) for vector in state.vectors()]
+@dataclass(frozen=True)
+class Side:
+    """A process beside the peer that trains."""
+
+    node: Node
+    me: Party
+    state: PeerState
+    layout: str
+
+    @classmethod
+    @contextmanager
+    def started(cls, address: str, own: str) -> Iterator[Side]:
+        config = settings.load(Path(CONFIG), list(SETS))
+        run, signs = config.run, build.Signs(Progress(), Stop())
+        state = build.replica(config, load_text(run.data).train, stream=0, device=torch.device("cpu"), signs=signs)
+        with tempfile.TemporaryDirectory() as folder:
+            identity.load_or_create(Path(folder) / "key")
+            node = Node(NodeSettings(Path(folder) / "key", own, 0, initial_peers=(address,)))
+            node.start()
+            me = Party("side", run.name, digest(run), canonical(run))
+            yield cls(node, me, state, layout_digest(state.outer.slow.layout()))
+            node.stop()
+
+    def serve(self, until: float) -> None:
+        """Print where the state is to be had, and give it."""
+        start_serving(self.node, Donor(self.me, self.layout, self.state.snapshot))
+        print(self.node.addresses[0], flush=True)
+        time.sleep(max(0.0, until - time.monotonic()))
+
+    def take(self, store: str, until: float) -> None:
+        """Print ``kind begin end states`` of each turn, by the machine's monotonic clock."""
+        room = [torch.empty_like(vector) for vector in self.state.vectors()]
+        (record,) = Members(self.node, self.me.run, _nobody).refresh_all()
+        peer = Seat(record.peer_id, "peer", tuple(record.addresses))
+        seats = {"peer": peer, "store": Seat(store.rpartition("/p2p/")[2], "store", (store,)), "rest": None}
         while time.monotonic() < until:
-            print("begin", time.monotonic(), flush=True)
-            end, count = time.monotonic() + TURN, 0
-            while time.monotonic() < end:
-                count += take_state(node, members, me, layout, room, 60.0, above=-1) is not None
-            print("end", time.monotonic(), count, flush=True)
-            time.sleep(TURN)
-        node.stop()
+            for kind, seat in seats.items():
+                begin, states = time.monotonic(), 0
+                while seat is not None and time.monotonic() < begin + TURN:
+                    states += take_state_of(self.node, seat, self.me, self.layout, room, 60.0) is not None
+                time.sleep(max(0.0, begin + TURN - time.monotonic()))
+                print(kind, begin, time.monotonic(), states, flush=True)
 
 
 def _nobody() -> MemberRecord:
     raise AssertionError("a newcomer that never enters has no record")
 
 
-def measure(seconds: float, folder: Path) -> dict[str, float]:
-    """The donor's rounds, sorted by whether a newcomer was on the line all the time or never."""
-    with LabSwarm(load("home"), 2, folder) as swarm:
-        swarm.peer(1, "donor", CONFIG, SETS)
-        tail = Tail("donor", folder / "donor")
+def measure(seconds: float, folder: Path) -> dict[str, Any]:
+    """The peer's rounds, sorted by what the newcomer did in all of their time."""
+    with LabSwarm(load("home"), 3, folder) as swarm:
+        swarm.peer(1, "peer", CONFIG, SETS)
+        tail = Tail("peer", folder / "peer")
         swarm.wait_for(lambda: len(tail.poll()) + len(tail.rounds) > 3)
         until = time.monotonic() + seconds
-        more = {"TAKE": f"{swarm.address} {swarm.lab.address(2)} {until}"}
-        taker = swarm.start(2, "tests.benchmarks.donor", ["take"], folder / "taker.log", more)
+
+        def side(host: int, role: str, *more: str) -> Any:
+            words = " ".join((role, swarm.address, swarm.lab.address(host), str(until), *more))
+            return swarm.start(host, "tests.benchmarks.donor", [role], folder / f"{role}.log", {"SIDE": words})
+
+        side(2, "store")
+        swarm.wait_for(lambda: "/p2p/" in (folder / "store.log").read_text())
+        taker = side(3, "take", (folder / "store.log").read_text().split()[-1])
         rounds: list[tuple[float, float, float]] = []  # begin, end, tokens/s
         while taker.poll() is None and time.monotonic() < until + 120:
             for row in tail.poll():
                 now = time.monotonic()
                 rounds.append((now - sum(row["seconds"].values()), now, row["tokens_per_second"]))
             time.sleep(0.02)
-        words = [line.split() for line in (folder / "taker.log").read_text().splitlines()]
-        marks = [it for it in words if it and it[0] in ("begin", "end")]
-    turns = [(float(one[1]), float(two[1])) for one, two in zip(marks[::2], marks[1::2], strict=False)]
-    states = sum(int(it[2]) for it in marks if it[0] == "end")
-    first, last = turns[0][0], turns[-1][1]
-    busy, rest = [], []
-    for start, stop, speed in rounds:
-        if any(begin < start and stop < end for begin, end in turns):
-            busy.append(speed)
-        elif first < start < last and not any(start < end and begin < stop for begin, end in turns):
-            rest.append(speed)
+        words = [line.split() for line in (folder / "take.log").read_text().splitlines()]
+    speeds: dict[str, list[float]] = {"peer": [], "store": [], "rest": []}
+    turns = [(it[0], float(it[1]), float(it[2]), int(it[3])) for it in words if it and it[0] in speeds]
+    for kind, begin, end, _ in turns:
+        speeds[kind] += [speed for start, stop, speed in rounds if begin < start and stop < end]
     return {
-        "tokens_per_s_ratio": median(busy) / median(rest),
-        "states": states,
-        "states_per_s": states / sum(end - begin for begin, end in turns),
-        "rounds_busy": len(busy),
-        "rounds_at_rest": len(rest),
+        "tokens_per_s_ratio": median(speeds["peer"]) / median(speeds["store"]),
+        "store_to_rest": median(speeds["store"]) / median(speeds["rest"]),
+        "states": {kind: sum(it[3] for it in turns if it[0] == kind) for kind in ("peer", "store")},
+        "phases": {kind: len(it) for kind, it in speeds.items()},
     }
 
 
@@ -111,16 +138,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="donor-") as folder:
         found = measure(60.0 if args.quick else 300.0, Path(folder))
     words = (
-        f"tokens/s of a donor's inner loop with a newcomer on the line: {found['tokens_per_s_ratio']:.3f} of those "
-        f"without ({found['states']} states of 8 MB at 10 Mbit/s; {found['rounds_busy']} inner phases of 5 steps with, "
-        f"{found['rounds_at_rest']} without)"
+        f"tokens/s of a peer that gives its state away: {found['tokens_per_s_ratio']:.3f} of those while another does "
+        f"(which are {found['store_to_rest']:.3f} of those in quiet); {found['states']['peer']} states of 8 MB at "
+        f"10 Mbit/s, {found['phases']['peer']} inner phases of 5 steps"
     )
     finish("donor", found, words, args.json)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["take"]:
-        donor, own_host, end = os.environ["TAKE"].split()
-        take(donor, own_host, float(end))
+    if sys.argv[1:] in (["store"], ["take"]):
+        logs.quiet_libraries()
+        role, address, own_host, end, *more = os.environ["SIDE"].split()
+        with Side.started(address, own_host) as side:
+            side.serve(float(end) + 30) if role == "store" else side.take(more[0], float(end))
     else:
         main()
