@@ -8,14 +8,16 @@ The rest of it is honest, so it is met like everybody else.
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from peer import assemble, build
 from peer.cli import main
+from peer.config import Exchange
 from tests.swarm.attacks import Attack, Hostile, Unguarded
 
 if __name__ == "__main__":
     if "HOSTILE" in os.environ:
         build.codec = lambda name, numel: Hostile(Attack(os.environ["HOSTILE"]))
     if "UNGUARDED" in os.environ:
-        assemble.Guard = Unguarded  # type: ignore[misc]
+        assemble.Guard = partial(Unguarded, Exchange().max_norm_ratio)  # type: ignore[misc, assignment]
     main()
