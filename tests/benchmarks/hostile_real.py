@@ -3,7 +3,7 @@
 python -m tests.benchmarks.hostile_real [--quick] [--json FILE]
 
 A tiny model (6,720 parameters), H 50; the attacks are those of tests/swarm/attacks.py. The loss at length and with
-several seeds is the business of hostile.py, a simulation.
+several seeds is the business of hostile.py, a simulation. Runs that FILE has already are not made again.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def _battle(swarm: Swarm, attack: Attack | None, guarded: bool, steps: int) -> d
             more = {"HOSTILE": attack.value}
         arguments[1] = PROGRAM
         swarm.start(name, arguments, more)
-    for process in swarm.processes[1:]:
-        assert process.exit_code(WAIT) == 0, process.output()
-    honest = [swarm.rounds(name) for name in names[1:]]
-    rows = [row for rounds in honest for row in rounds]
+    ruined = sum(process.exit_code(WAIT) != 0 for process in swarm.processes[2:])  # the first two: bootstrap, hostile
+    rows = [row for name in names[1:] for row in swarm.rounds(name)]
     evals = [swarm.folder / name / "evals.jsonl" for name in names[1:]]
+    losses = [json.loads(file.read_text().splitlines()[-1])["val_loss"] for file in evals]
     return {
-        "val_loss": mean(json.loads(file.read_text().splitlines()[-1])["val_loss"] for file in evals),
+        "val_loss": None if ruined else mean(losses),
+        "ruined": ruined,  # peers that gave up: their loss was not finite any more
         "rounds": len(rows),
         "outcomes": Counter(row["outcome"] for row in rows),
         "reasons": Counter(row["reason"] for row in rows if row["reason"]),
@@ -64,15 +64,23 @@ def _battle(swarm: Swarm, attack: Attack | None, guarded: bool, steps: int) -> d
 def main() -> None:
     args = options("what seven real peers make of a hostile eighth")
     steps, attacks = (1000, SHOWN[:1]) if args.quick else (3000, SHOWN)
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+    found.pop("made_by", None)
     for attack in (None, *attacks):
         for guarded in (True, False) if attack else (True,):
             name = f"{attack or 'honest'}{'' if guarded else ', no guard'}"
+            if name in found:
+                continue
             found[name] = battle(attack, guarded, steps)
             print(f"{name}: {json.dumps(found[name])}", flush=True)
-    honest = found["honest"]["val_loss"]
-    words = "; ".join(f"{name} {row['val_loss'] / honest - 1:+.2%}" for name, row in found.items())
+            if args.json:
+                args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    words = "; ".join(f"{name} {_beside(row, found['honest'])}" for name, row in found.items())
     finish("hostile_real", found, f"validation loss beside that of eight honest peers: {words}", args.json)
+
+
+def _beside(row: dict[str, Any], honest: dict[str, Any]) -> str:
+    return f"{row['ruined']} of 7 ruined" if row["ruined"] else f"{row['val_loss'] / honest['val_loss'] - 1:+.2%}"
 
 
 if __name__ == "__main__":
