@@ -51,10 +51,13 @@ class Members:
 
     # -- from any thread
 
-    def live(self) -> list[MemberRecord]:
-        """Members whose record has not expired, this peer left out."""
-        now = time.time()
-        return [record for record, expires in list(self._known.values()) if expires > now and record.state != "left"]
+    def live(self, *, since: float = 0.0) -> list[MemberRecord]:
+        """Members whose record has not expired and was written after ``since`` (unix seconds), this peer left out.
+
+        The record of one that was killed lives on for ``records.LIFETIME``.
+        """
+        after = max(time.time(), since + records.LIFETIME)
+        return [record for record, expires in list(self._known.values()) if expires > after and record.state != "left"]
 
     def name_of(self, peer_id: str) -> str:
         """As its record has it, or the end of its id."""

@@ -101,16 +101,21 @@ class Presence:
         self._waits = False
 
     def _wait(self, count: int, until: float) -> None:
+        began = time.time()
         while not self._stop.requested:
             with contextlib.suppress(TimeoutError, RunError):  # the directory may answer next time
                 self._members.refresh_all()
-            others = [record for record in self._members.live() if record.config == self._me.config]
-            if len(others) + 1 >= count or any(record.state == "training" for record in others):
+            waiting = self._count(self._members.live(), "waiting")
+            training = self._count(self._members.live(since=began), "training")  # and not only before it was killed
+            if training or waiting + 1 >= count:
                 return
             if time.monotonic() > until:
-                log.warning("begins without all: %s", fields(members=len(others) + 1, of=count))
+                log.warning("begins without all: %s", fields(members=waiting + 1, of=count))
                 return
             time.sleep(START_PERIOD)
+
+    def _count(self, members: Sequence[MemberRecord], state: str) -> int:
+        return sum(record.config == self._me.config and record.state == state for record in members)
 
     def group_for(self, round: int) -> Group:
         """Who averages with this peer at the boundary that ends ``round``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 from tests.swarm.harness import Swarm
@@ -26,3 +27,14 @@ def test_a_peer_begins_without_those_that_never_come(swarm: Swarm) -> None:
     peer.line("begins without all: members=1 of=3")
     assert peer.exit_code(30) == 0, peer.output()
     assert swarm.rounds("only")[-1]["step"] == 200
+
+
+def test_the_record_of_one_that_was_killed_is_nobody_to_begin_with(swarm: Swarm) -> None:
+    """It lives on for half a minute, and says that the swarm trains."""
+    _, address = swarm.bootstrap()
+    killed = swarm.peer("killed", "run.steps=1000000", "run.inner_steps=20", address=address)
+    swarm.wait_for_rounds("killed", 2)
+    killed.signal(signal.SIGKILL)
+    peer = swarm.peer("only", *SHORT, "peer.start_with=2", "peer.start_patience=8", address=address)
+    peer.line("begins without all: members=1 of=2")
+    assert peer.exit_code(30) == 0, peer.output()
