@@ -44,6 +44,10 @@ class Members:
         self._node.call(self._look_around(), 8 * RPC_TIMEOUT)
         return self.live()
 
+    def announce(self) -> None:
+        """Write this peer's record now."""
+        self._node.call(self._store(self._describe()), 2 * RPC_TIMEOUT)
+
     def leave(self) -> None:
         """Withdraw this peer's record, so that nobody looks for it any more."""
         gone = self._describe().model_copy(update={"state": "left"})

@@ -29,7 +29,7 @@ log = get_logger("presence")
 
 LINGER = 0.25  # of an inner phase: looking for a partner beside the inner steps, before going on alone
 TWIN_TIMEOUT = LOOK + 60.0  # seconds
-START_PERIOD = 0.25  # seconds between two looks at who has come
+START_PERIOD = 0.5  # seconds between two looks at who has come
 
 
 @dataclass(frozen=True)
@@ -99,23 +99,23 @@ class Presence:
         log.info("waiting for others: %s", fields(of=count, seconds=seconds))
         self._wait(count, time.monotonic() + seconds)
         self._waits = False
+        with contextlib.suppress(TimeoutError, RunError):
+            self._members.announce()  # whoever came last waits for it
 
     def _wait(self, count: int, until: float) -> None:
         began = time.time()
         while not self._stop.requested:
             with contextlib.suppress(TimeoutError, RunError):  # the directory may answer next time
+                self._members.announce()
                 self._members.refresh_all()
-            waiting = self._count(self._members.live(), "waiting")
-            training = self._count(self._members.live(since=began), "training")  # and not only before it was killed
-            if training or waiting + 1 >= count:
+            fresh = self._members.live(since=began)  # an older record may be of one that was killed
+            others = [record for record in fresh if record.config == self._me.config]
+            if len(others) + 1 >= count or any(record.state == "training" for record in others):
                 return
             if time.monotonic() > until:
-                log.warning("begins without all: %s", fields(members=waiting + 1, of=count))
+                log.warning("begins without all: %s", fields(members=len(others) + 1, of=count))
                 return
             time.sleep(START_PERIOD)
-
-    def _count(self, members: Sequence[MemberRecord], state: str) -> int:
-        return sum(record.config == self._me.config and record.state == state for record in members)
 
     def group_for(self, round: int) -> Group:
         """Who averages with this peer at the boundary that ends ``round``."""
