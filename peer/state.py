@@ -77,6 +77,8 @@ class PeerState:
                 f"is of a run with the configuration digest {scalars['config']}, this one has {self._config}; "
                 "choose another run.name or run.dir, or set peer.checkpoint.resume: false"
             )
+        if isinstance(scalars.get("lineage"), str):
+            return "was written by an older version; choose another run.dir, or set peer.checkpoint.resume: false"
         return ""
 
     def restore(self, saved: Saved) -> None:
