@@ -32,14 +32,14 @@ from peer.launch.tail import Tail
 from peer.progress import Progress, Stop
 from peer.rounds import Seat
 from peer.state import PeerState
-from peer.swarm import identity
 from peer.swarm.donor import Donor, start_serving
 from peer.swarm.join import take_state_of
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
-from peer.swarm.node import Node, NodeSettings
+from peer.swarm.node import Node
 from peer.swarm.records import MemberRecord
 from tests.benchmarks.common import finish, options
+from tests.benchmarks.wan_goodput import node_on
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import load
 
@@ -67,9 +67,7 @@ class Side:
         run, signs = config.run, build.Signs(Progress(), Stop())
         state = build.replica(config, load_text(run.data).train, stream=0, device=torch.device("cpu"), signs=signs)
         with tempfile.TemporaryDirectory() as folder:
-            identity.load_or_create(Path(folder) / "key")
-            node = Node(NodeSettings(Path(folder) / "key", own, 0, initial_peers=(address,)))
-            node.start()
+            node = node_on(own, Path(folder) / "key", (address,))
             me = Party("side", run.name, digest(run), canonical(run))
             yield cls(node, me, state, layout_digest(state.outer.slow.layout()))
             node.stop()

@@ -132,7 +132,7 @@ def main() -> None:
     found = {stage.name: runs(stage, known, file) for stage in every}
     goodput = wan_goodput.measure(quick=args.quick)
     print(f"goodput: {goodput}", flush=True)
-    match = wan_match.measure((4,), 2) if args.quick else wan_match.measure((4, 8, 24), 5)
+    match = wan_match.measure((4, 8), 4) if args.quick else wan_match.measure((4, 8, 24), 8)
     print(f"match: {match}", flush=True)
     result = {
         **figures(found["demo"]),
