@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from peer import build, corpus, logs, place
+from peer import build, corpus, logs, place, trackers
 from peer.checkpoint import Checkpoints
 from peer.config import Config, Exchange
 from peer.config_digest import canonical, digest
@@ -35,6 +35,7 @@ from peer.progress import Progress
 from peer.report import Reporter
 from peer.rounds import Grouping
 from peer.signals import Signals
+from peer.standing import Standing
 from peer.state import PeerState
 from peer.swarm import identity
 from peer.swarm.authority import Authority
@@ -71,7 +72,10 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         state = _replica(config, text, device, peer_id, build.Signs(progress, signals.stop))
         checkpoints = Checkpoints(home.folder / "checkpoints", own.checkpoint.keep)
         checkpoints.require_space(state.checkpoint_bytes)
-        reporter = Reporter(home.folder, metrics)
+        standing = Standing()
+        tracked = trackers.start(own.trackers, home.folder, run=run.name, peer=home.name, peer_id=peer_id)
+        reporter = Reporter(home.folder, metrics, standing, tracked)
+        _gauges(metrics, state.checkpoint_bytes, checkpoints, device)
         stack.callback(reporter.close)
 
         node = Node(_node_settings(config, key), authority)
@@ -88,9 +92,14 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
             settings=run.rendezvous,
             progress=progress,
             stop=signals.stop,
-            vitals=lambda: Vitals(state.inner.step, state.counters.round, progress.rate(tokens_a_step)),
+            vitals=lambda: Vitals(
+                state.inner.step,
+                state.counters.round,
+                progress.rate(tokens_a_step),
+                standing.report(phase.totals),
+            ),
             lineage=lambda: state.counters.lineage,
-            metrics_address=metrics_address,
+            metrics_address=own.metrics.announce or metrics_address,
         )
         stack.callback(presence.leave)
         signals.emergency = node.kill
@@ -110,6 +119,14 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         validation = build.validation(run, text)
         parts = Parts(state, presence, checkpoints, reporter, phase, progress, signals.stop, validation)
         yield _trainer(config, parts, node, Identity(run.name, me.config, layout, slow.numel))
+
+
+def _gauges(metrics: Metrics, size: int, checkpoints: Checkpoints, device: torch.device) -> None:
+    """What is looked up when somebody asks."""
+    metrics["checkpoint_bytes"].set(size)
+    metrics["disk_free_bytes"].set_function(checkpoints.free_bytes)
+    if device.type == "cuda":
+        metrics["device_memory_bytes"].set_function(lambda: torch.cuda.max_memory_allocated(device))
 
 
 def _identity(config: Config, folder: Path) -> tuple[Path, Authority | None]:
