@@ -20,39 +20,17 @@ measured again, so what was interrupted goes on.
 from __future__ import annotations
 
 import importlib.util
-import json
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import wan_goodput, wan_match, wan_others, wan_swarm
-from tests.benchmarks.common import finish, options
+from tests.benchmarks.common import Known, finish, options
 from tests.benchmarks.wan_plot import plot
 from tests.benchmarks.wan_stages import OTHERS, Stage, stages
 from tests.benchmarks.wan_swarm import Job
 
 TARGET = 1.02  # of the highest last loss: all methods come to it
-
-
-class Known:
-    """What has been measured, kept in a file (``None``: nowhere)."""
-
-    def __init__(self, file: Path | None) -> None:
-        self._file = file
-        self.found: dict[str, Any] = json.loads(file.read_text()) if file and file.exists() else {}
-
-    def save(self) -> None:
-        if self._file is not None:
-            self._file.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
-
-    def get(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """By ``measure``, unless it is known."""
-        if name not in self.found:
-            self.found[name] = measure()
-            print(f"{name}: {self.found[name]}", flush=True)
-            self.save()
-        return self.found[name]
 
 
 def run_one(stage: Stage, job: Job) -> dict[str, Any]:
@@ -100,7 +78,7 @@ def figures(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     args = options("methods compared by real peers on a slow network")
-    known, every = Known(args.json.with_suffix(".runs.json") if args.json else None), stages(quick=args.quick)
+    known, every = Known(args.json), stages(quick=args.quick)
     found = {stage.name: runs(stage, known) for stage in every}
     goodput = known.get("goodput", lambda: wan_goodput.measure(quick=args.quick))
     match = known.get("match", lambda: wan_match.measure((4, 8), 2) if args.quick else wan_match.measure((4, 8, 24), 5))
