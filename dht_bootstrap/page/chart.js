@@ -5,6 +5,7 @@ import { linear, ticks, timeTicks } from "./scale.js";
 import { clock, integer, isolated } from "./words.js";
 
 const MARGIN = { left: 46, right: 12, top: 10, bottom: 24 };
+const CROWD = 40; // lines; from there on paler
 const NEAR = 40; // pixels from a line at which the pointer means it
 
 export class Chart {
@@ -12,7 +13,7 @@ export class Chart {
   #last = null;
   #pointer = null;
 
-  /** `format`: of a value; `tick`: of one at the axis; `range(values)`: of the axis; `band`: {to, text}, what is healthy. */
+  /** `format`: of a value; `tick`: of one at the axis; `range(values, peaks)`: of the axis; `band`: {to, text}, what is healthy. */
   constructor(figure, { format, range, tick: short = format, band = null }) {
     Object.assign(this, { format, range, short, band });
     this.plot = figure.querySelector(".plot");
@@ -45,7 +46,7 @@ export class Chart {
     say(this.empty, points.length ? "" : "nothing measured yet");
     set(this.empty, { x: width / 2, y: height / 2, "text-anchor": "middle" });
     const box = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
-    const [low, high] = this.range(points.map((point) => point[1]));
+    const [low, high] = this.range(points.map((point) => point[1]), peaks(data.lines));
     const xs = points.map((point) => point[0]);
     const from = xs.reduce((a, b) => Math.min(a, b), xs[0] ?? 0);
     const to = Math.max(xs.reduce((a, b) => Math.max(a, b), from), from + (data.by === "time" ? 60 : 10));
@@ -81,6 +82,7 @@ export class Chart {
 
   #draw(lines, x, y) {
     this.#drawn = lines.map((line) => ({ ...line, at: line.points.map(([px, py]) => [x(px), py === null ? null : y(py), px, py]) }));
+    set(this.lines, { class: lines.length > CROWD ? "lines crowd" : "lines" });
     keyed(this.lines, this.#drawn, (line) => line.id, () => {
       const g = svg("g");
       svg("path", {}, g);
@@ -110,6 +112,10 @@ export class Chart {
     say(this.readout, near ? `${isolated(near.line.name)} · ${by(near.point[2])} · ${this.format(near.point[3])}` : "");
   }
 }
+
+/** The largest value of each line that has one. */
+const peaks = (lines) =>
+  lines.map((line) => line.points.reduce((most, [, y]) => (y === null ? most : Math.max(most, y)), -Infinity)).filter(Number.isFinite);
 
 function tick() {
   const g = svg("g");

@@ -6,7 +6,7 @@ import { count, duration, inOrder, integer, isolated, list, number } from "./wor
 const LATELY = 600; // seconds that the bootstrap remembers
 const MOST_LINES = 1500; // the newest; more is a carpet
 const MOST_NAMES = 28;
-const LETTERS = 14;
+const LETTERS = 12;
 
 export class Meetings {
   #last = null;
@@ -42,6 +42,7 @@ export class Meetings {
 
   #edges(pairs, places, cx, cy, names, following) {
     const marked = following.chosen.length > 0;
+    const room = Math.min(1, Math.sqrt(90 / Math.max(1, pairs.length))); // many lines: thinner and paler
     const most = pairs.reduce((sum, pair) => Math.max(sum, pair.count), 2);
     keyed(this.edges, pairs.slice(0, MOST_LINES).reverse(), (pair) => `${pair.a} ${pair.b}`, () => {
       const line = svg("path");
@@ -54,8 +55,8 @@ export class Meetings {
       const fresh = Math.max(0, 1 - pair.age / LATELY);
       set(line, {
         d: `M${a.x} ${a.y}Q${0.3 * (a.x + b.x) + 0.4 * cx} ${0.3 * (a.y + b.y) + 0.4 * cy} ${b.x} ${b.y}`,
-        "stroke-width": (1 + (3 * (pair.count - 1)) / (most - 1)).toFixed(2),
-        "stroke-opacity": (marked && !chosen ? 0.12 : 1) * (0.12 + 0.7 * fresh * fresh),
+        "stroke-width": ((1 + (3 * (pair.count - 1)) / (most - 1)) * (chosen ? 1 : Math.max(0.5, room))).toFixed(2),
+        "stroke-opacity": ((chosen ? 1 : marked ? 0.2 * room : room) * (0.12 + 0.7 * fresh * fresh)).toFixed(3),
         class: chosen ? following.look(chosen) : "plain",
       });
       const [first, second] = [pair.a, pair.b].map((id) => isolated(names.get(id)));
@@ -65,6 +66,7 @@ export class Meetings {
 
   #nodes(run, ids, places, named, names, following) {
     const states = new Map(list(run.peers).map((peer) => [String(peer.peer_id), peer.state]));
+    const small = Math.min(4, 420 / ids.length).toFixed(1);
     keyed(this.nodes, ids, (id) => id, (id) => {
       const g = svg("g");
       svg("title", {}, g);
@@ -77,7 +79,7 @@ export class Meetings {
       set(g, { class: `${following.look(id)} ${states.get(id) ?? ""}` });
       const [title, dot, label] = g.children;
       say(title, names.get(id));
-      set(dot, { cx: at.x, cy: at.y, r: following.has(id) ? 7 : named ? 5.5 : 3.2 });
+      set(dot, { cx: at.x, cy: at.y, r: following.has(id) ? 7 : named ? 5.5 : small });
       const spoken = named || following.has(id);
       say(label, spoken ? shortened(names.get(id)) : "");
       set(label, { x: at.x + 12 * at.dx, y: at.y + 15 * at.dy + 4, "text-anchor": side(at.dx) });

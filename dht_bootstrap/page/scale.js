@@ -36,15 +36,14 @@ export function upTo(values, tops) {
 }
 
 /**
- * The range of most values with some air. One peer that diverges must not press all others flat: what lies far above the
- * rest is cut off.
+ * The range of all values, with some air. One peer that diverges must not press the others flat: what lies far above the
+ * usual peak of a line is cut off.
  */
-export function around(values) {
+export function around(values, peaks) {
   if (!values.length) return [0, 1];
-  const sorted = [...values].sort((a, b) => a - b);
-  const low = sorted[0];
-  const usual = sorted[Math.floor(0.95 * (sorted.length - 1))];
-  const high = Math.min(sorted.at(-1), usual + 1.5 * Math.max(usual - low, 0.1 * Math.abs(usual)));
+  const low = values.reduce((a, b) => Math.min(a, b));
+  const usual = [...peaks].sort((a, b) => a - b)[(peaks.length - 1) >> 1];
+  const high = Math.min(Math.max(...peaks), usual + 0.5 * Math.max(usual - low, 0.1 * Math.abs(usual)));
   const air = 0.06 * (high - low || Math.abs(high) || 1);
   return [low - air, high + air];
 }

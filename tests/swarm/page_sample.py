@@ -93,7 +93,9 @@ def _peer(i: int, n: int, now: float, began: float) -> Json:
         "members": n,
         "version": "0.1.0",
         "config": "3f9a01c2",
-        "partners": [peer_id(noise.choice([j for j in range(n) if j != i])) for _ in range(min(6, rounds))] if n > 1 else [],
+        "partners": [peer_id(noise.choice([j for j in range(n) if j != i])) for _ in range(min(6, rounds))]
+        if n > 1
+        else [],
         "merged_age": round(noise.uniform(0, PERIOD), 1) if rounds and n > 1 else None,
         "refused": 0,
         "history": history,
@@ -108,7 +110,12 @@ def _meetings(n: int, now: float, began: float) -> list[Json]:
             pair = (min(one, other), max(one, other))
             met = pairs.setdefault(
                 pair,
-                {"a": peer_id(pair[0]), "b": peer_id(pair[1]), "age": round(back * PERIOD + draw.uniform(0, 9), 1), "count": 0},
+                {
+                    "a": peer_id(pair[0]),
+                    "b": peer_id(pair[1]),
+                    "age": round(back * PERIOD + draw.uniform(0, 9), 1),
+                    "count": 0,
+                },
             )
             met["count"] += 1
     return list(pairs.values())
@@ -123,7 +130,9 @@ def with_warnings(it: Json) -> Json:
     lost.update(state="lost", age=48.0)
     bad["refused"] = 12
     it["members"] -= 1
-    it["events"].append({"at": lost["history"][-1][0], "event": "lost", "name": lost["name"], "peer_id": lost["peer_id"]})
+    it["events"].append(
+        {"at": lost["history"][-1][0], "event": "lost", "name": lost["name"], "peer_id": lost["peer_id"]}
+    )
     it["warnings"] = [
         {
             "kind": "straggler",
