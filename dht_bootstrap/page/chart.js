@@ -40,13 +40,15 @@ export class Chart {
     const width = this.plot.clientWidth;
     const height = this.plot.clientHeight;
     if (!width || !height) return;
-    set(this.picture, { width, height, viewBox: `0 0 ${width} ${height}`, "aria-label": data.summary });
-    say(this.caption, data.summary);
     const points = data.lines.flatMap((line) => line.points.filter((point) => point[1] !== null));
     say(this.empty, points.length ? "" : "nothing measured yet");
     set(this.empty, { x: width / 2, y: height / 2, "text-anchor": "middle" });
     const box = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
-    const [low, high] = this.range(points.map((point) => point[1]), peaks(data.lines));
+    const tops = peaks(data.lines);
+    const [low, high] = this.range(points.map((point) => point[1]), tops);
+    const cut = tops.some((top) => top > high) ? ` Above ${this.format(high)} lines are cut off.` : "";
+    set(this.picture, { width, height, viewBox: `0 0 ${width} ${height}`, "aria-label": data.summary + cut });
+    say(this.caption, data.summary + cut);
     const xs = points.map((point) => point[0]);
     const from = xs.reduce((a, b) => Math.min(a, b), xs[0] ?? 0);
     const to = Math.max(xs.reduce((a, b) => Math.max(a, b), from), from + (data.by === "time" ? 60 : 10));

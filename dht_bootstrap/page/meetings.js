@@ -34,7 +34,7 @@ export class Meetings {
     set(this.picture, { width, height, viewBox: `0 0 ${width} ${height}`, "aria-label": summary });
     const ids = circleOf(run, names, pairs);
     const named = ids.length <= MOST_NAMES;
-    const radius = Math.max(40, Math.min(width / 2 - (named ? 92 : 16), height / 2 - (named ? 26 : 12)));
+    const radius = Math.max(40, Math.min(width / 2 - (named ? 92 : 16), height / 2 - 26));
     const places = new Map(ids.map((id, i) => [id, place(i, ids.length, width / 2, height / 2, radius)]));
     this.#edges(pairs, places, width / 2, height / 2, names, following);
     this.#nodes(run, ids, places, named, names, following);

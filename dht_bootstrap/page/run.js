@@ -30,7 +30,7 @@ export class RunView {
     this.loss = new Chart(find("#loss"), { format: (value) => value.toFixed(2), range: around });
     this.speed = new Chart(find("#speed"), {
       format: (value) => `${+value.toPrecision(3)}/s`,
-      range: (values, peaks) => [0, around(values, peaks)[1]],
+      range: (values, peaks) => [0, around([0, ...values], peaks)[1]],
     });
     this.meetings = new Meetings(find("#meetings"), toggled);
     this.table = new PeerTable(find("#peers"), toggled);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from tests.swarm import page_sample
 from tests.swarm.chromium import PROGRAM, WITHOUT, Chromium, Tab
+from tests.swarm.harness import Swarm
 from tests.swarm.page_sample import Json
 from tests.swarm.page_server import PageServer
 
@@ -212,3 +214,21 @@ def test_the_dark_page_is_dark(browser: Chromium, serve: Callable[..., PageServe
     assert tab.ask("getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 24)"
     tab.picture(tmp_path / "dark.png")
     assert (tmp_path / "dark.png").stat().st_size > 10_000
+
+
+def test_a_real_swarm_on_a_real_bootstrap_node(browser: Chromium, swarm: Swarm) -> None:
+    bootstrap, address = swarm.bootstrap()
+    tab = browser.tab()
+    tab.open("http://" + bootstrap.line(r"http=(\S+)").group(1))
+    tab.wait(LIVE)
+    tab.wait("!document.querySelector('#nobody').hidden")
+    assert address in tab.ask("document.querySelector('#join code').textContent")
+    for name in ("ann", "bob"):
+        swarm.peer(name, "run.steps=100000", address=address)
+    tab.wait(f"{NAMES}.join() === 'ann,bob'", 90)
+    tab.wait("document.querySelectorAll('#meetings .edges path').length === 1", 60)
+    tab.wait("document.querySelectorAll('#loss .lines path[d]').length === 2", 60)
+    assert tab.errors == []
+    bootstrap.signal(signal.SIGKILL)
+    tab.wait("document.querySelector('#connection').dataset.state === 'gone'")
+    assert tab.ask(NAMES) == ["ann", "bob"]
