@@ -20,16 +20,17 @@ function lines(peers, points) {
 /** Idle share against time. */
 export const idle = (peers) => lines(peers, (past) => past.map((point) => [point.at, point.idle]));
 
-/** Training loss against "time" or "step". */
+/** Training loss against "time" or "step". A peer tells of it once a round: what it repeats until then is no point. */
 export const losses = (peers, by) => {
   const x = horizontal(by);
-  return lines(peers, (past) => past.map((point) => [x(point), point.loss]));
+  const fresh = (point, i, past) => i === 0 || point.loss !== past[i - 1].loss;
+  return lines(peers, (past) => past.filter(fresh).map((point) => [x(point), point.loss]));
 };
 
 /** Inner steps a second, each over a stretch of time that smooths the edges of rounds. */
 export function speeds(peers) {
   return lines(peers, (past) => {
-    const stretch = Math.max(15, ((past.at(-1)?.at ?? 0) - (past[0]?.at ?? 0)) / 30);
+    const stretch = Math.max(30, ((past.at(-1)?.at ?? 0) - (past[0]?.at ?? 0)) / 20);
     const found = [];
     let start = 0;
     past.forEach((point, i) => {
