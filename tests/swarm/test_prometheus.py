@@ -1,0 +1,76 @@
+"""A real Prometheus finds a real swarm by the bootstrap's /targets, and what dashboards and rules ask is answered."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+
+import pytest
+
+from tests.swarm import prometheus
+from tests.swarm.harness import Swarm, wait_for
+from tests.swarm.prometheus import Prometheus
+from tests.unit.dashboards import BOARDS, Query, board_queries, rules
+from tests.unit.promql import words_in
+
+pytestmark = pytest.mark.skipif(not shutil.which("prometheus"), reason="no prometheus: apt-get install prometheus")
+NAMES = ("a", "b", "c")
+SETS = (
+    *("run.steps=100000000", "run.inner_steps=200"),
+    *("run.evaluation.every_rounds=5", "peer.checkpoint.every_rounds=3"),
+)
+FOUND = 45.0  # seconds: http_sd is asked every 15, and a rate needs two scrapes
+ANSWERED = 60.0
+LOST = 90.0  # a record lives for 30
+
+
+def queries() -> list[Query]:
+    """Of all panels, and of the rules: an alert's is answered where the rule itself is healthy."""
+    asked = [query for path in BOARDS for query in board_queries(path)]
+    return asked + [Query(rule["record"], rule["record"]) for rule in rules() if "record" in rule]
+
+
+def unanswered(server: Prometheus, asked: list[Query]) -> list[str]:
+    """Where there is nothing to be seen, or a label that the legend names is not there."""
+    empty = []
+    for query in asked:
+        samples = server.query(query.expr)
+        if not samples or any(not sample.labels.get(word) for sample in samples for word in words_in(query.legend)):
+            empty.append(f"{query.where}: {query.expr}")
+    return empty
+
+
+@pytest.mark.timeout(300)
+def test_a_real_prometheus_sees_a_real_swarm(swarm: Swarm) -> None:
+    bootstrap, address = swarm.bootstrap()
+    peers = {name: swarm.peer(name, *SETS, address=address) for name in NAMES}
+    monitor = bootstrap.line(r"http=(\S+)").group(1)
+    with prometheus.running(swarm.folder, monitor) as server:
+        wait_for(
+            lambda: server.targets("noloco-peer") == dict.fromkeys(NAMES, "up"),
+            FOUND,
+            lambda: str(server.targets("noloco-peer")),
+        )
+        assert server.targets("noloco-bootstrap") == {"": "up"}
+
+        asked = [query for query in queries() if not query.silent and "ALERTS" not in query.expr]
+        wait_for(lambda: not unanswered(server, asked), ANSWERED, lambda: "\n".join(unanswered(server, asked)))
+        silent = [query for query in queries() if query.silent or "ALERTS" in query.expr]
+        assert len(silent) >= 4
+        assert server.firing() == {}
+        for rule in server.rules():
+            assert rule["health"] == "ok", rule
+        shares = server.query("sum by (peer) (peer_phase:noloco_time:share1m)")
+        assert sorted(sample.labels["peer"] for sample in shares) == list(NAMES)
+        assert all(sample.value == pytest.approx(1, abs=0.001) for sample in shares)
+
+        peers["c"].signal(signal.SIGKILL)
+        wait_for(lambda: "NolocoPeerLost" in server.firing(), LOST, lambda: str(server.firing()))
+        (alert,) = server.firing()["NolocoPeerLost"]
+        assert alert["annotations"]["summary"] == "c was lost from run demo without saying goodbye."
+        assert unanswered(server, silent) == []
+        wait_for(
+            lambda: set(server.targets("noloco-peer")) == {"a", "b"}, FOUND, lambda: str(server.targets("noloco-peer"))
+        )
+    for process in swarm.processes:
+        assert "Traceback" not in process.output()
