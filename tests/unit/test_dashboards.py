@@ -166,8 +166,9 @@ def test_what_overrides_and_transformations_name_is_in_the_result(path: Path, pa
     (organize,) = [step["options"] for step in panel["transformations"] if step["id"] == "organize"]
     named = {*organize["excludeByName"], *organize["renameByName"], *organize.get("indexByName", ())}
     assert named <= columns
-    headings = (columns - set(organize["excludeByName"]) - set(organize["renameByName"])) | set(
-        organize["renameByName"].values()
-    )
+    answering = columns - {*organize["excludeByName"]} | {*organize["renameByName"].values()}  # to both its names
     for override in panel["fieldConfig"]["overrides"]:
-        assert override["matcher"]["options"] in headings
+        assert override["matcher"]["options"] in answering
+    for series in panel["options"].get("series", ()):
+        # By the first name: behind the partition each of the peers' columns has another display name.
+        assert {series[axis]["matcher"]["options"] for axis in "xy"} == {"Value #A", "Value #B"}
