@@ -19,8 +19,8 @@ SETS = (
     *("run.steps=100000000", "run.inner_steps=200"),
     *("run.evaluation.every_rounds=5", "peer.checkpoint.every_rounds=3"),
 )
-FOUND = 45.0  # seconds: http_sd is asked every 15, and a rate needs two scrapes
-ANSWERED = 60.0
+FOUND = 75.0  # seconds: http_sd is asked every 15
+ANSWERED = 75.0  # a rate needs two scrapes
 LOST = 90.0  # a record lives for 30
 
 
@@ -40,7 +40,7 @@ def unanswered(server: Prometheus, asked: list[Query]) -> list[str]:
     return empty
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(420)
 def test_a_real_prometheus_sees_a_real_swarm(swarm: Swarm) -> None:
     """Of three peers one says that it can be scraped and cannot; later it is killed."""
     bootstrap, address = swarm.bootstrap()
@@ -71,7 +71,7 @@ def test_a_real_prometheus_sees_a_real_swarm(swarm: Swarm) -> None:
         wait_for(lambda: "NolocoPeerLost" in server.firing(), LOST, lambda: str(server.firing()))
         (alert,) = server.firing()["NolocoPeerLost"]
         assert alert["annotations"]["summary"] == f"{HIDDEN} was lost from run demo without saying goodbye."
-        assert unanswered(server, silent) == []
+        wait_for(lambda: not unanswered(server, silent), ANSWERED, lambda: "\n".join(unanswered(server, silent)))
         wait_for(lambda: set(server.targets("noloco-peer")) == set(SCRAPED), FOUND)
     for process in swarm.processes:
         assert "Traceback" not in process.output()
