@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from peer.series import PHASES
+from peer.series import OF_BOOTSTRAP, OF_PEER, PHASES, PREFIX
 from tests.unit.dashboards import BOARDS, GRAFANA, PROMETHEUS, ROOT, Query, board, board_queries, rules
 from tests.unit.promql import Known, Unknown, words_in
 
@@ -25,6 +26,7 @@ def name_of(value: Any) -> str:
     return value.where if isinstance(value, Query) else value["title"] if isinstance(value, dict) else ""
 
 
+@cache
 def known() -> Known:
     """With the recorded series, each of which may use those before it."""
     it = Known()
@@ -135,6 +137,15 @@ def test_everything_asks_the_datasource_that_is_provisioned() -> None:
         assert all(thing["datasource"]["uid"] == source["uid"] for thing in (panel, *panel["targets"])), path
     (provider,) = yaml.safe_load((GRAFANA / "provisioning/dashboards/noloco.yaml").read_text())["providers"]
     assert provider["type"] == "file"
+
+
+def test_what_the_bootstrap_says_is_not_taken_from_a_peer() -> None:
+    jobs = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
+    (drop,) = [
+        step["regex"] for job in jobs for step in job.get("metric_relabel_configs", ()) if step["action"] == "drop"
+    ]
+    assert all(re.fullmatch(drop, PREFIX + row.name) for row in OF_BOOTSTRAP)
+    assert not any(re.fullmatch(drop, PREFIX + row.name) for row in OF_PEER)
 
 
 def test_dashboards_lead_to_one_another_and_share_their_variables() -> None:
