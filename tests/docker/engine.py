@@ -43,7 +43,10 @@ class Engine:
         self.folder = Path(tempfile.mkdtemp(prefix="noloco-docker-"))
         self._network = network
         if data is not None:
-            subprocess.run(["cp", "-a", str(data), str(self.folder / "data")], check=True, timeout=600)
+            for part in data.iterdir():  # links of the images' layers, which no engine ever writes to
+                how = ["cp", "--archive", *(["--link"] if part.name == "overlay2" else [])]
+                (self.folder / "data").mkdir(exist_ok=True)
+                subprocess.run([*how, str(part), str(self.folder / "data")], check=True, timeout=600)
 
     def __enter__(self) -> Engine:
         inside = ["nsenter", f"--net={self._network}"] if self._network else []

@@ -9,6 +9,8 @@ docker-compose and debootstrap; BASE=python:3.12-slim-bookworm in the environmen
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,8 +27,9 @@ from tests.netlab.lab import Lab
 from tests.netlab.plan import load
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(3000)]
-STEPS = "--set run.steps=100000"  # more than the test waits for
-READY = 180.0  # seconds
+STEPS = "--set run.steps=100000 --set run.inner_steps=5"  # more than the test waits for, in short phases
+READY = 240.0  # seconds, on a loaded machine
+PORTS = (31337, 31338, 9400, 9464)
 RUN = ("train", "--config", "/configs/demo.yaml", *STEPS.split(), "--set", "peer.threads=1")
 
 
@@ -129,6 +132,8 @@ def test_two_machines_train_together_and_come_back(machines: Machines) -> None:
         for engine, service in ((one, "bootstrap"), (one, "peer"), (two, "peer")):
             name = container(engine, service)
             wait_for(lambda e=engine, n=name: health(e, n) == "healthy", 60, f"{service} is not healthy")
+        assert [port for port in PORTS if reaches(machines.lab, 0, 1, port)] == [31338]
+        assert [port for port in PORTS if reaches(machines.lab, 1, 0, port)] == [31337]
         keys = {name: (folder / "identity.key").read_bytes() for name, folder in folders.items()}
         leave(machines, address, folders)
         machines.compose_first("--profile", "cpu", "up", "-d", "--no-build", "--scale", "peer=1", "peer")
@@ -145,6 +150,14 @@ def test_two_machines_train_together_and_come_back(machines: Machines) -> None:
     machines.compose_first("--profile", "cpu", "down")
     machines.compose_second(address, "--profile", "cpu", "down")
     assert not one.docker("ps", "--all", "--quiet").stdout + two.docker("ps", "--all", "--quiet").stdout
+
+
+def reaches(lab: Lab, source: int, target: int, port: int) -> bool:
+    """Does a connection from one machine to a port of the other come about?"""
+    program = f"import socket; socket.create_connection(('{lab.address(target)}', {port}), 5).close()"
+    return not subprocess.run(
+        lab.command(source, [sys.executable, "-c", program]), stderr=subprocess.DEVNULL, timeout=30
+    ).returncode
 
 
 def merges(folder: Path) -> int:
