@@ -16,7 +16,7 @@ def answers(url: str) -> bool:
     """With 200, without going through a proxy that the environment may name."""
     try:
         with build_opener(ProxyHandler({})).open(url, timeout=SECONDS) as answer:
-            return answer.status == 200
+            return bool(answer.status == 200)
     except OSError:
         return False
 

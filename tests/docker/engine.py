@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -102,7 +102,7 @@ class Engine:
         return self._run([_client(), *arguments], {}, timeout, check, stdin)
 
     def compose(
-        self, file: str, *arguments: str, timeout: float = 300.0, **environment: str
+        self, file: str, arguments: Sequence[str], environment: Mapping[str, str], timeout: float = 300.0
     ) -> subprocess.CompletedProcess[str]:
         """``docker compose -f docker/FILE ARGUMENTS``, or with the old docker-compose the same."""
         command = [*_compose()]

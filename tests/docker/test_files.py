@@ -106,7 +106,7 @@ def test_every_volume_is_declared_and_every_mounted_path_exists(file: str) -> No
     content = load(file)
     used = {volume.split(":")[0] for it in content["services"].values() for volume in it.get("volumes", [])}
     assert {it for it in used if not it.startswith((".", "/"))} == set(content["volumes"])
-    for path in (it for it in used if it.startswith(".")):
+    for path in sorted(it for it in used if it.startswith(".")):
         assert (FOLDER / path).is_dir(), path
 
 
@@ -132,6 +132,8 @@ def test_images_are_pinned_and_the_label_is_the_version() -> None:
         for service in load(file)["services"].values():
             assert re.search(r":v?\d+\.\d+", service["image"]), service["image"]
     assert f'image.version="{__version__}"' in DOCKERFILE
+    named = "".join((ROOT / file).read_text() for file in ("README.md", "Makefile", "docker/Dockerfile"))
+    assert set(re.findall(r"noloco-peer:(\d\S*)", named)) == {__version__}
     assert re.search(r"^ARG BASE=[\w./-]+:\d[\w.-]+$", DOCKERFILE, re.MULTILINE)
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,13 @@ class Machines:
     second: Engine
 
     def compose_first(self, *arguments: str) -> str:
-        announce = f"/ip4/{self.lab.address(0)}/tcp/31337"
-        return self.first.compose("compose.yaml", *arguments, BOOTSTRAP_ANNOUNCE=announce, PEER_ARGS=STEPS).stdout
+        given = {"BOOTSTRAP_ANNOUNCE": f"/ip4/{self.lab.address(0)}/tcp/31337", "PEER_ARGS": STEPS}
+        return self.first.compose("compose.yaml", arguments, given).stdout
 
     def compose_second(self, initial_peers: str, *arguments: str) -> str:
         given = {"NOLOCO_INITIAL_PEERS": initial_peers, "PEER_ANNOUNCE": f"/ip4/{self.lab.address(1)}/tcp/31338"}
         given |= {"PEER_ARGS": STEPS, "THREADS": "1", "NOLOCO_PEER_NAME": "far"}
-        return self.second.compose("compose.peer.yaml", *arguments, **given).stdout
+        return self.second.compose("compose.peer.yaml", arguments, given).stdout
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +131,7 @@ def test_two_machines_train_together_and_come_back(machines: Machines) -> None:
     try:
         wait_for(lambda: all(merges(folder) >= 2 for folder in folders.values()), READY, "they did not merge")
         for engine, service in ((one, "bootstrap"), (one, "peer"), (two, "peer")):
-            name = container(engine, service)
-            wait_for(lambda e=engine, n=name: health(e, n) == "healthy", 60, f"{service} is not healthy")
+            wait_for(partial(healthy, engine, container(engine, service)), 60, f"{service} is not healthy")
         assert [port for port in PORTS if reaches(machines.lab, 0, 1, port)] == [31338]
         assert [port for port in PORTS if reaches(machines.lab, 1, 0, port)] == [31337]
         keys = {name: (folder / "identity.key").read_bytes() for name, folder in folders.items()}
@@ -168,8 +168,8 @@ def merges(folder: Path) -> int:
     return tail.partners[other]
 
 
-def health(engine: Engine, name: str) -> str:
-    return str(inspect(engine, name)["State"]["Health"]["Status"])
+def healthy(engine: Engine, name: str) -> bool:
+    return bool(inspect(engine, name)["State"]["Health"]["Status"] == "healthy")
 
 
 def leave(machines: Machines, address: str, folders: dict[str, Path]) -> None:
