@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 
-PERIOD = 0.1  # seconds
+PERIOD = 1.0  # seconds
 ANSWER = 10.0
 HEADERS = {"Accept-Encoding": "gzip", "Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
 
