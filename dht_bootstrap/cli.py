@@ -136,6 +136,7 @@ def _serve(args: argparse.Namespace) -> None:
         monitor = Monitor(node, args.http_host, args.http_port)
         stack.callback(monitor.close)
         node.start()
+        monitor.watch()
         for address in node.addresses:
             print(f"initial peer: {address}", flush=True)
         if args.addresses_file:

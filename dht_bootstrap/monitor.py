@@ -1,32 +1,73 @@
-"""The bootstrap's http side: ``/healthz`` says whether the node works and how many peers it is connected to."""
+"""The bootstrap's http side, for people, Prometheus and health checks.
+
+/            the page            /targets   Prometheus' http_sd: the peers that can be scraped
+/swarm.json  what it shows       /metrics   the swarm's series, from the records in the DHT
+                                 /healthz   does the node work, and with how many peers
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 import threading
+import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
 
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from dht_bootstrap import page
+from dht_bootstrap.collector import SwarmCollector
+from dht_bootstrap.targets import targets
+from dht_bootstrap.view import run_view
+from dht_bootstrap.watch import Watch
+from peer import __version__
 from peer.errors import RunError, UserError
+from peer.logs import get_logger
 from peer.swarm.node import Node
 
+log = get_logger("monitor")
 ANSWER_SECONDS = 3.0
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+    content_type: str = "application/json; charset=utf-8"
+
+
+def _json(status: int, body: object) -> Answer:
+    return Answer(status, json.dumps(body).encode())
 
 
 class Monitor:
     """Serves in threads of its own until closed."""
 
     def __init__(self, node: Node, host: str, port: int) -> None:
-        handler = type("Handler", (_Handler,), {"node": node})
+        self._node, self._watch = node, Watch(node)
+        self._registry = CollectorRegistry()
+        self._registry.register(SwarmCollector(self._watch))
+        routes: dict[str, Callable[[], Answer]] = {
+            "/healthz": self._healthz,
+            "/targets": self._targets,
+            "/metrics": self._metrics,
+            "/swarm.json": self._swarm,
+        }
+        handler = type("Handler", (_Handler,), {"routes": routes})
         try:
-            self._server = ThreadingHTTPServer((host, port), handler)
+            self._server = _Server((host, port), handler)
         except OSError as error:
             raise UserError(
                 f"port occupied: monitor {host}:{port}: {error.strerror}; choose another --http-port"
             ) from None
-        self._server.daemon_threads = True
         self.address = f"{host}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="monitor", daemon=True)
         self._thread.start()
+
+    def watch(self) -> None:
+        """The node has started: read the directory from now on."""
+        self._watch.start()
 
     def close(self) -> None:
         """Stop serving."""
@@ -34,29 +75,72 @@ class Monitor:
         self._server.server_close()
         self._thread.join(5)
 
+    def _healthz(self) -> Answer:
+        try:
+            peers = self._node.call(self._node.count_peers(), ANSWER_SECONDS)
+        except (RunError, TimeoutError) as error:
+            return _json(503, {"status": "failing", "reason": self._node.failure or str(error)})
+        return _json(200, {"status": "ok", "peer_id": self._node.peer_id, "connected_peers": peers})
+
+    def _targets(self) -> Answer:
+        if self._watch.failure:  # Prometheus keeps what it had; an empty list would make it forget everybody
+            return _json(503, {"error": self._watch.failure})
+        with self._watch.lock:
+            return _json(200, targets(self._watch.runs))
+
+    def _metrics(self) -> Answer:
+        return Answer(200, generate_latest(self._registry), CONTENT_TYPE_LATEST)
+
+    def _swarm(self) -> Answer:
+        watch, now = self._watch, time.time()
+        if watch.failure:
+            return _json(503, {"error": watch.failure})
+        with watch.lock:
+            runs = [run_view(name, run, now) for name, run in sorted(watch.runs.items())]
+        body: dict[str, Any] = {
+            "now": now,
+            "version": __version__,
+            "peer_id": self._node.peer_id,
+            "addresses": list(self._node.addresses),
+            "connected_peers": watch.connected,
+            "read_age": watch.read_age,
+            "read_seconds": watch.read_seconds,
+            "runs": runs,
+        }
+        return _json(200, body)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up in mid-answer is no reason for a traceback."""
+        log.debug("%s: %s", client_address, sys.exc_info()[1])
+
 
 class _Handler(BaseHTTPRequestHandler):
-    node: Node
+    routes: dict[str, Callable[[], Answer]]
     timeout = 10  # seconds for a client to send its request
 
     def do_GET(self) -> None:
-        if self.path != "/healthz":
-            self._answer(404, {"error": "not found", "paths": ["/healthz"]})
-            return
-        try:
-            peers = self.node.call(self.node.count_peers(), ANSWER_SECONDS)
-        except (RunError, TimeoutError) as error:
-            self._answer(503, {"status": "failing", "reason": self.node.failure or str(error)})
-            return
-        self._answer(200, {"status": "ok", "peer_id": self.node.peer_id, "connected_peers": peers})
-
-    def _answer(self, status: int, body: dict[str, object]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
+        path = self.path.partition("?")[0]
+        if path in self.routes:
+            try:
+                answer = self.routes[path]()
+            except Exception as error:  # noqa: BLE001 - whoever asks is told, and the others go on
+                log.error("%s: %s: %s", path, type(error).__name__, error)
+                answer = _json(500, {"error": type(error).__name__})
+        else:
+            file = page.answer(path)
+            paths = ["/", *self.routes]
+            answer = Answer(200, *file) if file is not None else _json(404, {"error": "not found", "paths": paths})
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        for name, value in page.HEADERS.items():
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(data)
+        self.wfile.write(answer.body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Requests are not logged: a scraper asks every few seconds."""

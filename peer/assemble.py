@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from peer import build, corpus, logs, place
+from peer import build, corpus, logs, place, trackers
 from peer.checkpoint import Checkpoints
 from peer.config import Config, Exchange
 from peer.config_digest import canonical, digest
@@ -35,6 +35,7 @@ from peer.progress import Progress
 from peer.report import Reporter
 from peer.rounds import Grouping
 from peer.signals import Signals
+from peer.standing import Standing
 from peer.state import PeerState
 from peer.swarm import identity
 from peer.swarm.authority import Authority
@@ -71,7 +72,10 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         state = _replica(config, text, device, peer_id, build.Signs(progress, signals.stop))
         checkpoints = Checkpoints(home.folder / "checkpoints", own.checkpoint.keep)
         checkpoints.require_space(state.checkpoint_bytes)
-        reporter = Reporter(home.folder, metrics)
+        standing = Standing()
+        tracked = trackers.start(own.trackers, home.folder, run=run.name, peer=home.name, peer_id=peer_id)
+        reporter = Reporter(home.folder, metrics, standing, tracked)
+        _gauges(metrics, state.checkpoint_bytes, checkpoints, device)
         stack.callback(reporter.close)
 
         node = Node(_node_settings(config, key), authority)
@@ -88,28 +92,47 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
             settings=run.rendezvous,
             progress=progress,
             stop=signals.stop,
-            vitals=lambda: Vitals(state.inner.step, state.counters.round, progress.rate(tokens_a_step)),
+            vitals=lambda: Vitals(
+                state.inner.step,
+                state.counters.round,
+                progress.rate(tokens_a_step),
+                standing.report(phase.totals),
+            ),
             lineage=lambda: state.counters.lineage,
-            metrics_address=metrics_address,
+            metrics_address=own.metrics.announce or metrics_address,
         )
         stack.callback(presence.leave)
         signals.emergency = node.kill
         with phase("join"):
             node.start()
-            presence.require_alone()
-            _resume(config, state, checkpoints)
-            _catch_up(config, state, presence)
-            reporter.rewind(state.counters.round, state.inner.step)
-            presence.enter(state.snapshot, state.counters.round, waits=own.start_with > 1)
-            if own.start_with > 1:
-                presence.await_others(own.start_with, own.start_patience)
-                _catch_up(config, state, presence)  # all have come back, each with its own checkpoint: who is furthest?
+            _join(config, state, presence, checkpoints, reporter)
         what = fields(config=me.config, method=run.outer.name, parameters=slow.numel, device=device)
         where = fields(address=node.addresses[0], metrics=metrics_address, step=state.inner.step)
         log.info("ready: %s %s", what, where)
         validation = build.validation(run, text)
         parts = Parts(state, presence, checkpoints, reporter, phase, progress, signals.stop, validation)
         yield _trainer(config, parts, node, Identity(run.name, me.config, layout, slow.numel))
+
+
+def _join(config: Config, state: PeerState, presence: Presence, checkpoints: Checkpoints, reporter: Reporter) -> None:
+    """Go on from the newest state there is, one's own or a member's, and be found."""
+    together = config.peer.start_with > 1
+    presence.require_alone()
+    _resume(config, state, checkpoints)
+    _catch_up(config, state, presence)
+    reporter.rewind(state.counters.round, state.inner.step)
+    presence.enter(state.snapshot, state.counters.round, waits=together)
+    if together:
+        presence.await_others(config.peer.start_with, config.peer.start_patience)
+        _catch_up(config, state, presence)  # all have come back, each with its own checkpoint: who is furthest?
+
+
+def _gauges(metrics: Metrics, size: int, checkpoints: Checkpoints, device: torch.device) -> None:
+    """What is looked up when somebody asks."""
+    metrics["checkpoint_bytes"].set(size)
+    metrics["disk_free_bytes"].set_function(checkpoints.free_bytes)
+    if device.type == "cuda":
+        metrics["device_memory_bytes"].set_function(lambda: torch.cuda.max_memory_allocated(device))
 
 
 def _identity(config: Config, folder: Path) -> tuple[Path, Authority | None]:

@@ -10,6 +10,7 @@ A checkpoint is written into a temporary folder, synced to disk and renamed, so 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -63,6 +64,13 @@ class Checkpoints:
                 f"{free / 2**30:.2f} GiB free; "
                 "free some, set run.dir to another disk, or lower peer.checkpoint.keep"
             )
+
+    def free_bytes(self) -> float:
+        """Room on the disk; not a number when it cannot be read."""
+        try:
+            return float(shutil.disk_usage(self.folder).free)
+        except OSError:
+            return math.nan
 
     def save(self, step: int, state: Mapping[str, Any], tensors: Mapping[str, Tensors]) -> bool:
         """Write one checkpoint. ``False``, and a line in the log, when the disk does not take it."""

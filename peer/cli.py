@@ -4,6 +4,7 @@ noloco-peer train --config configs/demo.yaml --initial-peers ADDRESS
 noloco-peer swarm --peers 4 --config configs/demo.yaml
 noloco-peer simulate --replicas 8 --config configs/demo.yaml
 noloco-peer check --config configs/demo.yaml --initial-peers ADDRESS
+noloco-peer status --initial-peers ADDRESS
 noloco-peer show-config --config configs/demo.yaml
 """
 
@@ -66,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     _common(check)
     _initial_peers(check)
     check.set_defaults(run=_check)
+
+    status = commands.add_parser("status", help="who is in a swarm, as a live table")
+    status.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDR", help="any of the swarm's addresses")
+    status.add_argument("--invitation", type=Path, metavar="FILE", help="an invitation, where the swarm asks for one")
+    status.set_defaults(run=_status)
 
     show = commands.add_parser("show-config", help="print the resolved configuration and its digest")
     _common(show)
@@ -158,6 +164,14 @@ def _swarm(args: argparse.Namespace) -> int:
 
     config = settings.load(args.config, args.overrides)
     return LocalSwarm(config, args.config, args.overrides, peers=args.peers, resume=args.resume).run()
+
+
+def _status(args: argparse.Namespace) -> int:
+    from peer import status
+
+    known = dict(settings.from_environment(os.environ))
+    invitation = args.invitation or known.get("peer.invitation")
+    return status.run(args.initial_peers or known.get("peer.initial_peers", []), invitation and Path(invitation))
 
 
 def _simulate(args: argparse.Namespace) -> int:

@@ -229,6 +229,9 @@ class Metrics(Section):
 
     host: str = "127.0.0.1"
     port: Port | None = None  # none: 9464, or any free one when that is taken
+    announce: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]{1,100}:\d{1,5}$")] | None = (
+        None  # where Prometheus reaches it
+    )
 
 
 class Checkpoint(Section):
@@ -255,6 +258,7 @@ class Peer(LocalPath):
     start_patience: float = Field(default=60.0, ge=0)  # seconds to wait for them; then it begins with those that came
     network: Network = Network()
     metrics: Metrics = Metrics()
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()  # beside Prometheus; see trackers.py
     checkpoint: Checkpoint = Checkpoint()
 
     @model_validator(mode="after")
@@ -263,7 +267,7 @@ class Peer(LocalPath):
             raise ValueError("identity: an invitation has its own, leave this out")
         return self
 
-    @field_validator("initial_peers", mode="before")
+    @field_validator("initial_peers", "trackers", mode="before")
     @classmethod
     def _sequence(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value

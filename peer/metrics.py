@@ -1,84 +1,46 @@
-"""Every Prometheus series of a peer, in one table, and the clock that splits a peer's time into phases.
-
-Names follow Prometheus' rules: base units, counters end in ``_total``, every label value is there from the start.
-The peer's id is a label of the scrape target, never of a series.
-"""
+"""A peer's Prometheus series (series.py), their http endpoint, and the clock that splits its time into phases."""
 
 from __future__ import annotations
 
 import errno
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from peer import __version__
 from peer.errors import UserError
-from peer.rounds import Outcome, Reason
+from peer.series import IDLE, OF_PEER, PHASES, PREFIX, SECONDS
 
-PREFIX = "noloco_"
-PHASES = ("inner", "match", "exchange", "apply", "checkpoint", "eval", "join")
-IDLE = ("match", "exchange")
 DEFAULT_PORT = 9464
-SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 300, 600)
-
-
-@dataclass(frozen=True)
-class Series:
-    """One row: ``kind`` is a class of prometheus_client; ``values`` are all values of the only label."""
-
-    name: str
-    kind: type[Counter] | type[Gauge] | type[Histogram]
-    help: str
-    label: str | None = None
-    values: tuple[str, ...] = ()
-
-
-TABLE = (
-    Series(
-        "phase_seconds_total", Counter, "Time spent in each phase; match and exchange are idle time.", "phase", PHASES
-    ),
-    Series("phase_info", Gauge, "1 for the phase that the peer is in.", "phase", PHASES),
-    Series("rounds_total", Counter, "Rounds by outcome of the exchange.", "outcome", tuple(Outcome)),
-    Series("refusals_total", Counter, "What partners sent that was not used, by reason.", "reason", tuple(Reason)),
-    Series(
-        "exchange_bytes_total", Counter, "Bytes of contributions and their protocol.", "direction", ("sent", "received")
-    ),
-    Series("exchange_duration_seconds", Histogram, "Duration of the exchanges with a partner."),
-    Series("inner_steps_total", Counter, "Inner steps done by this process."),
-    Series("tokens_total", Counter, "Tokens trained on by this process."),
-    Series("round", Gauge, "Rounds completed, counted by the swarm."),
-    Series("swarm_members", Gauge, "Live members in the directory, this peer included."),
-    Series("train_loss", Gauge, "Mean training loss of the last inner phase, nats a token."),
-    Series("val_loss", Gauge, "Last validation loss, nats a token."),
-    Series("learning_rate", Gauge, "Learning rate of the last inner step."),
-    Series("grad_norm", Gauge, "Gradient norm of the last inner step, before clipping."),
-    Series("pair_distance", Gauge, "Distance of the two contributions of the last merge, relative to this peer's own."),
-    Series("last_merge_timestamp_seconds", Gauge, "Unix time of the last merge."),
-    Series("build_info", Gauge, "1; the labels say what runs here."),
-)
 
 
 class Metrics:
     """The series of one peer, in a registry of their own. ``metrics["round"]`` is a prometheus_client object."""
 
-    def __init__(self, **build: str) -> None:
+    def __init__(self, *, method: str = "", run: str = "", config: str = "") -> None:
         self.registry = CollectorRegistry()
+        self.refresh: list[Callable[[], None]] = []  # called before every scrape
+        self.registry.register(_Refresh(self.refresh))
         self._series: dict[str, Any] = {}
-        for row in TABLE:
-            labels = [row.label] if row.label else []
-            if row.name == "build_info":
-                labels = ["version", *build]
-            name = (PREFIX + row.name).removesuffix("_total") if row.kind is Counter else PREFIX + row.name
-            extra: dict[str, Any] = {"buckets": SECONDS} if row.kind is Histogram else {}
-            series = row.kind(name, row.help, labels, registry=self.registry, **extra)
+        for row in OF_PEER:
+            name = PREFIX + row.name
+            series: Any
+            if row.kind == "counter":
+                series = Counter(name.removesuffix("_total"), row.help, row.labels, registry=self.registry)
+            elif row.kind == "histogram":
+                series = Histogram(name, row.help, row.labels, registry=self.registry, buckets=SECONDS)
+            else:
+                series = Gauge(name, row.help, row.labels, registry=self.registry)
             for value in row.values:
                 series.labels(value)
             self._series[row.name] = series
-        self["build_info"].labels(__version__, *build.values()).set(1)
+        self["build_info"].labels(version=__version__, method=method, run=run, config=config).set(1)
 
     def __getitem__(self, name: str) -> Any:
         return self._series[name]
@@ -109,17 +71,35 @@ class Metrics:
         return f"{host}:{server.server_port}", stop
 
 
+class _Refresh(Collector):
+    """The first collector of a registry: it has no series, but lets the others be brought up to date."""
+
+    def __init__(self, calls: list[Callable[[], None]]) -> None:
+        self._calls = calls
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        for call in self._calls:
+            call()
+        return ()
+
+
 class PhaseClock:
     """Splits the time since its creation into phases, without gaps: what is outside every phase is ``apply``.
 
-    ``synchronize`` waits for the accelerator, so that a phase ends when its work has ended.
+    ``synchronize`` waits for the accelerator, so that a phase ends when its work has ended. Phases are entered by one
+    thread; what they have taken, the present one included, may be read by any.
     """
 
     def __init__(self, metrics: Metrics, synchronize: Callable[[], None]) -> None:
         self._metrics, self._synchronize = metrics, synchronize
-        self.totals = dict.fromkeys(PHASES, 0.0)
+        self._lock = threading.Lock()
+        self._totals = dict.fromkeys(PHASES, 0.0)
         self._phase = "apply"
         metrics["phase_info"].labels("apply").set(1)
+        metrics.refresh.append(self._book)
         self._since = time.monotonic()
 
     @contextmanager
@@ -132,11 +112,17 @@ class PhaseClock:
             self._synchronize()
             self._enter(outer)
 
+    @property
+    def totals(self) -> dict[str, float]:
+        """Seconds of each phase up to now."""
+        self._book()
+        return dict(self._totals)
+
     def idle_share(self) -> float:
         """Share of all time spent waiting for a partner or for its tensor."""
-        self._book()
-        total = sum(self.totals.values())
-        return sum(self.totals[phase] for phase in IDLE) / total if total else 0.0
+        totals = self.totals
+        total = sum(totals.values())
+        return sum(totals[phase] for phase in IDLE) / total if total else 0.0
 
     def _enter(self, phase: str) -> None:
         self._book()
@@ -145,7 +131,8 @@ class PhaseClock:
         self._phase = phase
 
     def _book(self) -> None:
-        now = time.monotonic()
-        self.totals[self._phase] += now - self._since
-        self._metrics["phase_seconds_total"].labels(self._phase).inc(now - self._since)
-        self._since = now
+        with self._lock:
+            now = time.monotonic()
+            self._totals[self._phase] += now - self._since
+            self._metrics["phase_seconds_total"].labels(self._phase).inc(now - self._since)
+            self._since = now

@@ -16,6 +16,8 @@ from peer.inner import InnerReport
 from peer.logs import fields, get_logger
 from peer.metrics import Metrics
 from peer.rounds import Averaged, Outcome
+from peer.standing import Standing
+from peer.trackers import Trackers
 
 log = get_logger("round")
 ROUNDS, EVALS = "rounds.jsonl", "evals.jsonl"
@@ -45,15 +47,15 @@ class RoundReport:
 class Reporter:
     """Appends to the run's folder, so that a resumed peer goes on in the same files."""
 
-    def __init__(self, folder: Path, metrics: Metrics) -> None:
+    def __init__(self, folder: Path, metrics: Metrics, standing: Standing, trackers: Trackers | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._metrics = metrics
+        self._metrics, self._standing, self._trackers = metrics, standing, trackers or Trackers()
         self._folder = folder
         self._open()
 
     def rewind(self, round: int, step: int) -> None:
         """Forget what came after the state that a peer resumes from; it will be done again."""
-        self.close()
+        self._close()
         _keep(self._folder / ROUNDS, lambda row: row["round"] <= round)
         _keep(self._folder / EVALS, lambda row: row["step"] <= step)
         self._open()
@@ -63,6 +65,7 @@ class Reporter:
         self._metrics["inner_steps_total"].inc(report.steps)
         self._metrics["tokens_total"].inc(report.tokens)
         if report.steps:
+            self._standing.inner(report.tokens, report.loss)
             self._metrics["train_loss"].set(report.loss)
             self._metrics["learning_rate"].set(report.learning_rate)
             self._metrics["grad_norm"].set(report.grad_norm)
@@ -71,6 +74,7 @@ class Reporter:
         """A round ended."""
         counted, averaged, metrics = report.counted, report.averaged, self._metrics
         inner = counted.inner
+        self._standing.round(averaged)
         metrics["rounds_total"].labels(averaged.outcome).inc()
         if averaged.reason is not None:
             metrics["refusals_total"].labels(averaged.reason).inc()
@@ -83,6 +87,7 @@ class Reporter:
         if averaged.outcome is Outcome.MERGED:
             if averaged.distance is not None:
                 metrics["pair_distance"].set(averaged.distance)
+            metrics["staleness_steps"].set(averaged.staleness)
             metrics["last_merge_timestamp_seconds"].set(time.time())
         partner = ",".join(averaged.partners) or None
         row = {
@@ -104,6 +109,7 @@ class Reporter:
             "staleness": round(averaged.staleness, 2),
         }
         _append(self._rounds, row)
+        self._track(report)
         line = fields(
             round=counted.round,
             step=counted.step,
@@ -120,8 +126,29 @@ class Reporter:
     def evaluation(self, step: int, tokens: int, loss: float) -> None:
         """A validation ended."""
         self._metrics["val_loss"].set(loss)
+        self._standing.evaluation(loss)
         _append(self._evals, {"step": step, "tokens": tokens, "val_loss": loss})
+        self._trackers.log(step, {"val/loss": loss, "tokens": tokens})
         log.info(fields(step=step, val_loss=loss))
+
+    def _track(self, report: RoundReport) -> None:
+        inner, averaged = report.counted.inner, report.averaged
+        trained = {"train/loss": inner.loss, "train/lr": inner.learning_rate, "train/grad_norm": inner.grad_norm}
+        values = {
+            **(trained if inner.steps else {}),
+            "tokens": report.counted.tokens,
+            "outer/round": report.counted.round,
+            "outer/merged": averaged.outcome is Outcome.MERGED,
+            "outer/idle_share": report.idle_share,
+            "outer/distance": averaged.distance,
+            "outer/bytes": averaged.bytes_sent + averaged.bytes_received,
+            **{f"seconds/{phase}": seconds for phase, seconds in report.seconds.items()},
+        }
+        self._trackers.log(report.counted.step, values)
+
+    def saved(self) -> None:
+        """A checkpoint was written."""
+        self._metrics["last_checkpoint_timestamp_seconds"].set(time.time())
 
     def _open(self) -> None:
         self._rounds = (self._folder / ROUNDS).open("a", encoding="utf-8", buffering=1)
@@ -129,6 +156,10 @@ class Reporter:
 
     def close(self) -> None:
         """Close the files."""
+        self._close()
+        self._trackers.close()
+
+    def _close(self) -> None:
         self._rounds.close()
         self._evals.close()
 

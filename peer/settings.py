@@ -72,7 +72,7 @@ _Dumper.yaml_implicit_resolvers = {
 def load(file: Path | None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Config:
     """The resolved configuration. Raises :class:`UserError` with one line for anything that is wrong."""
     tree = {key: {} if value is None else value for key, value in (_read(file) if file else {}).items()}
-    for path, value in _from_environment(os.environ if environment is None else environment):
+    for path, value in from_environment(os.environ if environment is None else environment):
         _put(tree, path, value)
     for override in overrides:
         path, equals, text = override.partition("=")
@@ -120,7 +120,8 @@ def _parse(text: str, where: str) -> Any:
         raise UserError(f"{where}:{line} {getattr(error, 'problem', None) or 'not valid YAML'}") from None
 
 
-def _from_environment(environment: Mapping[str, str]) -> Iterable[tuple[str, Any]]:
+def from_environment(environment: Mapping[str, str]) -> Iterable[tuple[str, Any]]:
+    """Keys of the configuration and their values, as the environment has them; raises for a name that none knows."""
     for name in sorted(environment):
         if not name.startswith("NOLOCO_") or name in OTHER_VARIABLES:
             continue

@@ -48,7 +48,7 @@ class Training(ABC):
         self.inner, self.outer, self.stream = parts.state.inner, parts.state.outer, parts.state.stream
         self.presence, self.phase = parts.presence, parts.phase
         self.counters = parts.state.counters
-        self._booked = dict(self.phase.totals)
+        self._booked = self.phase.totals
         self._time_up = False
 
     @abstractmethod
@@ -114,8 +114,9 @@ class Training(ABC):
 
     def report(self, counted: Counted, mean: Averaged) -> None:
         """A round's exchange has ended; ``seconds`` are since the last report."""
-        booked = {phase: total - self._booked[phase] for phase, total in self.phase.totals.items()}
-        self._booked = dict(self.phase.totals)
+        totals = self.phase.totals
+        booked = {phase: total - self._booked[phase] for phase, total in totals.items()}
+        self._booked = totals
         self.parts.reporter.round(RoundReport(counted, mean, booked, self.phase.idle_share(), self.presence.size))
 
     def now_and_then(self) -> None:
@@ -137,4 +138,6 @@ class Training(ABC):
         """Write a checkpoint; a full disk is said and survived."""
         with self.phase("checkpoint"):
             state = self.parts.state
-            self.parts.checkpoints.save(self.inner.step, state.scalars(), state.tensors())
+            saved = self.parts.checkpoints.save(self.inner.step, state.scalars(), state.tensors())
+        if saved:
+            self.parts.reporter.saved()

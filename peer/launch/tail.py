@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from peer.metrics import IDLE
 from peer.report import EVALS, ROUNDS
 from peer.rounds import Outcome
+from peer.series import IDLE
 
 Row = dict[str, Any]
 

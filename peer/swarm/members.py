@@ -6,6 +6,7 @@ A peer writes one record and reads a bounded number of buckets a period, whateve
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from peer.logs import get_logger
 from peer.swarm import directory, records
 from peer.swarm.directory import Bucket
 from peer.swarm.node import RPC_TIMEOUT, Node
+from peer.swarm.reading import Entry, is_live, read_buckets
 from peer.swarm.records import MemberRecord
 
 log = get_logger("members")
@@ -26,7 +28,7 @@ class Members:
 
     def __init__(self, node: Node, run: str, describe: Callable[[], MemberRecord]) -> None:
         self._node, self._run, self._describe = node, run, describe
-        self._known: dict[str, tuple[MemberRecord, float]] = {}  # by peer id, with its expiration in unix seconds
+        self._known: dict[str, Entry] = {}  # by peer id
         self._expiration = 0.0
         self._estimate = 1.0  # members of the swarm
         self._periods = 0
@@ -61,12 +63,12 @@ class Members:
         The record of one that was killed lives on for ``records.LIFETIME``.
         """
         after = max(time.time(), since + records.LIFETIME)
-        return [record for record, expires in list(self._known.values()) if expires > after and record.state != "left"]
+        return [entry.record for entry in list(self._known.values()) if is_live(entry, after)]
 
     def name_of(self, peer_id: str) -> str:
         """As its record has it, or the end of its id."""
         known = self._known.get(peer_id)
-        return known[0].name if known is not None else peer_id[-6:]
+        return known.record.name if known is not None else peer_id[-6:]
 
     def forget(self, peer_id: str) -> None:
         """Drop a member that does not answer until its next record is read."""
@@ -90,12 +92,15 @@ class Members:
         before, self._written = self._written, directory.writes(self._node.peer_id, self._estimate)
         buckets = {*before, *self._written} if record.state == "left" else self._written
         text = records.encode(record)
+        stored = {records.members_key(self._run, bucket): (text, self._expiration) for bucket in buckets}
+        if self._chance.random() * self._estimate < records.RUNS_WRITERS and record.state != "left":
+            stored[records.RUNS] = (self._run, self._expiration - records.LIFETIME + records.RUNS_LIFETIME)
         async with asyncio.timeout(2 * RPC_TIMEOUT):
             await self._node.dht.store_many(
-                [records.members_key(self._run, bucket) for bucket in buckets],
-                [text] * len(buckets),
-                expiration_time=self._expiration,
-                subkeys=[self._node.subkey] * len(buckets),
+                list(stored),
+                [value for value, _ in stored.values()],
+                expiration_time=[expires for _, expires in stored.values()],
+                subkeys=[self._node.subkey] * len(stored),
             )
 
     async def _read_some(self) -> None:
@@ -111,20 +116,11 @@ class Members:
 
     async def _read(self, buckets: Sequence[Bucket]) -> dict[Bucket, int]:
         """Take in the records of these buckets; returns how many each has, this peer's own left out."""
-        keys = {records.members_key(self._run, bucket): bucket for bucket in buckets}
-        async with asyncio.timeout(3 * RPC_TIMEOUT):
-            found = await self._node.dht.get_many(list(keys), sufficient_expiration_time=float("inf"))
-        now, counts = time.time(), dict.fromkeys(buckets, 0)
-        for key, answer in found.items():
-            if answer is None or not isinstance(answer.value, dict):
-                continue
-            for subkey, entry in answer.value.items():
-                record = records.decode(subkey, entry.value)
-                if record is None or record.peer_id == self._node.peer_id:
-                    continue
-                known = self._known.get(record.peer_id)
-                if known is None or known[1] < entry.expiration_time:
-                    self._known[record.peer_id] = (record, entry.expiration_time)
-                counts[keys[key]] += record.state != "left" and entry.expiration_time > now
-        self._known = {key: item for key, item in self._known.items() if item[1] > now}
-        return counts
+        found = await read_buckets(self._node, self._run, buckets)
+        now = time.time()
+        for entry in itertools.chain.from_iterable(found.values()):
+            known = self._known.get(entry.record.peer_id)
+            if known is None or known.expires < entry.expires:
+                self._known[entry.record.peer_id] = entry
+        self._known = {key: entry for key, entry in self._known.items() if entry.expires > now}
+        return {bucket: sum(is_live(entry, now) for entry in entries) for bucket, entries in found.items()}

@@ -22,7 +22,7 @@ from peer.swarm.join import take_state, take_state_of
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
 from peer.swarm.node import Node
-from peer.swarm.records import MemberRecord
+from peer.swarm.records import NO_REPORT, MemberRecord, Report
 from peer.swarm.rendezvous import Rendezvous
 from peer.swarm.twin import LOOK, twin_of
 
@@ -40,6 +40,7 @@ class Vitals:
     step: int
     round: int
     tokens_per_second: float
+    report: Report = NO_REPORT
 
 
 class Presence:
@@ -175,4 +176,5 @@ class Presence:
             boundary_in=self._progress.eta(),
             tokens_per_second=vitals.tokens_per_second,
             metrics=self._metrics_address,
+            report=vitals.report.model_copy(update={"members": self.size}),
         )

@@ -21,23 +21,54 @@ REVOCATIONS = "revocations"  # key of the owner's list, in an invited swarm
 REVOCATIONS_LIFETIME = 3600.0  # seconds; members that have it keep it alive
 LIFETIME = 30.0  # seconds
 ANNOUNCE_SECONDS = 5.0
+RUNS = "runs"  # key under which some members of each run write its name, so that a node without one finds it
+RUNS_LIFETIME = 60.0  # seconds
+RUNS_WRITERS = 2.0  # members of a run that write it in one period, about
 
 Text = Annotated[str, Field(max_length=128)]
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = NotNegative
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Name = Annotated[str, Field(max_length=64)]
+
+
+class Report(Message):
+    """What people want to know of a peer; no other peer acts on it. Since the start of its process."""
+
+    version: Annotated[str, Field(max_length=24)] = ""
+    tokens: Count = 0
+    train_loss: Finite | None = None
+    val_loss: Finite | None = None
+    seconds: Seconds = 0.0
+    idle_seconds: Seconds = 0.0
+    members: Count = 0  # that it sees, itself included
+    partners: Annotated[tuple[Name, ...], Field(max_length=3)] = ()  # of its last merge; of a larger group some
+    merges: Count = 0
+    merged_ago: Seconds | None = None  # seconds before the record was made
+    # whose contributions it refused most, and how often
+    refused: Annotated[tuple[tuple[Name, Count], ...], Field(max_length=2)] = ()
+
+
+NO_REPORT = Report()
 
 
 class MemberRecord(Message):
     """What a peer tells everybody about itself."""
 
     peer_id: Text
-    name: Annotated[str, Field(max_length=64)]
+    name: Name
     addresses: Annotated[list[Text], Field(max_length=8)]  # multiaddrs without the peer id
     config: Annotated[str, Field(max_length=64)]  # digest of the run's configuration
     state: Literal["waiting", "training", "left"]  # waiting: for others, to begin with them
     step: Annotated[int, Field(ge=0)]
     round: Annotated[int, Field(ge=0)]
-    boundary_in: Annotated[float, Field(ge=0)] | None  # seconds after the record was made
-    tokens_per_second: Annotated[float, Field(ge=0)]
+    boundary_in: Seconds | None  # seconds after the record was made
+    tokens_per_second: NotNegative
     metrics: Text | None  # host:port of the Prometheus endpoint
+    report: Report = NO_REPORT
 
 
 def members_key(run: str, bucket: Bucket) -> str:
@@ -46,12 +77,20 @@ def members_key(run: str, bucket: Bucket) -> str:
 
 
 def encode(record: MemberRecord) -> str:
-    """JSON of at most ``RECORD_BYTES``; addresses are dropped from the end until it fits."""
-    while True:
-        text = record.model_dump_json()
-        if len(text.encode()) <= RECORD_BYTES or not record.addresses:
-            return text
+    """JSON of at most ``RECORD_BYTES``: without names of others if need be, then with fewer addresses."""
+    text = _json(record)
+    if len(text.encode()) > RECORD_BYTES:
+        report = record.report.model_copy(update={"partners": (), "refused": ()})
+        record = record.model_copy(update={"report": report})
+        text = _json(record)
+    while len(text.encode()) > RECORD_BYTES and record.addresses:
         record = record.model_copy(update={"addresses": record.addresses[:-1]})
+        text = _json(record)
+    return text
+
+
+def _json(record: MemberRecord) -> str:
+    return record.model_dump_json(exclude_defaults=True)
 
 
 def owner_of(subkey: str) -> tuple[str, str]:
@@ -70,6 +109,11 @@ def decode(subkey: object, value: object) -> MemberRecord | None:
     except ValidationError:
         return None
     return record if record.peer_id == owner_of(subkey)[0] else None
+
+
+def decode_run(value: object) -> str | None:
+    """The name of a run, which anybody may have written."""
+    return value if isinstance(value, str) and 0 < len(value) <= 64 else None
 
 
 def decode_revocations(value: object) -> Revocations | None:

@@ -7,6 +7,7 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,3 +35,23 @@ def finish(name: str, figures: dict[str, Any], words: str, file: Path | None) ->
         }
         file.write_text(json.dumps({**figures, "made_by": made_by}, indent=1) + "\n", encoding="utf-8")
     print(words)
+
+
+class Known:
+    """What has been measured, kept in ``.runs.json`` beside the figures (``None``: nowhere)."""
+
+    def __init__(self, json_file: Path | None) -> None:
+        self._file = file = json_file.with_suffix(".runs.json") if json_file else None
+        self.found: dict[str, Any] = json.loads(file.read_text()) if file and file.exists() else {}
+
+    def save(self) -> None:
+        if self._file is not None:
+            self._file.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
+
+    def get(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """By ``measure``, unless it is known."""
+        if name not in self.found:
+            self.found[name] = measure()
+            print(f"{name}: {self.found[name]}", flush=True)
+            self.save()
+        return self.found[name]

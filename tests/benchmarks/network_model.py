@@ -4,7 +4,7 @@ python -m tests.benchmarks.network_model [--quick] [--json FILE]
 
 The peers' inner steps are sleeps (sleeping_peer.py), log-normal, every fourth peer at 0.6 of the speed, behind lines of
 10 Mbit/s up, 50 down and 60 ms. Model and measurement take the same number of rounds; how long these take, and the
-share of it that peers stand idle, must be within 15%.
+share of it that peers stand idle, must be within 15%. What FILE has in its ``.runs.json`` is not measured again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import random
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -23,7 +24,7 @@ from peer.exchange.codec import payload_bytes
 from peer.simulate.network.conditions import Conditions, Figures
 from peer.simulate.network.methods import groups, pairs
 from peer.swarm import directory, records
-from tests.benchmarks.common import finish, options
+from tests.benchmarks.common import Known, finish, options
 from tests.netlab.lab import Lab
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import load
@@ -130,25 +131,38 @@ def modelled(name: str, it: Conditions) -> dict[str, float]:
     return {key: mean(getattr(row, key) for row in rows) for key in ("seconds", "idle_share", "merged_share")}
 
 
+def compared(size: int, name: str, rounds: int) -> dict[str, Any]:
+    """Real peers beside the model."""
+    it = conditions(size, rounds)
+    with tempfile.TemporaryDirectory(prefix=f"model-{name}-") as folder:
+        real = measured(name, it, Path(folder))
+    guess = modelled(name, it)
+    return {
+        "measured": real,
+        "modelled": guess,
+        "off": {key: guess[key] / real[key] - 1 for key in ("seconds", "idle_share")},
+    }
+
+
+def dht_of(size: int, rounds: int) -> dict[str, float]:
+    """Calls and bytes of the DHT, a peer and minute."""
+    with tempfile.TemporaryDirectory(prefix="model-dht-") as folder:
+        it = conditions(size, rounds)
+        return run(METHODS["noloco"][0], (*overrides(it.rounds), *TINY), it, Path(folder))[1]
+
+
 def main() -> None:
     args = options("the network model against the laboratory")
     sizes, rounds = ((4,), 3) if args.quick else ((8, 16), 12)
-    table: dict[str, dict[str, Any]] = {}
-    for size in sizes:
-        for name in METHODS:
-            it = conditions(size, rounds)
-            with tempfile.TemporaryDirectory(prefix=f"model-{name}-") as folder:
-                real = measured(name, it, Path(folder))
-            guess = modelled(name, it)
-            off = {key: guess[key] / real[key] - 1 for key in ("seconds", "idle_share")}
-            table[f"{name} N={size}"] = {"measured": real, "modelled": guess, "off": off}
-            print(f"{name} N={size}: {table[f'{name} N={size}']}", flush=True)
-    dht: dict[str, dict[str, float]] = {}
-    for size in (3,) if args.quick else (4, 8, 16):
-        with tempfile.TemporaryDirectory(prefix="model-dht-") as folder:
-            it = conditions(size, 2 if args.quick else 8)
-            dht[str(size)] = run(METHODS["noloco"][0], (*overrides(it.rounds), *TINY), it, Path(folder))[1]
-        print(f"a peer and minute, N={size}: {dht[str(size)]}", flush=True)
+    known = Known(args.json)
+    table = {
+        name: known.get(name, partial(compared, size, method, rounds))
+        for size in sizes
+        for method in METHODS
+        for name in [f"{method} N={size}"]
+    }
+    small = ((3,), 2) if args.quick else ((4, 8, 16), 8)
+    dht = {str(size): known.get(f"dht N={size}", partial(dht_of, size, small[1])) for size in small[0]}
     many = {str(size): directory_traffic(size) for size in (8, 16, 64, 256, 1024, 10_000)}
     worst = max(abs(value) for row in table.values() for value in row["off"].values())
     words = f"the model is within {worst:.0%} of what real peers did, in time and in idle share"

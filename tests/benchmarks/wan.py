@@ -3,81 +3,34 @@
 python -m tests.benchmarks.wan [--quick] [--json FILE]
 
 Each peer is a host of its own in the network laboratory (tests/netlab), the last one runs at half speed. All methods
-train the same model on the same text for the same number of steps: the demo's model behind 10 Mbit/s up, 50 down and
-60 ms, and one of 21 million parameters behind 25 Mbit/s up. Beside ours, on the former, hivemind's own Optimizer and
-torchft's DiLoCo (``pip install torchft==0.2.0``; left out where it is not). Further, the goodput of a swap and the
-time from a boundary to the partner. Runs that FILE has in its ``.runs.json`` are not made again, so what was
-interrupted goes on.
+train the same model on the same text for the same number of steps, in three stages (wan_stages.py):
+
+demo    the demo's model behind 10 Mbit/s up, 50 down and 60 ms; beside ours hivemind's own Optimizer and torchft's
+        DiLoCo (``pip install torchft==0.2.0``; left out where it is not)
+21M     one of 21 million parameters behind 25 Mbit/s up
+eu      the demo's model behind 100 Mbit/s and 20 ms, for what is waited for a straggler. Above eight peers share two
+        cores, and one that is stopped half of the time has a core for itself while the others wait for it. Here an
+        inner step takes each peer a fixed time (paced_peer.py), the last one twice that. All make the same number of
+        steps: with NoLoCo the others are done when the slow one is half through, and it goes on alone.
+
+Further, the goodput of a swap and the time from a boundary to the partner. What FILE has in its ``.runs.json`` is not
+measured again, so what was interrupted goes on.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peer import model, settings
 from tests.benchmarks import wan_goodput, wan_match, wan_others, wan_swarm
-from tests.benchmarks.common import finish, options
+from tests.benchmarks.common import Known, finish, options
 from tests.benchmarks.wan_plot import plot
+from tests.benchmarks.wan_stages import OTHERS, Stage, stages
 from tests.benchmarks.wan_swarm import Job
-from tests.netlab.plan import Access, Path_, Plan, load
 
-OURS = {
-    "noloco": ("run.exchange.overlap=false", "run.exchange.codec=none"),
-    "noloco_int4": ("run.exchange.overlap=false", "run.exchange.codec=int4"),
-    "noloco_overlap": ("run.exchange.overlap=true", "run.exchange.codec=int4"),
-}
-OTHERS = {"torchft_diloco": "torchft", "hivemind_optimizer": "hivemind"}
-BIG = ("hidden_size=384", "intermediate_size=1024", "layers=12", "heads=6")
-PATIENCE = 420.0  # seconds for a library that is not ours
 TARGET = 1.02  # of the highest last loss: all methods come to it
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One model on one network. NoLoCo swaps after ``h`` steps, groups of everyone after ``2 h``: equal bytes."""
-
-    name: str
-    plan: Plan
-    sets: tuple[str, ...]
-    peers: int
-    steps: int
-    h: int
-    seconds: float
-    others: bool = True  # beside ours
-
-    def jobs(self) -> list[Job]:
-        common = (f"run.steps={self.steps}", "run.inner.warmup_steps=20", "run.evaluation.every_rounds=1000")
-        common += ("run.evaluation.batches=4", "run.exchange.timeout=120", *self.sets)
-        others = OTHERS if self.others else ()
-        once, twice = (*common, f"run.inner_steps={self.h}"), (*common, f"run.inner_steps={2 * self.h}")
-        demo, everyone = "configs/demo.yaml", "configs/demo-diloco.yaml"
-        jobs = [Job(name, demo, (*once, *it), self.peers, self.seconds, self.h) for name, it in OURS.items()]
-        return [
-            *jobs,
-            Job("diloco", everyone, twice, self.peers, self.seconds, 2 * self.h),
-            *(Job(name, demo, twice, self.peers, min(self.seconds, PATIENCE), 2 * self.h) for name in others),
-        ]
-
-    def parameters(self) -> int:
-        run = settings.load(Path("configs/demo.yaml"), list(self.sets)).run
-        return model.parameters_of(run.model, sequence_length=run.data.sequence_length)
-
-
-def stages(*, quick: bool) -> list[Stage]:
-    small = ("run.batch_size=4",)
-    if quick:
-        return [Stage("demo", load("home"), small, peers=3, steps=60, h=10, seconds=120.0)]
-    faster = Plan(access=Access(up_mbit=25, down_mbit=50), path=Path_(rtt_ms=60))
-    big = ("run.batch_size=1", "run.data.sequence_length=64", *(f"run.model.{it}" for it in BIG))
-    return [
-        Stage("demo", load("home"), small, peers=8, steps=240, h=20, seconds=900.0),
-        Stage("21M", faster, big, peers=8, steps=40, h=10, seconds=1200.0, others=False),
-    ]
 
 
 def run_one(stage: Stage, job: Job) -> dict[str, Any]:
@@ -87,9 +40,9 @@ def run_one(stage: Stage, job: Job) -> dict[str, Any]:
         return wan_swarm.run(stage.plan, job, Path(folder))
 
 
-def runs(stage: Stage, known: dict[str, Any], file: Path | None) -> dict[str, dict[str, Any]]:
+def runs(stage: Stage, known: Known) -> dict[str, dict[str, Any]]:
     """Each method's figures; a library that fails is left out and said."""
-    found = known.setdefault(stage.name, {})
+    found: dict[str, dict[str, Any]] = known.found.setdefault(stage.name, {})
     for job in stage.jobs():
         library = OTHERS.get(job.name)
         if job.name in found or (library and importlib.util.find_spec(library) is None):
@@ -105,8 +58,7 @@ def runs(stage: Stage, known: dict[str, Any], file: Path | None) -> dict[str, di
         print(
             f"{stage.name} {job.name}: " + ", ".join(f"{key} {value:.4g}" for key, value in words.items()), flush=True
         )
-        if file is not None:
-            file.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        known.save()
     time_to_target(found)
     return found
 
@@ -126,14 +78,10 @@ def figures(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     args = options("methods compared by real peers on a slow network")
-    file = args.json.with_suffix(".runs.json") if args.json else None
-    known = json.loads(file.read_text()) if file and file.exists() else {}
-    every = stages(quick=args.quick)
-    found = {stage.name: runs(stage, known, file) for stage in every}
-    goodput = wan_goodput.measure(quick=args.quick)
-    print(f"goodput: {goodput}", flush=True)
-    match = wan_match.measure((4, 8), 4) if args.quick else wan_match.measure((4, 8, 24), 8)
-    print(f"match: {match}", flush=True)
+    known, every = Known(args.json), stages(quick=args.quick)
+    found = {stage.name: runs(stage, known) for stage in every}
+    goodput = known.get("goodput", lambda: wan_goodput.measure(quick=args.quick))
+    match = known.get("match", lambda: wan_match.measure((4, 8), 2) if args.quick else wan_match.measure((4, 8, 24), 5))
     result = {
         **figures(found["demo"]),
         "parameters": every[0].parameters(),
@@ -144,10 +92,11 @@ def main() -> None:
     }
     if args.json:
         plot(found, args.json.with_suffix(".png"))
-    idle = result["idle_share"]
+    idle, waiting = result["idle_share"], result["stages"]["eu"]["idle_share"]
     words = (
-        f"idle share on 10 Mbit/s with a straggler: NoLoCo {idle['noloco']:.1%}, int4 {idle['noloco_int4']:.1%}, "
-        f"overlapped int4 {idle['noloco_overlap']:.2%}, DiLoCo {idle['diloco']:.1%}; a swap gets "
+        f"idle share on 10 Mbit/s: NoLoCo {idle['noloco']:.1%}, int4 {idle['noloco_int4']:.1%}, "
+        f"overlapped int4 {idle['noloco_overlap']:.2%}, DiLoCo {idle['diloco']:.1%}; on 100 Mbit/s with a paced "
+        f"straggler: NoLoCo {waiting['noloco']:.1%}, DiLoCo {waiting['diloco']:.1%}; a swap gets "
         f"{goodput['link_100mbit']:.0%} of 100 Mbit/s and {goodput['loopback']:.0%} of a bare stream on loopback"
     )
     finish("wan", result, words, args.json)

@@ -1,4 +1,4 @@
-"""A run of a library that is not ours (wan_reference.py) in the network laboratory: the figures of wan_swarm.py."""
+"""A run of a library that is not ours (wan_reference.py) in the network laboratory: figures as in wan_figures.py."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from tests.benchmarks.wan_figures import mean_curve
 from tests.benchmarks.wan_reference import Seat
-from tests.benchmarks.wan_swarm import Job, Straggler, mean_curve
+from tests.benchmarks.wan_swarm import Job, Straggler
 from tests.netlab.lab import ROOT, Lab
 from tests.netlab.plan import Plan
 from tests.netlab.tun import DEVICE

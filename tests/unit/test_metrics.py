@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
-from prometheus_client import Counter, generate_latest
+from prometheus_client import generate_latest
 
 from peer.errors import UserError
-from peer.metrics import PHASES, TABLE, Metrics, PhaseClock
+from peer.metrics import Metrics, PhaseClock
+from peer.series import OF_PEER, PHASES, as_markdown
 
 
 def nothing() -> None:
@@ -18,13 +21,14 @@ def nothing() -> None:
 
 
 def test_every_series_is_there_from_the_start_with_all_its_label_values() -> None:
-    text = generate_latest(Metrics(method="noloco", run="demo").registry).decode()
-    for row in TABLE:
+    text = generate_latest(Metrics(method="noloco", run="demo", config="c0ffee").registry).decode()
+    for row in OF_PEER:
         assert f"# HELP noloco_{row.name} " in text
+        assert f"# TYPE noloco_{row.name} {row.kind}" in text
         for value in row.values:
-            assert f'noloco_{row.name}{{{row.label}="{value}"}} 0.0' in text
-        assert (row.kind is Counter) == row.name.endswith("_total")
-    assert 'noloco_build_info{method="noloco",run="demo",version=' in text
+            assert f'noloco_{row.name}{{{row.labels[-1]}="{value}"}} 0.0' in text
+        assert (row.kind == "counter") == row.name.endswith("_total")
+    assert 'noloco_build_info{config="c0ffee",method="noloco",run="demo",version=' in text
 
 
 def test_they_are_served_on_a_free_port_and_the_port_is_given_back() -> None:
@@ -106,7 +110,7 @@ def test_the_series_say_what_the_clock_says() -> None:
     clock.idle_share()
     for phase in PHASES:
         shown = metrics.registry.get_sample_value("noloco_phase_seconds_total", {"phase": phase})
-        assert shown == pytest.approx(clock.totals[phase])
+        assert shown == pytest.approx(clock.totals[phase], abs=0.01)  # it goes on
     assert clock.totals["match"] >= 0.02
 
 
@@ -115,3 +119,16 @@ def test_a_host_that_is_not_this_machine_is_said_as_such(port: int | None) -> No
     with pytest.raises(UserError, match=r"peer\.metrics\.host") as caught:
         Metrics().serve("192.0.2.1", port)  # set aside for documents, so nobody's
     assert "occupied" not in str(caught.value)
+
+
+def test_the_readme_has_the_table_as_it_is() -> None:
+    assert as_markdown() in (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_scrape_in_the_middle_of_a_phase_has_all_of_it() -> None:
+    metrics = Metrics()
+    clock = PhaseClock(metrics, nothing)
+    with clock("inner"):
+        time.sleep(0.2)
+        text = generate_latest(metrics.registry).decode()
+    assert float(re.findall(r'phase_seconds_total{phase="inner"} (\S+)', text)[0]) >= 0.2

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from peer.inner import InnerReport
-from peer.metrics import PHASES, Metrics
+from peer.metrics import Metrics
 from peer.report import Counted, Reporter, RoundReport
 from peer.rounds import Averaged, Outcome, Reason
+from peer.series import PHASES
+from peer.standing import Standing
 
 KEYS = {
     *("round", "step", "tokens", "train_loss", "partner", "outcome", "seconds"),
@@ -42,7 +44,7 @@ def rows(folder: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_every_outcome_is_one_line_with_the_promised_keys(tmp_path: Path, outcome: Outcome) -> None:
-    Reporter(tmp_path, Metrics()).round(round_report(3, outcome))
+    Reporter(tmp_path, Metrics(), Standing()).round(round_report(3, outcome))
     (row,) = rows(tmp_path)  # not closed: a line is out as soon as the round has ended
     assert row.keys() >= KEYS
     assert (row["round"], row["step"], row["tokens"], row["outcome"]) == (3, 30, 1920, outcome.value)
@@ -53,7 +55,7 @@ def test_every_outcome_is_one_line_with_the_promised_keys(tmp_path: Path, outcom
 
 def test_the_series_add_up_to_the_rows(tmp_path: Path) -> None:
     metrics = Metrics()
-    reporter = Reporter(tmp_path, metrics)
+    reporter = Reporter(tmp_path, metrics, Standing())
     outcomes = [Outcome.MERGED, Outcome.ALONE, Outcome.TIMEOUT, Outcome.MERGED]
     for number, outcome in enumerate(outcomes, 1):
         reporter.inner(inner_report())
@@ -74,7 +76,7 @@ def test_the_series_add_up_to_the_rows(tmp_path: Path) -> None:
 
 def test_an_empty_phase_does_not_overwrite_the_last_loss(tmp_path: Path) -> None:
     metrics = Metrics()
-    reporter = Reporter(tmp_path, metrics)
+    reporter = Reporter(tmp_path, metrics, Standing())
     reporter.inner(inner_report(3.0))
     reporter.inner(inner_report(math.nan, steps=0))
     assert metrics.registry.get_sample_value("noloco_train_loss") == 3.0
@@ -82,7 +84,7 @@ def test_an_empty_phase_does_not_overwrite_the_last_loss(tmp_path: Path) -> None
 
 def test_what_was_refused_is_counted_by_reason(tmp_path: Path) -> None:
     metrics = Metrics()
-    reporter = Reporter(tmp_path, metrics)
+    reporter = Reporter(tmp_path, metrics, Standing())
     for reason in (Reason.FAR, Reason.FAR, None, Reason.REPLAYED):
         outcome = Outcome.POISONED if reason else Outcome.MERGED
         report = round_report(1, outcome)
@@ -94,7 +96,7 @@ def test_what_was_refused_is_counted_by_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_number_that_is_none_is_still_json_for_every_reader(tmp_path: Path, bad: float) -> None:
-    reporter = Reporter(tmp_path, Metrics())
+    reporter = Reporter(tmp_path, Metrics(), Standing())
     reporter.round(round_report(1, Outcome.POISONED, inner_report(bad), distance=bad))
     reporter.evaluation(10, 640, bad)
 
@@ -107,7 +109,7 @@ def test_a_number_that_is_none_is_still_json_for_every_reader(tmp_path: Path, ba
 
 def test_a_restart_goes_on_in_the_same_files(tmp_path: Path) -> None:
     for number in (1, 2):
-        reporter = Reporter(tmp_path, Metrics())
+        reporter = Reporter(tmp_path, Metrics(), Standing())
         reporter.rewind(number - 1, 10 * (number - 1))
         reporter.round(round_report(number))
         reporter.evaluation(10 * number, 640 * number, 3.0)
@@ -118,7 +120,7 @@ def test_a_restart_goes_on_in_the_same_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", ['{"round": 3', '{"round": 3, "step": 30}', "\0\0\0\0", "{"])
 def test_rewinding_leaves_whole_lines_only(tmp_path: Path, cut: str) -> None:
-    reporter = Reporter(tmp_path, Metrics())
+    reporter = Reporter(tmp_path, Metrics(), Standing())
     for number in (1, 2, 3):
         reporter.round(round_report(number))
         reporter.evaluation(10 * number, 640, 3.0)
@@ -126,7 +128,7 @@ def test_rewinding_leaves_whole_lines_only(tmp_path: Path, cut: str) -> None:
     for name in ("rounds.jsonl", "evals.jsonl"):
         with (tmp_path / name).open("a") as file:
             file.write(cut)
-    reporter = Reporter(tmp_path, Metrics())
+    reporter = Reporter(tmp_path, Metrics(), Standing())
     reporter.rewind(2, 20)
     reporter.round(round_report(3))
     reporter.evaluation(30, 640, 2.0)

@@ -16,10 +16,12 @@ from peer.errors import UserError
 from peer.inner import InnerReport
 from peer.launch.summary import in_words, summarize
 from peer.launch.tail import Tail
-from peer.metrics import PHASES, Metrics
+from peer.metrics import Metrics
 from peer.place import claim
 from peer.report import Counted, Reporter, RoundReport
 from peer.rounds import Averaged, Outcome
+from peer.series import PHASES
+from peer.standing import Standing
 
 
 def test_two_peers_of_one_machine_get_different_folders_and_the_same_again(tmp_path: Path) -> None:
@@ -50,7 +52,7 @@ def report(number: int, outcome: Outcome = Outcome.MERGED, partner: str = "b") -
 
 
 def write(folder: Path, *reports: RoundReport, evals: int = 2) -> Reporter:
-    reporter = Reporter(folder, Metrics())
+    reporter = Reporter(folder, Metrics(), Standing())
     for item in reports:
         reporter.round(item)
     for step in range(evals):
@@ -70,7 +72,7 @@ def test_a_resumed_peer_takes_back_what_it_will_do_again(tmp_path: Path) -> None
     write(tmp_path, report(1), report(2), report(3)).close()
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 4, "cut')
-    reporter = Reporter(tmp_path, Metrics())
+    reporter = Reporter(tmp_path, Metrics(), Standing())
     reporter.rewind(2, 5)
     reporter.round(report(3))
     reporter.close()

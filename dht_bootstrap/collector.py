@@ -1,0 +1,90 @@
+"""``/metrics``: the swarm from the records in the DHT, so that peers behind NAT are seen too. Names: peer/series.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from dht_bootstrap.findings import findings
+from dht_bootstrap.history import PeerHistory, RunHistory
+from peer import __version__
+from peer.series import EVENTS, OF_BOOTSTRAP, PREFIX, STATES, WARNINGS
+
+if TYPE_CHECKING:
+    from dht_bootstrap.watch import Watch
+
+Sample = tuple[str, tuple[str, ...], float]  # series, its labels' values, value
+
+
+class SwarmCollector(Collector):
+    """Made anew at every scrape from what the watch knows."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        families = {
+            row.name: (CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily)(
+                PREFIX + row.name, row.help, labels=row.labels
+            )
+            for row in OF_BOOTSTRAP
+        }
+        for name, labels, value in self._samples():
+            families[name].add_metric(labels, value)
+        yield from families.values()
+
+    def _samples(self) -> Iterator[Sample]:
+        watch = self._watch
+        yield "bootstrap_info", (__version__,), 1.0
+        yield "dht_connected_peers", (), float(watch.connected)
+        yield "dht_read_seconds", (), watch.read_seconds
+        for result, count in watch.reads.items():
+            yield "dht_reads_total", (result,), float(count)
+        with watch.lock:
+            for name, run in watch.runs.items():
+                yield from _of_run(name, run)
+
+
+def _of_run(name: str, run: RunHistory) -> Iterator[Sample]:
+    live, refused = run.live(), run.refusals()
+    states = Counter(peer.record.state if peer.live else peer.gone_as for peer in run.peers.values())
+    for state in STATES:
+        yield "swarm_peers", (name, state), float(states[state])
+    for event in EVENTS:
+        yield "swarm_events_total", (name, event), float(run.event_counts[event])
+    warned = Counter(found.kind for found in findings(run))
+    for warning in WARNINGS:
+        yield "swarm_warnings", (name, warning), float(warned[warning])
+    for peer_id, peer in live.items():
+        yield from _of_peer((name, peer.record.name, peer_id), peer, refused[peer_id], run)
+
+
+def _of_peer(labels: tuple[str, str, str], peer: PeerHistory, refused: int, run: RunHistory) -> Iterator[Sample]:
+    record, report = peer.record, peer.record.report
+    values: dict[str, float | None] = {
+        "idle_seconds_total": report.idle_seconds,
+        "seconds_total": report.seconds,
+        "step": record.step,
+        "round": record.round,
+        "tokens_total": report.tokens,
+        "tokens_per_second": record.tokens_per_second,
+        "train_loss": report.train_loss,
+        "val_loss": report.val_loss,
+        "members": report.members,
+        "refusals_total": refused,
+        "last_seen_timestamp_seconds": peer.written,
+        "last_merge_timestamp_seconds": None if report.merged_ago is None else peer.written - report.merged_ago,
+    }
+    for key, value in values.items():
+        if value is not None:
+            yield f"swarm_peer_{key}", labels, float(value)
+    partner = run.peers.get(peer.partners[-1]) if peer.partners else None
+    words = (report.version, record.config, partner.record.name if partner else "")
+    yield "swarm_peer_info", (*labels, *words), 1.0

@@ -1,0 +1,171 @@
+"""What has become of each peer since this node began to watch: pure, fed with records and a clock.
+
+Previous station: watch.py. Next stations: findings.py, view.py, collector.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from peer.swarm.reading import Entry
+from peer.swarm.records import LIFETIME, MemberRecord
+
+RECENT = 300.0  # seconds over which an idle share is taken
+CLOCK = 60.0  # seconds over which a clock is judged
+FORGET = 600.0  # seconds after which one who is gone is shown no more, and a meeting neither
+POINTS = 240  # of a curve
+EVENTS = 50  # kept
+PARTNERS = 6  # kept of each peer
+
+
+class Point(NamedTuple):
+    """One point of a peer's curves; ``at`` in unix seconds."""
+
+    at: float
+    step: int
+    train_loss: float | None
+    idle_share: float | None
+
+
+class Event(NamedTuple):
+    at: float
+    event: str
+    name: str
+    peer_id: str
+
+
+@dataclass
+class Curve:
+    """At most ``POINTS`` points over the whole time: when they are too many, every other one goes."""
+
+    points: list[Point] = field(default_factory=list)
+    interval: float = 2.0  # seconds
+
+    def add(self, point: Point) -> None:
+        if self.points and point.at - self.points[-1].at < self.interval:
+            return
+        self.points.append(point)
+        if len(self.points) > POINTS:
+            self.points = self.points[::2]
+            self.interval *= 2
+
+
+class PeerHistory:
+    """One peer of one run."""
+
+    def __init__(self, entry: Entry, now: float) -> None:
+        self.record, self.state = entry.record, entry.record.state
+        self.gone_at: float | None = None
+        self.gone_as = ""
+        self.curve = Curve()
+        self.partners: deque[str] = deque(maxlen=PARTNERS)  # ids
+        self._times: deque[tuple[float, float, float]] = deque()  # when, seconds and idle seconds of the process
+        self._ages: deque[tuple[float, float]] = deque()  # when, age of the record by this node's clock
+        self.written = 0.0
+        self.see(entry, now)
+
+    @property
+    def live(self) -> bool:
+        return self.gone_at is None
+
+    def see(self, entry: Entry, now: float) -> int:
+        """A record was read; returns how many merges it tells of that the one before did not."""
+        before, self.record = self.record, entry.record
+        self.written = entry.expires - LIFETIME
+        report = entry.record.report
+        self._ages.append((now, now - self.written))
+        while self._ages[0][0] < now - CLOCK:
+            self._ages.popleft()
+        if self._times and report.seconds < self._times[-1][1]:
+            self._times.clear()  # its process is a new one
+        if not self._times or report.seconds > self._times[-1][1]:
+            self._times.append((now, report.seconds, report.idle_seconds))
+        while len(self._times) > 2 and self._times[0][0] < now - RECENT:
+            self._times.popleft()
+        self.curve.add(Point(now, entry.record.step, report.train_loss, self.idle_share()))
+        fresh = report.merges - before.report.merges
+        return fresh if fresh >= 0 else report.merges
+
+    def idle_share(self) -> float | None:
+        """Share of the last minutes that the peer has waited; ``None`` before there is anything to say."""
+        if not self._times:
+            return None
+        first = self._times[0] if len(self._times) > 1 else (0.0, 0.0, 0.0)
+        seconds, idle = (self._times[-1][1] - first[1], self._times[-1][2] - first[2])
+        return min(1.0, max(0.0, idle / seconds)) if seconds > 0 else None
+
+    def clock_ahead(self) -> float | None:
+        """Seconds by which its clock seems to be ahead of this node's; ``None`` when too little was seen.
+
+        A record is some seconds old when it is read, so the youngest of a minute tells.
+        """
+        return -min(age for _, age in self._ages) if len(self._ages) >= 5 else None
+
+
+class RunHistory:
+    """One run."""
+
+    def __init__(self) -> None:
+        self.peers: dict[str, PeerHistory] = {}
+        self.events: deque[Event] = deque(maxlen=EVENTS)
+        self.event_counts: Counter[str] = Counter()
+        self.meetings: deque[tuple[float, str, str]] = deque(maxlen=10_000)  # when, who says so, its partner
+
+    def live(self) -> dict[str, PeerHistory]:
+        """By peer id."""
+        return {peer_id: peer for peer_id, peer in self.peers.items() if peer.live}
+
+    def see(self, entries: Mapping[str, Entry], now: float) -> None:
+        """The directory was read."""
+        for peer_id, entry in entries.items():
+            if entry.record.state == "left":
+                self._gone(peer_id, "left", now)
+            elif entry.expires > now:
+                self._here(peer_id, entry, now)
+        for peer_id in self.live().keys() - entries.keys():
+            self._gone(peer_id, "lost", now)
+        self.peers = {key: it for key, it in self.peers.items() if it.live or now - (it.gone_at or 0) < FORGET}
+        while self.meetings and self.meetings[0][0] < now - FORGET:
+            self.meetings.popleft()
+
+    def refusals(self) -> Counter[str]:
+        """How often each peer's contributions were refused, by id, as the live members say."""
+        ids = self._ids()
+        counts: Counter[str] = Counter()
+        for peer in self.live().values():
+            for name, count in peer.record.report.refused:
+                if name in ids:
+                    counts[ids[name]] += count
+        return counts
+
+    def _here(self, peer_id: str, entry: Entry, now: float) -> None:
+        peer = self.peers.get(peer_id)
+        if peer is None or (not peer.live and entry.expires - LIFETIME > peer.written):
+            known = peer is not None
+            self.peers[peer_id] = peer = self.peers[peer_id] if known else PeerHistory(entry, now)
+            peer.gone_at = None
+            self._say("joined", peer.record, peer_id, now)
+        elif not peer.live:
+            return  # an old record, of before it left
+        merges = peer.see(entry, now)
+        ids = self._ids()
+        partners = [ids[name] for name in entry.record.report.partners if name in ids]
+        if merges and partners:
+            peer.partners.extend(partners)
+            self.meetings.extend((now, peer_id, partner) for partner in partners)
+
+    def _gone(self, peer_id: str, how: str, now: float) -> None:
+        peer = self.peers.get(peer_id)
+        if peer is not None and peer.live:
+            peer.gone_at, peer.gone_as = now, how
+            self._say(how, peer.record, peer_id, now)
+
+    def _say(self, event: str, record: MemberRecord, peer_id: str, now: float) -> None:
+        self.events.append(Event(now, event, record.name, peer_id))
+        self.event_counts[event] += 1
+
+    def _ids(self) -> dict[str, str]:
+        return {peer.record.name: peer_id for peer_id, peer in self.peers.items() if peer.live}

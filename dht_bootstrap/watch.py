@@ -1,0 +1,71 @@
+"""Reads the directory every few seconds, for as long as the bootstrap node runs. Next station: history.py."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from dht_bootstrap.history import RunHistory
+from peer.logs import get_logger
+from peer.swarm.node import Node
+from peer.swarm.observer import Onlooker
+
+log = get_logger("watch")
+PERIOD = 2.0  # seconds
+LOOK_TIMEOUT = 20.0  # seconds
+STALE = 30.0  # seconds after which what was read is not an answer any more
+
+
+class Watch:
+    """What is known of all runs. ``lock`` is held while they change; whoever reads ``runs`` holds it too."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.lock = threading.Lock()
+        self.runs: dict[str, RunHistory] = {}
+        self.reads = {"ok": 0, "failed": 0}
+        self.read_seconds = 0.0
+        self.connected = 0
+        self._read_at: float | None = None  # monotonic
+        self._error = "the directory was not read yet"
+
+    def start(self) -> None:
+        """Watch from now on, on the node's thread."""
+        self.node.spawn(self._watch())
+
+    @property
+    def read_age(self) -> float | None:
+        """Seconds since the directory was read."""
+        return None if self._read_at is None else time.monotonic() - self._read_at
+
+    @property
+    def failure(self) -> str:
+        """Why the directory cannot be read; empty while it can."""
+        age = self.read_age
+        if self.node.failure:
+            return self.node.failure
+        return self._error if age is None or age > STALE else ""
+
+    async def _watch(self) -> None:
+        onlooker = Onlooker(self.node)
+        while True:
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(LOOK_TIMEOUT):
+                    found = await onlooker.look()
+                    self.connected = await self.node.count_peers()
+            except Exception as error:  # noqa: BLE001 - whatever hivemind raises, the next look may be better
+                self.reads["failed"] += 1
+                self._error = f"the directory does not answer: {str(error) or type(error).__name__}"
+                log.warning("%s", self._error)
+            else:
+                now = time.time()
+                with self.lock:
+                    for run in found.keys() | self.runs.keys():
+                        self.runs.setdefault(run, RunHistory()).see(found.get(run, {}), now)
+                    self.runs = {run: history for run, history in self.runs.items() if history.peers}
+                self._read_at = time.monotonic()
+                self.read_seconds = self._read_at - began
+                self.reads["ok"] += 1
+            await asyncio.sleep(max(0.2, PERIOD - (time.monotonic() - began)))

@@ -1,0 +1,130 @@
+"""Every Prometheus series of a peer and of the bootstrap node, in one table; the README's is made from it.
+
+python -m peer.series
+
+Names follow Prometheus' rules: base units, counters end in ``_total``, every label value is there from the start.
+A peer's name is a label of the scrape target and never of its own series; the bootstrap, which speaks of all peers,
+has it as a label.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from peer.rounds import Outcome, Reason
+
+PREFIX = "noloco_"
+PHASES = ("inner", "match", "exchange", "apply", "checkpoint", "eval", "join")
+IDLE = ("match", "exchange")
+STATES = ("waiting", "training", "left", "lost")
+EVENTS = ("joined", "left", "lost")
+WARNINGS = ("split", "clock", "straggler", "refused", "config", "stuck")
+SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 300, 600)
+EACH = ("run", "peer", "peer_id")  # labels of what the bootstrap says of one peer
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One row. ``values`` are all values of the last label, where they are known beforehand."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+
+
+def _of_each(name: str, kind: Kind, help: str) -> Series:
+    return Series(f"swarm_peer_{name}", kind, help, EACH)
+
+
+OF_PEER = (
+    Series(
+        "phase_seconds_total",
+        "counter",
+        "Time spent in each phase; match and exchange are idle time.",
+        ("phase",),
+        PHASES,
+    ),
+    Series("phase_info", "gauge", "1 for the phase that the peer is in.", ("phase",), PHASES),
+    Series("rounds_total", "counter", "Rounds by outcome of the exchange.", ("outcome",), tuple(Outcome)),
+    Series("refusals_total", "counter", "What partners sent that was not used, by reason.", ("reason",), tuple(Reason)),
+    Series(
+        "exchange_bytes_total",
+        "counter",
+        "Bytes of contributions and their protocol.",
+        ("direction",),
+        ("sent", "received"),
+    ),
+    Series("exchange_duration_seconds", "histogram", "Duration of the exchanges with a partner."),
+    Series("inner_steps_total", "counter", "Inner steps done by this process."),
+    Series("tokens_total", "counter", "Tokens trained on by this process."),
+    Series("round", "gauge", "Rounds completed, counted by the swarm."),
+    Series("swarm_members", "gauge", "Live members in the directory, this peer included."),
+    Series("train_loss", "gauge", "Mean training loss of the last inner phase, nats a token."),
+    Series("val_loss", "gauge", "Last validation loss, nats a token."),
+    Series("learning_rate", "gauge", "Learning rate of the last inner step."),
+    Series("grad_norm", "gauge", "Gradient norm of the last inner step, before clipping."),
+    Series(
+        "pair_distance",
+        "gauge",
+        "Distance of the two contributions of the last merge, relative to this peer's own.",
+    ),
+    Series("staleness_steps", "gauge", "Inner steps by which the last merge came late; 0 when it was waited for."),
+    Series("last_merge_timestamp_seconds", "gauge", "Unix time of the last merge."),
+    Series("last_checkpoint_timestamp_seconds", "gauge", "Unix time of the last checkpoint of this process."),
+    Series("checkpoint_bytes", "gauge", "Size of one checkpoint."),
+    Series("disk_free_bytes", "gauge", "Room where the checkpoints go."),
+    Series("device_memory_bytes", "gauge", "Most memory of the GPU that this process had allocated; 0 on a CPU."),
+    Series("build_info", "gauge", "1; the labels say what runs here.", ("version", "method", "run", "config")),
+)
+
+OF_BOOTSTRAP = (
+    _of_each("idle_seconds_total", "counter", "Time that the peer has waited for partners and their tensors."),
+    _of_each("seconds_total", "counter", "Time that the peer has run."),
+    _of_each("step", "gauge", "Inner steps of the swarm that the peer has reached."),
+    _of_each("round", "gauge", "Rounds that the peer has reached."),
+    _of_each("tokens_total", "counter", "Tokens that the peer has trained on."),
+    _of_each("tokens_per_second", "gauge", "Tokens a second in the peer's inner phases."),
+    _of_each("train_loss", "gauge", "The peer's training loss, nats a token."),
+    _of_each("val_loss", "gauge", "The peer's validation loss, nats a token."),
+    _of_each("members", "gauge", "Live members that the peer sees, itself included."),
+    _of_each("refusals_total", "counter", "Contributions of this peer that others refused."),
+    _of_each("last_seen_timestamp_seconds", "gauge", "Unix time at which the peer wrote its newest record."),
+    _of_each("last_merge_timestamp_seconds", "gauge", "Unix time of the peer's last merge."),
+    Series(
+        "swarm_peer_info",
+        "gauge",
+        "1; the labels say what the peer runs and whom it met last.",
+        (*EACH, "version", "config", "partner"),
+    ),
+    Series(
+        "swarm_peers", "gauge", "Members by state; those that are gone for ten minutes more.", ("run", "state"), STATES
+    ),
+    Series("swarm_events_total", "counter", "Peers that came, left, or were lost.", ("run", "event"), EVENTS),
+    Series("swarm_warnings", "gauge", "Peers that a warning is about.", ("run", "warning"), WARNINGS),
+    Series("dht_connected_peers", "gauge", "Peers that the bootstrap node is connected to."),
+    Series("dht_reads_total", "counter", "Readings of the directory.", ("result",), ("ok", "failed")),
+    Series("dht_read_seconds", "gauge", "Duration of the last reading of the directory."),
+    Series("bootstrap_info", "gauge", "1; the labels say what runs here.", ("version",)),
+)
+
+
+def as_markdown() -> str:
+    """The README's table."""
+    lines = ["| series | type | labels | what it says |", "|---|---|---|---|"]
+    for place, rows in (("each peer", OF_PEER), ("the bootstrap node", OF_BOOTSTRAP)):
+        lines.append(f"| **{place}** | | | |")
+        for row in rows:
+            labels = ", ".join(row.labels)
+            if row.values:
+                labels += " = " + ", ".join(row.values)
+            lines.append(f"| `{PREFIX}{row.name}` | {row.kind} | {labels} | {row.help} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")

@@ -1,0 +1,147 @@
+"""``noloco-peer status``: who is in a swarm, as a table that renews itself on a terminal, or once elsewhere.
+
+noloco-peer status --initial-peers ADDRESS
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from peer.errors import RunError, UserError
+from peer.swarm import identity
+from peer.swarm.authority import Authority
+from peer.swarm.invitation import Admission, Invitation
+from peer.swarm.node import Node, NodeSettings
+from peer.swarm.observer import Onlooker
+from peer.swarm.reading import Entry
+from peer.swarm.records import LIFETIME, MemberRecord
+
+Found = dict[str, Mapping[str, Entry]]
+PERIOD = 2.0  # seconds
+LOOK_TIMEOUT = 20.0
+PATIENCE = 15.0  # seconds until somebody must have been found
+WIDTH = 160  # columns, when there is no terminal
+HEADINGS = (
+    "peer",
+    "state",
+    "step",
+    "round",
+    "loss",
+    "val loss",
+    "idle",
+    "tokens/s",
+    "met last",
+    "sees",
+    "config",
+    "age",
+)
+LEFT = ("peer", "state", "met last", "config")
+
+
+def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
+    """Show the swarm until interrupted, or once where there is no terminal; 1 when nobody is there."""
+    if not initial_peers:
+        raise UserError("--initial-peers: give an address that noloco-bootstrap or a peer printed")
+    with _node(tuple(initial_peers), invitation) as node:
+        onlooker = Onlooker(node)
+        found = _first(node, onlooker)
+        if not found:
+            raise RunError(f"nobody is there: {initial_peers[0]} answers, but no peer has written a record")
+        if not sys.stdout.isatty():
+            console = Console(width=WIDTH)
+            for table in _tables(found):
+                console.print(table)
+            return 0
+        with Live(console=Console(), auto_refresh=False) as live:
+            while not node.failure:
+                grid = Table.grid()
+                for table in _tables(found):
+                    grid.add_row(table)
+                live.update(grid, refresh=True)
+                time.sleep(PERIOD)
+                found = node.call(onlooker.look(), LOOK_TIMEOUT)
+        raise RunError(node.failure)
+
+
+@contextmanager
+def _node(initial_peers: tuple[str, ...], invitation: Path | None) -> Iterator[Node]:
+    with tempfile.TemporaryDirectory(prefix="noloco-status-") as folder:
+        key = Path(folder, "identity.key")
+        authority = None if invitation is None else _authority(invitation, key)
+        identity.load_or_create(key)
+        loopback = all(address.startswith("/ip4/127.") for address in initial_peers)
+        host = "127.0.0.1" if loopback else "0.0.0.0"
+        node = Node(NodeSettings(key, host, 0, initial_peers=initial_peers, join_timeout=PATIENCE), authority)
+        try:
+            node.start()
+            yield node
+        finally:
+            node.stop()
+
+
+def _authority(path: Path, key: Path) -> Authority:
+    try:
+        owner = Invitation.model_validate_json(path.read_bytes()).owner
+    except (OSError, ValueError):
+        owner = ""  # the next line says what is wrong with it
+    return Authority(Admission(owner, identity.accept(path, key, owner).certificate), key)
+
+
+def _first(node: Node, onlooker: Onlooker) -> Found:
+    until = time.monotonic() + PATIENCE
+    while True:
+        found = {run: entries for run, entries in node.call(onlooker.look(), LOOK_TIMEOUT).items() if entries}
+        if found or time.monotonic() > until:
+            return found
+        time.sleep(PERIOD / 4)
+
+
+def _tables(found: Found) -> Iterator[Table]:
+    now = time.time()
+    for run_name, entries in found.items():
+        live = [entry for entry in entries.values() if entry.expires > now and entry.record.state != "left"]
+        rate = sum(entry.record.tokens_per_second for entry in live)
+        table = Table(title=Text(f"{run_name}: {len(live)} peers, {rate:.0f} tokens/s"))
+        for heading in HEADINGS:
+            table.add_column(heading, justify="left" if heading in LEFT else "right")
+        for entry in sorted(entries.values(), key=lambda entry: entry.record.name):
+            age = max(0.0, now - entry.expires + LIFETIME)
+            table.add_row(*(Text(cell) for cell in _row(entry.record, age)))  # Text: a name is no markup
+        yield table
+
+
+def _row(record: MemberRecord, age: float) -> list[str]:
+    report = record.report
+    return [
+        _plain(record.name),
+        record.state,
+        str(record.step),
+        str(record.round),
+        _number(report.train_loss),
+        _number(report.val_loss),
+        f"{report.idle_seconds / report.seconds:.1%}" if report.seconds else "",
+        f"{record.tokens_per_second:.0f}",
+        _plain(", ".join(report.partners)),
+        str(report.members or ""),
+        _plain(record.config[:12]),
+        f"{age:.0f} s",
+    ]
+
+
+def _plain(text: str) -> str:
+    """Names are a stranger's: nothing that a terminal would act on."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

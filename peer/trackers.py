@@ -1,0 +1,103 @@
+"""Optional: the same figures to TensorBoard or Weights & Biases (``peer.trackers``), each behind one method.
+
+pip install "noloco-peer[tensorboard]"     events in <run.dir>/<peer name>/tensorboard
+pip install "noloco-peer[wandb]"           project: the run's name; WANDB_API_KEY, WANDB_MODE=offline as always
+
+Steps are the swarm's inner steps; ``tokens`` is logged beside each value, for the other x-axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from peer.errors import UserError
+from peer.logs import get_logger
+
+log = get_logger("trackers")
+
+
+class Tracker(Protocol):
+    """Takes values by name, as ``train/loss``."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files that ``tensorboard --logdir`` reads."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """One W&B run a peer; a peer that resumes goes on in it. ``peer_id`` tells peers of one name apart."""
+
+    def __init__(self, folder: Path, run: str, peer: str, peer_id: str) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=run, name=peer, id=f"{peer}-{peer_id[-8:]}", group=run, dir=str(folder), resume="allow"
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackers:
+    """All that the configuration names. One that fails is said once and left out: training goes on."""
+
+    def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
+        self._trackers = list(trackers)
+
+    def log(self, step: int, values: Mapping[str, float | None]) -> None:
+        """``values`` that are missing or not finite are left out."""
+        finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+        for tracker in list(self._trackers):
+            try:
+                tracker.log(step, finite)
+            except Exception as error:  # noqa: BLE001 - a library's own, and no reason to stop training
+                log.warning("%s is left out from now on: %s", type(tracker).__name__, error)
+                self._trackers.remove(tracker)
+
+    def close(self) -> None:
+        """Write what is not written yet."""
+        for tracker in self._trackers:
+            try:
+                tracker.close()
+            except Exception as error:  # noqa: BLE001 - as above
+                log.warning("%s did not end well: %s", type(tracker).__name__, error)
+
+
+def start(names: Sequence[str], folder: Path, *, run: str, peer: str, peer_id: str) -> Trackers:
+    """Raises :class:`UserError` for one whose package is not installed or that does not start."""
+    return Trackers([_start(name, folder, run, peer, peer_id) for name in names])
+
+
+def _start(name: str, folder: Path, run: str, peer: str, peer_id: str) -> Tracker:
+    try:
+        if name == "tensorboard":
+            return TensorBoard(folder / "tensorboard")
+        return WeightsAndBiases(folder, run, peer, peer_id)
+    except ImportError:
+        raise UserError(
+            f'peer.trackers: {name} is not installed; pip install "noloco-peer[{name}]", or leave it out'
+        ) from None
+    except Exception as error:  # noqa: BLE001 - a library's own: no account, no network
+        raise UserError(f"peer.trackers: {name} does not start: {error}") from None

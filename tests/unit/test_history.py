@@ -1,0 +1,214 @@
+"""What the bootstrap makes of the records that it reads: histories, warnings, targets, series."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dht_bootstrap.collector import SwarmCollector
+from dht_bootstrap.findings import findings
+from dht_bootstrap.history import FORGET, POINTS, Curve, Point, RunHistory
+from dht_bootstrap.targets import target_of, targets
+from dht_bootstrap.view import run_view
+from peer.series import OF_BOOTSTRAP, PREFIX
+from peer.swarm import records
+from peer.swarm.reading import Entry
+from peer.swarm.records import LIFETIME, MemberRecord, Report
+
+NOW = 1_700_000_000.0
+HOSTILE = '<script>alert("1")</script>\n\\ \u202e'
+
+
+def entry(name: str, at: float, *, state: Any = "training", rate: float = 100.0, **report: Any) -> Entry:
+    """A record that ``name`` wrote at ``at`` seconds."""
+    record = MemberRecord(
+        peer_id=f"Qm{name}",
+        name=name,
+        addresses=["/ip4/10.0.0.7/tcp/31337"],
+        config="c0ffee",
+        state=state,
+        step=max(0, int(at)),
+        round=max(0, int(at)) // 50,
+        boundary_in=1.0,
+        tokens_per_second=rate,
+        metrics="0.0.0.0:9464",
+        report=Report(**{"seconds": max(0.0, at), "members": 3, **report}),
+    )
+    return Entry(record, NOW + at + LIFETIME)
+
+
+def seen(*looks: tuple[float, list[Entry]]) -> RunHistory:
+    """A run as it is after these looks at the directory."""
+    run = RunHistory()
+    for at, entries in looks:
+        run.see({it.record.peer_id: it for it in entries}, NOW + at)
+    return run
+
+
+def swarm(at: float, **report: Any) -> list[Entry]:
+    return [entry(name, at, **report) for name in "abc"]
+
+
+def test_the_idle_share_is_of_the_last_minutes_and_survives_a_restart_of_the_peer() -> None:
+    looks = [(at, [entry("a", at, idle_seconds=0.5 * min(at, 600))]) for at in range(1, 1200, 5)]
+    run = seen(*looks)
+    assert run.peers["Qma"].idle_share() == pytest.approx(0.0, abs=0.02)  # it waited half of its first ten minutes
+    run.see({"Qma": Entry(entry("a", 30.0, idle_seconds=3.0).record, NOW + 1300 + LIFETIME)}, NOW + 1300)
+    assert run.peers["Qma"].idle_share() == pytest.approx(0.1)
+
+
+def test_who_comes_leaves_and_is_lost_is_said_once_each() -> None:
+    first = [entry("a", 1), entry("b", 1), entry("c", 1)]
+    left = entry("b", 5, state="left")
+    run = seen((1, first), (5, [entry("a", 5), left, entry("c", 5)]), (7, [entry("a", 7), left]), (9, [entry("a", 9)]))
+    assert [(it.event, it.name) for it in run.events] == [
+        *(("joined", name) for name in "abc"),
+        ("left", "b"),
+        ("lost", "c"),
+    ]
+    states = {peer["name"]: peer["state"] for peer in run_view("demo", run, NOW + 9)["peers"]}
+    assert states == {"a": "training", "b": "left", "c": "lost"}
+    run.see({"Qmc": entry("c", 20)}, NOW + 20)
+    assert [(it.event, it.name) for it in list(run.events)[-2:]] == [("joined", "c"), ("lost", "a")]
+    assert run.peers["Qmc"].live
+    run.see({"Qma": entry("a", 21 + FORGET)}, NOW + 21 + FORGET)
+    assert run.peers.keys() == {"Qma", "Qmc"}
+
+
+def test_both_tell_of_a_merge_and_it_counts_once() -> None:
+    looks = []
+    for count in range(4):
+        at = 10.0 * count + 1
+        met = {"a": ("b",), "b": ("a",), "c": ()}
+        looks.append((at, [entry(name, at, merges=count, partners=met[name] if count else ()) for name in "abc"]))
+    view = run_view("demo", seen(*looks), NOW + 35)
+    assert view["meetings"] == [{"a": "Qma", "b": "Qmb", "age": pytest.approx(4.0), "count": 3}]
+    assert view["peers"][0]["partners"] == ["Qmb"] * 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "odd"),
+    [
+        ("split", {"members": 1}),
+        ("straggler", {"rate": 30.0}),
+        ("stuck", {"merges": 10, "merged_ago": 150.0}),
+    ],
+)
+def test_a_peer_that_is_off_is_warned_of_in_one_line(kind: str, odd: dict[str, Any]) -> None:
+    usual = {"merges": 20, "merged_ago": 2.0}
+    looks = [
+        (at, [entry("a", at, **usual), entry("b", at, **usual), entry("c", at, **{**usual, **odd})])
+        for at in range(200, 240, 2)
+    ]
+    (found,) = findings(seen(*looks))
+    assert (found.kind, found.peer_id) == (kind, "Qmc")
+    assert "c " in found.text
+    assert "\n" not in found.text
+
+
+@pytest.mark.parametrize(("shift", "warned"), [(0.0, False), (2.5, True), (-6.0, True), (-1.0, False)])
+def test_a_clock_that_is_off_is_seen_by_the_age_of_the_records(shift: float, warned: bool) -> None:
+    run = RunHistory()
+    for at in range(0, 60, 2):
+        wrote = at - at % 6 + shift  # a record every six seconds, read every two
+        run.see({it.record.peer_id: it for it in [*swarm(at), entry("d", wrote)]}, NOW + at)
+    assert {it.kind for it in findings(run) if it.peer_id == "Qmd"} == ({"clock"} if warned else set())
+
+
+def test_one_refused_often_and_one_with_another_configuration() -> None:
+    run = seen((100.0, [*swarm(100.0, refused=(("b", 2),)), entry("d", 100.0)]))
+    other = entry("d", 101.0)
+    record = other.record.model_copy(update={"config": "abcdef"})
+    run.see({it.record.peer_id: it for it in [*swarm(101.0, refused=(("b", 2),)), Entry(record, other.expires)]}, NOW)
+    assert {(it.kind, it.peer_id) for it in findings(run)} == {("refused", "Qmb"), ("config", "Qmd")}
+    assert run.refusals() == {"Qmb": 6}
+
+
+def test_a_healthy_swarm_has_no_warnings() -> None:
+    looks = [(at, swarm(at, merges=int(at) // 10, merged_ago=at % 10)) for at in range(200, 300, 2)]
+    assert findings(seen(*looks)) == []
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=2000))
+@settings(max_examples=20, deadline=None)
+def test_a_curve_stays_small_and_keeps_its_beginning(steps: list[float]) -> None:
+    curve, at = Curve(), 0.0
+    for step in steps:
+        curve.add(Point(at, 0, None, None))
+        at += step
+    assert len(curve.points) <= POINTS
+    assert curve.points[0].at == 0.0
+    assert [it.at for it in curve.points] == sorted(it.at for it in curve.points)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "addresses", "target"),
+    [
+        ("10.0.0.7:9464", ["/ip4/10.0.0.7/tcp/1"], "10.0.0.7:9464"),
+        ("0.0.0.0:9464", ["/ip4/127.0.0.1/tcp/1", "/ip4/10.0.0.7/tcp/1"], "10.0.0.7:9464"),
+        ("0.0.0.0:9464", ["/ip4/127.0.0.1/tcp/1"], "127.0.0.1:9464"),
+        ("127.0.0.1:9464", ["/ip4/127.0.0.1/tcp/1"], "127.0.0.1:9464"),
+        ("127.0.0.1:9464", ["/ip4/10.0.0.7/tcp/1"], None),  # of another machine: nobody else can scrape it
+        ("gpu.example.org:80", ["/ip4/10.0.0.7/tcp/1"], "gpu.example.org:80"),
+        ("10.0.0.7:99999", ["/ip4/10.0.0.7/tcp/1"], None),
+        ("10.0.0.7:9464/x?y", ["/ip4/10.0.0.7/tcp/1"], None),
+        (None, ["/ip4/10.0.0.7/tcp/1"], None),
+    ],
+)
+def test_a_target_is_where_prometheus_reaches_it(metrics: str | None, addresses: list[str], target: str | None) -> None:
+    record = entry("a", 1).record.model_copy(update={"metrics": metrics, "addresses": addresses})
+    assert target_of(record) == target
+
+
+class Known:
+    """What a watch has at hand."""
+
+    def __init__(self, runs: dict[str, RunHistory]) -> None:
+        import threading
+
+        self.runs, self.lock = runs, threading.Lock()
+        self.reads, self.read_seconds, self.connected = {"ok": 3, "failed": 0}, 0.1, 2
+
+
+def test_every_series_of_the_bootstrap_is_there_and_hostile_names_are_escaped() -> None:
+    looks = [
+        (at, [entry(name, at, merges=int(at), partners=(HOSTILE,), train_loss=2.0, val_loss=2.1, merged_ago=1.0)
+              for name in ("a", HOSTILE)])
+        for at in (1.0, 5.0)
+    ]  # fmt: skip
+    runs = {HOSTILE: seen(*looks)}
+    registry = CollectorRegistry()
+    registry.register(SwarmCollector(Known(runs)))  # type: ignore[arg-type]
+    families = {it.name: it for it in text_string_to_metric_families(generate_latest(registry).decode())}
+    for row in OF_BOOTSTRAP:
+        name = PREFIX + (row.name.removesuffix("_total") if row.kind == "counter" else row.name)
+        assert families[name].samples, name
+        for sample in families[name].samples:
+            assert tuple(sorted(sample.labels)) == tuple(sorted(row.labels))
+    assert {it.labels["peer"] for it in families["noloco_swarm_peer_step"].samples} == {"a", HOSTILE}
+    assert json.loads(json.dumps(targets(runs)))[0]["labels"]["run"] == HOSTILE
+
+
+def test_a_record_fits_whatever_it_says_and_comes_back_as_it_was() -> None:
+    full = entry("n" * 64, 1, partners=("p" * 64,) * 3, refused=(("r" * 64, 2**53),) * 2, version="v" * 24).record
+    full = full.model_copy(update={"addresses": ["/ip4/203.0.113.255/tcp/65535" + "x" * 90] * 8, "config": "c" * 64})
+    text = records.encode(full)
+    assert len(text.encode()) <= records.RECORD_BYTES
+    found = records.decode(full.peer_id, text)
+    assert found is not None
+    assert found.addresses  # others can still reach it
+    plain = entry("a", 1, partners=("b",), refused=(("c", 2),), train_loss=1.5).record
+    assert records.decode("Qma", records.encode(plain)) == plain
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1.0", '"x"', "1e999"])
+def test_a_record_with_absurd_numbers_is_none(value: str) -> None:
+    text = records.encode(entry("a", 1, seconds=7.25).record)
+    assert "7.25" in text
+    assert records.decode("Qma", text.replace("7.25", value)) is None
