@@ -1,4 +1,4 @@
-"""Scrapes a peer as Prometheus does, ten times a second, while it is told to; a process of its own for scrape.py.
+"""Scrapes a peer as Prometheus does, but once a second, while it is told to; a process of its own for scrape.py.
 
 python -m tests.benchmarks.scraper URL     "go" and "stop" on stdin; answers "stop" with how often it was answered
 """
