@@ -102,8 +102,9 @@ class InnerLoop:
         )
 
     def evaluate(self, batches: Iterable[Tensor]) -> float:
-        """Mean loss in nats a token over ``batches``."""
-        return mean_loss(self.model, batches, self.device, self._autocast)
+        """Mean loss in nats a token over ``batches``, in micro-batches as in training."""
+        pieces = (piece for batch in batches for piece in batch.split(self._micro_batch or batch.shape[0]))
+        return mean_loss(self.model, pieces, self.device, self._autocast)
 
     def _train_step(self, batch: Tensor, rate: float) -> tuple[Tensor, Tensor]:
         for group in self.optimizer.param_groups:

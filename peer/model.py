@@ -43,7 +43,11 @@ def checkpoint_activations(model: nn.Module) -> None:
     """Keep the activations between the layers only, and compute the others again in the backward pass."""
     if not getattr(model, "supports_gradient_checkpointing", False):
         raise UserError("peer.gradient_checkpointing: this model does not support it; set it to false")
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+    how = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # its name in later versions of transformers 5
+        model.activation_checkpointing_enable(how)  # type: ignore[operator]
+    else:
+        model.gradient_checkpointing_enable(how)  # type: ignore[operator]
 
 
 def parameter_count(model: nn.Module) -> int:
