@@ -48,7 +48,7 @@ def test_a_preset_has_the_papers_size(name: str, paper: float, layers: int, tole
 
 
 def test_a_model_of_two_matrices_would_have_the_papers_figure() -> None:
-    """Where the 125M, 1.3B and 6.8B come from: GPT's shapes with GPT's vocabulary of 50,272."""
+    """The paper does not say what its 125M, 1.3B and 6.8B count; a GPT of these shapes and 50,272 tokens has them."""
     for name, paper, *_ in SIZES[:3]:
         shape = load(name).model
         assert isinstance(shape, LlamaModel)
