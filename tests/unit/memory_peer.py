@@ -2,13 +2,11 @@
 
 python -m tests.unit.memory_peer CONFIG.yaml [A.B=C ...]
 
-Prints one JSON object: ``resident`` (peak resident bytes of the process, before and at the end) and ``torch`` (bytes
-that torch's allocator had handed out at the peak of a training step).
+Prints the peak of the process's resident bytes.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -25,12 +23,12 @@ from peer.progress import Progress, Stop
 from peer.state import PeerState
 
 
-def resident(key: str) -> int:
-    """``VmRSS`` now, ``VmHWM`` at the peak."""
+def resident_peak() -> int:
+    """Bytes."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{key}:"):
+        if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
-    raise KeyError(key)
+    raise KeyError("VmHWM")
 
 
 def torch_peak(state: PeerState) -> int:
@@ -46,6 +44,7 @@ def torch_peak(state: PeerState) -> int:
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     config = settings.load(Path(sys.argv[1]), sys.argv[2:], environment={})
     text = corpus.load(config.run.data)
     state = build.replica(config, text.train, stream=1, device=torch.device("cpu"), signs=Signs(Progress(), Stop()))
@@ -53,13 +52,13 @@ def main() -> None:
     state.inner.evaluate(build.validation(config.run, text))
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2):
-            state.inner.run(state.stream.take(2))
+            state.inner.run(state.stream.take(1))
             contribution = state.outer.contribution()
             copy_own(contribution, buffer)  # type: ignore[arg-type]
             state.outer.apply(buffer)
         Checkpoints(Path(folder), 1).save(1, state.scalars(), state.tensors())
-        peak = resident("VmHWM")
-    print(json.dumps({"resident": peak, "torch": torch_peak(state)}))
+        peak = resident_peak()
+    print(peak)
 
 
 if __name__ == "__main__":
