@@ -55,6 +55,7 @@ class Convener:
         self._attendees: dict[str, Attendee] = {}
         self._news = asyncio.Event()
         self._gathering = False
+        self._told = 0.0  # monotonic: when those who wait had a word last
 
     @property
     def present(self) -> set[str]:
@@ -87,7 +88,7 @@ class Convener:
 
     async def gather(self, me: Seat, own: Lineage, round: int, *, equal: bool, stopped: Callable[[], bool]) -> Group:
         """Wait for those who attend, then call the roster. ``equal``: all must have the same lineage."""
-        told, self._gathering = 0.0, True
+        self._gathering = True
         while True:
             self._news.clear()
             late = self._late(round)
@@ -102,12 +103,19 @@ class Convener:
                     return Group(round, behind=self._holder(reference))
                 await self._send_off(me, strays)
                 continue
-            if time.monotonic() - told > KEEP_ALIVE:
-                told = time.monotonic()
+            if self._time_for_a_word():
                 seconds = max(attendee.until for attendee in late) - time.monotonic()
                 await self._tell_to_wait(seconds, ", ".join(attendee.seat.name for attendee in late))
             soonest = min(attendee.until for attendee in late)
             await _within(self._news.wait(), min(KEEP_ALIVE, max(0.0, soonest - time.monotonic())))
+
+    async def come_later(self, me: Seat, eta: float) -> None:
+        """Others stand at the boundary and this peer, which convenes, still trains: they hear how long it will take.
+
+        Not when it is overdue or too far off: then they go on without it.
+        """
+        if 0 < eta < self._patience and self._time_for_a_word():
+            await self._tell_to_wait(eta, me.name)
 
     # -- who is here
 
@@ -143,6 +151,11 @@ class Convener:
             attendee.leave()
         finally:
             self._news.set()
+
+    def _time_for_a_word(self) -> bool:
+        due = time.monotonic() - self._told > KEEP_ALIVE
+        self._told = time.monotonic() if due else self._told
+        return due
 
     async def _tell_to_wait(self, seconds: float, whom: str) -> None:
         for attendee in list(self._attendees.values()):

@@ -80,7 +80,7 @@ class Gathering:
         self._boundary = Boundary(progress)
         self._convener = Convener(node.background, settings.patience)
         self._roll = Roll(node, members, me)
-        self._round = 0
+        self._round, self._until = 0, 0.0  # the latter is monotonic: nobody is waited for any longer
         self._host: Host | None = None
 
     # -- from the main thread
@@ -104,6 +104,7 @@ class Gathering:
 
     async def _gather(self) -> Group:
         lost = "nobody could be met"
+        self._until = time.monotonic() + self._patience + CATCH_UP
         with self._boundary.standing(self._boundary.number):
             for _ in range(TRIES):
                 leader = self._roll.leader()
@@ -153,7 +154,7 @@ class Gathering:
     async def _heed(self, host: Host) -> Group | str:
         """What the convener decides. Raises :class:`StreamLost` or ``TimeoutError`` when it is gone."""
         while True:
-            async with asyncio.timeout(SILENCE):
+            async with asyncio.timeout(min(SILENCE, self._until - time.monotonic())):
                 word = await host.words.get()
             match word:
                 case Wait():
@@ -185,11 +186,13 @@ class Gathering:
         """During the inner steps: be where the group will be called."""
         while not self._stop.requested:
             await asyncio.sleep(PERIOD)
-            if self._boundary.here or self._boundary.between or self._boundary.eta() is None:
+            eta = self._boundary.eta()
+            if self._boundary.here or self._boundary.between or eta is None:
                 continue
             leader = self._roll.leader()
             if leader is None:
                 self._roll.summon(self._roll.missing(self._convener.present))
+                await self._convener.come_later(self._roll.own_seat(), eta)
                 continue
             if self._convener.present:
                 await self._convener.dissolve(Place.of(leader))

@@ -16,6 +16,7 @@ from peer.exchange.group import GroupExchange
 from peer.exchange.mesh import PROTOCOL, Lobby
 from peer.exchange.wire import Identity
 from peer.rounds import Averaged, Group, Grouping, Lineage, Outcome
+from peer.swarm import convening, gathering
 from peer.swarm.donor import State
 from peer.vectors import Vector
 from tests.swarm.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all, train_all
@@ -62,6 +63,20 @@ def test_all_are_in_every_group_though_one_is_slower(build: Build) -> None:
     for fast in (peers[0], peers[1], peers[3]):  # they wait for the slow one, and not for longer
         assert 0.2 * PHASE < sorted(fast.waits)[len(fast.waits) // 2] < 1.5 * PHASE
     assert sorted(peers[2].waits)[3] < 0.5 * PHASE
+
+
+def test_a_convener_that_is_slower_than_its_silence_is_waited_for(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was given up when it had not said anything for two times 10 s, and the others averaged without it."""
+    monkeypatch.setattr(gathering, "SILENCE", 1.0)
+    monkeypatch.setattr(convening, "KEEP_ALIVE", 0.2)
+    peers = build("abc")
+    peers[0].pace = 5.0  # 4 s behind the others
+    join_all(train_all(peers, 2))
+    for peer in peers:
+        assert [len(group.links) for group in peer.groups] == [2, 2], [group.lost for group in peer.groups]
+    assert max(peers[0].waits) < PHASE
 
 
 @pytest.mark.parametrize("place", [0, 2])
