@@ -5,12 +5,14 @@ The only place that picks a method's class. Used by assemble.py for a peer and b
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from peer import data, model
+from peer import __version__, data, model
 from peer.config import CodecName, Config, Decoupled, DiLoCo, Local, NoLoCo, Run
 from peer.config_digest import digest
 from peer.corpus import Corpus, Tokens
@@ -41,6 +43,8 @@ def replica(config: Config, tokens: Tokens, *, stream: int, device: torch.device
     run, own = config.run, config.peer
     length = run.data.sequence_length
     network = model.build(run.model, sequence_length=length, seed=run.seed).to(device)
+    if own.gradient_checkpointing:
+        model.checkpoint_activations(network)
     inner = InnerLoop(
         network,
         run.inner,
@@ -48,11 +52,22 @@ def replica(config: Config, tokens: Tokens, *, stream: int, device: torch.device
         device=device,
         autocast=wants_bf16(own.precision, device),
         micro_batch=own.micro_batch,
+        compiled=own.compile,
         progress=signs.progress,
         stop=signs.stop,
     )
     batches = data.TokenStream(tokens, batch_size=run.batch_size, sequence_length=length, seed=run.seed, stream=stream)
-    return PeerState(inner, outer_method(run, SlowWeights(network.named_parameters())), batches, digest(run))
+    outer = outer_method(run, SlowWeights(network.named_parameters()))
+    return PeerState(inner, outer, batches, digest(run), origin(run, network))
+
+
+def origin(run: Run, network: nn.Module) -> dict[str, Any]:
+    """What a checkpoint says of where it comes from, so that ``export`` needs nothing else."""
+    return {
+        "version": __version__,
+        "run": run.model_dump(mode="json"),
+        "architecture": json.loads(network.config.to_json_string(use_diff=False)),  # type: ignore[operator, union-attr]
+    }
 
 
 def outer_method(run: Run, slow: SlowWeights) -> OuterMethod:

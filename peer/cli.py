@@ -5,6 +5,7 @@ noloco-peer swarm --peers 4 --config configs/demo.yaml
 noloco-peer simulate --replicas 8 --config configs/demo.yaml
 noloco-peer check --config configs/demo.yaml --initial-peers ADDRESS
 noloco-peer status --initial-peers ADDRESS
+noloco-peer export runs/peer-1 runs/peer-2 my-model
 noloco-peer show-config --config configs/demo.yaml
 """
 
@@ -73,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--invitation", type=Path, metavar="FILE", help="an invitation, where the swarm asks for one")
     status.set_defaults(run=_status)
 
+    _add_export(commands.add_parser("export", help="checkpoints into a Hugging Face folder; several are averaged"))
+
     show = commands.add_parser("show-config", help="print the resolved configuration and its digest")
     _common(show)
     show.set_defaults(run=_show_config)
@@ -104,6 +107,13 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=_positive, default=None, help="replicas computed at once (default: cores)")
     add_options(parser)
     parser.set_defaults(run=_simulate)
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    from peer.export import command
+
+    command.add_options(parser)
+    parser.set_defaults(run=command.run)
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
@@ -218,7 +228,12 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _show_config(args: argparse.Namespace) -> int:
-    config: Config = settings.load(args.config, args.overrides)
+    from peer import model, model_source
+
+    config: Config = model_source.pinned(settings.load(args.config, args.overrides))
+    outline = model.outline(config.run.model, sequence_length=config.run.data.sequence_length)
+    parameters, embeddings = model.parameter_count(outline), model.embedding_count(outline)
     print(f"# digest {digest(config.run)}: equal in the whole swarm for everything under run, paths left out")
+    print(f"# {parameters:,} parameters, {embeddings:,} of them embeddings")
     print(settings.dump(config), end="")
     return 0

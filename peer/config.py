@@ -9,54 +9,10 @@ from math import sqrt
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-# Says where something is on this machine, not what is trained: left out of the run's digest.
-LOCAL: dict[str, Any] = {"local": True}
-
-Positive = Annotated[float, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-Port = Annotated[int, Field(ge=0, le=65535)]
-
-
-class Section(BaseModel):
-    """Strict: unknown keys and wrong types are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class LocalPath(Section):
-    """Base for sections with paths: YAML has strings, the code wants ``Path``."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _paths(cls, value: Any, info: Any) -> Any:
-        wants_path = cls.model_fields[info.field_name].annotation in (Path, Path | None)
-        try:
-            return Path(value).expanduser() if wants_path and isinstance(value, str) else value
-        except RuntimeError:
-            raise ValueError(f"there is no home directory for {value}") from None
-
-
-class LlamaModel(Section):
-    """A transformers ``LlamaForCausalLM`` with fresh weights, drawn from ``run.seed``."""
-
-    name: Literal["llama"] = "llama"
-    hidden_size: int = Field(default=128, gt=0)
-    intermediate_size: int = Field(default=344, gt=0)
-    layers: int = Field(default=5, gt=0)
-    heads: int = Field(default=4, gt=0)
-    kv_heads: int | None = Field(default=None, gt=0)
-    tie_embeddings: bool = True
-
-    @model_validator(mode="after")
-    def _divides(self) -> LlamaModel:
-        if self.hidden_size % self.heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of heads {self.heads}")
-        if self.kv_heads and self.heads % self.kv_heads:
-            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
-        return self
+from peer.model_config import AutoModel, LlamaModel
+from peer.sections import LOCAL, Fraction, LocalPath, Name, Port, Positive, Section
 
 
 class StdlibData(Section):
@@ -184,7 +140,7 @@ class Run(LocalPath):
     inner_steps: int = Field(default=50, gt=0)  # H
     inner_time: Positive | None = None  # seconds: a peer that is slower does fewer inner steps (NoLoCo only)
     batch_size: int = Field(default=8, gt=0)  # sequences a peer and inner step
-    model: LlamaModel = LlamaModel()
+    model: Annotated[LlamaModel | AutoModel, Field(discriminator="name")] = LlamaModel()
     data: Annotated[StdlibData | TextData, Field(discriminator="name")] = StdlibData()
     inner: Inner = Inner()
     outer: Annotated[NoLoCo | DiLoCo | Decoupled | Local, Field(discriminator="name")] = NoLoCo()
@@ -193,6 +149,11 @@ class Run(LocalPath):
     evaluation: Evaluation = Evaluation()
     admission: Literal["open", "invite"] = "open"  # invite: only who has an invitation of the owner takes part
     owner: str | None = Field(default=None, pattern=r"^[A-Za-z0-9+/]{43}=$")  # public key, from noloco-bootstrap invite
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _llama_where_no_name_is_given(cls, value: Any) -> Any:
+        return {"name": "llama", **value} if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _fits(self) -> Run:
@@ -250,6 +211,8 @@ class Peer(LocalPath):
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast where the device has it
     threads: int | None = Field(default=None, gt=0)  # CPU threads of torch; none: torch's choice
     micro_batch: int | None = Field(default=None, gt=0)  # sequences at once; none: the whole batch
+    gradient_checkpointing: bool = False  # compute activations again in the backward pass: less memory, a third slower
+    compile: bool = False  # torch.compile the model; falls back to the model as it is where that fails
     stream: int | None = Field(default=None, ge=0)  # data stream; none: from the identity
     identity: Path | None = None  # none: <run.dir>/<peer name>/identity.key
     invitation: Path | None = None  # the owner's file, which has the identity in it; for run.admission: invite

@@ -1,0 +1,35 @@
+"""What every section of the configuration is made of: strict models, local keys, and the types they share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+# Says where something is on this machine, not what is trained: left out of the run's digest.
+LOCAL: dict[str, Any] = {"local": True}
+
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Section(BaseModel):
+    """Strict: unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class LocalPath(Section):
+    """Base for sections with paths: YAML has strings, the code wants ``Path``."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _paths(cls, value: Any, info: Any) -> Any:
+        wants_path = cls.model_fields[info.field_name].annotation in (Path, Path | None)
+        try:
+            return Path(value).expanduser() if wants_path and isinstance(value, str) else value
+        except RuntimeError:
+            raise ValueError(f"there is no home directory for {value}") from None
