@@ -7,38 +7,34 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from peer.check.estimate import estimate
 from peer.check.finding import Finding, fail, ok, warn
 from peer.config import Config
 
 CHECKPOINT_VECTORS = 5  # θ, φ, δ and AdamW's two moments, as in state.py
-TIGHT = 0.9  # share of what is free: an estimate is not exact
+TIGHT = 0.87  # an estimate is within 15%
 GIB = 2**30
 
 
 def memory(config: Config) -> Iterator[Finding]:
-    """The estimate of estimate.py against what is free now."""
+    """The estimate of peer/memory.py against what is free now."""
     import torch
 
     from peer import build
+    from peer.memory import estimate
 
-    run, own = config.run, config.peer
-    where = build.pick_device(own.device)
-    parameters = _parameters(config)
-    needed = estimate(run, parameters, own.micro_batch, build.wants_bf16(own.precision, where))
-    advice = "lower peer.micro_batch, or take a smaller model"
-    on_cpu = where.type != "cuda"
-    if not on_cpu:
+    where = build.pick_device(config.peer.device)
+    needed = estimate(config.run, config.peer)
+    advice = "lower peer.micro_batch, set peer.gradient_checkpointing, or take a smaller model"
+    what = f"{_parameters(config):,} parameters, AdamW, activations"
+    if where.type == "cuda":
         free, _ = torch.cuda.mem_get_info(where)
-        what = f"{parameters:,} parameters, AdamW, activations"
-        yield _compared("GPU memory", needed.device(), needed.activations, free, what, advice)
-    what = f"{parameters:,} parameters, AdamW, activations, slow weights, swap" if on_cpu else "slow weights, swap"
+        yield _compared("GPU memory", needed.device_bytes, free, what, advice)
+        what, host, advice = "slow weights, swap", needed.host_bytes, "end other programs"
+    else:
+        what, host = f"{what}, slow weights, swap", needed.device_bytes + needed.host_bytes
     available = available_memory()
     if available is not None:
-        rough = needed.activations if on_cpu else 0
-        yield _compared(
-            "memory", needed.host(on_cpu), rough, available, what, advice if on_cpu else "end other programs"
-        )
+        yield _compared("memory", host, available, what, advice)
 
 
 def disk(config: Config) -> Iterator[Finding]:
@@ -77,10 +73,9 @@ def _of_container() -> list[int]:
     return [max(0, limit - used)]
 
 
-def _compared(topic: str, needed: int, rough: int, free: int, what: str, advice: str) -> Finding:
-    """``rough``: what of ``needed`` is a guess."""
+def _compared(topic: str, needed: int, free: int, what: str, advice: str) -> Finding:
     text = f"about {_gib(needed)} needed ({what}), {_gib(free)} free"
-    if needed - rough > free:
+    if TIGHT * needed > free:
         return fail(topic, text, advice)
     return warn(topic, f"{text}: tight", advice) if needed > TIGHT * free else ok(topic, text)
 

@@ -14,7 +14,6 @@ import pytest
 
 from peer import cli
 from peer.check import local, space
-from peer.check.estimate import PROCESS, estimate
 from peer.check.finding import Finding, warn
 from peer.check.members import spoken, unlike_protocols
 from peer.config import Config
@@ -68,27 +67,6 @@ def test_a_peer_that_runs_in_the_same_folder_is_found(tmp_path: Path) -> None:
 def test_without_an_invitation_there_is_no_way_in() -> None:
     owner = "run.owner=gMTUeqiR4baJ+F/D0QgfAfbToe6ngcBr9DgY6HC4vpk="
     assert levels(local.identity(config("run.admission=invite", owner))) == ["fail"]
-
-
-def test_the_estimate_is_what_its_formula_says() -> None:
-    data = "run.data={name: stdlib, sequence_length: 10}"
-    run = config("run.batch_size=4", data, "run.model.layers=2", "run.model.hidden_size=8").run
-    run = run.model_copy(update={"model": run.model.model_copy(update={"intermediate_size": 16})})
-    found = estimate(run, 1000, None, bf16=False)
-    assert found.training == 16 * 1000
-    assert found.slow == 12 * 1000
-    assert found.activations == 40 * (2 * (10 * 8 + 4 * 16) * 4 + 3 * 257 * 4)
-    assert found.device() == found.training + found.activations
-    assert found.host(on_cpu=False) == found.slow + PROCESS
-    assert found.host(on_cpu=True) == found.host(on_cpu=False) + found.device()
-    assert estimate(run, 1000, 1, bf16=True).activations == 10 * (2 * (10 * 8 + 4 * 16) * 2 + 3 * 257 * 4)
-
-
-def test_the_swap_buffers_are_those_of_the_method() -> None:
-    vectors = {("noloco", "false"): 3, ("noloco", "true"): 2, ("diloco", "false"): 3, ("local", "false"): 1}
-    for (name, overlap), count in vectors.items():
-        run = config(f"run.outer.name={name}", f"run.exchange.overlap={overlap}").run
-        assert estimate(run, 1000, None, bf16=False).slow == 4000 * count
 
 
 def test_too_little_disk_and_memory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
