@@ -75,7 +75,7 @@ def test_too_little_disk_and_memory_is_found(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "not").exists()  # a check leaves nothing behind
     usage = space.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(space.shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    monkeypatch.setattr(space, "available_memory", lambda: 2**30)
+    monkeypatch.setattr(space, "available_memory", lambda: 2**28)
     found = [*space.disk(small), *space.memory(small)]
     assert levels(found) == ["fail", "fail"]
     assert "peer.checkpoint.keep" in found[0].advice and "peer.micro_batch" in found[1].advice
