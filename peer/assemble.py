@@ -157,6 +157,7 @@ def _node_settings(config: Config, key: Path) -> NodeSettings:
         announce=network.announce,
         initial_peers=config.peer.initial_peers,
         upnp=network.upnp,
+        reach=network.reach,
         start_timeout=network.start_timeout,
         join_timeout=network.join_timeout,
     )

@@ -3,6 +3,7 @@
 noloco-peer train --config configs/demo.yaml --initial-peers ADDRESS
 noloco-peer swarm --peers 4 --config configs/demo.yaml
 noloco-peer simulate --replicas 8 --config configs/demo.yaml
+noloco-peer check --config configs/demo.yaml --initial-peers ADDRESS
 noloco-peer status --initial-peers ADDRESS
 noloco-peer export runs/peer-1 runs/peer-2 my-model
 noloco-peer show-config --config configs/demo.yaml
@@ -51,13 +52,7 @@ def _parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="one peer: join the swarm and train")
     _common(train)
-    train.add_argument(
-        "--initial-peers",
-        nargs="+",
-        default=[],
-        metavar="ADDR",
-        help="addresses that noloco-bootstrap or a peer printed",
-    )
+    _initial_peers(train)
     train.add_argument("--stop-with-parent", action="store_true", help=argparse.SUPPRESS)
     train.set_defaults(run=_train)
 
@@ -68,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     swarm.set_defaults(run=_swarm)
 
     _add_simulate(commands.add_parser("simulate", help="many replicas in one process: what a method does to the loss"))
+
+    check = commands.add_parser("check", help="can this machine join and be reached? One finding a line, with advice")
+    _common(check)
+    _initial_peers(check)
+    check.set_defaults(run=_check)
 
     status = commands.add_parser("status", help="who is in a swarm, as a live table")
     status.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDR", help="any of the swarm's addresses")
@@ -123,6 +123,23 @@ def _common(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _initial_peers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--initial-peers",
+        nargs="+",
+        default=[],
+        metavar="ADDR",
+        help="addresses that noloco-bootstrap or a peer printed",
+    )
+
+
+def _loaded(args: argparse.Namespace) -> Config:
+    overrides = list(args.overrides)
+    if args.initial_peers:
+        overrides.append(f"peer.initial_peers=[{', '.join(args.initial_peers)}]")
+    return settings.load(args.config, overrides)
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -131,10 +148,7 @@ def _positive(text: str) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    overrides = list(args.overrides)
-    if args.initial_peers:
-        overrides.append(f"peer.initial_peers=[{', '.join(args.initial_peers)}]")
-    config = settings.load(args.config, overrides)
+    config = _loaded(args)
     from peer.progress import Stop
     from peer.signals import Signals, stop_with_parent
 
@@ -205,6 +219,12 @@ def _simulate(args: argparse.Namespace) -> int:
         f"{swarm['tokens'] / swarm['wall_seconds']:.0f} tokens/s computed\nFigures: {', '.join(map(str, files))}"
     )
     return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from peer.check.runner import run
+
+    return run(_loaded(args), lambda line: print(line, flush=True))
 
 
 def _show_config(args: argparse.Namespace) -> int:

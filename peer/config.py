@@ -175,6 +175,7 @@ class Network(Section):
     port: Port = 0  # 0: any free one; open and fix it for peers behind a firewall
     announce: tuple[str, ...] = ()  # multiaddrs to announce instead of the detected ones
     upnp: bool = True  # ask the router for a port mapping
+    reach: Literal["auto", "public", "relay"] = "auto"  # auto: through relays when initial peers cannot dial us
     start_timeout: Positive = 60.0  # seconds for the p2p daemon to start
     join_timeout: Positive = 60.0  # seconds of trying the initial peers
 
