@@ -110,8 +110,7 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         what = fields(config=me.config, method=run.outer.name, parameters=slow.numel, device=device)
         where = fields(address=node.addresses[0], metrics=metrics_address, step=state.inner.step)
         log.info("ready: %s %s", what, where)
-        validation = build.validation(run, text)
-        parts = Parts(state, presence, checkpoints, reporter, phase, progress, signals.stop, validation)
+        parts = Parts(state, presence, checkpoints, reporter, phase, progress, signals.stop, build.validation(run, text))
         yield _trainer(config, parts, node, Identity(run.name, me.config, layout, slow.numel))
 
 
