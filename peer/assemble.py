@@ -83,7 +83,6 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         me = Party(home.name, run.name, digest(run), canonical(run))
         slow = state.outer.slow
         layout = layout_digest(slow.layout())
-        tokens_a_step = run.batch_size * run.data.sequence_length
         presence = Presence(
             node,
             me,
@@ -96,7 +95,7 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
             vitals=lambda: Vitals(
                 state.inner.step,
                 state.counters.round,
-                progress.rate(tokens_a_step),
+                progress.rate(run.batch_size * run.data.sequence_length),
                 standing.report(phase.totals),
             ),
             lineage=lambda: state.counters.lineage,
@@ -110,7 +109,8 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         what = fields(config=me.config, method=run.outer.name, parameters=slow.numel, device=device)
         where = fields(address=node.addresses[0], metrics=metrics_address, step=state.inner.step)
         log.info("ready: %s %s", what, where)
-        parts = Parts(state, presence, checkpoints, reporter, phase, progress, signals.stop, build.validation(run, text))
+        validation = build.validation(run, text)
+        parts = Parts(state, presence, checkpoints, reporter, phase, progress, signals.stop, validation)
         yield _trainer(config, parts, node, Identity(run.name, me.config, layout, slow.numel))
 
 
