@@ -83,7 +83,6 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         me = Party(home.name, run.name, digest(run), canonical(run))
         slow = state.outer.slow
         layout = layout_digest(slow.layout())
-        tokens_a_step = run.batch_size * run.data.sequence_length
         presence = Presence(
             node,
             me,
@@ -96,7 +95,7 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
             vitals=lambda: Vitals(
                 state.inner.step,
                 state.counters.round,
-                progress.rate(tokens_a_step),
+                progress.rate(run.batch_size * run.data.sequence_length),
                 standing.report(phase.totals),
             ),
             lineage=lambda: state.counters.lineage,
