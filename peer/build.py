@@ -12,6 +12,7 @@ from torch import Tensor
 
 from peer import data, model
 from peer.config import CodecName, Config, Decoupled, DiLoCo, Local, NoLoCo, Run
+from peer.config_data import Streamed
 from peer.config_digest import digest
 from peer.corpus import Corpus, Tokens
 from peer.errors import UserError
@@ -25,6 +26,8 @@ from peer.outer.method import OuterMethod
 from peer.outer.noloco import NoLoCo as NoLoCoMethod
 from peer.outer.slow_weights import SlowWeights
 from peer.progress import Progress, Stop
+from peer.sources.documents import Split
+from peer.sources.stream import DocumentStream, Shape
 from peer.state import PeerState
 
 
@@ -36,11 +39,13 @@ class Signs:
     stop: Stop
 
 
-def replica(config: Config, tokens: Tokens, *, stream: int, device: torch.device, signs: Signs) -> PeerState:
+def replica(config: Config, tokens: Tokens | Split, *, stream: int, device: torch.device, signs: Signs) -> PeerState:
     """A replica with the run's fresh weights that reads data stream ``stream`` of ``tokens``."""
     run, own = config.run, config.peer
     length = run.data.sequence_length
-    network = model.build(run.model, sequence_length=length, seed=run.seed).to(device)
+    vocabulary = run.data.tokenizer.vocabulary
+    network = model.build(run.model, sequence_length=length, seed=run.seed, vocabulary=vocabulary).to(device)
+    model.require_fit(network, run.data.tokenizer.name, vocabulary)
     inner = InnerLoop(
         network,
         run.inner,
@@ -51,8 +56,17 @@ def replica(config: Config, tokens: Tokens, *, stream: int, device: torch.device
         progress=signs.progress,
         stop=signs.stop,
     )
-    batches = data.TokenStream(tokens, batch_size=run.batch_size, sequence_length=length, seed=run.seed, stream=stream)
-    return PeerState(inner, outer_method(run, SlowWeights(network.named_parameters())), batches, digest(run))
+    outer = outer_method(run, SlowWeights(network.named_parameters()))
+    return PeerState(inner, outer, batches(run, tokens, stream), digest(run))
+
+
+def batches(run: Run, tokens: Tokens | Split, stream: int) -> data.Stream:
+    """Data stream ``stream`` of the training split."""
+    length = run.data.sequence_length
+    if not isinstance(tokens, Split):
+        return data.TokenStream(tokens, batch_size=run.batch_size, sequence_length=length, seed=run.seed, stream=stream)
+    assert isinstance(run.data, Streamed)
+    return DocumentStream(tokens, Shape(run.batch_size, length, run.data.shuffle), seed=run.seed, stream=stream)
 
 
 def outer_method(run: Run, slow: SlowWeights) -> OuterMethod:
@@ -75,8 +89,17 @@ def codec(name: CodecName, numel: int) -> Codec:
 
 def validation(run: Run, corpus: Corpus) -> list[Tensor]:
     """The run's validation batches; see :func:`peer.data.validation_batches`."""
+    return _validation(run, corpus.validation)
+
+
+def other_validation(run: Run, corpus: Corpus) -> dict[str, list[Tensor]]:
+    """The same of the sets in ``run.evaluation.sets``, by name."""
+    return {name: _validation(run, tokens) for name, tokens in corpus.others.items()}
+
+
+def _validation(run: Run, tokens: Tokens) -> list[Tensor]:
     return data.validation_batches(
-        corpus.validation,
+        tokens,
         batches=run.evaluation.batches,
         batch_size=run.batch_size,
         sequence_length=run.data.sequence_length,

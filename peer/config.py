@@ -9,34 +9,12 @@ from math import sqrt
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-# Says where something is on this machine, not what is trained: left out of the run's digest.
-LOCAL: dict[str, Any] = {"local": True}
+from peer.config_data import AnyData, StdlibData
+from peer.sections import LOCAL, Fraction, LocalPath, Name, Positive, Section, Words
 
-Positive = Annotated[float, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
-
-
-class Section(BaseModel):
-    """Strict: unknown keys and wrong types are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class LocalPath(Section):
-    """Base for sections with paths: YAML has strings, the code wants ``Path``."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _paths(cls, value: Any, info: Any) -> Any:
-        wants_path = cls.model_fields[info.field_name].annotation in (Path, Path | None)
-        try:
-            return Path(value).expanduser() if wants_path and isinstance(value, str) else value
-        except RuntimeError:
-            raise ValueError(f"there is no home directory for {value}") from None
 
 
 class LlamaModel(Section):
@@ -57,27 +35,6 @@ class LlamaModel(Section):
         if self.kv_heads and self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         return self
-
-
-class StdlibData(Section):
-    """The Python standard library's sources: real text that every machine has, about 6 MB."""
-
-    name: Literal["stdlib"] = "stdlib"
-    sequence_length: int = Field(default=128, gt=0)  # tokens
-
-
-class TextData(Section):
-    """Local text files, given as glob patterns. With no ``validation`` every 20th file or part is held out."""
-
-    name: Literal["text"]
-    train: tuple[str, ...] = Field(min_length=1, json_schema_extra=LOCAL)
-    validation: tuple[str, ...] = Field(default=(), json_schema_extra=LOCAL)
-    sequence_length: int = Field(default=128, gt=0)  # tokens
-
-    @field_validator("train", "validation", mode="before")
-    @classmethod
-    def _sequence(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
 
 class Inner(Section):
@@ -168,10 +125,13 @@ class Exchange(Section):
 
 
 class Evaluation(Section):
-    """Validation on the held-out split."""
+    """Validation on the held-out split, and on ``sets``: more of them, each of glob patterns of text, JSON Lines or
+    Parquet files.
+    """
 
     every_rounds: int = Field(default=5, gt=0)
     batches: int = Field(default=8, gt=0)
+    sets: dict[Name, Annotated[Words, Field(min_length=1)]] = Field(default={}, json_schema_extra=LOCAL)
 
 
 class Run(LocalPath):
@@ -185,7 +145,7 @@ class Run(LocalPath):
     inner_time: Positive | None = None  # seconds: a peer that is slower does fewer inner steps (NoLoCo only)
     batch_size: int = Field(default=8, gt=0)  # sequences a peer and inner step
     model: LlamaModel = LlamaModel()
-    data: Annotated[StdlibData | TextData, Field(discriminator="name")] = StdlibData()
+    data: AnyData = StdlibData()
     inner: Inner = Inner()
     outer: Annotated[NoLoCo | DiLoCo | Decoupled | Local, Field(discriminator="name")] = NoLoCo()
     rendezvous: Rendezvous = Rendezvous()

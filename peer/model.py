@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from peer.config import LlamaModel
-from peer.corpus import VOCABULARY
+from peer.config_data import BYTE_VOCABULARY as VOCABULARY
+from peer.errors import UserError
 
 
-def build(settings: LlamaModel, *, sequence_length: int, seed: int) -> nn.Module:
+def build(settings: LlamaModel, *, sequence_length: int, seed: int, vocabulary: int = VOCABULARY) -> nn.Module:
     """Fresh fp32 weights on the CPU, equal on every machine for the same ``seed``.
 
     ``model(input_ids=[B, T]).logits`` is ``[B, T, vocabulary]``. The caller's random state is left alone.
@@ -17,7 +18,7 @@ def build(settings: LlamaModel, *, sequence_length: int, seed: int) -> nn.Module
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=settings.hidden_size,
         intermediate_size=settings.intermediate_size,
         num_hidden_layers=settings.layers,
@@ -34,12 +35,22 @@ def build(settings: LlamaModel, *, sequence_length: int, seed: int) -> nn.Module
         return LlamaForCausalLM(config)
 
 
+def require_fit(network: nn.Module, tokenizer: str, vocabulary: int) -> None:
+    """Raises :class:`UserError` when ``network`` does not know all ids that the tokenizer gives."""
+    known = network.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    if known < vocabulary:
+        raise UserError(
+            f"run.model: knows {known} tokens, run.data.tokenizer {tokenizer} has {vocabulary}; take the tokenizer "
+            "that the model was made with, or a model with fresh weights"
+        )
+
+
 def parameter_count(model: nn.Module) -> int:
     """Trained parameters; tied ones once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def parameters_of(settings: LlamaModel, *, sequence_length: int) -> int:
+def parameters_of(settings: LlamaModel, *, sequence_length: int, vocabulary: int = VOCABULARY) -> int:
     """:func:`parameter_count` of a model that is not made for it."""
     with torch.device("meta"):
-        return parameter_count(build(settings, sequence_length=sequence_length, seed=0))
+        return parameter_count(build(settings, sequence_length=sequence_length, seed=0, vocabulary=vocabulary))

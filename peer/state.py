@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from peer.checkpoint import Saved, Tensors
-from peer.data import TokenStream
+from peer.data import Stream
 from peer.inner import InnerLoop
 from peer.outer.method import OuterMethod
 from peer.rounds import NO_ROUNDS, Lineage
@@ -36,7 +36,7 @@ class Counters:
 class PeerState:
     """Reads and writes the state of the parts it is given."""
 
-    def __init__(self, inner: InnerLoop, outer: OuterMethod, stream: TokenStream, config: str) -> None:
+    def __init__(self, inner: InnerLoop, outer: OuterMethod, stream: Stream, config: str) -> None:
         self.inner, self.outer, self.stream = inner, outer, stream
         self.counters = Counters()
         self._config = config
@@ -66,6 +66,7 @@ class PeerState:
             "config": self._config,
             "inner_step": self.inner.step,
             "position": self.stream.position,
+            "cursor": self.stream.cursor,
             **vars(self.counters),
             "rng": _rng(),
         }
@@ -96,7 +97,8 @@ class PeerState:
                     self.inner.optimizer.state[span.parameter] = moments
         self._take_outer(saved.tensors["outer"])
         scalars = saved.state
-        self.inner.step, self.stream.position = scalars["inner_step"], scalars["position"]
+        self.inner.step = scalars["inner_step"]
+        self.stream.resume(scalars["position"], scalars.get("cursor"))
         for key in vars(self.counters):
             setattr(self.counters, key, scalars[key])
         self.counters.lineage = Lineage(*scalars["lineage"])
