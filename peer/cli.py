@@ -3,6 +3,7 @@
 noloco-peer train --config configs/demo.yaml --initial-peers ADDRESS
 noloco-peer swarm --peers 4 --config configs/demo.yaml
 noloco-peer simulate --replicas 8 --config configs/demo.yaml
+noloco-peer tokenize books/*.jsonl.gz tokens --tokenizer gpt2
 noloco-peer status --initial-peers ADDRESS
 noloco-peer show-config --config configs/demo.yaml
 """
@@ -67,6 +68,14 @@ def _parser() -> argparse.ArgumentParser:
     swarm.set_defaults(run=_swarm)
 
     _add_simulate(commands.add_parser("simulate", help="many replicas in one process: what a method does to the loss"))
+
+    tokenize = commands.add_parser("tokenize", help="text or JSON Lines into Parquet with token ids")
+    tokenize.add_argument("sources", nargs="+", metavar="SOURCE", help="files: text, .jsonl, .jsonl.gz, .parquet")
+    tokenize.add_argument("out", type=Path, metavar="OUT", help="folder for one Parquet file a source")
+    tokenize.add_argument("--tokenizer", default="bytes", metavar="NAME", help="bytes, a Hugging Face name, or a path")
+    tokenize.add_argument("--end", metavar="TOKEN", help="the token that ends a document, if not the tokenizer's own")
+    tokenize.add_argument("--column", default="text", metavar="NAME", help="of JSON Lines and Parquet (default text)")
+    tokenize.set_defaults(run=_tokenize)
 
     status = commands.add_parser("status", help="who is in a swarm, as a live table")
     status.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDR", help="any of the swarm's addresses")
@@ -150,6 +159,18 @@ def _swarm(args: argparse.Namespace) -> int:
 
     config = settings.load(args.config, args.overrides)
     return LocalSwarm(config, args.config, args.overrides, peers=args.peers, resume=args.resume).run()
+
+
+def _tokenize(args: argparse.Namespace) -> int:
+    from peer import tokenizing
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # all cores: nothing is trained meanwhile
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    tokenizing.run(args.sources, args.out, args.tokenizer, end=args.end, column=args.column, say=say)
+    return 0
 
 
 def _status(args: argparse.Namespace) -> int:

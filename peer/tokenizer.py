@@ -22,9 +22,12 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 class Tokenizer(Protocol):
-    """``end`` is the id that stands behind every document; ids are below ``vocabulary``."""
+    """``end`` is the id that stands behind every document; ids are below ``known``, which is its own, and
+    ``vocabulary``, which is the model's.
+    """
 
     name: str
+    known: int
     vocabulary: int
     end: int
 
@@ -35,7 +38,7 @@ class Tokenizer(Protocol):
 class Bytes:
     """Token = byte."""
 
-    name, end = BYTES, SEPARATOR
+    name, known, end = BYTES, BYTE_VOCABULARY, SEPARATOR
 
     def __init__(self, vocabulary: int = BYTE_VOCABULARY) -> None:
         self.vocabulary = vocabulary
@@ -50,7 +53,7 @@ class HuggingFace:
     def __init__(self, settings: Settings) -> None:
         self.name, self.vocabulary = settings.name, settings.vocabulary
         self._tokenizer = _load(settings)
-        known = 1 + max(self._tokenizer.get_vocab().values())
+        self.known = known = 1 + max(self._tokenizer.get_vocab().values())
         if known > settings.vocabulary:
             raise UserError(
                 f"run.data.tokenizer.vocabulary: {settings.vocabulary} is too small, {self.name} has {known} tokens; "
@@ -60,9 +63,12 @@ class HuggingFace:
         self._dtype = dtype(self.vocabulary)
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        if not texts:
+            return []
         found = self._tokenizer(
             list(texts),
             add_special_tokens=False,
+            split_special_tokens=True,  # "</s>" in a text is text: only we end documents
             return_attention_mask=False,
             return_token_type_ids=False,
             verbose=False,  # a document may be longer than the tokenizer's model reads at once

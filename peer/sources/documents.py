@@ -72,13 +72,18 @@ class Split:
         kind = dtype(self.tokenizer.vocabulary)
         found: list[Tokens] = [np.empty(0, dtype=kind)]
         left = count
+        for tokens in self.in_order():
+            found.append(tokens[:left].astype(kind))
+            left -= len(found[-1])
+            if left <= 0:
+                break
+        return np.concatenate(found)
+
+    def in_order(self) -> Iterator[Tokens]:
+        """All documents in the order of the files, each with its end token."""
         for shard in range(len(self.source.names)):
             for _, tokens in self._rows(shard, 0, 0, 1):
-                found.append(tokens[:left].astype(kind))
-                left -= len(found[-1])
-                if left <= 0:
-                    return np.concatenate(found)
-        return np.concatenate(found)
+                yield tokens
 
     def _piece(self, shard: int, part: int, start: int) -> Iterator[tuple[int, Tokens]]:
         return self._rows(shard, start, part, self.source.parts)

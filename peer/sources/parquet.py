@@ -15,7 +15,7 @@ from peer.sources.source import Document, Wanted, document, parts, size, unmaske
 
 MASK = "attention_mask"
 ROWS = 256  # read at once
-TOKENIZER, VOCABULARY = b"noloco.tokenizer", b"noloco.vocabulary"  # in the file's metadata, by noloco-peer tokenize
+TOKENIZER = b"noloco.tokenizer"  # in the file's metadata, by noloco-peer tokenize
 
 
 @dataclass(frozen=True)

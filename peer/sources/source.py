@@ -95,4 +95,4 @@ def unmasked(ids: Document, mask: Any, where: Callable[[], str]) -> Document:
 
 
 def _said(value: Any) -> str:
-    return "empty" if value is None else f"a {type(value).__name__}"
+    return "empty" if value is None else f"of type {type(value).__name__}"
