@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -23,6 +25,15 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+def test_who_does_not_use_them_does_not_wait_for_datasets_and_pyarrow() -> None:
+    """The libraries take seconds to import."""
+    code = (
+        "import sys; from peer import assemble, corpus; from peer.config import Config; "
+        "corpus.load(Config().run.data); assert not {'datasets', 'pyarrow', 'pandas'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("kind", KINDS)
