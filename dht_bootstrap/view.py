@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from dht_bootstrap.findings import findings
-from dht_bootstrap.history import PeerHistory, RunHistory
+from dht_bootstrap.history import PeerHistory, Point, RunHistory
 
 
 def run_view(name: str, run: RunHistory, now: float) -> dict[str, Any]:
@@ -55,8 +55,14 @@ def _peer_view(peer_id: str, peer: PeerHistory, refused: int, now: float) -> dic
         "partners": list(peer.partners),
         "merged_age": None if report.merged_ago is None else report.merged_ago + age,
         "refused": refused,
-        "history": [list(point) for point in peer.curve.points],
+        "history": [_point(point) for point in peer.curve.points],
     }
+
+
+def _point(point: Point) -> list[float | int | None]:
+    """Rounded: there are many of them."""
+    share = point.idle_share
+    return [round(point.at, 1), point.step, point.train_loss, None if share is None else round(share, 4)]
 
 
 def _meetings(run: RunHistory, now: float) -> list[dict[str, Any]]:
@@ -68,7 +74,7 @@ def _meetings(run: RunHistory, now: float) -> list[dict[str, Any]]:
         pair = (min(teller, partner), max(teller, partner))
         ages[pair] = min(ages[pair], now - at)
     return [
-        {"a": a, "b": b, "age": age, "count": max(counts[a, b], counts[b, a])}
+        {"a": a, "b": b, "age": round(age, 1), "count": max(counts[a, b], counts[b, a])}
         for (a, b), age in sorted(ages.items())
         if a in run.peers and b in run.peers
     ]

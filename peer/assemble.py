@@ -108,20 +108,26 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         signals.emergency = node.kill
         with phase("join"):
             node.start()
-            presence.require_alone()
-            _resume(config, state, checkpoints)
-            _catch_up(config, state, presence)
-            reporter.rewind(state.counters.round, state.inner.step)
-            presence.enter(state.snapshot, state.counters.round, waits=own.start_with > 1)
-            if own.start_with > 1:
-                presence.await_others(own.start_with, own.start_patience)
-                _catch_up(config, state, presence)  # all have come back, each with its own checkpoint: who is furthest?
+            _join(config, state, presence, checkpoints, reporter)
         what = fields(config=me.config, method=run.outer.name, parameters=slow.numel, device=device)
         where = fields(address=node.addresses[0], metrics=metrics_address, step=state.inner.step)
         log.info("ready: %s %s", what, where)
         evaluated = build.validation(run, text), build.other_validation(run, text)
         parts = Parts(state, presence, checkpoints, reporter, phase, progress, signals.stop, *evaluated)
         yield _trainer(config, parts, node, Identity(run.name, me.config, layout, slow.numel))
+
+
+def _join(config: Config, state: PeerState, presence: Presence, checkpoints: Checkpoints, reporter: Reporter) -> None:
+    """Go on from the newest state there is, one's own or a member's, and be found."""
+    together = config.peer.start_with > 1
+    presence.require_alone()
+    _resume(config, state, checkpoints)
+    _catch_up(config, state, presence)
+    reporter.rewind(state.counters.round, state.inner.step)
+    presence.enter(state.snapshot, state.counters.round, waits=together)
+    if together:
+        presence.await_others(config.peer.start_with, config.peer.start_patience)
+        _catch_up(config, state, presence)  # all have come back, each with its own checkpoint: who is furthest?
 
 
 def _gauges(metrics: Metrics, size: int, checkpoints: Checkpoints, device: torch.device) -> None:

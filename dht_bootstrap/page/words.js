@@ -1,0 +1,84 @@
+// Numbers, times and strangers' strings as people read them.
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const NOTHING = "–";
+
+/** A finite number, or null: what strangers write may be anything. */
+export const number = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
+
+/** A list, or an empty one. */
+export const list = (value) => (Array.isArray(value) ? value : []);
+
+const orNothing = (format) => (value) => (number(value) === null ? NOTHING : format(value));
+
+export const integer = orNothing((value) => (Math.abs(value) < 1e9 ? whole.format(value) : short.format(value)));
+export const compact = orNothing((value) => (Math.abs(value) < 1e4 ? whole.format(value) : short.format(value)));
+export const percent = orNothing((value) => `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)}%`);
+export const percentTick = (value) => `${Math.round(100 * value)}%`;
+export const loss = orNothing((value) => (Math.abs(value) < 1000 ? value.toFixed(3) : short.format(value)));
+
+/** How long: 4 s, 3 min, 2 h 5 min, 3 days. */
+export const duration = orNothing((seconds) => {
+  const s = Math.max(0, seconds);
+  if (s < 59.5) return `${Math.round(s)} s`;
+  if (s < 3570) return `${Math.round(s / 60)} min`;
+  const minutes = Math.round(s / 60);
+  if (minutes < 2880) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  return `${Math.round(s / 86400)} days`;
+});
+
+/** Unix seconds as a time of day here. */
+export function clock(unix, withSeconds = true) {
+  const at = new Date(1000 * (number(unix) ?? NaN));
+  if (Number.isNaN(at.getTime())) return NOTHING;
+  const two = (value) => String(value).padStart(2, "0");
+  const time = `${two(at.getHours())}:${two(at.getMinutes())}`;
+  return withSeconds ? `${time}:${two(at.getSeconds())}` : time;
+}
+
+/** 1 peer, 2 peers. */
+export const count = (n, one, many = `${one}s`) => `${integer(n)} ${n === 1 ? one : many}`;
+
+// Invisible characters and those that turn the direction of what follows; emoji and Persian need the three excepted.
+const HIDDEN = /\p{Cc}|(?![\u200c\u200d\ufe0f])\p{Default_Ignorable_Code_Point}/gu;
+const VISIBLE = /[^\p{Default_Ignorable_Code_Point}\p{Z}\p{C}\p{M}]/u;
+
+/** A stranger's string, so that it can neither hide nor disturb its neighbours. */
+export function plain(text, most = 300) {
+  const clean = String(text ?? "")
+    .replace(/\s+/g, " ")
+    .replace(HIDDEN, "")
+    .replace(/(\p{M}{2})\p{M}+/gu, "$1");
+  const letters = Array.from(clean);
+  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : clean;
+}
+
+/** The end of a peer id, by which people tell two apart. */
+export const tail = (id) => `…${plain(id).slice(-6)}`;
+
+/** Map of peer id -> name to show: the end of the id where there is no visible name, and beside one that two have. */
+export function names(peers) {
+  const cleaned = peers.map((peer) => [String(peer.peer_id), plain(peer.name, 64).trim()]);
+  const seen = new Map();
+  for (const [, name] of cleaned) seen.set(name, (seen.get(name) ?? 0) + 1);
+  return new Map(
+    cleaned.map(([id, name]) => {
+      if (!VISIBLE.test(name)) return [id, tail(id)];
+      return [id, seen.get(name) > 1 ? `${name} ${tail(id)}` : name];
+    }),
+  );
+}
+
+/** A name inside of a sentence: its direction ends with it. */
+export const isolated = (name) => `\u2068${name}\u2069`;
+
+/** 3, 1, 2 in the order of people: peer-2 before peer-10. */
+export const inOrder = new Intl.Collator("en", { numeric: true }).compare;
+
+export function median(values) {
+  if (!values.length) return null;
+  const sorted = [...values].sort((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}

@@ -1,0 +1,105 @@
+"""The image's entry and its health check, with the programs that they start in the image."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.docker.compose import FOLDER, ROOT
+
+ADDRESSES = ["/dns4/bootstrap/tcp/31337/p2p/QmA", "/ip4/203.0.113.7/tcp/31337/p2p/QmA"]
+SHOW = ["show-config", "--config", str(ROOT / "configs" / "demo.yaml")]
+
+
+def entry(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.Popen(
+        [str(FOLDER / "entrypoint.sh"), *arguments],
+        env={**os.environ, "PATH": path, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "program"), [(["--version"], "noloco-peer"), (["bootstrap", "--version"], "noloco-bootstrap")]
+)
+def test_the_first_word_picks_the_program(arguments: list[str], program: str) -> None:
+    said, _ = entry(*arguments).communicate(timeout=60)
+    assert said.split()[0] == program
+
+
+def test_a_peer_joins_by_the_addresses_that_appear_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "addresses"
+    process = entry(*SHOW, INITIAL_PEERS_FILE=str(file))
+    time.sleep(0.5)
+    assert process.poll() is None  # it waits
+    file.write_text("\n".join(ADDRESSES) + "\n")
+    said, errors = process.communicate(timeout=60)
+    assert yaml.safe_load(said)["peer"]["initial_peers"] == ADDRESSES, errors
+
+
+def test_addresses_that_are_given_need_no_file(tmp_path: Path) -> None:
+    process = entry(*SHOW, INITIAL_PEERS_FILE=str(tmp_path / "none"), NOLOCO_INITIAL_PEERS=ADDRESSES[1])
+    said, errors = process.communicate(timeout=60)
+    assert yaml.safe_load(said)["peer"]["initial_peers"] == ADDRESSES[1:], errors
+
+
+def test_waiting_has_an_end_and_says_so_in_one_line(tmp_path: Path) -> None:
+    process = entry(*SHOW, INITIAL_PEERS_FILE=str(tmp_path / "none"), INITIAL_PEERS_WAIT="1")
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert errors.startswith("error: no addresses in") and errors.count("\n") == 1
+
+
+def test_waiting_is_stopped_by_sigterm(tmp_path: Path) -> None:
+    process = entry(*SHOW, INITIAL_PEERS_FILE=str(tmp_path / "none"))
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=3)
+    assert process.returncode == 0
+
+
+@contextlib.contextmanager
+def serving(status: int) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/healthz"
+        finally:
+            server.shutdown()
+            thread.join(5)
+
+
+def healthy(*urls: str) -> bool:
+    command = [sys.executable, "-I", "-S", str(FOLDER / "healthcheck.py"), *urls]
+    environment = {"http_proxy": "http://127.0.0.1:9"}  # nobody is there: it must not be asked
+    return subprocess.run(command, env=environment, timeout=30).returncode == 0
+
+
+def test_healthy_is_who_answers_with_200() -> None:
+    nobody = "http://127.0.0.1:9/metrics"
+    with serving(200) as well, serving(503) as ill:
+        assert healthy(well) and healthy(nobody, well)
+        assert not healthy(ill) and not healthy(nobody) and not healthy(nobody, ill)

@@ -1,0 +1,167 @@
+"""The files in docker/ say what the code does: they are valid, and their ports, paths, commands and names exist."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dht_bootstrap.cli import DEFAULT_HTTP_PORT, DEFAULT_PORT
+from dht_bootstrap.cli import _parser as bootstrap_parser
+from peer import __version__, settings
+from peer.cli import _parser as peer_parser
+from peer.config import Config
+from peer.metrics import DEFAULT_PORT as METRICS_PORT
+from tests.docker.compose import FILES, FOLDER, ROOT, Unset, load, ours, words
+
+DOCKERFILE = (FOLDER / "Dockerfile").read_text()
+PEER_PORT = 31338  # fixed in compose.peer.yaml, so that it can be published
+SERVICES = [(file, name) for file in FILES for name in ours(file)]
+HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+
+
+def configured(service: dict[str, Any]) -> Config:
+    """What a peer's container would run with; the image's /configs is our configs/."""
+    arguments = [word.replace("/configs/", f"{ROOT}/configs/", 1) for word in words(service)]
+    args = peer_parser().parse_args(arguments)
+    environment = {key: value for key, value in service["environment"].items() if key.startswith("NOLOCO_") and value}
+    return settings.load(args.config, args.overrides, environment=environment)
+
+
+def check_schema(file: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_compose_file_follows_the_specification(file: str, tmp_path: Path) -> None:
+    checked = check_schema(FOLDER / file)
+    assert checked.returncode == 0, checked.stdout
+    wrong = tmp_path / file
+    wrong.write_text((FOLDER / file).read_text().replace("stop_grace_period:", "stop_grace:"))
+    assert check_schema(wrong).returncode != 0
+    assert "version" not in load(file)
+
+
+@pytest.mark.skipif(HADOLINT is None, reason="hadolint is not installed")
+def test_the_dockerfile_is_clean() -> None:
+    assert HADOLINT is not None
+    checked = subprocess.run([HADOLINT, str(FOLDER / "Dockerfile")], capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize(("file", "name"), SERVICES)
+def test_a_service_of_ours_has_a_command_that_exists(file: str, name: str) -> None:
+    service = ours(file)[name]
+    if words(service)[0] == "bootstrap":
+        args = bootstrap_parser().parse_args(words(service)[1:])
+        assert (args.port, args.http_port, args.http_host) == (DEFAULT_PORT, DEFAULT_HTTP_PORT, "0.0.0.0")
+        assert args.addresses_file == Path("/swarm/addresses")
+        return
+    config = configured(service)
+    assert config.peer.metrics.host == "0.0.0.0"  # Prometheus is in another container
+    assert config.peer.metrics.port in (None, METRICS_PORT)
+
+
+def test_what_the_environment_says_arrives() -> None:
+    given = {
+        "PEER_ARGS": "--set run.steps=7",
+        "PEER_ANNOUNCE": "/ip4/198.51.100.4/tcp/31338",
+        "CONFIG": "/configs/demo.yaml",
+    }
+    config = configured(ours("compose.peer.yaml", given)["peer"])
+    assert config.run.steps == 7
+    assert config.peer.network.announce == (given["PEER_ANNOUNCE"],)
+    assert config.peer.network.port == PEER_PORT
+    assert configured(ours("compose.peer.yaml")["peer"]).peer.network.announce == ()
+    public = {"BOOTSTRAP_ANNOUNCE": "/ip4/203.0.113.7/tcp/31337", "BOOTSTRAP_ARGS": "--owner /data/owner.key"}
+    node = ours("compose.yaml", public)
+    args = bootstrap_parser().parse_args(words(node["bootstrap"])[1:])
+    assert args.announce == ["/dns4/bootstrap/tcp/31337", "/ip4/203.0.113.7/tcp/31337"]
+    assert args.owner == Path("/data/owner.key")
+    with pytest.raises(Unset, match="an address that the bootstrap node printed"):
+        load("compose.peer.yaml", {"NOLOCO_INITIAL_PEERS": ""})
+
+
+def test_only_the_peer_to_peer_ports_are_open_to_others() -> None:
+    published = {port for file in FILES for it in load(file)["services"].values() for port in it.get("ports", [])}
+    assert published == {
+        f"{DEFAULT_PORT}:{DEFAULT_PORT}",
+        f"{PEER_PORT}:{PEER_PORT}",
+        *(f"127.0.0.1:{port}:{port}" for port in (DEFAULT_HTTP_PORT, METRICS_PORT, 9090, 3000)),
+    }
+    exposed = re.search(r"^EXPOSE (.*)$", DOCKERFILE, re.MULTILINE)
+    assert exposed and exposed[1].split() == [
+        str(it) for it in (DEFAULT_PORT, PEER_PORT, DEFAULT_HTTP_PORT, METRICS_PORT)
+    ]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_volume_is_declared_and_every_mounted_path_exists(file: str) -> None:
+    content = load(file)
+    used = {volume.split(":")[0] for it in content["services"].values() for volume in it.get("volumes", [])}
+    assert {it for it in used if not it.startswith((".", "/"))} == set(content["volumes"])
+    for path in sorted(it for it in used if it.startswith(".")):
+        assert (FOLDER / path).is_dir(), path
+
+
+@pytest.mark.parametrize(("file", "name"), SERVICES)
+def test_a_service_of_ours_is_fenced_in_and_has_time_to_leave(file: str, name: str) -> None:
+    service = ours(file)[name]
+    assert service["image"] == f"noloco-peer:{__version__}"
+    assert service["read_only"] and service["init"] and service["tmpfs"] == ["/tmp"] and service["cap_drop"] == ["ALL"]
+    if words(service)[0] == "train":
+        assert service["stop_grace_period"] == "2m"
+        assert service["restart"] == "on-failure"
+    assert ("gpu" in service.get("profiles", [])) == ("deploy" in service)
+
+
+def test_names_that_the_program_does_not_know_are_not_used() -> None:
+    text = DOCKERFILE + "".join((FOLDER / file).read_text() for file in FILES)
+    known = {*settings.ENVIRONMENT, *settings.OTHER_VARIABLES}
+    assert set(re.findall(r"NOLOCO_[A-Z_]+", text)) <= known
+
+
+def test_images_are_pinned_and_the_label_is_the_version() -> None:
+    for file in FILES:
+        for service in load(file)["services"].values():
+            assert re.search(r":v?\d+\.\d+", service["image"]), service["image"]
+    assert f'image.version="{__version__}"' in DOCKERFILE
+    named = "".join((ROOT / file).read_text() for file in ("README.md", "Makefile", "docker/Dockerfile"))
+    assert set(re.findall(r"noloco-peer:(\d\S*)", named)) == {__version__}
+    assert re.search(r"^ARG BASE=[\w./-]+:\d[\w.-]+$", DOCKERFILE, re.MULTILINE)
+
+
+def test_every_file_that_the_image_takes_is_in_its_context() -> None:
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert all((ROOT / path).exists() for path in kept)
+    copied = re.findall(r"^COPY (?!--)(.*) \S+$", DOCKERFILE, re.MULTILINE)
+    assert {word for line in copied for word in line.split()} - {"."} <= kept
+
+
+def test_the_readme_s_commands_name_files_profiles_and_services_that_exist() -> None:
+    readme = (ROOT / "README.md").read_text()
+    found = re.findall(r"docker compose -f docker/(\S+) ?(?:--profile (\w+) )?(\w+) ?(.*)", readme)
+    assert len(found) >= 5
+    for file, profile, verb, rest in found:
+        services = load(file)["services"]
+        assert not profile or any(profile in it.get("profiles", []) for it in services.values())
+        assert verb in {"up", "stop", "down", "logs", "exec", "build", "cp"}
+        if verb in {"logs", "exec"}:
+            assert next(word for word in rest.split() if not word.startswith("-")) in services
+
+
+def test_the_readme_s_containers_run_commands_that_exist() -> None:
+    lines = re.findall(r"^docker run .*? noloco-peer:\S+ (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(lines) == 2
+    for line in lines:
+        service = {"command": line, "environment": {}}
+        if words(service)[0] == "bootstrap":
+            bootstrap_parser().parse_args(words(service)[1:])
+        else:
+            assert configured(service).peer.network.port == PEER_PORT
