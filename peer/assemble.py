@@ -15,7 +15,6 @@ from peer.checkpoint import Checkpoints
 from peer.config import Config, Exchange
 from peer.config_digest import canonical, digest
 from peer.corpus import Corpus
-from peer.data import TokenStream
 from peer.errors import UserError
 from peer.exchange.average import GroupAverage
 from peer.exchange.group import GroupExchange
@@ -32,7 +31,6 @@ from peer.outer.decoupled import Decoupled
 from peer.outer.method import OuterMethod
 from peer.outer.noloco import NoLoCo
 from peer.overlapped import OverlappedTrainer
-from peer.prefetch import Prefetched
 from peer.progress import Progress
 from peer.report import Reporter
 from peer.rounds import Grouping
@@ -71,8 +69,7 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
 
         progress = Progress()
         text = corpus.load(run.data, run.evaluation.sets)
-        state = _replica(config, text, device, peer_id, build.Signs(progress, signals.stop))
-        stack.callback(state.stream.close)
+        state = stack.enter_context(_replica(config, text, device, peer_id, build.Signs(progress, signals.stop)))
         checkpoints = Checkpoints(home.folder / "checkpoints", own.checkpoint.keep)
         checkpoints.require_space(state.checkpoint_bytes)
         standing = Standing()
@@ -112,7 +109,7 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         what = fields(config=me.config, method=run.outer.name, parameters=slow.numel, device=device)
         where = fields(address=node.addresses[0], metrics=metrics_address, step=state.inner.step)
         log.info("ready: %s %s", what, where)
-        evaluated = build.validation(run, text), build.other_validation(run, text)
+        evaluated = build.validation_sets(run, text)
         parts = Parts(state, presence, checkpoints, reporter, phase, progress, signals.stop, *evaluated)
         yield _trainer(config, parts, node, Identity(run.name, me.config, layout, slow.numel))
 
@@ -164,15 +161,21 @@ def _node_settings(config: Config, key: Path) -> NodeSettings:
     )
 
 
-def _replica(config: Config, text: Corpus, device: torch.device, peer_id: str, signs: build.Signs) -> PeerState:
+@contextmanager
+def _replica(
+    config: Config, text: Corpus, device: torch.device, peer_id: str, signs: build.Signs
+) -> Iterator[PeerState]:
+    """What trains; its data stream is closed at the end."""
     own = config.peer
     if own.threads:
         torch.set_num_threads(own.threads)
     stream = identity.stream_of(peer_id) if own.stream is None else own.stream
     state = build.replica(config, text.train, stream=stream, device=device, signs=signs)
-    if device.type == "cuda" or not isinstance(state.stream, TokenStream):  # that one takes microseconds
-        state.stream = Prefetched(state.stream, pin=device.type == "cuda")
-    return state
+    state.stream = build.read_ahead(config.run, state.stream, device)
+    try:
+        yield state
+    finally:
+        state.stream.close()
 
 
 def _trainer(config: Config, parts: Parts, node: Node, same: Identity) -> Training:

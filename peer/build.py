@@ -25,6 +25,7 @@ from peer.outer.local import Local as LocalMethod
 from peer.outer.method import OuterMethod
 from peer.outer.noloco import NoLoCo as NoLoCoMethod
 from peer.outer.slow_weights import SlowWeights
+from peer.prefetch import Prefetched
 from peer.progress import Progress, Stop
 from peer.sources.documents import Split
 from peer.sources.stream import DocumentStream, Shape
@@ -69,6 +70,14 @@ def batches(run: Run, tokens: Tokens | Split, stream: int) -> data.Stream:
     return DocumentStream(tokens, Shape(run.batch_size, length, run.data.shuffle), seed=run.seed, stream=stream)
 
 
+def read_ahead(run: Run, stream: data.Stream, device: torch.device) -> data.Stream:
+    """``stream`` behind a thread where it takes time: while one block is trained on, the next is read."""
+    pin = device.type == "cuda"
+    if isinstance(run.data, Streamed):
+        return Prefetched(stream, pin=pin, depth=Shape(run.batch_size, 1, run.data.shuffle).batches)
+    return Prefetched(stream, pin=pin) if pin else stream  # tokens in memory take microseconds
+
+
 def outer_method(run: Run, slow: SlowWeights) -> OuterMethod:
     """The method that ``run.outer`` names."""
     match run.outer:
@@ -92,9 +101,9 @@ def validation(run: Run, corpus: Corpus) -> list[Tensor]:
     return _validation(run, corpus.validation)
 
 
-def other_validation(run: Run, corpus: Corpus) -> dict[str, list[Tensor]]:
-    """The same of the sets in ``run.evaluation.sets``, by name."""
-    return {name: _validation(run, tokens) for name, tokens in corpus.others.items()}
+def validation_sets(run: Run, corpus: Corpus) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
+    """The same, and those of ``run.evaluation.sets`` by name."""
+    return validation(run, corpus), {name: _validation(run, tokens) for name, tokens in corpus.others.items()}
 
 
 def _validation(run: Run, tokens: Tokens) -> list[Tensor]:

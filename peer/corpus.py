@@ -28,7 +28,7 @@ from peer.tokenizer import load as load_tokenizer
 __all__ = ["PIECE", "SEPARATOR", "VOCABULARY", "Corpus", "Tokens", "load"]
 
 HELD_OUT = 20  # every 20th document is validation
-VALIDATION = 2**20  # tokens of a source that is not in memory
+VALIDATION = 2**18  # tokens of a source that is not in memory
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 Documents = Iterable[tuple[str, bytes]]  # name and text

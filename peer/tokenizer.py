@@ -61,19 +61,20 @@ class HuggingFace:
             )
         self.end = self._end(settings.end)
         self._dtype = dtype(self.vocabulary)
+        self._fast = getattr(self._tokenizer, "backend_tokenizer", None)  # without it: one written in Python
+        if self._fast is not None:
+            self._fast.no_padding()
+            self._fast.no_truncation()
+            self._fast.encode_special_tokens = True  # "</s>" in a text is text: only we end documents
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         if not texts:
             return []
-        found = self._tokenizer(
-            list(texts),
-            add_special_tokens=False,
-            split_special_tokens=True,  # "</s>" in a text is text: only we end documents
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,  # a document may be longer than the tokenizer's model reads at once
-        )
-        return [np.array(ids, dtype=self._dtype) for ids in found["input_ids"]]
+        if self._fast is not None:
+            found = self._fast.encode_batch_fast(list(texts), add_special_tokens=False)
+            return [np.array(it.ids, dtype=self._dtype) for it in found]
+        ids = self._tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)
+        return [np.array(it, dtype=self._dtype) for it in ids["input_ids"]]
 
     def _end(self, wish: str | None) -> int:
         if wish is None:
