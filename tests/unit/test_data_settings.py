@@ -36,7 +36,7 @@ def test_what_show_config_prints_loads_to_the_same(data: str, tmp_path: Path) ->
     [
         (
             "{name: c5}",
-            "run.data.name: 'c5' is not known, choose one of: stdlib, text, jsonl, c4, parquet, huggingface",
+            "data.name: 'c5' is not known, choose one of: stdlib, text, jsonl, c4, parquet, huggingface",
         ),
         ("{name: jsonl}", "run.data.train: field required"),
         ("{name: jsonl, train: []}", "run.data.train:"),
