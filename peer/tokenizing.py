@@ -40,7 +40,8 @@ def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, colum
     except OSError as error:
         raise UserError(f"OUT: cannot make the folder {out}: {error.strerror}") from None
     for path in found:
-        target = out / f"{path.name.split('.')[0]}-{crc32(str(path).encode()):08x}.parquet"
+        stem = Path(path.name.removesuffix(".gz")).stem
+        target = out / f"{stem}-{crc32(str(path).encode()):08x}.parquet"  # files of one name in two folders
         made_of = {"file": str(path), "bytes": size(path), "column": column, "vocabulary": tokenizer.known}
         if target.exists() and _made_of(target) == (made_of, tokenizer.name):
             say(f"{path}: {target} is there already")
