@@ -94,6 +94,7 @@ def test_a_mistake_is_a_line(
     arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("peer.logs.setup", lambda *where: None)  # it would keep the captured stderr
     jsonl(tmp_path / "a.jsonl", texts(10))
     (tmp_path / "empty.txt").touch()
     with pytest.raises(SystemExit) as caught:
