@@ -7,6 +7,7 @@ from ipaddress import AddressValueError, IPv4Address
 from typing import Any
 
 from dht_bootstrap.history import RunHistory
+from peer.swarm.addresses import is_circuit
 from peer.swarm.records import MemberRecord
 
 HOST = re.compile(r"^/(?:ip4|dns4|dns)/([A-Za-z0-9.-]+)/")
@@ -24,7 +25,8 @@ def targets(runs: dict[str, RunHistory]) -> list[dict[str, Any]]:
 
 
 def target_of(record: MemberRecord) -> str | None:
-    """``host:port`` of a peer's metrics; ``None`` when they are for its own machine only.
+    """``host:port`` of a peer's metrics; ``None`` when they are for its own machine only, or when all that is
+    known is the relay by which it is reached: then the swarm's series have what its record says.
 
     Where it listens on all addresses, its host is that of its first address that is not loopback. Loopback itself is
     right only in a swarm on one machine.
@@ -36,6 +38,8 @@ def target_of(record: MemberRecord) -> str | None:
     hosts = [match[1] for match in map(HOST.match, record.addresses) if match]
     outside = [it for it in hosts if not _is_loopback(it)]
     if host == "0.0.0.0":
+        if any(map(is_circuit, record.addresses)):
+            return None
         host = (outside or ["127.0.0.1"])[0]
     if _is_loopback(host) and outside:
         return None

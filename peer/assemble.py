@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from peer import build, corpus, logs, place, trackers
+from peer import build, corpus, logs, model_source, place, trackers
 from peer.checkpoint import Checkpoints
 from peer.config import Config, Exchange
 from peer.config_digest import canonical, digest
@@ -54,6 +54,7 @@ STALE_ROUNDS = 2  # a resumed peer that is as little behind keeps its own weight
 @contextmanager
 def assembled(config: Config, signals: Signals) -> Iterator[Training]:
     """A trainer that is in the swarm; leaves it and closes everything at the end, whatever happens."""
+    config = model_source.pinned(config)
     run, own = config.run, config.peer
     with ExitStack() as stack:
         home = place.claim(run.dir, own.name)
@@ -156,6 +157,7 @@ def _node_settings(config: Config, key: Path) -> NodeSettings:
         announce=network.announce,
         initial_peers=config.peer.initial_peers,
         upnp=network.upnp,
+        reach=network.reach,
         start_timeout=network.start_timeout,
         join_timeout=network.join_timeout,
     )

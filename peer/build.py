@@ -5,12 +5,14 @@ The only place that picks a method's class. Used by assemble.py for a peer and b
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from peer import data, model
+from peer import __version__, data, model
 from peer.config import CodecName, Config, Decoupled, DiLoCo, Local, NoLoCo, Run
 from peer.config_data import Streamed
 from peer.config_digest import digest
@@ -46,7 +48,8 @@ def replica(config: Config, tokens: Tokens | Split, *, stream: int, device: torc
     length = run.data.sequence_length
     vocabulary = run.data.tokenizer.vocabulary
     network = model.build(run.model, sequence_length=length, seed=run.seed, vocabulary=vocabulary).to(device)
-    model.require_fit(network, run.data.tokenizer.name, vocabulary)
+    if own.gradient_checkpointing:
+        model.checkpoint_activations(network)
     inner = InnerLoop(
         network,
         run.inner,
@@ -54,11 +57,12 @@ def replica(config: Config, tokens: Tokens | Split, *, stream: int, device: torc
         device=device,
         autocast=wants_bf16(own.precision, device),
         micro_batch=own.micro_batch,
+        compiled=own.compile,
         progress=signs.progress,
         stop=signs.stop,
     )
     outer = outer_method(run, SlowWeights(network.named_parameters()))
-    return PeerState(inner, outer, batches(run, tokens, stream), digest(run))
+    return PeerState(inner, outer, batches(run, tokens, stream), digest(run), origin(run, network))
 
 
 def batches(run: Run, tokens: Tokens | Split, stream: int) -> data.Stream:
@@ -76,6 +80,15 @@ def read_ahead(run: Run, stream: data.Stream, device: torch.device) -> data.Stre
     if isinstance(run.data, Streamed):
         return Prefetched(stream, pin=pin, depth=Shape(run.batch_size, 1, run.data.shuffle).batches)
     return Prefetched(stream, pin=pin) if pin else stream  # tokens in memory take microseconds
+
+
+def origin(run: Run, network: nn.Module) -> dict[str, Any]:
+    """What a checkpoint says of where it comes from, so that ``export`` needs nothing else."""
+    return {
+        "version": __version__,
+        "run": run.model_dump(mode="json"),
+        "architecture": json.loads(network.config.to_json_string(use_diff=False)),  # type: ignore[operator, union-attr]
+    }
 
 
 def outer_method(run: Run, slow: SlowWeights) -> OuterMethod:

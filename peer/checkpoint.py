@@ -13,7 +13,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,12 +109,17 @@ class Checkpoints:
         """Folders of the checkpoints, oldest first."""
         return sorted(path for path in self.folder.glob("step_*") if path.is_dir())
 
-    def newest(self, usable: Callable[[dict[str, Any]], str] = lambda state: "") -> Saved | None:
-        """The newest checkpoint that is whole; ``usable`` names a reason to refuse one (a :class:`UserError`)."""
+    def newest(
+        self, usable: Callable[[dict[str, Any]], str] = lambda state: "", parts: Collection[str] | None = None
+    ) -> Saved | None:
+        """The newest checkpoint that is whole; ``usable`` names a reason to refuse one (a :class:`UserError`).
+
+        ``parts``: as in :func:`load`.
+        """
         self._put_back()
         for path in reversed(self.all()):
             try:
-                saved = load(path)
+                saved = load(path, parts)
             except (OSError, ValueError, KeyError) as error:
                 log.warning("checkpoint %s is damaged, taking the one before: %s", path, error)
                 continue
@@ -132,17 +137,24 @@ class Checkpoints:
                 moved.rename(final)
 
 
-def load(path: Path) -> Saved:
-    """Read and verify one checkpoint. Raises ``ValueError``, ``KeyError`` or ``OSError`` when it is not whole."""
+def load(path: Path, parts: Collection[str] | None = None) -> Saved:
+    """Read and verify one checkpoint, or with ``parts`` these files of it alone.
+
+    Raises ``ValueError``, ``KeyError`` or ``OSError`` when it is not whole.
+    """
     whole = json.loads((path / STATE).read_text(encoding="utf-8"))
     state = whole.get("state") if isinstance(whole, dict) else None
     if not isinstance(state, dict) or whole.get("digest") != _seal(state):
         raise ValueError(f"{STATE} does not match its digest")
     tensors = {}
     for name, digest in state["digests"].items():
+        if parts is not None and name.removesuffix(".safetensors") not in parts:
+            continue
         if _digest(path / name) != digest:
             raise ValueError(f"{name} does not match its digest")
         tensors[name.removesuffix(".safetensors")] = load_file(path / name)
+    if parts is not None and set(parts) - tensors.keys():
+        raise ValueError(f"it has no {', '.join(sorted(set(parts) - tensors.keys()))}")
     return Saved(path, state, tensors)
 
 

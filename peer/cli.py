@@ -4,7 +4,9 @@ noloco-peer train --config configs/demo.yaml --initial-peers ADDRESS
 noloco-peer swarm --peers 4 --config configs/demo.yaml
 noloco-peer simulate --replicas 8 --config configs/demo.yaml
 noloco-peer tokenize books/*.jsonl.gz tokens --tokenizer gpt2
+noloco-peer check --config configs/demo.yaml --initial-peers ADDRESS
 noloco-peer status --initial-peers ADDRESS
+noloco-peer export runs/peer-1 runs/peer-2 my-model
 noloco-peer show-config --config configs/demo.yaml
 """
 
@@ -51,13 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="one peer: join the swarm and train")
     _common(train)
-    train.add_argument(
-        "--initial-peers",
-        nargs="+",
-        default=[],
-        metavar="ADDR",
-        help="addresses that noloco-bootstrap or a peer printed",
-    )
+    _initial_peers(train)
     train.add_argument("--stop-with-parent", action="store_true", help=argparse.SUPPRESS)
     train.set_defaults(run=_train)
 
@@ -76,11 +72,17 @@ def _parser() -> argparse.ArgumentParser:
     tokenize.add_argument("--end", metavar="TOKEN", help="the token that ends a document, if not the tokenizer's own")
     tokenize.add_argument("--column", default="text", metavar="NAME", help="of JSON Lines and Parquet (default text)")
     tokenize.set_defaults(run=_tokenize)
+    check = commands.add_parser("check", help="can this machine join and be reached? One finding a line, with advice")
+    _common(check)
+    _initial_peers(check)
+    check.set_defaults(run=_check)
 
     status = commands.add_parser("status", help="who is in a swarm, as a live table")
     status.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDR", help="any of the swarm's addresses")
     status.add_argument("--invitation", type=Path, metavar="FILE", help="an invitation, where the swarm asks for one")
     status.set_defaults(run=_status)
+
+    _add_export(commands.add_parser("export", help="checkpoints into a Hugging Face folder; several are averaged"))
 
     show = commands.add_parser("show-config", help="print the resolved configuration and its digest")
     _common(show)
@@ -115,11 +117,35 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_simulate)
 
 
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    from peer.export import command
+
+    command.add_options(parser)
+    parser.set_defaults(run=command.run)
+
+
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML file with run: and peer:")
     parser.add_argument(
         "--set", action="append", default=[], dest="overrides", metavar="A.B=C", help="override one key; repeatable"
     )
+
+
+def _initial_peers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--initial-peers",
+        nargs="+",
+        default=[],
+        metavar="ADDR",
+        help="addresses that noloco-bootstrap or a peer printed",
+    )
+
+
+def _loaded(args: argparse.Namespace) -> Config:
+    overrides = list(args.overrides)
+    if args.initial_peers:
+        overrides.append(f"peer.initial_peers=[{', '.join(args.initial_peers)}]")
+    return settings.load(args.config, overrides)
 
 
 def _positive(text: str) -> int:
@@ -130,10 +156,7 @@ def _positive(text: str) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    overrides = list(args.overrides)
-    if args.initial_peers:
-        overrides.append(f"peer.initial_peers=[{', '.join(args.initial_peers)}]")
-    config = settings.load(args.config, overrides)
+    config = _loaded(args)
     from peer.progress import Stop
     from peer.signals import Signals, stop_with_parent
 
@@ -218,8 +241,23 @@ def _simulate(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check(args: argparse.Namespace) -> int:
+    from peer.check.runner import run
+
+    return run(_loaded(args), lambda line: print(line, flush=True))
+
+
 def _show_config(args: argparse.Namespace) -> int:
-    config: Config = settings.load(args.config, args.overrides)
+    from peer import model, model_source
+
+    config: Config = model_source.pinned(settings.load(args.config, args.overrides))
+    outline = model.outline(
+        config.run.model,
+        sequence_length=config.run.data.sequence_length,
+        vocabulary=config.run.data.tokenizer.vocabulary,
+    )
+    parameters, embeddings = model.parameter_count(outline), model.embedding_count(outline)
     print(f"# digest {digest(config.run)}: equal in the whole swarm for everything under run, paths left out")
+    print(f"# {parameters:,} parameters, {embeddings:,} of them embeddings")
     print(settings.dump(config), end="")
     return 0

@@ -12,29 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from peer.config_data import AnyData, StdlibData
-from peer.sections import LOCAL, Fraction, LocalPath, Name, Positive, Section, Words
-
-Port = Annotated[int, Field(ge=0, le=65535)]
-
-
-class LlamaModel(Section):
-    """A transformers ``LlamaForCausalLM`` with fresh weights, drawn from ``run.seed``."""
-
-    name: Literal["llama"] = "llama"
-    hidden_size: int = Field(default=128, gt=0)
-    intermediate_size: int = Field(default=344, gt=0)
-    layers: int = Field(default=5, gt=0)
-    heads: int = Field(default=4, gt=0)
-    kv_heads: int | None = Field(default=None, gt=0)
-    tie_embeddings: bool = True
-
-    @model_validator(mode="after")
-    def _divides(self) -> LlamaModel:
-        if self.hidden_size % self.heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of heads {self.heads}")
-        if self.kv_heads and self.heads % self.kv_heads:
-            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
-        return self
+from peer.model_config import AutoModel, LlamaModel
+from peer.sections import LOCAL, Fraction, LocalPath, Name, Port, Positive, Section, Words
 
 
 class Inner(Section):
@@ -144,7 +123,7 @@ class Run(LocalPath):
     inner_steps: int = Field(default=50, gt=0)  # H
     inner_time: Positive | None = None  # seconds: a peer that is slower does fewer inner steps (NoLoCo only)
     batch_size: int = Field(default=8, gt=0)  # sequences a peer and inner step
-    model: LlamaModel = LlamaModel()
+    model: Annotated[LlamaModel | AutoModel, Field(discriminator="name")] = LlamaModel()
     data: AnyData = StdlibData()
     inner: Inner = Inner()
     outer: Annotated[NoLoCo | DiLoCo | Decoupled | Local, Field(discriminator="name")] = NoLoCo()
@@ -153,6 +132,11 @@ class Run(LocalPath):
     evaluation: Evaluation = Evaluation()
     admission: Literal["open", "invite"] = "open"  # invite: only who has an invitation of the owner takes part
     owner: str | None = Field(default=None, pattern=r"^[A-Za-z0-9+/]{43}=$")  # public key, from noloco-bootstrap invite
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _llama_where_no_name_is_given(cls, value: Any) -> Any:
+        return {"name": "llama", **value} if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _fits(self) -> Run:
@@ -174,6 +158,7 @@ class Network(Section):
     port: Port = 0  # 0: any free one; open and fix it for peers behind a firewall
     announce: tuple[str, ...] = ()  # multiaddrs to announce instead of the detected ones
     upnp: bool = True  # ask the router for a port mapping
+    reach: Literal["auto", "public", "relay"] = "auto"  # auto: through relays when initial peers cannot dial us
     start_timeout: Positive = 60.0  # seconds for the p2p daemon to start
     join_timeout: Positive = 60.0  # seconds of trying the initial peers
 
@@ -209,6 +194,8 @@ class Peer(LocalPath):
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast where the device has it
     threads: int | None = Field(default=None, gt=0)  # CPU threads of torch; none: torch's choice
     micro_batch: int | None = Field(default=None, gt=0)  # sequences at once; none: the whole batch
+    gradient_checkpointing: bool = False  # compute activations again in the backward pass: less memory, a third slower
+    compile: bool = False  # torch.compile the model; falls back to the model as it is where that fails
     stream: int | None = Field(default=None, ge=0)  # data stream; none: from the identity
     identity: Path | None = None  # none: <run.dir>/<peer name>/identity.key
     invitation: Path | None = None  # the owner's file, which has the identity in it; for run.admission: invite

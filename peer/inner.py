@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from peer.config import Inner as Settings
+from peer.logs import get_logger
 from peer.progress import Progress, Stop
+
+log = get_logger("inner")
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,10 @@ class InnerLoop:
         micro_batch: int | None,
         progress: Progress,
         stop: Stop,
+        compiled: bool = False,
     ) -> None:
         self.model, self.device, self.step = model, device, 0
+        self._forward = _Compiled(model) if compiled else model
         self._settings, self._total, self._autocast = settings, total_steps, autocast
         self._micro_batch, self._progress, self._stop = micro_batch, progress, stop
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -64,7 +69,7 @@ class InnerLoop:
             _decay_groups(model, settings.weight_decay),
             lr=0.0,  # set before every step
             betas=(settings.beta1, settings.beta2),
-            fused=True,
+            fused=True,  # one kernel for all parameters, on the GPU as on the CPU
         )
 
     def run(self, batches: Iterable[Tensor]) -> InnerReport:
@@ -97,8 +102,9 @@ class InnerLoop:
         )
 
     def evaluate(self, batches: Iterable[Tensor]) -> float:
-        """Mean loss in nats a token over ``batches``."""
-        return mean_loss(self.model, batches, self.device, self._autocast)
+        """Mean loss in nats a token over ``batches``, in micro-batches as in training."""
+        pieces = (piece for batch in batches for piece in batch.split(self._micro_batch or batch.shape[0]))
+        return mean_loss(self.model, pieces, self.device, self._autocast)
 
     def _train_step(self, batch: Tensor, rate: float) -> tuple[Tensor, Tensor]:
         for group in self.optimizer.param_groups:
@@ -107,7 +113,7 @@ class InnerLoop:
         share = size / batch.shape[0]
         total = torch.zeros((), device=self.device)
         for piece in batch.split(size):
-            loss = batch_loss(self.model, piece, self.device, self._autocast) * share
+            loss = batch_loss(self._forward, piece, self.device, self._autocast) * share
             loss.backward()
             total += loss.detach()
         norm = nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
@@ -123,13 +129,34 @@ def mean_loss(model: nn.Module, batches: Iterable[Tensor], device: torch.device,
     return float(torch.stack([batch_loss(model, batch, device, autocast) for batch in batches]).mean())
 
 
-def batch_loss(model: nn.Module, batch: Tensor, device: torch.device, autocast: bool) -> Tensor:
+def batch_loss(model: Callable[..., Any], batch: Tensor, device: torch.device, autocast: bool) -> Tensor:
     """Cross entropy of the next token, fp32 scalar on ``device``; inputs and targets are shifted here, once."""
     if device.type == "cuda":
         batch = batch.pin_memory().to(device, non_blocking=True)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
         logits = model(input_ids=batch[:, :-1]).logits
     return functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+
+
+class _Compiled:
+    """The model's forward pass through torch.compile; as it is where that does not work on this machine."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model: Callable[..., Any] = model
+        self._compiled: Callable[..., Any] | None = torch.compile(model)
+
+    def __call__(self, **inputs: Tensor) -> Any:
+        if self._compiled is None:
+            return self._model(**inputs)
+        try:
+            return self._compiled(**inputs)
+        except (RuntimeError, OSError) as error:  # no compiler, no Triton for this GPU, an operator it does not know
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            self._compiled = None
+            said = (str(error).strip().splitlines() or [""])[0][:160]
+            log.warning("peer.compile does not work here, going on without: %s: %s", type(error).__name__, said)
+            return self._model(**inputs)
 
 
 def synchronize(device: torch.device) -> None:

@@ -2,23 +2,104 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import nn
 
-from peer.config import LlamaModel
 from peer.config_data import BYTE_VOCABULARY as VOCABULARY
 from peer.errors import UserError
+from peer.model_config import AutoModel, LlamaModel
+from peer.model_source import locate, weight_files
 
 
-def build(settings: LlamaModel, *, sequence_length: int, seed: int, vocabulary: int = VOCABULARY) -> nn.Module:
-    """Fresh fp32 weights on the CPU, equal on every machine for the same ``seed``.
+def build(
+    settings: LlamaModel | AutoModel, *, sequence_length: int, seed: int, vocabulary: int = VOCABULARY
+) -> nn.Module:
+    """fp32 weights on the CPU: fresh ones, equal on every machine for the same ``seed``, or the source's.
 
-    ``model(input_ids=[B, T]).logits`` is ``[B, T, vocabulary]``. The caller's random state is left alone.
+    ``model(input_ids=[B, T]).logits`` is ``[B, T, tokens]``, with at least ``vocabulary`` tokens. The caller's random
+    state is left alone. Raises :class:`UserError` for a model that cannot be had or does not fit the data.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
+    if isinstance(settings, AutoModel) and settings.pretrained:
+        return _pretrained(settings, _checked(settings, sequence_length, vocabulary))
+    trust = isinstance(settings, AutoModel) and settings.trust_remote_code
+    return fresh(_checked(settings, sequence_length, vocabulary), seed=seed, trust_remote_code=trust)
 
-    config = LlamaConfig(
-        vocab_size=vocabulary,
+
+def fresh(config: Any, *, seed: int = 0, trust_remote_code: bool = False) -> nn.Module:
+    """fp32 weights drawn from ``seed`` for a transformers configuration."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]), _in_one_line(config.model_type):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Keep the activations between the layers only, and compute the others again in the backward pass."""
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise UserError("peer.gradient_checkpointing: this model does not support it; set it to false")
+    how = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # its name in later versions of transformers 5
+        model.activation_checkpointing_enable(how)  # type: ignore[operator]
+    else:
+        model.gradient_checkpointing_enable(how)  # type: ignore[operator]
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Trained parameters; tied ones once."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def embedding_count(model: nn.Module) -> int:
+    """Those of them that are rows of a token: embeddings, and the head where it has its own."""
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
+    tables = {id(layer.weight): layer.weight.numel() for layer in layers if layer is not None}
+    return sum(tables.values())
+
+
+def outline(settings: LlamaModel | AutoModel, *, sequence_length: int, vocabulary: int = VOCABULARY) -> nn.Module:
+    """The model without weights, on the meta device: layers, names and shapes, at no cost in memory."""
+    trust = isinstance(settings, AutoModel) and settings.trust_remote_code
+    config = _checked(settings, sequence_length, vocabulary)
+    with torch.device("meta"):
+        return fresh(config, trust_remote_code=trust)
+
+
+def parameters_of(settings: LlamaModel | AutoModel, *, sequence_length: int, vocabulary: int = VOCABULARY) -> int:
+    """:func:`parameter_count` of a model that is not made for it."""
+    return parameter_count(outline(settings, sequence_length=sequence_length, vocabulary=vocabulary))
+
+
+def _checked(settings: LlamaModel | AutoModel, sequence_length: int, vocabulary: int) -> Any:
+    """The transformers configuration, if the run's data fits into such a model."""
+    if isinstance(settings, LlamaModel):
+        tokens, positions = settings.vocabulary or vocabulary, sequence_length
+        config = _llama(settings, sequence_length, tokens)
+        key = "run.model.vocabulary"
+    else:
+        config = _source_config(settings)
+        text = config.get_text_config()
+        tokens, positions = text.vocab_size, getattr(text, "max_position_embeddings", None) or sequence_length
+        key = f"run.model: the vocabulary of {settings.source}"
+    if tokens < vocabulary:
+        raise UserError(f"{key} has {tokens} tokens, the data's tokenizer {vocabulary}; choose ones that fit")
+    if positions < sequence_length:
+        raise UserError(
+            f"run.data.sequence_length: {sequence_length} is more than the {positions} positions of run.model; lower it"
+        )
+    return config
+
+
+def _llama(settings: LlamaModel, sequence_length: int, tokens: int) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=tokens,
         hidden_size=settings.hidden_size,
         intermediate_size=settings.intermediate_size,
         num_hidden_layers=settings.layers,
@@ -30,27 +111,52 @@ def build(settings: LlamaModel, *, sequence_length: int, seed: int, vocabulary: 
         eos_token_id=None,
         use_cache=False,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return LlamaForCausalLM(config)
 
 
-def require_fit(network: nn.Module, tokenizer: str, vocabulary: int) -> None:
-    """Raises :class:`UserError` when ``network`` does not know all ids that the tokenizer gives."""
-    known = network.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    if known < vocabulary:
-        raise UserError(
-            f"run.model: knows {known} tokens, run.data.tokenizer {tokenizer} has {vocabulary}; take the tokenizer "
-            "that the model was made with, or a model with fresh weights"
+def _source_config(settings: AutoModel) -> Any:
+    from transformers import AutoConfig
+
+    folder = locate(settings)
+    with _in_one_line(settings.source):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=settings.trust_remote_code, use_cache=False)
+
+
+def _pretrained(settings: AutoModel, config: Any) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    folder: Path = locate(settings)
+    weight_files(folder, settings)  # in words when there are none
+    with torch.random.fork_rng(devices=[]), _in_one_line(settings.source):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=settings.trust_remote_code,
+            output_loading_info=True,
         )
+    if report["missing_keys"]:
+        first = sorted(report["missing_keys"])[0]
+        raise UserError(
+            f"run.model: the weights of {settings.source} lack {first}; choose a model for text generation, "
+            "or run.model.pretrained: false"
+        )
+    return model
 
 
-def parameter_count(model: nn.Module) -> int:
-    """Trained parameters; tied ones once."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
-def parameters_of(settings: LlamaModel, *, sequence_length: int, vocabulary: int = VOCABULARY) -> int:
-    """:func:`parameter_count` of a model that is not made for it."""
-    with torch.device("meta"):
-        return parameter_count(build(settings, sequence_length=sequence_length, seed=0, vocabulary=vocabulary))
+@contextmanager
+def _in_one_line(name: str) -> Iterator[None]:
+    """What transformers says of a configuration that it cannot use."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, ImportError, OSError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        if "trust_remote_code" in str(error):
+            reason = "it brings Python code along; read it, then set run.model.trust_remote_code: true"
+        elif "Unrecognized configuration class" in str(error):
+            reason = "it is not a causal language model"
+        else:
+            reason = said[0][:200]
+        raise UserError(f"run.model: {name} cannot be used: {reason}") from None

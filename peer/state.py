@@ -6,7 +6,9 @@ Previous station: inner.py and outer/. Next stations: checkpoint.py (disk) and s
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,10 +38,17 @@ class Counters:
 class PeerState:
     """Reads and writes the state of the parts it is given."""
 
-    def __init__(self, inner: InnerLoop, outer: OuterMethod, stream: Stream, config: str) -> None:
+    def __init__(
+        self,
+        inner: InnerLoop,
+        outer: OuterMethod,
+        stream: Stream,
+        config: str,
+        origin: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.inner, self.outer, self.stream = inner, outer, stream
         self.counters = Counters()
-        self._config = config
+        self._config, self._origin = config, dict(origin)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -64,6 +73,7 @@ class PeerState:
         """The JSON half of a checkpoint."""
         return {
             "config": self._config,
+            "origin": self._origin,  # the run and the model in words: what export makes a folder from
             "inner_step": self.inner.step,
             "position": self.stream.position,
             "cursor": self.stream.cursor,

@@ -47,6 +47,7 @@ class Stream:
     writer: asyncio.StreamWriter
     remote: str
     initiator: bool
+    origin: str = ""  # of an incoming stream: the multiaddr from which its connection comes
     sent: int = 0  # bytes
     received: int = 0  # bytes
     hang_up: Callable[[], None] = lambda: None  # gives up the whole connection that the stream runs on

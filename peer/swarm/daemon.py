@@ -35,9 +35,14 @@ class Daemon:
         addresses: Sequence[str],
         announce: Sequence[str] = (),
         upnp: bool = False,
+        relayed: bool = False,
         timeout: float = 60.0,
     ) -> None:
-        """Start, and wait at most ``timeout`` seconds until it listens on ``addresses`` (multiaddrs)."""
+        """Start, and wait at most ``timeout`` seconds until it listens on ``addresses`` (multiaddrs).
+
+        ``relayed``: others cannot dial it. Then it is no server of libp2p's DHT, and tries to make a direct connection
+        out of each one that comes through a relay (hole punching).
+        """
         _remove_leftovers()
         self.sockets = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         self.control = f"/unix{self.sockets}/p2pd.sock"
@@ -47,8 +52,9 @@ class Daemon:
             str(files("hivemind.hivemind_cli") / "p2pd"),
             f"-listen={self.control}",
             f"-hostAddrs={','.join(addresses)}",
-            "-dhtServer=1",
+            *(["-dhtClient=1", "-forceReachabilityPrivate=1"] if relayed else ["-dhtServer=1"]),
             "-relay=1",
+            "-relayService=0",  # peer/swarm/relay.py takes the place of the daemon's own
             "-autonat=1",
             "-connManager=1",
             "-tls=1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Sequence
@@ -13,10 +14,13 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from peer.errors import UserError
 from peer.logs import get_logger
+from peer.swarm.addresses import CIRCUIT, is_circuit, owner_of, place_of
 
 log = get_logger("dial")
 ATTEMPT_SECONDS = 10.0
+DISCONNECT_SECONDS = 5.0
 BACKOFF = "dial backoff"
+_P2P, _P2P_CIRCUIT = b"\xa5\x03", b"\xa2\x02"  # multicodec's numbers 421 and 290 as varints
 
 
 class Unreachable(Exception):
@@ -25,14 +29,21 @@ class Unreachable(Exception):
 
 async def dial(p2p: Any, peer_id: str, addresses: Sequence[str], timeout: float) -> None:
     """Connect to ``peer_id``; a peer that is connected already costs one look. Raises :class:`Unreachable`."""
-    places = [Multiaddr(address.partition("/p2p/")[0]) for address in addresses]
     try:
+        places = [_multiaddr(place_of(address)) for address in addresses]
         async with asyncio.timeout(timeout):
             await p2p._client.connect(PeerID.from_base58(peer_id), places)
     except TimeoutError:
         raise Unreachable(f"no answer within {timeout:.0f} s") from None
     except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
         raise Unreachable(_reason(str(error))) from None
+
+
+async def disconnect(p2p: Any, peer_id: str) -> None:
+    """Close the connections to a peer, if there are any."""
+    with contextlib.suppress(Exception):  # p2pd reports every failure as a different type, and it is gone then anyway
+        async with asyncio.timeout(DISCONNECT_SECONDS):
+            await p2p._client.disconnect(PeerID.from_base58(peer_id))
 
 
 async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> list[str]:
@@ -48,7 +59,7 @@ async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> lis
         failed: set[str] = set()
         for address in addresses:
             try:
-                await dial(p2p, address.rpartition("/p2p/")[2], [address], ATTEMPT_SECONDS)
+                await dial(p2p, owner_of(address), [address], ATTEMPT_SECONDS)
             except Unreachable as error:
                 # libp2p does not even try again for a few seconds after a failure: then the first reason stands
                 if BACKOFF not in str(error) or address not in reasons:
@@ -78,6 +89,21 @@ def check_address(address: str) -> None:
         raise UserError(
             f"initial peer {address!r} is not an address; it looks like /ip4/203.0.113.7/tcp/31337/p2p/Qm..."
         ) from None
+    if is_circuit(address):
+        raise UserError(
+            f"initial peer {address!r} is behind a relay and can bring nobody in; name the relay itself, "
+            f"{address.partition(CIRCUIT)[0]}"
+        )
+
+
+def _multiaddr(place: str) -> Multiaddr:
+    """hivemind writes the id in the middle of a circuit as a CID, which the daemon does not read."""
+    relay, circuit, rest = place.partition(CIRCUIT)
+    if not circuit or rest:
+        return Multiaddr(place)
+    identity = PeerID.from_base58(owner_of(relay)).to_bytes()
+    direct = Multiaddr(place_of(relay)).to_bytes()
+    return Multiaddr(direct + _P2P + bytes([len(identity)]) + identity + _P2P_CIRCUIT)
 
 
 def _reason(error: str) -> str:

@@ -1,18 +1,17 @@
 """This process's place in the peer-to-peer network: p2pd and hivemind's DHT node, on a loop in a thread.
 
-Previous stations: thread.py, daemon.py, dial.py. Next stations: members.py, rendezvous.py, join.py.
+Previous stations: thread.py, daemon.py, dial.py, reach.py, entry.py. Next stations: members.py, rendezvous.py, join.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, PeerID
@@ -21,30 +20,34 @@ from hivemind.utils.multiaddr import Multiaddr
 from peer.errors import RunError, UserError
 from peer.logs import get_logger
 from peer.streams import Stream, StreamLost
+from peer.swarm import circuit, dialback, relay
+from peer.swarm.addresses import is_loopback, owner_of, tcp_of
 from peer.swarm.authority import Authority
 from peer.swarm.daemon import Daemon
-from peer.swarm.dial import Unreachable, connect_any, dial
+from peer.swarm.dial import Unreachable, connect_any, dial, disconnect
+from peer.swarm.entry import back_in_touch, join_dht, objection_of
 from peer.swarm.gate import PROTOCOL as ADMISSION
-from peer.swarm.gate import Gate, Notice, knock, why_refused
-from peer.swarm.invitation import Certificate
+from peer.swarm.gate import Gate
+from peer.swarm.reach import Stand, decide
 from peer.swarm.revocations import keep_revocations
+from peer.swarm.slots import Slots
 from peer.swarm.thread import LoopThread
 
 log = get_logger("node")
 T = TypeVar("T")
 Handler = Callable[[Stream], Awaitable[None]]
 
-CLOCK_TOLERANCE = 3.0  # seconds; hivemind refuses more
 GOODBYE_TIMEOUT = 3.0  # seconds for saying goodbye to the DHT
 RPC_TIMEOUT = 5.0  # seconds for one request to the daemon
-DHT_TIMEOUT = 2.0  # seconds for one DHT request: a frozen member must not hold up a whole search
 OPEN_TIMEOUT = 5.0  # seconds to open a stream
 REDIAL_SECONDS = 20.0
+DECIDE_TIMEOUT = 60.0  # seconds for the initial peers to say whether they can dial this node
+SLOT_TIMEOUT = 10.0  # seconds to wait for a slot at a relay, before going on without
 
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """How this node listens and whom it joins. ``host`` is an IPv4 address."""
+    """How this node listens and whom it joins. ``host`` is an IPv4 address, ``reach`` as in peer.network.reach."""
 
     identity: Path | None
     host: str
@@ -52,6 +55,7 @@ class NodeSettings:
     announce: tuple[str, ...] = ()
     initial_peers: tuple[str, ...] = ()
     upnp: bool = False
+    reach: Literal["auto", "public", "relay"] = "public"
     start_timeout: float = 60.0
     join_timeout: float = 60.0
 
@@ -67,8 +71,10 @@ class Node:
         self._daemon: Daemon | None = None
         self._p2p: P2P | None = None
         self._dht: DHTNode | None = None
+        self._served: set[str] = set()
+        self._slots: Slots | None = None
+        self._listening: tuple[str, ...] = ()
         self.peer_id = ""
-        self.addresses: tuple[str, ...] = ()
 
     # -- from the main thread ------------------------------------------------------------------------
 
@@ -76,21 +82,43 @@ class Node:
         """Listen, then join through the first initial peer that answers. Raises one-line errors only."""
         settings = self._settings
         loopback = settings.host.startswith("127.")
-        self._daemon = Daemon(
-            identity=settings.identity,
-            addresses=[f"/ip4/{settings.host}/tcp/{settings.port}"],
-            announce=settings.announce,
-            upnp=settings.upnp and not loopback,
-            timeout=settings.start_timeout,
-        )
-        self.call(self._attach(), settings.start_timeout)
-        reached = self.call(
-            connect_any(self._p2p, settings.initial_peers, settings.join_timeout), settings.join_timeout + 10
-        )
-        self.call(self._join_dht(reached), settings.join_timeout + 10)
+        if settings.reach == "relay" and not settings.initial_peers:
+            raise UserError("peer.network.reach is relay: name a relay in peer.initial_peers, a bootstrap node is one")
+        stand = Stand(relayed=settings.reach == "relay", announce=settings.announce)
+        self.listen(stand)
+        reached = self.connect()
+        if settings.reach == "auto" and reached and not loopback and not settings.announce:
+            found = self.call(decide(self.open, self.visible, reached, settings.upnp), DECIDE_TIMEOUT)
+            if found != stand:
+                port = next((it[1] for it in map(tcp_of, self._listening) if it is not None), settings.port)
+                self._end_listening()
+                self.listen(found, port)
+                reached, stand = self.connect(), found
+            self._listening = self.call(self.visible(), RPC_TIMEOUT)  # a router has opened one of them meanwhile
+        self.call(self.join(reached, client=stand.relayed), settings.join_timeout + 10)
+        self.call(self._offer(reached, stand.relayed), SLOT_TIMEOUT + 10)
         self.spawn(self._redial())
         if self._authority is not None:
             self.spawn(keep_revocations(self.dht, self._authority.admission))
+
+    def listen(self, stand: Stand, port: int | None = None) -> None:
+        """Start the p2p daemon, on another ``port`` than the settings'."""
+        settings = self._settings
+        self._daemon = Daemon(
+            identity=settings.identity,
+            addresses=[f"/ip4/{settings.host}/tcp/{settings.port if port is None else port}"],
+            announce=stand.announce,
+            upnp=settings.upnp and not stand.relayed and not settings.host.startswith("127."),
+            relayed=stand.relayed,
+            timeout=settings.start_timeout,
+        )
+        self.call(self._attach(), settings.start_timeout)
+
+    def connect(self) -> list[str]:
+        """The initial peers that answer; raises :class:`UserError` when none does."""
+        settings = self._settings
+        limit = settings.join_timeout + 10
+        return self.call(connect_any(self.p2p, settings.initial_peers, settings.join_timeout), limit)
 
     def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         """Run ``work`` on the network thread and wait at most ``timeout`` seconds for it."""
@@ -104,6 +132,14 @@ class Node:
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` in the background until it ends or the node stops."""
         self._thread.spawn(work)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddrs by which others reach this node, with its id; those through relays first."""
+        if self._slots is None:
+            return self._listening
+        own = [address for address in self._listening if not is_loopback(address)]
+        return (*(f"{place}/p2p/{self.peer_id}" for place in self._slots.places), *own) or self._listening
 
     @property
     def subkey(self) -> str:
@@ -134,6 +170,12 @@ class Node:
     # -- on the network thread -----------------------------------------------------------------------
 
     @property
+    def p2p(self) -> P2P:
+        """hivemind's client of the daemon; its coroutines run on the network thread."""
+        assert self._p2p is not None
+        return self._p2p
+
+    @property
     def dht(self) -> DHTNode:
         """hivemind's DHT node; its coroutines run on the network thread."""
         assert self._dht is not None
@@ -145,19 +187,11 @@ class Node:
 
     async def open(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
         """Open a stream to ``peer_id``. Raises :class:`StreamLost` or ``TimeoutError``."""
-        assert self._p2p is not None
-        remote = PeerID.from_base58(peer_id)
         async with asyncio.timeout(OPEN_TIMEOUT):
-            try:
-                if addresses:
-                    with contextlib.suppress(Unreachable):  # it may be known to the network by another address
-                        await dial(self._p2p, peer_id, addresses, OPEN_TIMEOUT)
-                _, reader, writer = await self._p2p.call_binary_stream_handler(remote, protocol)
-            except TimeoutError:
-                raise
-            except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
-                raise StreamLost(str(error) or type(error).__name__) from None
-        stream = Stream(reader, writer, remote=peer_id, initiator=True, hang_up=partial(self.hang_up, peer_id))
+            if addresses:
+                with contextlib.suppress(Unreachable):  # it may be known to the network by another address
+                    await dial(self.p2p, peer_id, addresses, OPEN_TIMEOUT)
+            stream = await self._open_raw(peer_id, protocol)
         if self._gate is not None:
             stream.gate = self._gate.check
             try:
@@ -167,27 +201,36 @@ class Node:
                 raise
         return stream
 
+    async def _open_raw(self, peer_id: str, protocol: str) -> Stream:
+        """As :meth:`open` to a peer that is connected, without showing who we are."""
+        async with asyncio.timeout(OPEN_TIMEOUT):
+            try:
+                _, reader, writer = await self.p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), protocol)
+            except TimeoutError:
+                raise
+            except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
+                raise StreamLost(str(error) or type(error).__name__) from None
+        return Stream(reader, writer, remote=peer_id, initiator=True, hang_up=partial(self.hang_up, peer_id))
+
     def hang_up(self, peer_id: str) -> None:
         """Close the connection to a peer; the next stream to it makes a new one."""
-        assert self._p2p is not None
-        self.background(_disconnect(self._p2p, peer_id))
+        self.background(disconnect(self.p2p, peer_id))
 
     async def count_peers(self) -> int:
         """Peers that this node is connected to. Raises when the daemon does not answer."""
-        assert self._p2p is not None
         async with asyncio.timeout(RPC_TIMEOUT):
             try:
-                return len(await self._p2p.list_peers())
+                return len(await self.p2p.list_peers())
             except OSError as error:
                 raise RunError(f"the p2p daemon does not answer: {error}") from None
 
     async def serve(self, protocol: str, handler: Handler, *, open_to_all: bool = False) -> None:
         """Call ``handler`` for every incoming stream of one who is admitted, which it then owns and closes."""
-        assert self._p2p is not None
 
         async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             remote = info.peer_id.to_base58()
-            stream = Stream(reader, writer, remote=remote, initiator=False, hang_up=partial(self.hang_up, remote))
+            hang_up, origin = partial(self.hang_up, remote), str(info.addr)
+            stream = Stream(reader, writer, remote=remote, initiator=False, origin=origin, hang_up=hang_up)
             try:
                 if self._gate is not None and not open_to_all:
                     await self._gate.check(stream)
@@ -197,74 +240,55 @@ class Node:
                 log.debug("stream %s from %s: %s: %s", protocol, stream.remote, type(error).__name__, error)
                 stream.close()
 
-        await self._p2p.add_binary_stream_handler(protocol, handle)
+        await self.p2p.add_binary_stream_handler(protocol, handle)
+        self._served.add(protocol)
+
+    async def visible(self) -> tuple[str, ...]:
+        """The daemon's own addresses, with this node's id; a router's port mapping comes some seconds late."""
+        async with asyncio.timeout(RPC_TIMEOUT):
+            return tuple(str(address) for address in await self.p2p.get_visible_maddrs(latest=True))
 
     async def _attach(self) -> None:
         assert self._daemon is not None
         # hivemind puts its client socket where this private attribute says; ours goes into the daemon's folder
         placed: Any = type("PlacedP2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{self._daemon.sockets}/"})
         self._p2p = await placed.replicate(Multiaddr(self._daemon.control))
-        self.peer_id = self._p2p.peer_id.to_base58()
-        self.addresses = tuple(str(address) for address in await self._p2p.get_visible_maddrs(latest=True))
+        self.peer_id = self.p2p.peer_id.to_base58()
+        self._listening = await self.visible()
         if self._gate is not None:
             await self.serve(ADMISSION, self._gate.answer, open_to_all=True)
 
-    async def _join_dht(self, reached: Sequence[str]) -> None:
-        try:
-            self._dht = await DHTNode.create(
-                self._p2p,
-                initial_peers=list(reached),
-                wait_timeout=DHT_TIMEOUT,
-                backoff_rate=1.0,  # hivemind would look away from a member for twice as long after every failure
-                ensure_bootstrap_success=bool(reached),
-                authorizer=self._authority.authorizer if self._authority else None,
-                record_validator=self._authority.validator if self._authority else None,
-            )
-        except Exception as error:  # noqa: BLE001 - hivemind's own type is not exported
-            refused = await self._why_refused(reached)
-            raise UserError(refused or _why_not_joined(str(error), reached)) from None
+    async def join(self, reached: Sequence[str], *, client: bool) -> None:
+        """Join the DHT through nodes that are connected; raises :class:`UserError`."""
+        self._dht = await join_dht(self.p2p, reached, self._authority, client=client)
 
-    async def _why_refused(self, reached: Sequence[str]) -> str:
-        """What a node that we have reached says of our invitation; empty when that is not why its DHT is silent."""
-        own = self._authority.admission.own if self._authority else None
-        for address in reached:
-            notice = await self._notice(address.rpartition("/p2p/")[2], own)
-            if notice is not None:
-                return why_refused(address, notice, own)
-        return ""
+    async def _offer(self, reached: Sequence[str], relayed: bool) -> None:
+        """Serve others that ask for the way; who is behind relays looks for slots at them."""
+        await self.serve(dialback.PROTOCOL, dialback.DialBack(lambda: sorted(self._served)).answer)
+        if not relayed:
+            serving = relay.Relay(self._open_raw)
+            await self.serve(relay.PROTOCOL, serving.hold)
+            await self.serve(circuit.HOP, serving.hop, open_to_all=True)
+            return
+        self._slots = Slots(self.open, reached)
+        self._slots.start(self.background)
+        if not await self._slots.first(SLOT_TIMEOUT):
+            log.warning("no initial peer has a relay's slot for this peer yet: others cannot call it, it can call them")
+
+    def _end_listening(self) -> None:
+        """Give the daemon up, to start another one."""
+        if self._p2p is not None:
+            self.call(self._p2p.shutdown(), RPC_TIMEOUT)
+        self.kill()
 
     async def _redial(self) -> None:
         """Nothing reconnects by itself after an outage: keep the way back to the initial peers and the DHT open."""
-        assert self._p2p is not None
         while self._settings.initial_peers:
             await asyncio.sleep(REDIAL_SECONDS)
             for address in self._settings.initial_peers:
-                peer_id = address.rpartition("/p2p/")[2]
-                with contextlib.suppress(Unreachable, OSError, TimeoutError):
-                    await dial(self._p2p, peer_id, [address], RPC_TIMEOUT)
-                    async with asyncio.timeout(RPC_TIMEOUT):  # the DHT forgets who did not answer, until a ping
-                        if await self.dht.protocol.call_ping(PeerID.from_base58(peer_id)) is None:
-                            self._refused = await self._ask_why(peer_id)
-                            self.hang_up(peer_id)
-
-    async def _ask_why(self, peer_id: str) -> str:
-        """Does a node whose DHT does not answer object to our invitation?"""
-        if self._authority is None:
-            return ""
-        notice = await self._notice(peer_id, self._authority.admission.own)
-        return notice.objection if notice is not None else ""
-
-    async def _notice(self, peer_id: str, own: Certificate | None) -> Notice | None:
-        """What a node says of a certificate; ``None`` when it does not answer or its swarm is open."""
-        assert self._p2p is not None
-        try:
-            async with asyncio.timeout(OPEN_TIMEOUT):
-                remote = PeerID.from_base58(peer_id)
-                _, reader, writer = await self._p2p.call_binary_stream_handler(remote, ADMISSION)
-                return await knock(Stream(reader, writer, remote=peer_id, initiator=True), own)
-        except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
-            log.debug("no notice from %s: %s", peer_id, error)
-            return None
+                if not await back_in_touch(self.p2p, self.dht, address):
+                    self._refused = await objection_of(self.p2p, owner_of(address), self._authority)
+                    self.hang_up(owner_of(address))
 
     async def _goodbye(self) -> None:
         with contextlib.suppress(Exception):  # a daemon that is dead already answers nothing
@@ -273,20 +297,3 @@ class Node:
                     await self._dht.shutdown()
         if self._p2p is not None:
             await self._p2p.shutdown()
-
-
-async def _disconnect(p2p: Any, peer_id: str) -> None:
-    with contextlib.suppress(Exception):  # p2pd reports every failure as a different type, and it is gone then anyway
-        async with asyncio.timeout(RPC_TIMEOUT):
-            await p2p._client.disconnect(PeerID.from_base58(peer_id))
-
-
-def _why_not_joined(error: str, reached: Sequence[str]) -> str:
-    clocks = re.search(r"local: ([\d.]+), peer: ([\d.]+)", error)
-    if clocks:
-        ahead = float(clocks[1]) - float(clocks[2])
-        return (
-            f"this machine's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} that of {reached[0]}; "
-            f"at most {CLOCK_TOLERANCE:.0f} s are allowed. Set it by NTP, for example: timedatectl set-ntp true"
-        )
-    return f"joined {reached[0]} but its DHT does not answer: {error}"

@@ -14,6 +14,7 @@ from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.progress import Progress, Stop
 from peer.rounds import Group, Grouping, Lineage, Outcome, Seat
+from peer.swarm.addresses import for_record
 from peer.swarm.convening import CATCH_UP
 from peer.swarm.donor import Donor, State, start_serving
 from peer.swarm.gathering import Gathering
@@ -167,7 +168,7 @@ class Presence:
         return MemberRecord(
             peer_id=self._node.peer_id,
             name=self._me.name,
-            addresses=[address.partition("/p2p/")[0] for address in self._node.addresses][:8],
+            addresses=list(for_record(self._node.addresses)),
             config=self._me.config,
             state="waiting" if self._waits else "training",
             step=vitals.step,

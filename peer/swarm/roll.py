@@ -12,6 +12,7 @@ from peer.grudges import Grudges
 from peer.logs import fields, get_logger
 from peer.rounds import Seat
 from peer.streams import StreamLost
+from peer.swarm.addresses import for_record
 from peer.swarm.convention import Place, Summon
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
@@ -55,8 +56,7 @@ class Roll:
         return [seat for seat in self.others() if seat.peer_id not in present]
 
     def own_seat(self) -> Seat:
-        addresses = tuple(address.partition("/p2p/")[0] for address in self._node.addresses)
-        return Seat(self._node.peer_id, self._me.name, addresses)
+        return Seat(self._node.peer_id, self._me.name, for_record(self._node.addresses))
 
     def learn(self, seat: Seat, seconds: float = LIFETIME) -> None:
         """Somebody was named, named itself or was in a round with us, whatever the directory says at the moment."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from peer.swarm import directory, records
+from peer.swarm.addresses import is_circuit, tcp_of
 from peer.swarm.node import RPC_TIMEOUT, Node
 from peer.swarm.records import MemberRecord
 
@@ -22,42 +22,49 @@ PAUSE = 0.5  # seconds between two looks
 CONNECT = 2.0  # seconds
 
 
-async def twin_of(node: Node, run: str) -> MemberRecord | None:
-    """The record of a live peer with the identity of ``node``; ``None`` also when the directory does not answer."""
+async def twin_of(node: Node, run: str, subkey: str = "") -> MemberRecord | None:
+    """The record of a live peer with the identity of ``node``, or with another one whose records stand under
+    ``subkey``; ``None`` also when the directory does not answer.
+    """
     with contextlib.suppress(TimeoutError):
-        return await _twin_of(node, run)
+        return await _twin_of(node, run, subkey or node.subkey)
     return None
 
 
-async def _twin_of(node: Node, run: str) -> MemberRecord | None:
-    keys = [records.members_key(run, bucket) for bucket in directory.probes(node.peer_id)]
-    found = await _own(node, keys)
+async def _twin_of(node: Node, run: str, subkey: str) -> MemberRecord | None:
+    keys = [records.members_key(run, bucket) for bucket in directory.probes(records.owner_of(subkey)[0])]
+    found = await _own(node, keys, subkey)
     if found is None or not await _listens(found[0].addresses, node.addresses):
         return None
     until = time.monotonic() + LOOK
     while time.monotonic() < until:
         await asyncio.sleep(PAUSE)
-        again = await _own(node, keys)
+        again = await _own(node, keys, subkey)
         if again is not None and again[1] > found[1]:
             return again[0]
     return None
 
 
-async def _own(node: Node, keys: Sequence[str]) -> tuple[MemberRecord, float] | None:
-    """The newest record under our subkey, with its expiration."""
+async def _own(node: Node, keys: Sequence[str], subkey: str) -> tuple[MemberRecord, float] | None:
+    """The newest record under ``subkey``, with its expiration."""
     async with asyncio.timeout(3 * RPC_TIMEOUT):
         answers: dict[Any, Any] = await node.dht.get_many(list(keys), sufficient_expiration_time=float("inf"))
-    entries = [it.value.get(node.subkey) for it in answers.values() if it is not None and isinstance(it.value, dict)]
-    found = [(records.decode(node.subkey, it.value), it.expiration_time) for it in entries if it is not None]
+    entries = [it.value.get(subkey) for it in answers.values() if it is not None and isinstance(it.value, dict)]
+    found = [(records.decode(subkey, it.value), it.expiration_time) for it in entries if it is not None]
     alive = [(record, until) for record, until in found if record is not None and record.state != "left"]
     return max(alive, key=lambda it: it[1], default=None)
 
 
 async def _listens(addresses: Sequence[str], ours: Sequence[str]) -> bool:
-    """Does anybody take a TCP connection at one of these multiaddrs, other than ourselves?"""
-    own = {_place(address) for address in ours}
+    """Does anybody take a TCP connection at one of these multiaddrs, other than ourselves?
+
+    Who is reached through a relay cannot be asked so: then only its record tells.
+    """
+    own = {tcp_of(address) for address in ours}
     for address in addresses:
-        place = _place(address)
+        if is_circuit(address):
+            return True
+        place = tcp_of(address)
         if place is None or place in own:
             continue
         with contextlib.suppress(OSError, TimeoutError):
@@ -66,9 +73,3 @@ async def _listens(addresses: Sequence[str], ours: Sequence[str]) -> bool:
             writer.close()
             return True
     return False
-
-
-def _place(address: str) -> tuple[str, int] | None:
-    """Host and port of a multiaddr."""
-    found = re.match(r"/ip[46]/([0-9a-fA-F.:]+)/tcp/(\d+)", address)
-    return (found[1], int(found[2])) if found else None

@@ -2,8 +2,8 @@
 
 python -m tests.benchmarks.scrape [--quick] [--json FILE]
 
-Blocks of steps of a peer's InnerLoop with its metrics served, taking turns in one process: another process scrapes ten
-times a second, or does not. (Prometheus comes every five seconds.)
+Blocks of steps of a peer's InnerLoop with its metrics served, taking turns in one process: another process scrapes once
+a second, or does not. (Prometheus comes every five seconds.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from peer.metrics import Metrics, PhaseClock
 from tests.benchmarks.common import finish, options
 from tests.benchmarks.inner_loop import LENGTH, RUN, inner_loop
 
-STEPS = 10  # of a block
+STEPS = 30  # of a block
 
 
 class Scraper:

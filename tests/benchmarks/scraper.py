@@ -1,4 +1,4 @@
-"""Scrapes a peer as Prometheus does, ten times a second, while it is told to; a process of its own for scrape.py.
+"""Scrapes a peer as Prometheus does, but once a second, while it is told to; a process of its own for scrape.py.
 
 python -m tests.benchmarks.scraper URL     "go" and "stop" on stdin; answers "stop" with how often it was answered
 """
@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 
-PERIOD = 0.1  # seconds
+PERIOD = 1.0  # seconds
 ANSWER = 10.0
 HEADERS = {"Accept-Encoding": "gzip", "Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
 

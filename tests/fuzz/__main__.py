@@ -14,7 +14,7 @@ import time
 import tracemalloc
 from pathlib import Path
 
-NAMES = ("message", "payload", "record", "token", "invitation", "config")
+NAMES = ("message", "relayed", "payload", "record", "token", "invitation", "config")
 LIMIT = 1800.0  # seconds for a target
 
 

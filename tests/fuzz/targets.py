@@ -7,6 +7,7 @@ who calls (tests/fuzz/__main__.py, tests/unit/test_fuzz.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import tempfile
 import time
@@ -36,7 +37,7 @@ from peer.exchange.codec import size
 from peer.payload import receive_part
 from peer.rounds import Sparse
 from peer.streams import BadMessage, Stream, StreamLost
-from peer.swarm import convention, donor, gate, identity, meeting, records
+from peer.swarm import addresses, circuit, convention, dialback, donor, gate, identity, meeting, records, relay
 from peer.swarm.authority import Authority
 from peer.swarm.invitation import Admission, Certificate, Invitation, Owner
 from peer.swarm.reading import Entry
@@ -50,6 +51,7 @@ KINDS: tuple[TypeAdapter[Any], ...] = (
     *(group_wire.HELLO, group_wire.REPORT, group_wire.VERDICT, donor.REQUEST, donor.ANSWER, donor.RECEIVED),
     *(convention.CALL, convention.ANSWER, convention.MEMBER_WORD, convention.CONVENER_WORD),
     *(gate.PASS, gate.KNOCK, gate.NOTICE),
+    *(dialback.ASK, dialback.ANSWER, relay.RESERVE, relay.REPLY, relay.PING),
 )
 CODECS: tuple[CodecName, ...] = get_args(CodecName)
 
@@ -90,6 +92,19 @@ def message(data: bytes) -> None:
         assert len(said.model_dump_json()) < 2 * len(data) + 2000
 
     _loop().run_until_complete(receive())
+
+
+def relayed(data: bytes) -> None:
+    """libp2p's own messages, as a relay reads them; and where an address leads."""
+
+    async def receive() -> None:
+        for read in (circuit.read_hop, circuit.read_stop_status):
+            with contextlib.suppress(BadMessage, asyncio.IncompleteReadError):
+                await read(_stream(data).reader)
+
+    _loop().run_until_complete(receive())
+    found = addresses.tcp_of(data.decode(errors="replace"))
+    assert found is None or addresses.tcp_of(addresses.tcp_place(*found)) == found
 
 
 def payload(data: bytes) -> None:
@@ -207,6 +222,7 @@ def _messages() -> list[bytes]:
     header = wire.Header(run="r", config="c", layout="l", payload_bytes=4, round=1)
     proposal = meeting.Propose(name="a", run="r", config="c", round=0, eta=1.0, phase=2.0)
     said = {0: proposal, 1: meeting.Accept(eta=1.0), 2: meeting.Ready(), 3: header, 10: donor.Received()}
+    said[18] = dialback.Ask(places=["/ip4/45.1.2.3/tcp/31337"])
     said[5] = group_wire.Hello(token="t", index=1, header=header)
     return [_framed(kind, it.model_dump_json()) for kind, it in said.items()]
 
@@ -226,6 +242,7 @@ def targets() -> dict[str, Target]:
     good = Invitation(certificate=_authority().admission.own, owner=_authority().admission.owner, identity="AAAA")
     return {
         "message": Target(message, _messages()),
+        "relayed": Target(relayed, [bytes.fromhex("1a080112160a1400010203") + bytes(17), b"/ip4/45.1.2.3/tcp/31337"]),
         "payload": Target(payload, [bytes([kind]) + bytes(64) for kind in range(len(CODECS))]),
         "record": Target(record, _records()),
         "token": Target(token, [username.encode() + b"\0" + public]),

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.netlab.plan import Plan
-from tests.netlab.tun import DEVICE, address_of
+from tests.netlab.tun import DEVICE
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,8 +50,12 @@ class Lab:
         self._line.stdout.close()
 
     def address(self, host: int) -> str:
-        """IPv4 address."""
-        return address_of(host)
+        """IPv4 address by which the other hosts know it."""
+        return self.plan.address(host)
+
+    def inside(self, host: int) -> str:
+        """IPv4 address of its device; another one for a host behind a NAT."""
+        return self.plan.inside(host)
 
     def namespace(self, host: int) -> str:
         """The file that is its network."""

@@ -22,8 +22,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tests.netlab.nat import Nat
 from tests.netlab.plan import Plan
-from tests.netlab.tun import address_of, die_with_parent, make_host
+from tests.netlab.tun import die_with_parent, make_host
 
 PACKET = 65536
 
@@ -62,8 +63,11 @@ class Line:
         self._up = [Queue(plan.access.up_mbit, limit) for _ in range(hosts)]
         self._down = [Queue(plan.access.down_mbit, limit) for _ in range(hosts)]
         self._paths: dict[str, Queue] = {}
-        self._made = [make_host(host) for host in range(hosts)]
-        self._hosts = {bytes(map(int, address_of(host).split("."))): host for host in range(hosts)}
+        # behind a NAT half of all addresses are on the link, among them the network's: a route without a gateway
+        masks = ["128.0.0.0" if host in plan.nat else "255.255.0.0" for host in range(hosts)]
+        self._made = [make_host(plan.inside(host), mask) for host, mask in enumerate(masks)]
+        self._hosts = {bytes(map(int, plan.address(host).split("."))): host for host in range(hosts)}
+        self._nats = {host: Nat(plan.inside(host), plan.address(host), kind) for host, kind in plan.nat.items()}
         self._island: dict[int, int] = {}  # 0 for all that are not here
         self._events: list[Event] = []
         self._number = 0
@@ -105,11 +109,13 @@ class Line:
     def _read(self, device: int, source: int) -> None:
         for _ in range(64):
             try:
-                packet = os.read(device, PACKET)
+                packet: bytes | None = os.read(device, PACKET)
             except BlockingIOError:
                 return
-            target = self._hosts.get(packet[16:20])  # IPv4 destination
-            if target is not None and packet[0] >> 4 == 4:
+            if packet and packet[0] >> 4 == 4 and source in self._nats:
+                packet = self._nats[source].outward(packet)
+            target = self._hosts.get(packet[16:20]) if packet else None  # IPv4 destination
+            if packet and target is not None and packet[0] >> 4 == 4:
                 self._enter(packet, source, target)
 
     def _enter(self, packet: bytes, source: int, target: int) -> None:
@@ -135,8 +141,11 @@ class Line:
 
     def _deliver(self, packet: bytes, source: int, target: int) -> None:
         if not self._parted(source, target):
+            inward = self._nats[target].inward(packet) if target in self._nats else packet
+            if inward is None:
+                return
             try:
-                os.write(self._made[target][1], packet)
+                os.write(self._made[target][1], inward)
             except (BlockingIOError, OSError):
                 return  # as a full receive queue
 

@@ -64,7 +64,7 @@ class LabSwarm:
         environment: Mapping[str, str] | None = None,
     ) -> Child:
         """``noloco-peer train`` on ``host``, or what stands in ``module`` for it; all peers begin together."""
-        own = [f"run.dir={self.folder}", f"peer.name={name}", f"peer.network.host={self.lab.address(host)}"]
+        own = [f"run.dir={self.folder}", f"peer.name={name}", f"peer.network.host={self.lab.inside(host)}"]
         own += ["peer.threads=1", "peer.metrics.port=0", "peer.network.upnp=false", f"peer.start_with={self._peers}"]
         sets = [word for it in (*own, *overrides) for word in ("--set", it)]
         arguments = ["train", "--config", config, *sets, "--initial-peers", self.address, "--stop-with-parent"]

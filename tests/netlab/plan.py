@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -36,6 +37,8 @@ class Plan(Section):
     path: Path_ = Path_()
     regions: tuple[str, ...] = ("here",)
     between: dict[str, Path_] = {}
+    network: str = Field(default="10.77", pattern=r"^\d+\.\d+$")  # the first half of every host's address
+    nat: dict[int, Literal["cone", "symmetric", "forward"]] = {}  # hosts behind one of their own, see nat.py
     queue_ms: float = Field(default=250.0, gt=0)  # what a full queue before a rate limit takes to empty; then it drops
 
     @model_validator(mode="after")
@@ -43,7 +46,17 @@ class Plan(Section):
         for pair in self.between:
             if len(ends := pair.split("-")) != 2 or not set(ends) <= set(self.regions):
                 raise ValueError(f"between.{pair}: must be two of {', '.join(self.regions)}")
+        if self.nat and int(self.network.partition(".")[0]) < 128:
+            raise ValueError(f"network {self.network}: with a nat the first number must be above 127, see line.py")
         return self
+
+    def address(self, host: int) -> str:
+        """IPv4 address by which the others know a host: its own, or that of its NAT."""
+        return f"{self.network}.{host // 250}.{host % 250 + 1}"
+
+    def inside(self, host: int) -> str:
+        """IPv4 address of a host's device."""
+        return f"192.168.{host}.2" if host in self.nat else self.address(host)
 
     def region(self, host: int) -> str:
         return self.regions[host % len(self.regions)]

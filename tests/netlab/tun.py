@@ -23,11 +23,6 @@ DEVICE, MTU = "lab0", 9000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def address_of(host: int) -> str:
-    """IPv4 address of host number ``host``."""
-    return f"10.77.{host // 250}.{host % 250 + 1}"
-
-
 def possible() -> str:
     """Why no laboratory can be built here; empty when one can."""
     if os.geteuid() != 0:
@@ -40,7 +35,7 @@ def die_with_parent(signal: int) -> None:
     _check(_libc.prctl(PR_SET_PDEATHSIG, signal))
 
 
-def make_host(host: int) -> tuple[int, int]:
+def make_host(address: str, netmask: str) -> tuple[int, int]:
     """A namespace with its device up; returns the file descriptors of the namespace and of the device."""
     made: list[tuple[int, int]] = []
 
@@ -50,8 +45,8 @@ def make_host(host: int) -> tuple[int, int]:
         device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH", DEVICE.encode(), IFF_TUN | IFF_NO_PI))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-            _set(control, SIOCSIFADDR, DEVICE, _in_addr(address_of(host)))
-            _set(control, SIOCSIFNETMASK, DEVICE, _in_addr("255.255.0.0"))
+            _set(control, SIOCSIFADDR, DEVICE, _in_addr(address))
+            _set(control, SIOCSIFNETMASK, DEVICE, _in_addr(netmask))
             _set(control, SIOCSIFMTU, DEVICE, struct.pack("i", MTU))
             for name in ("lo", DEVICE):
                 flags = struct.unpack_from("h", _set(control, SIOCGIFFLAGS, name, b""), 16)[0]

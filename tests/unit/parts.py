@@ -29,7 +29,12 @@ def stream(number: int = 0) -> TokenStream:
 
 
 def inner_loop(
-    net: nn.Module, *, micro_batch: int | None = None, autocast: bool = False, stop: Stop | None = None
+    net: nn.Module,
+    *,
+    micro_batch: int | None = None,
+    autocast: bool = False,
+    compiled: bool = False,
+    stop: Stop | None = None,
 ) -> InnerLoop:
     return InnerLoop(
         net,
@@ -38,6 +43,7 @@ def inner_loop(
         device=torch.device("cpu"),
         autocast=autocast,
         micro_batch=micro_batch,
+        compiled=compiled,
         progress=Progress(),
         stop=stop or Stop(),
     )

@@ -156,6 +156,8 @@ def test_a_curve_stays_small_and_keeps_its_beginning(steps: list[float]) -> None
         ("127.0.0.1:9464", ["/ip4/127.0.0.1/tcp/1"], "127.0.0.1:9464"),
         ("127.0.0.1:9464", ["/ip4/10.0.0.7/tcp/1"], None),  # of another machine: nobody else can scrape it
         ("gpu.example.org:80", ["/ip4/10.0.0.7/tcp/1"], "gpu.example.org:80"),
+        ("0.0.0.0:9464", ["/ip4/10.0.0.9/tcp/1/p2p/QmRelay/p2p-circuit", "/ip4/10.0.0.7/tcp/1"], None),
+        ("gpu.example.org:80", ["/ip4/10.0.0.9/tcp/1/p2p/QmRelay/p2p-circuit"], "gpu.example.org:80"),
         ("10.0.0.7:99999", ["/ip4/10.0.0.7/tcp/1"], None),
         ("10.0.0.7:9464/x?y", ["/ip4/10.0.0.7/tcp/1"], None),
         (None, ["/ip4/10.0.0.7/tcp/1"], None),

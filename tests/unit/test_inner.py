@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import pytest
@@ -118,3 +119,28 @@ def test_a_phase_in_two_pieces_is_the_whole_phase() -> None:
     other.evaluate([stream.batch(9)])  # in between, as at a boundary
     other.run(stream.take(3))
     assert torch.equal(flat(whole), flat(pieces))
+
+
+def test_a_compiled_model_trains_the_same_and_one_that_cannot_be_compiled_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, compiled, broken = parts.network(), parts.network(), parts.network()
+    expected = parts.inner_loop(plain).run(parts.stream().take(3))
+    got = parts.inner_loop(compiled, compiled=True).run(parts.stream().take(3))
+    assert got.loss == pytest.approx(expected.loss, rel=1e-4)
+    torch.testing.assert_close(flat(compiled), flat(plain), rtol=1e-3, atol=1e-4)
+
+    monkeypatch.setattr(logging.getLogger("noloco"), "propagate", True)
+    torch._dynamo.reset()
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+    monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
+    fallen = parts.inner_loop(broken, compiled=True).run(parts.stream().take(3))
+    assert fallen.loss == expected.loss
+    assert [record.message for record in caplog.records if "peer.compile does not work" in record.message]
+
+
+def test_evaluation_in_micro_batches_is_the_same_mean() -> None:
+    stream = parts.stream()
+    validation = [stream.batch(5), stream.batch(6)]
+    whole = parts.inner_loop(parts.network()).evaluate(validation)
+    assert parts.inner_loop(parts.network(), micro_batch=1).evaluate(validation) == pytest.approx(whole, rel=1e-6)

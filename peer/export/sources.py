@@ -1,0 +1,128 @@
+"""Which checkpoints are exported, what they say of themselves, and whether they belong together.
+
+The weights are the fast ones, θ: what training evaluates. Behind an outer step θ = φ; in a checkpoint that a stop
+made between two of them, θ has the inner steps in it that φ has not seen yet. Next station: mixing.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from peer.checkpoint import STATE, Checkpoints, Saved, Tensors, load
+from peer.config import Run
+from peer.config_digest import canonical, first_difference
+from peer.errors import UserError
+from peer.report import EVALS, ROUNDS
+
+WEIGHTS = "model"  # the file of a checkpoint with θ
+
+
+@dataclass(frozen=True)
+class Source:
+    """One peer's checkpoint. ``partners``: whom it has merged with; ``val_loss``: its last own evaluation."""
+
+    peer: str
+    path: Path
+    step: int
+    tokens: int
+    config: str  # digest of the run's configuration
+    run: Run
+    architecture: dict[str, Any]
+    partners: frozenset[str]
+    val_loss: float | None
+
+    def weights(self) -> Tensors:
+        """θ by parameter, fp32 on the host; read from disk at every call, so that few are in memory at once."""
+        return _load(self.path).tensors[WEIGHTS]
+
+
+def find(paths: Sequence[Path]) -> list[Source]:
+    """The checkpoints that ``paths`` name. Raises :class:`UserError` unless whole, different and of one run."""
+    sources = [_source(_checkpoint(path)) for path in paths]
+    first = sources[0]
+    for place, source in enumerate(sources):
+        twice = next((other for other in sources[:place] if other.path.resolve() == source.path.resolve()), None)
+        if twice is not None:
+            raise UserError(f"{source.path} is given twice")
+        if source.config != first.config or source.architecture != first.architecture:
+            difference = first_difference(canonical(first.run), canonical(source.run))
+            difference = difference.replace(" here", f" in {first.path}").replace(" there", f" in {source.path}")
+            raise UserError(f"the checkpoints are not of one run and cannot be averaged: {difference}")
+    return sources
+
+
+def _checkpoint(path: Path) -> Saved:
+    """A checkpoint's own folder, or the newest one of a peer."""
+    if (path / STATE).is_file():
+        return _load(path)
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    saved = Checkpoints(folder, keep=1).newest(parts=(WEIGHTS,)) if folder.is_dir() else None
+    if saved is not None:
+        return saved
+    if any(folder.glob("step_*")):
+        raise UserError(f"{folder}: every checkpoint in it is damaged")
+    peers = sorted(str(it.parent) for it in path.glob("*/checkpoints")) if path.is_dir() else []
+    if peers:
+        raise UserError(f"{path} has several peers' folders, say which: {' '.join(peers)}")
+    raise UserError(f"{path}: no checkpoint here; name a folder step_NNN, a peer's folder, or its checkpoints")
+
+
+def _load(path: Path) -> Saved:
+    try:
+        return load(path, (WEIGHTS,))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path} is damaged: {error}; take another checkpoint of this peer") from None
+
+
+def _source(saved: Saved) -> Source:
+    state, path = saved.state, saved.path
+    origin = state.get("origin")
+    if not origin:
+        raise UserError(
+            f"{path} was written by a version of noloco-peer that did not keep the run's configuration in it; "
+            "go on with the run in this version, it saves a new one"
+        )
+    try:
+        run = Run.model_validate(origin["run"])
+        step, tokens, config = int(state["inner_step"]), int(state["tokens"]), str(state["config"])
+        architecture = dict(origin["architecture"])
+    except (ValidationError, KeyError, TypeError, ValueError):
+        version = origin.get("version") if isinstance(origin, dict) else None
+        raise UserError(f"{path} was written by another version of noloco-peer ({version}); use that one") from None
+    home = path.absolute().parent.parent
+    partners = {row.get("partner") for row in _rows(home / ROUNDS, step) if row.get("outcome") == "merged"}
+    losses = [row.get("val_loss") for row in _rows(home / EVALS, step)]
+    return Source(
+        peer=home.name,
+        path=path,
+        step=step,
+        tokens=tokens,
+        config=config,
+        run=run,
+        architecture=architecture,
+        partners=frozenset(name for it in partners if isinstance(it, str) for name in it.split(",")),
+        val_loss=next((loss for loss in reversed(losses) if isinstance(loss, float)), None),
+    )
+
+
+def _rows(file: Path, step: int) -> list[dict[str, Any]]:
+    """The rows up to ``step`` that a peer wrote beside its checkpoints; none when it was moved away from them."""
+    rows = []
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int) and row["step"] <= step:
+            rows.append(row)
+    return rows

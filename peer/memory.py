@@ -1,0 +1,113 @@
+"""How much memory a peer needs, before it starts: from its configuration alone, without weights.
+
+The activations are counted and not guessed: one training step runs on fake tensors (shapes without data) while a
+dispatch mode books what is alive. So any model of transformers is estimated, and the answer knows of micro-batches,
+autocast and gradient checkpointing. Called by ``noloco-peer check``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from peer import build, model
+from peer.config import Local, Peer, Run
+from peer.inner import batch_loss
+
+PROCESS = 436 * 2**20  # resident, with all libraries loaded; measured
+CONTEXT = 500 * 2**20  # of a GPU, for CUDA and its libraries
+# What an allocator holds for activations, against what is alive: pieces of unlike sizes do not fit into one another.
+# For the C library's it was measured on three sizes of model, for CUDA's it is what is usual.
+SLACK = {"cpu": 1.6, "cuda": 1.1}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes at the peak; on a CPU both are of the same memory, so add them. ``parts`` sum up to both together."""
+
+    device_bytes: int
+    host_bytes: int
+    parts: dict[str, int]
+
+
+def estimate(run: Run, peer: Peer) -> Memory:
+    """What a peer needs on its device and on the host. Raises :class:`peer.errors.UserError` as building it would."""
+    device = build.pick_device(peer.device)
+    pinned = device.type == "cuda"
+    weights = 4 * model.parameters_of(
+        run.model, sequence_length=run.data.sequence_length, vocabulary=run.data.tokenizer.vocabulary
+    )
+    step = step_bytes(run, peer, autocast=build.wants_bf16(peer.precision, device))
+    vector = _power_of_two(weights) if pinned else weights  # so does torch round pinned memory
+    on_device = {
+        "weights": weights,
+        "gradients": weights,
+        "adamw_moments": 2 * weights,
+        "activations": round(SLACK[device.type] * (step - weights)),
+        "cuda": CONTEXT if pinned else 0,
+    }
+    on_host = {
+        "slow_weights": vector,
+        "momentum": 0 if isinstance(run.outer, Local) else vector,
+        "swap_buffer": 0 if run.exchange.overlap else weights,
+        "checkpoint": 2 * weights if pinned else 0,  # AdamW's moments on their way to the disk
+        "process": PROCESS,
+    }
+    return Memory(sum(on_device.values()), sum(on_host.values()), {**on_device, **on_host})
+
+
+def step_bytes(run: Run, peer: Peer, *, autocast: bool) -> int:
+    """Bytes of gradients and activations at the peak of a training step: what torch's allocator has handed out."""
+    length = run.data.sequence_length
+    size = peer.micro_batch or run.batch_size
+    config: Any = model.outline(run.model, sequence_length=length, vocabulary=run.data.tokenizer.vocabulary).config
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        network = model.fresh(config)
+        network.train()
+        if peer.gradient_checkpointing:
+            model.checkpoint_activations(network)
+        with _Ledger(network) as ledger:
+            for _ in range(min(2, run.batch_size // size)):  # from the second one on, the gradients are there before
+                batch = torch.zeros(size, length + 1, dtype=torch.int64)
+                batch_loss(network, batch, torch.device("cpu"), autocast).backward()
+    return ledger.peak
+
+
+class _Ledger(TorchDispatchMode):
+    """Books the storages that operators make, until they are freed; a model's own are not counted."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known = {it.untyped_storage()._cdata for it in (*network.parameters(), *network.buffers())}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self._book(leaf.untyped_storage())
+        return out
+
+    def _book(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+        self._known.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()

@@ -1,0 +1,77 @@
+"""Multiaddrs as text: whose they are, where they lead, and which of them go through a relay.
+
+    /ip4/203.0.113.7/tcp/31337/p2p/QmOwner                              direct
+    /ip4/203.0.113.7/tcp/31337/p2p/QmRelay/p2p-circuit/p2p/QmOwner      through a relay
+Records have them without the owner's id at the end.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+
+CIRCUIT = "/p2p-circuit"
+LONGEST = 128  # characters of an address in a record
+_OWNER = re.compile(r"/p2p/([1-9A-HJ-NP-Za-km-z]+)$")
+_PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16")
+_DIRECT = re.compile(r"/(?:ip4/([0-9.]+)|ip6/([0-9a-fA-F:.]+))/tcp/(\d{1,5})$")
+
+
+def owner_of(address: str) -> str:
+    """The peer id at the end; empty when there is none."""
+    found = _OWNER.search(address)
+    return found[1] if found else ""
+
+
+def place_of(address: str) -> str:
+    """The address without its owner's id."""
+    return _OWNER.sub("", address)
+
+
+def is_circuit(address: str) -> bool:
+    """Does it go through a relay?"""
+    return CIRCUIT in address
+
+
+def through(relay: str) -> str:
+    """The place of whoever has a slot at ``relay``, an address with its id."""
+    return f"{relay}{CIRCUIT}"
+
+
+def tcp_of(address: str) -> tuple[str, int] | None:
+    """Host and port, as numbers, of a direct address; ``None`` for names, circuits and other transports."""
+    found = _DIRECT.match(place_of(address))
+    if found is None:
+        return None
+    try:
+        host = str(ipaddress.ip_address(found[1] or found[2]))
+    except ValueError:
+        return None
+    port = int(found[3])
+    return (host, port) if 0 < port < 65536 else None
+
+
+def tcp_place(host: str, port: int) -> str:
+    """The place of a host and a port."""
+    return f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Of this machine only."""
+    found = tcp_of(address)
+    return found is not None and ipaddress.ip_address(found[0]).is_loopback
+
+
+def is_private(host: str) -> bool:
+    """An IP address that other networks do not know. (Not Python's ``is_private``, which has ranges of examples.)"""
+    address = ipaddress.ip_address(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        return address in ipaddress.ip_network("fc00::/7") or address.is_link_local or address.is_loopback
+    return address.is_loopback or any(address in ipaddress.ip_network(it) for it in _PRIVATE)
+
+
+def for_record(addresses: Iterable[str], count: int = 8) -> tuple[str, ...]:
+    """What a record has of them: places that fit, those of this machine only when there is nothing else."""
+    places = [place for place in map(place_of, addresses) if len(place) <= LONGEST]
+    return tuple([place for place in places if not is_loopback(place)] or places)[:count]

@@ -1,0 +1,168 @@
+"""Can others dial me? Every node answers that by dialling back, over a new TCP connection (direct.py).
+
+    asker: Ask      answerer: Answer | Busy
+
+What is dialled is the address from which the asker's own connection comes, and no other: nobody can have third
+parties called. Only as often as :class:`Allowance` says, each time with a deadline, and what is called hears nothing
+but the beginning of a handshake. Next station: reach.py, where a node decides by it how it takes part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from peer import __version__
+from peer.logs import fields, get_logger
+from peer.streams import Message, Stream
+from peer.swarm.addresses import is_circuit, tcp_of
+from peer.swarm.direct import Stranger, who_answers
+
+log = get_logger("dialback")
+
+PROTOCOL = "noloco/dialback/1"
+DIAL_TIMEOUT = 3.0  # seconds for one address
+TALK_TIMEOUT = 5.0  # seconds for one message, beside dialling
+PLACES = 4  # addresses in one question
+AT_ONCE = 8  # questions
+PERIOD = 60.0  # seconds in which may ask:
+EACH, ALL = 30, 300  # one address; all together
+NAMES = 32  # protocols in an answer
+
+Text = Annotated[str, Field(max_length=128)]
+Short = Annotated[str, Field(max_length=64, pattern=r"^[ -~]*$")]  # a part of one line
+Result = Literal["reached", "refused", "timeout", "another", "not_yours"]
+
+
+class Ask(Message):
+    """Who are you, and can you dial these places of mine? (Multiaddrs without my id.)"""
+
+    kind: Literal["ask"] = "ask"
+    places: Annotated[list[Text], Field(max_length=PLACES)]
+
+
+class Tried(Message):
+    """``another``: somebody else answers there; ``not_yours``: not where your connection comes from, so not tried."""
+
+    place: Text
+    result: Result
+
+
+class Answer(Message):
+    """``observed``: the IP address from which the asker's connection comes, empty when it came through a relay."""
+
+    kind: Literal["answer"] = "answer"
+    version: Short  # of noloco-peer
+    protocols: Annotated[list[Short], Field(max_length=NAMES)]  # that this node serves
+    now: Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]  # unix seconds
+    observed: Short
+    tried: Annotated[list[Tried], Field(max_length=PLACES)]
+
+
+class Busy(Message):
+    """Asked too often; ``seconds``: ask again then."""
+
+    kind: Literal["busy"] = "busy"
+    seconds: Annotated[float, Field(ge=0, le=PERIOD, allow_inf_nan=False)]
+
+
+ASK: TypeAdapter[Ask] = TypeAdapter(Ask)
+ANSWER: TypeAdapter[Answer | Busy] = TypeAdapter(Annotated[Answer | Busy, Field(discriminator="kind")])
+Dial = Callable[[str, int, float], Awaitable[str]]
+
+
+class Allowance:
+    """How often may be asked. ``clock`` in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._asked: deque[tuple[float, str]] = deque(maxlen=ALL)
+
+    def wait(self, who: str) -> float:
+        """0 when ``who`` may ask now, which is counted then; else the seconds until it may."""
+        now = self._clock()
+        while self._asked and self._asked[0][0] <= now - PERIOD:
+            self._asked.popleft()
+        own = [at for at, asker in self._asked if asker == who]
+        if len(own) >= EACH:
+            return PERIOD - (now - own[0])
+        if len(self._asked) >= ALL:
+            return PERIOD - (now - self._asked[0][0])
+        self._asked.append((now, who))
+        return 0.0
+
+
+class DialBack:
+    """Serves :data:`PROTOCOL`. ``served`` names the protocols of this node; ``dial`` is :func:`who_answers`."""
+
+    def __init__(self, served: Callable[[], Sequence[str]], dial: Dial = who_answers) -> None:
+        self._served, self._dial = served, dial
+        self._allowance, self._room = Allowance(), asyncio.Semaphore(AT_ONCE)
+
+    async def answer(self, stream: Stream) -> None:
+        """One stream."""
+        try:
+            asked = await stream.receive(ASK, TALK_TIMEOUT)
+            place = "" if is_circuit(stream.origin) else stream.origin
+            observed = (tcp_of(place) or ("", 0))[0]
+            seconds = self._allowance.wait(observed)
+            if seconds or self._room.locked():
+                await stream.send(Busy(seconds=min(seconds or DIAL_TIMEOUT, PERIOD)), TALK_TIMEOUT)
+            else:
+                async with self._room:
+                    tried = await asyncio.gather(*(self._try(it, observed, stream.remote) for it in asked.places))
+                answer = Answer(
+                    version=__version__,
+                    protocols=sorted(self._served())[:NAMES],
+                    now=time.time(),
+                    observed=observed,
+                    tried=tried,
+                )
+                await stream.send(answer, TALK_TIMEOUT)
+            await stream.until_closed(TALK_TIMEOUT)
+        finally:
+            stream.close()
+
+    async def _try(self, place: str, observed: str, asker: str) -> Tried:
+        found = tcp_of(place)
+        if found is None or found[0] != observed:
+            log.debug("not dialled back: %s", fields(peer=asker[-6:], place=place, observed=observed))
+            return Tried(place=place, result="not_yours")
+        return Tried(place=place, result=await self._result(*found, asker))
+
+    async def _result(self, host: str, port: int, asker: str) -> Result:
+        try:
+            return "reached" if await self._dial(host, port, DIAL_TIMEOUT) == asker else "another"
+        except TimeoutError:
+            return "timeout"
+        except Stranger:
+            return "another"
+        except OSError:
+            return "refused"
+
+
+@dataclass(frozen=True)
+class Heard:
+    """An answer; ``ahead``: seconds by which the answerer's clock is ahead of ours."""
+
+    answer: Answer
+    ahead: float
+
+
+async def ask(stream: Stream, places: Sequence[str]) -> Heard | None:
+    """One question on a new stream, which is closed; ``None`` when the other side is busy."""
+    try:
+        began = time.time()
+        await stream.send(Ask(places=list(places[:PLACES])), TALK_TIMEOUT)
+        answer = await stream.receive(ANSWER, TALK_TIMEOUT + DIAL_TIMEOUT)
+        if isinstance(answer, Busy):
+            return None
+        return Heard(answer, answer.now - (began + time.time()) / 2)
+    finally:
+        stream.close()

@@ -1,0 +1,118 @@
+"""Who answers at an IP address and a port? Asked over a new TCP connection, without the p2p daemon.
+
+The daemon would use a connection that it has already, which says nothing about the address. So this is a plain
+connection with the first half of libp2p's handshake: the other side's TLS certificate has its libp2p key in it
+(https://github.com/libp2p/specs/blob/master/tls/tls.md), and TLS proves that it holds the certificate. We show no
+certificate of our own: no session comes of it, and nothing is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import ssl
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from hivemind.p2p import PeerID
+from hivemind.proto import crypto_pb2
+
+_GREETING = (b"/multistream/1.0.0\n", b"/tls/1.0.0\n")
+_EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
+_PREFIX = b"libp2p-tls-handshake:"
+_INLINE = 42  # bytes of a public key that is its own id
+_SEQUENCE, _OCTETS = 0x30, 0x04
+
+
+class Stranger(Exception):
+    """Something answers that is no libp2p node."""
+
+
+async def who_answers(host: str, port: int, timeout: float) -> str:
+    """The peer id (base58) of the node that listens there.
+
+    Raises ``OSError`` when nobody takes the connection, ``TimeoutError``, or :class:`Stranger`.
+    """
+    async with asyncio.timeout(timeout):
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            writer.write(b"".join(bytes([len(line)]) + line for line in _GREETING))
+            for line in _GREETING:
+                if await reader.readexactly(1 + len(line)) != bytes([len(line)]) + line:
+                    raise Stranger("it does not speak libp2p's TLS")
+            await writer.start_tls(_context())
+            session = writer.get_extra_info("ssl_object")
+            return _peer_id(session.getpeercert(binary_form=True))
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
+            raise Stranger("it does not speak libp2p") from None
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError, ssl.SSLError):  # it hangs up on who shows no certificate
+                writer.transport.abort()
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # libp2p has no authorities: _peer_id verifies
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["libp2p"])
+    return context
+
+
+def _peer_id(certificate: bytes | None) -> str:
+    """The id whose key has signed the certificate's. Raises :class:`Stranger` when none has."""
+    try:
+        parsed = x509.load_der_x509_certificate(certificate or b"")
+        extension = parsed.extensions.get_extension_for_oid(_EXTENSION).value
+        assert isinstance(extension, x509.UnrecognizedExtension)
+        key, signature = _pair(extension.value)
+        form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        _verify(key, signature, _PREFIX + parsed.public_key().public_bytes(*form))
+    except (ValueError, AssertionError, x509.ExtensionNotFound, InvalidSignature, UnsupportedAlgorithm):
+        raise Stranger("its certificate has no libp2p identity") from None
+    hashed = b"\x00" + bytes([len(key)]) + key if len(key) <= _INLINE else b"\x12\x20" + hashlib.sha256(key).digest()
+    return str(PeerID(hashed).to_base58())
+
+
+def _verify(key: bytes, signature: bytes, signed: bytes) -> None:
+    try:
+        message = crypto_pb2.PublicKey.FromString(key)
+    except Exception:  # noqa: BLE001 - protobuf's own type, of a stranger's bytes
+        raise ValueError("not a key") from None
+    if message.key_type == crypto_pb2.Ed25519:
+        Ed25519PublicKey.from_public_bytes(message.data).verify(signature, signed)
+        return
+    public = serialization.load_der_public_key(message.data)
+    if not isinstance(public, RSAPublicKey):
+        raise ValueError("an identity is an RSA or Ed25519 key here")
+    public.verify(signature, signed, padding.PKCS1v15(), hashes.SHA256())
+
+
+def _pair(der: bytes) -> tuple[bytes, bytes]:
+    """The two octet strings of an ASN.1 sequence."""
+    body, rest = _value(der, _SEQUENCE)
+    first, behind = _value(body, _OCTETS)
+    second, end = _value(behind, _OCTETS)
+    if rest or end:
+        raise ValueError("more than a key and a signature")
+    return first, second
+
+
+def _value(der: bytes, tag: int) -> tuple[bytes, bytes]:
+    """The content of the ASN.1 value at the beginning, and what follows it."""
+    if len(der) < 2 or der[0] != tag:
+        raise ValueError("not the ASN.1 that libp2p writes")
+    size, start = der[1], 2
+    if size & 0x80:
+        count = size & 0x7F
+        if not 0 < count <= 2:
+            raise ValueError("too long")
+        size, start = int.from_bytes(der[2 : 2 + count], "big"), 2 + count
+    if len(der) < start + size:
+        raise ValueError("cut off")
+    return der[start : start + size], der[start + size :]

@@ -1,0 +1,101 @@
+"""Joining the DHT through nodes that were reached, and saying in words why they did not let us in.
+
+Previous stations: dial.py, gate.py. Next station: node.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Sequence
+
+from hivemind.dht.node import DHTNode
+from hivemind.p2p import P2P, PeerID
+
+from peer.errors import UserError
+from peer.logs import get_logger
+from peer.streams import Stream
+from peer.swarm.addresses import owner_of
+from peer.swarm.authority import Authority
+from peer.swarm.dial import Unreachable, dial
+from peer.swarm.gate import PROTOCOL, Notice, knock, why_refused
+from peer.swarm.invitation import Certificate
+
+log = get_logger("node")
+
+CLOCK_TOLERANCE = 3.0  # seconds; hivemind refuses more
+DHT_TIMEOUT = 2.0  # seconds for one DHT request: a frozen member must not hold up a whole search
+OPEN_TIMEOUT = 5.0  # seconds for a notice
+PING_TIMEOUT = 5.0  # seconds
+
+
+async def join_dht(p2p: P2P, reached: Sequence[str], authority: Authority | None, *, client: bool) -> DHTNode:
+    """hivemind's DHT node on ``p2p``. ``client``: it keeps no records for others, who could not ask it for them."""
+    try:
+        return await DHTNode.create(
+            p2p,
+            initial_peers=list(reached),
+            wait_timeout=DHT_TIMEOUT,
+            backoff_rate=1.0,  # hivemind would look away from a member for twice as long after every failure
+            ensure_bootstrap_success=bool(reached),
+            client_mode=client,
+            authorizer=authority.authorizer if authority else None,
+            record_validator=authority.validator if authority else None,
+        )
+    except Exception as error:  # noqa: BLE001 - hivemind's own type is not exported
+        refused = await _why_refused(p2p, reached, authority)
+        raise UserError(refused or _why_not_joined(str(error), reached)) from None
+
+
+async def back_in_touch(p2p: P2P, dht: DHTNode, address: str) -> bool:
+    """Connect to an initial peer again; ``False`` when it is there and its DHT does not answer us."""
+    with contextlib.suppress(Unreachable, OSError, TimeoutError):
+        await dial(p2p, owner_of(address), [address], PING_TIMEOUT)
+        async with asyncio.timeout(PING_TIMEOUT):  # the DHT forgets who did not answer, until a ping
+            return await dht.protocol.call_ping(PeerID.from_base58(owner_of(address))) is not None
+    return True
+
+
+async def objection_of(p2p: P2P, peer_id: str, authority: Authority | None) -> str:
+    """Does a node whose DHT does not answer object to our invitation?"""
+    if authority is None:
+        return ""
+    notice = await notice_of(p2p, peer_id, authority.admission.own)
+    return notice.objection if notice is not None else ""
+
+
+async def notice_of(p2p: P2P, peer_id: str, own: Certificate | None) -> Notice | None:
+    """What a node says of a certificate; ``None`` when it does not answer or its swarm is open."""
+    try:
+        async with asyncio.timeout(OPEN_TIMEOUT):
+            _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), PROTOCOL)
+            return await knock(Stream(reader, writer, remote=peer_id, initiator=True), own)
+    except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
+        log.debug("no notice from %s: %s", peer_id, error)
+        return None
+
+
+async def _why_refused(p2p: P2P, reached: Sequence[str], authority: Authority | None) -> str:
+    """What a node that we have reached says of our invitation; empty when that is not why its DHT is silent."""
+    own = authority.admission.own if authority else None
+    for address in reached:
+        notice = await notice_of(p2p, owner_of(address), own)
+        if notice is not None:
+            return why_refused(address, notice, own)
+    return ""
+
+
+def _why_not_joined(error: str, reached: Sequence[str]) -> str:
+    clocks = re.search(r"local: ([\d.]+), peer: ([\d.]+)", error)
+    if clocks:
+        return wrong_clock(float(clocks[1]) - float(clocks[2]), reached[0])
+    return f"joined {reached[0]} but its DHT does not answer: {error}"
+
+
+def wrong_clock(ahead: float, address: str) -> str:
+    """One line for a clock that is ``ahead`` seconds ahead of that of a node, or behind it."""
+    return (
+        f"this machine's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} that of {address}; "
+        f"at most {CLOCK_TOLERANCE:.0f} s are allowed. Set it by NTP, for example: timedatectl set-ntp true"
+    )

@@ -1,0 +1,124 @@
+"""How a node takes part: it is dialled by others, perhaps by an address that only they can tell it, or through relays.
+
+``auto`` asks the initial peers to dial back (dialback.py). A node that they cannot reach is one behind a NAT or a
+firewall. Next stations: slots.py, which keeps it reachable through relays; node.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from peer.logs import fields, get_logger
+from peer.streams import BadMessage, Stream, StreamLost
+from peer.swarm.addresses import is_loopback, owner_of, place_of, tcp_of, tcp_place
+from peer.swarm.dialback import PROTOCOL, Heard, ask
+
+log = get_logger("reach")
+
+ASKED = 3  # initial peers
+UPNP_SECONDS = 6.0  # for the router to answer
+UPNP_PAUSE = 1.0
+DECIDE_SECONDS = 45.0
+
+Open = Callable[[str, str, Sequence[str]], Awaitable[Stream]]
+Visible = Callable[[], Awaitable[Sequence[str]]]
+
+
+@dataclass(frozen=True)
+class Stand:
+    """``announce``: multiaddrs instead of the detected ones, when there are any."""
+
+    relayed: bool = False
+    announce: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class View:
+    """What one other node says of us. ``tried``: results by place."""
+
+    address: str
+    heard: Heard
+    tried: dict[str, str]
+
+    @property
+    def reached(self) -> list[str]:
+        """Places at which it could dial us."""
+        return [place for place, result in self.tried.items() if result == "reached"]
+
+
+async def decide(open_stream: Open, visible: Visible, asked: Sequence[str], upnp: bool) -> Stand:
+    """By what the nodes ``asked`` (addresses with ids) find. Nobody can tell: as if all can dial us."""
+    try:
+        async with asyncio.timeout(DECIDE_SECONDS):
+            views, places = await look(open_stream, visible, asked, upnp)
+    except TimeoutError:
+        views, places = [], frozenset()
+    return _stand([it for it in views if it.heard.answer.observed], places)
+
+
+async def look(
+    open_stream: Open, visible: Visible, asked: Sequence[str], upnp: bool
+) -> tuple[list[View], frozenset[str]]:
+    """What some of the nodes ``asked`` say of us, and our own places. ``upnp``: the router may open one of them yet."""
+    chosen = list({owner_of(address): address for address in asked}.values())[:ASKED]
+    found: list[View] = []
+    places: frozenset[str] = frozenset()
+    for number in range(1 + int(UPNP_SECONDS / UPNP_PAUSE) if upnp else 1):
+        if number:
+            await asyncio.sleep(UPNP_PAUSE)
+        now = frozenset(place_of(address) for address in await visible())
+        if now == places:
+            continue  # nothing new from the router
+        places = now
+        views = await asyncio.gather(*(view(open_stream, address, sorted(places)) for address in chosen))
+        found = [it for it in views if it is not None]
+        if all(it.reached or not it.heard.answer.observed for it in found):
+            break
+    return found, places
+
+
+def _stand(found: Sequence[View], places: frozenset[str]) -> Stand:
+    if not found:
+        log.info("nobody can tell whether others can dial this peer: it is taken to be so")
+        return Stand()
+    reached = [place for it in found for place in it.reached]
+    if not all(it.reached for it in found):
+        seen = sorted({it.heard.answer.observed for it in found})
+        log.info("others cannot dial this peer (NAT or firewall), it uses relays: %s", fields(seen_as=",".join(seen)))
+        return Stand(relayed=True)
+    unknown = [place for place in dict.fromkeys(reached) if place not in places]
+    if not unknown:
+        return Stand()
+    log.info("others dial this peer by an address that is not this machine's: %s", fields(address=unknown[0]))
+    return Stand(announce=(*unknown, *sorted(it for it in places if not is_loopback(it))))
+
+
+async def view(open_stream: Open, address: str, places: Sequence[str]) -> View | None:
+    """What the node at ``address`` says of us; ``None`` when it does not answer the question.
+
+    It tries those of our ``places`` that have the IP address that it sees, and that IP address with our own port.
+    """
+    peer_id = owner_of(address)
+    try:
+        heard = await ask(await open_stream(peer_id, PROTOCOL, [address]), [])
+        if heard is None:
+            return None
+        wanted = _wanted(heard.answer.observed, places)
+        if not wanted:
+            return View(address, heard, {})
+        again = await ask(await open_stream(peer_id, PROTOCOL, [address]), wanted)
+    except (StreamLost, BadMessage, TimeoutError) as error:
+        log.debug("no view: %s", fields(address=address, reason=str(error) or "no answer"))
+        return None
+    tried = {it.place: it.result for it in again.answer.tried} if again else {}
+    return View(address, heard, {place: str(tried[place]) for place in wanted if place in tried})
+
+
+def _wanted(observed: str, places: Sequence[str]) -> list[str]:
+    found = [it for it in map(tcp_of, places) if it is not None]
+    if not observed or not found:
+        return []
+    wanted = [tcp_place(*it) for it in found if it[0] == observed]
+    return list(dict.fromkeys([*wanted, *(tcp_place(observed, port) for _, port in found)]))

@@ -1,0 +1,179 @@
+"""A relay for peers that cannot be dialled: they hold a slot here, and others reach them through it.
+
+    NATted peer: Reserve     relay: Granted | Full     and Ping / Pong while the slot is held
+    caller:      libp2p's circuit relay v2 (circuit.py), to the relay; the relay calls the NATted peer the same way
+
+The connection that comes of it is encrypted from end to end by libp2p: a relay sees bytes. This takes the place of the
+p2p daemon's own relay, because that one cuts a circuit after 128 KiB (its flags for more only count after libp2p has
+found out by itself that it is public). A slot is for who is admitted; a circuit has no limit of bytes or of time, only
+their number is bounded. Previous station: circuit.py. Next station: slots.py, the NATted peer's side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Literal
+
+from hivemind.p2p import PeerID
+from pydantic import Field, TypeAdapter
+
+from peer.logs import fields, get_logger
+from peer.streams import BadMessage, Message, Stream, StreamLost
+from peer.swarm import circuit
+
+log = get_logger("relay")
+
+PROTOCOL = "noloco/relay/1"
+TALK_TIMEOUT = 5.0  # seconds for one message
+PING_SECONDS = 10.0  # between two of a holder's
+PONG_TIMEOUT = 15.0  # seconds: a slow line is full while a swap is on it
+SILENCE = 40.0  # seconds without a ping after which a slot is free
+SLOTS = 128
+CIRCUITS = 256  # at once
+CIRCUITS_EACH = 32  # of one caller, and to one called
+IDLE = 120.0  # seconds without a byte; libp2p sends some every 30 s
+STUCK = 60.0  # seconds in which nothing could be written
+CHUNK = 64 * 1024  # bytes
+
+
+class Reserve(Message):
+    """May others reach me through you?"""
+
+    kind: Literal["reserve"] = "reserve"
+
+
+class Granted(Message):
+    """As long as this stream stays open and pings come."""
+
+    kind: Literal["granted"] = "granted"
+
+
+class Full(Message):
+    """No slot is free."""
+
+    kind: Literal["full"] = "full"
+
+
+class Ping(Message):
+    """From the holder, and back from the relay."""
+
+    kind: Literal["ping"] = "ping"
+    number: Annotated[int, Field(ge=0, lt=2**53)]
+
+
+RESERVE: TypeAdapter[Reserve] = TypeAdapter(Reserve)
+REPLY: TypeAdapter[Granted | Full] = TypeAdapter(Annotated[Granted | Full, Field(discriminator="kind")])
+PING: TypeAdapter[Ping] = TypeAdapter(Ping)
+Raw = Callable[[str, str], Awaitable[Stream]]  # opens a stream without our own admission on it
+
+
+class Relay:
+    """Belongs to the network thread. ``open_raw``: :meth:`peer.swarm.node.Node.open_raw`."""
+
+    def __init__(self, open_raw: Raw) -> None:
+        self._open_raw = open_raw
+        self._slots: dict[str, Stream] = {}  # by the holder's id
+        self._circuits: Counter[str] = Counter()  # by caller, and by called
+        self._open = 0
+
+    @property
+    def holders(self) -> int:
+        """Slots that are taken."""
+        return len(self._slots)
+
+    async def hold(self, stream: Stream) -> None:
+        """Handler of :data:`PROTOCOL`: a slot lasts as long as this stream."""
+        holder = stream.remote
+        try:
+            await stream.receive(RESERVE, TALK_TIMEOUT)
+            if holder not in self._slots and len(self._slots) >= SLOTS:
+                await stream.send(Full(), TALK_TIMEOUT)
+                await stream.until_closed(TALK_TIMEOUT)
+                return
+            self._slots[holder] = stream  # a later stream of the same peer takes the place of one that hangs
+            await stream.send(Granted(), TALK_TIMEOUT)
+            log.debug("a slot is held: %s", fields(peer=holder[-6:], slots=len(self._slots)))
+            while True:
+                ping = await stream.receive(PING, SILENCE)
+                await stream.send(ping, TALK_TIMEOUT)
+        finally:
+            if self._slots.get(holder) is stream:
+                del self._slots[holder]
+                log.debug("a slot is free: %s", fields(peer=holder[-6:], slots=len(self._slots)))
+            stream.close()
+
+    async def hop(self, stream: Stream) -> None:
+        """Handler of :data:`circuit.HOP`: a caller wants one of the holders."""
+        try:
+            async with asyncio.timeout(TALK_TIMEOUT):
+                asked = await circuit.read_hop(stream.reader)
+            target = PeerID(asked.peer).to_base58() if asked.kind == circuit.CONNECT else ""
+            status = self._status(asked.kind, stream.remote, target)
+            if status == circuit.OK:
+                with self._counted(stream.remote, target):
+                    status = await self._connect(stream, target)
+            if status != circuit.OK:
+                await stream.write(circuit.hop_status(status), TALK_TIMEOUT)
+                await stream.until_closed(TALK_TIMEOUT)
+        except (asyncio.IncompleteReadError, BadMessage, StreamLost, OSError, ValueError) as error:
+            log.debug("no circuit: %s", fields(caller=stream.remote[-6:], reason=str(error)))
+        finally:
+            stream.close()
+
+    def _status(self, kind: int, caller: str, target: str) -> int:
+        if kind != circuit.CONNECT:
+            return circuit.RESERVATION_REFUSED  # libp2p's own reservations: ours are by :data:`PROTOCOL`
+        if target not in self._slots or target == caller:
+            return circuit.NO_RESERVATION
+        busiest = max(self._circuits[caller], self._circuits[target])
+        return circuit.LIMIT_EXCEEDED if self._open >= CIRCUITS or busiest >= CIRCUITS_EACH else circuit.OK
+
+    @contextmanager
+    def _counted(self, *ends: str) -> Iterator[None]:
+        self._open += 1
+        self._circuits.update(ends)
+        try:
+            yield
+        finally:
+            self._open -= 1
+            self._circuits -= Counter(ends)
+
+    async def _connect(self, caller: Stream, target: str) -> int:
+        """Call the target and carry what they say to each other, until one of them ends."""
+        try:
+            called = await self._open_raw(target, circuit.STOP)
+        except (StreamLost, TimeoutError):
+            return circuit.CONNECTION_FAILED
+        try:
+            await called.write(circuit.stop_connect(PeerID.from_base58(caller.remote).to_bytes()), TALK_TIMEOUT)
+            async with asyncio.timeout(TALK_TIMEOUT):
+                if await circuit.read_stop_status(called.reader) != circuit.OK:
+                    return circuit.CONNECTION_FAILED
+            await caller.write(circuit.hop_status(circuit.OK), TALK_TIMEOUT)
+            await _carry(caller, called)
+        finally:
+            called.close()
+        return circuit.OK
+
+
+async def _carry(caller: Stream, called: Stream) -> None:
+    tasks = [asyncio.ensure_future(_pipe(*way)) for way in ((caller, called), (called, caller))]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pipe(source: Stream, sink: Stream) -> None:
+    """Until one of them ends, or nothing moves any more."""
+    while True:
+        async with asyncio.timeout(IDLE):
+            data = await source.reader.read(CHUNK)
+        if not data:
+            return
+        await sink.write(data, STUCK)

@@ -1,0 +1,115 @@
+"""A peer that cannot be dialled keeps slots at relays, its initial peers, and is reached by addresses through them.
+
+A slot that is lost (the relay has stopped, the connection broke) is taken again as soon as the relay answers.
+Previous station: relay.py. Next station: node.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from peer.logs import fields, get_logger
+from peer.streams import BadMessage, Stream, StreamLost
+from peer.swarm.addresses import owner_of, through
+from peer.swarm.relay import PING, PING_SECONDS, PONG_TIMEOUT, PROTOCOL, REPLY, TALK_TIMEOUT, Full, Ping, Reserve
+
+log = get_logger("relay")
+
+RELAYS = 3  # at once
+PAUSE, LONGEST_PAUSE = 1.0, 20.0  # seconds between two tries
+
+Open = Callable[[str, str, Sequence[str]], Awaitable[Stream]]
+
+
+async def try_slot(open_stream: Open, relay: str) -> None:
+    """Take a slot and give it back; raises :class:`StreamLost`, :class:`BadMessage` or ``TimeoutError``."""
+    stream = await open_stream(owner_of(relay), PROTOCOL, [relay])
+    try:
+        await _reserve(stream)
+    finally:
+        stream.close()
+
+
+class Slots:
+    """Belongs to the network thread. ``open_stream``: :meth:`peer.swarm.node.Node.open`."""
+
+    def __init__(self, open_stream: Open, relays: Sequence[str]) -> None:
+        """``relays``: addresses with ids; one of each id is used, and not more than :data:`RELAYS`."""
+        self._open = open_stream
+        self._relays = list({owner_of(address): address for address in reversed(relays)}.values())[::-1][:RELAYS]
+        self._held: dict[str, None] = {}  # addresses of relays, in the order in which they were taken
+        self._first = asyncio.Event()
+
+    @property
+    def places(self) -> list[str]:
+        """Where others reach this peer, without its id."""
+        return [through(relay) for relay in self._held]
+
+    def start(self, background: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        """Keep slots from now on."""
+        for relay in self._relays:
+            background(self._keep(relay))
+
+    async def first(self, timeout: float) -> bool:
+        """Wait for a slot, at most ``timeout`` seconds; is there one?"""
+        try:
+            await asyncio.wait_for(self._first.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _keep(self, relay: str) -> None:
+        pause, told = PAUSE, False
+        while True:
+            reason = await self._hold(relay)
+            if relay in self._held:
+                del self._held[relay]
+                pause, told = PAUSE, False
+            if not told:
+                log.warning("no slot at a relay, trying again: %s", fields(relay=relay, reason=reason))
+                told = True
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _hold(self, relay: str) -> str:
+        """Take a slot and keep it as long as it lasts; returns why it did not."""
+        try:
+            stream = await self._open(owner_of(relay), PROTOCOL, [relay])
+        except (StreamLost, TimeoutError) as error:
+            return str(error) or "does not answer"
+        try:
+            await self._hold_on(stream, relay)
+        except TimeoutError:
+            stream.hang_up()
+            return "does not answer any more"
+        except (StreamLost, BadMessage) as error:
+            return str(error) or "the stream ended"
+        finally:
+            stream.close()
+        return ""
+
+    async def _hold_on(self, stream: Stream, relay: str) -> None:
+        """Returns by an exception only."""
+        await _reserve(stream)
+        self._held[relay] = None
+        self._first.set()
+        log.info("reached through a relay: %s", fields(relay=relay))
+        number = 0
+        while True:
+            await stream.until_closed(PING_SECONDS)
+            if stream.reader.at_eof():
+                raise StreamLost("the stream ended")
+            number += 1
+            await stream.send(Ping(number=number), TALK_TIMEOUT)
+            if (await stream.receive(PING, PONG_TIMEOUT)).number != number:
+                raise BadMessage("a relay has lost count")
+
+
+async def _reserve(stream: Stream) -> None:
+    await stream.send(Reserve(), TALK_TIMEOUT)
+    reply = await stream.receive(REPLY, TALK_TIMEOUT)
+    if isinstance(reply, Full):
+        raise StreamLost("all its slots are taken")

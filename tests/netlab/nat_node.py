@@ -1,0 +1,58 @@
+"""A bare node for test_nat.py: how does it stand, and by which way does it reach another one?
+
+python -m tests.netlab.nat_node KEY HOST PORT REACH [INITIAL ...]
+Prints a line of JSON, {"id": ..., "addresses": [...]}. Then, for each line that it reads (a peer's id and
+place), one with the addresses of its connections to that peer, after BYTES have been sent there; none when that failed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from peer.streams import Stream, StreamLost
+from peer.swarm import identity
+from peer.swarm.node import Node, NodeSettings
+
+PROTOCOL = "test/sink/1"
+BYTES = 1 << 20  # the daemon's own relay would cut a connection at 128 KiB
+SECONDS = 30.0
+
+
+async def sink(stream: Stream) -> None:
+    await stream.read_into(memoryview(bytearray(BYTES)), SECONDS)
+    await stream.write(b"!", SECONDS)
+    await stream.until_closed(SECONDS)
+    stream.close()
+
+
+async def send(node: Node, peer_id: str, place: str) -> list[str]:
+    try:
+        stream = await node.open(peer_id, PROTOCOL, [place])
+        await stream.write(bytes(BYTES), SECONDS)
+        await stream.read_into(memoryview(bytearray(1)), SECONDS)
+    except (StreamLost, TimeoutError):
+        node.hang_up(peer_id)
+        return []
+    stream.close()
+    peers = [it for it in await node.p2p.list_peers() if it.peer_id.to_base58() == peer_id]
+    return [str(address) for it in peers for address in it.addrs]
+
+
+def main() -> None:
+    key, host, port, reach, *initial = sys.argv[1:]
+    identity.load_or_create(Path(key))
+    node = Node(NodeSettings(Path(key), host, int(port), initial_peers=tuple(initial), reach=reach))  # type: ignore[arg-type]
+    try:
+        node.start()
+        node.call(node.serve(PROTOCOL, sink), SECONDS)
+        print(json.dumps({"id": node.peer_id, "addresses": node.addresses}), flush=True)
+        for line in sys.stdin:
+            print(json.dumps(node.call(send(node, *line.split()), 2 * SECONDS)), flush=True)
+    finally:
+        node.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""The relay's messages, slots and bounds, over real sockets; with libp2p at both ends in tests/netlab/test_nat.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+from hivemind.p2p import PeerID
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peer.streams import BadMessage, Stream, StreamLost
+from peer.swarm import circuit, relay
+from peer.swarm.relay import Relay
+from peer.swarm.slots import Slots, try_slot
+
+T = TypeVar("T")
+HOLDER, CALLER = "QmYbAnMcVeRLg6kmQ1Z4XT2Q4aBH3VTsd3GRYc7HZoFSer", "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ"
+# as go-libp2p writes it: kind CONNECT, a peer with the 34 bytes of an id
+CONNECT = bytes.fromhex("08011224") + b"\x0a\x22" + PeerID.from_base58(HOLDER).to_bytes()
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(work, 20))
+
+
+async def pair(remote: str, other: str) -> tuple[Stream, Stream]:
+    """Both ends of a connection; the first one's ``remote`` is ``remote``."""
+    ends: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends.set_result(Stream(reader, writer, remote=other, initiator=False))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    near = Stream(*await asyncio.open_connection("127.0.0.1", port), remote=remote, initiator=True)
+    far = await ends
+    server.close()
+    return near, far
+
+
+def parsed(data: bytes) -> circuit.Hop:
+    async def read() -> circuit.Hop:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        return await circuit.read_hop(reader)
+
+    return run(read())
+
+
+def test_a_call_is_read_as_libp2p_writes_it() -> None:
+    hop = parsed(bytes([len(CONNECT)]) + CONNECT)
+    assert hop == circuit.Hop(circuit.CONNECT, PeerID.from_base58(HOLDER).to_bytes())
+    assert circuit.hop_status(circuit.OK) == bytes.fromhex("0408022864")
+    assert circuit.hop_status(circuit.NO_RESERVATION) == bytes.fromhex("05080228cc01")
+    assert circuit.stop_connect(b"ab") == bytes.fromhex("08080012040a026162")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_call_or_are_refused(data: bytes) -> None:
+    with contextlib.suppress(BadMessage, asyncio.IncompleteReadError):
+        assert len(parsed(data).peer) <= circuit.LONGEST_ID
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\x03", b"\x80\x80\x80\x80\x01", b"\x03\x12\x7f\x00", b"\x02\x0b\x00"])
+def test_nonsense_and_what_is_too_long_is_refused(data: bytes) -> None:
+    with pytest.raises(BadMessage):
+        parsed(data)
+
+
+class Network:
+    """Opens streams to a relay, and from it to the holder, whose answer is ``status``."""
+
+    def __init__(self, status: int = circuit.OK) -> None:
+        self.relay = Relay(self.call)
+        self.status = status
+        self.called: list[Stream] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def call(self, peer_id: str, protocol: str) -> Stream:
+        assert (peer_id, protocol) == (HOLDER, circuit.STOP)
+        near, far = await pair(peer_id, "relay")
+        self.called.append(far)
+        self.tasks.append(asyncio.ensure_future(self.answer(far)))
+        return near
+
+    async def answer(self, far: Stream) -> None:
+        """As libp2p at the holder does."""
+        head = await far.reader.readexactly(1)
+        assert await far.reader.readexactly(head[0]) == circuit.stop_connect(PeerID.from_base58(CALLER).to_bytes())[1:]
+        answer = bytes.fromhex("080120") + (b"\x64" if self.status == circuit.OK else b"\x00")
+        await far.write(bytes([len(answer)]) + answer, 1)
+
+    async def open(self, peer_id: str, protocol: str, addresses: object) -> Stream:
+        """To the relay, as the holder."""
+        near, far = await pair("relay", HOLDER)
+        assert protocol == relay.PROTOCOL
+        self.tasks.append(asyncio.ensure_future(self.relay.hold(far)))
+        return near
+
+    async def hop(self, caller: str = CALLER) -> tuple[Stream, int]:
+        """Call the holder; the caller's stream and the relay's answer."""
+        near, far = await pair("relay", caller)
+        self.tasks.append(asyncio.ensure_future(self.relay.hop(far)))
+        await near.write(bytes([len(CONNECT)]) + CONNECT, 1)
+        said = await near.reader.readexactly((await near.reader.readexactly(1))[0])
+        status = int.from_bytes(bytes(it & 0x7F for it in said[3:4]), "big") + (said[4] << 7 if len(said) > 4 else 0)
+        return near, status
+
+
+async def held(network: Network) -> Slots:
+    slots = Slots(network.open, ["/ip4/45.1.2.3/tcp/31337/p2p/QmRelay"])
+    slots.start(lambda work: network.tasks.append(asyncio.ensure_future(work)))
+    assert await slots.first(5)
+    return slots
+
+
+def test_bytes_pass_both_ways_between_a_caller_and_a_holder() -> None:
+    async def talk() -> None:
+        network = Network()
+        slots = await held(network)
+        assert slots.places == ["/ip4/45.1.2.3/tcp/31337/p2p/QmRelay/p2p-circuit"]
+        caller, status = await network.hop()
+        assert status == circuit.OK
+        called = network.called[0]
+        data = bytes(range(256)) * 4096  # 1 MiB: the daemon's own relay would have cut it at 128 KiB
+        for source, sink in ((caller, called), (called, caller)):
+            sending = asyncio.ensure_future(source.write(data, 5))
+            assert await sink.reader.readexactly(len(data)) == data
+            await sending
+        called.close()
+        assert await caller.reader.read() == b""  # one end is the end of both
+        assert network.relay._open == 0
+
+    run(talk())
+
+
+def test_nobody_is_called_who_holds_no_slot_or_does_not_want_to() -> None:
+    async def talk() -> list[int]:
+        statuses = [(await Network().hop())[1]]
+        for network in (Network(status=0), Network()):
+            await held(network)
+            statuses.append((await network.hop(CALLER if network.status != circuit.OK else HOLDER))[1])
+        return statuses
+
+    assert run(talk()) == [circuit.NO_RESERVATION, circuit.CONNECTION_FAILED, circuit.NO_RESERVATION]
+
+
+def test_circuits_and_slots_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "CIRCUITS_EACH", 2)
+    monkeypatch.setattr(relay, "SLOTS", 0)
+
+    async def talk() -> None:
+        network = Network()
+        with pytest.raises(StreamLost, match="taken"):
+            await try_slot(network.open, "/ip4/45.1.2.3/tcp/31337/p2p/QmRelay")
+        relay.SLOTS = 1
+        await held(network)
+        hops = [await network.hop() for _ in range(3)]
+        assert [status for _, status in hops] == [circuit.OK, circuit.OK, circuit.LIMIT_EXCEEDED]
+        for called in network.called:
+            called.close()
+        await asyncio.sleep(0.1)
+        assert (await network.hop())[1] == circuit.OK
+
+    run(talk())
+
+
+def test_a_slot_ends_with_its_stream_and_is_taken_again() -> None:
+    async def talk() -> None:
+        network = Network()
+        slots = await held(network)
+        assert network.relay.holders == 1
+        network.relay._slots[HOLDER].close()
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if not slots.places:
+                break
+        assert not slots.places  # it is not announced any more
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if slots.places:
+                break
+        assert slots.places and network.relay.holders == 1
+
+    run(talk())
+
+
+def test_a_holder_that_falls_silent_loses_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "SILENCE", 0.2)
+
+    async def talk() -> None:
+        network = Network()
+        stream = await network.open("relay", relay.PROTOCOL, ())
+        await stream.send(relay.Reserve(), 1)
+        await asyncio.sleep(0.1)
+        assert network.relay.holders == 1
+        await asyncio.sleep(0.4)
+        assert network.relay.holders == 0
+
+    run(talk())

@@ -1,0 +1,225 @@
+"""Who is dialled back, how often, and what a fresh connection proves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+from peer.streams import Stream
+from peer.swarm import identity
+from peer.swarm.addresses import for_record, is_circuit, is_private, owner_of, place_of, tcp_of, tcp_place, through
+from peer.swarm.daemon import Daemon
+from peer.swarm.dialback import ALL, EACH, PERIOD, Allowance, DialBack, Heard, ask
+from peer.swarm.direct import Stranger, who_answers
+from peer.swarm.reach import Stand, decide
+
+T = TypeVar("T")
+ME, OTHER = "QmYbAnMcVeRLg6kmQ1Z4XT2Q4aBH3VTsd3GRYc7HZoFSer", "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ"
+RELAY = f"/ip4/45.1.2.3/tcp/31337/p2p/{OTHER}"
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(work, 20))
+
+
+class Dialled:
+    """Notes who is dialled and answers as told: a peer id, or what is raised."""
+
+    def __init__(self, answers: dict[tuple[str, int], str | Exception]) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self._answers = answers
+
+    async def __call__(self, host: str, port: int, timeout: float) -> str:
+        self.calls.append((host, port))
+        answer = self._answers.get((host, port), TimeoutError())
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def asked(served: DialBack, origin: str, places: list[str]) -> Heard | None:
+    """One question of :data:`ME`, whose connection comes from ``origin``, over a real socket."""
+    done: list[asyncio.Task[None]] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        done.append(asyncio.current_task())  # type: ignore[arg-type]
+        await served.answer(Stream(reader, writer, remote=ME, initiator=False, origin=origin))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        return await ask(
+            Stream(*await asyncio.open_connection("127.0.0.1", port), remote=OTHER, initiator=True), places
+        )
+
+
+def test_only_the_address_that_the_question_comes_from_is_dialled() -> None:
+    dialled = Dialled({("45.0.0.9", 4001): ME, ("45.0.0.9", 4002): OTHER, ("45.0.0.9", 4003): ConnectionRefusedError()})
+    places = [f"/ip4/45.0.0.9/tcp/{port}" for port in (4001, 4002, 4003)]
+    victim = "/ip4/8.8.8.8/tcp/443"
+    heard = run(asked(DialBack(lambda: ["noloco/meet/1"], dialled), "/ip4/45.0.0.9/tcp/60000", [*places, victim]))
+    assert heard is not None
+    assert [it.result for it in heard.answer.tried] == ["reached", "another", "refused", "not_yours"]
+    assert sorted(dialled.calls) == [("45.0.0.9", port) for port in (4001, 4002, 4003)]  # and not the third party
+    assert heard.answer.observed == "45.0.0.9"
+    assert heard.answer.protocols == ["noloco/meet/1"]
+    assert abs(heard.ahead) < 0.5
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "/dns4/localhost/tcp/4001",  # a name may lead anywhere
+        f"{RELAY}/p2p-circuit",
+        "/ip4/45.0.0.9/udp/4001/quic",
+        "/ip4/45.0.0.9/tcp/0",
+        "/ip4/45.0.0.9/tcp/4001/http",
+        "/ip6/::ffff:45.0.0.9/tcp/4001",
+        "nonsense",
+        "",
+    ],
+)
+def test_what_is_no_address_of_the_asker_is_not_dialled(place: str) -> None:
+    dialled = Dialled({})
+    heard = run(asked(DialBack(list, dialled), "/ip4/45.0.0.9/tcp/60000", [place]))
+    assert heard is not None and [it.result for it in heard.answer.tried] == ["not_yours"]
+    assert not dialled.calls
+
+
+def test_who_comes_through_a_relay_is_not_dialled_where_the_relay_is() -> None:
+    dialled = Dialled({})
+    origin = f"{RELAY}/p2p-circuit"
+    heard = run(asked(DialBack(list, dialled), origin, ["/ip4/45.1.2.3/tcp/31337"]))
+    assert heard is not None and heard.answer.observed == ""
+    assert not dialled.calls
+
+
+def test_nobody_asks_without_end() -> None:
+    now = [0.0]
+    allowance = Allowance(lambda: now[0])
+    assert all(allowance.wait("one") == 0 for _ in range(EACH))
+    assert 0 < allowance.wait("one") <= PERIOD
+    assert allowance.wait("two") == 0
+    others = [allowance.wait(str(number)) for number in range(ALL)]
+    assert others.count(0) == ALL - EACH - 1  # and not more, whoever asks
+    now[0] = PERIOD + 1
+    assert allowance.wait("one") == 0
+
+
+def test_who_asks_too_often_is_told_so() -> None:
+    async def often() -> list[bool]:
+        served = DialBack(list, Dialled({}))
+        return [await asked(served, "/ip4/45.0.0.9/tcp/1", []) is None for _ in range(EACH + 1)]
+
+    assert run(often()) == [False] * EACH + [True]
+
+
+def test_a_fresh_connection_proves_who_listens(tmp_path: Path) -> None:
+    key = tmp_path / "identity.key"
+    peer_id = identity.load_or_create(key)
+    daemon = Daemon(identity=key, addresses=["/ip4/127.0.0.1/tcp/0"])
+    try:
+        port = listening_port(daemon.pid)
+        assert run(who_answers("127.0.0.1", port, 5)) == peer_id
+    finally:
+        daemon.stop()
+    with pytest.raises(OSError):
+        run(who_answers("127.0.0.1", port, 5))
+
+
+def listening_port(pid: int) -> int:
+    return next(int(it.laddr.port) for it in psutil.Process(pid).net_connections("tcp") if it.status == "LISTEN")
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x13/multistream/1.0.0\n\x03na\n", None])
+def test_who_is_no_node_proves_nothing(said: bytes | None) -> None:
+    async def meet() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if said is None:
+                await reader.read()
+                return
+            writer.write(said)
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            await who_answers("127.0.0.1", server.sockets[0].getsockname()[1], 1)
+
+    with pytest.raises(Stranger if said is not None else TimeoutError):
+        run(meet())
+
+
+def test_addresses() -> None:
+    circuit = through(RELAY)
+    assert (owner_of(RELAY), place_of(RELAY)) == (OTHER, "/ip4/45.1.2.3/tcp/31337")
+    assert (owner_of(circuit), place_of(circuit)) == ("", circuit)
+    assert (owner_of(f"{circuit}/p2p/{ME}"), place_of(f"{circuit}/p2p/{ME}")) == (ME, circuit)
+    assert is_circuit(circuit) and not is_circuit(RELAY)
+    assert tcp_of(RELAY) == ("45.1.2.3", 31337) and tcp_of(circuit) is None and tcp_of("/ip4/999.1.1.1/tcp/1") is None
+    assert tcp_of("/ip6/2001:db8:0::1/tcp/5") == ("2001:db8::1", 5)
+    assert tcp_place("2001:db8::1", 5) == "/ip6/2001:db8::1/tcp/5"
+    assert is_private("192.168.1.2") and is_private("100.64.0.1") and not is_private("203.0.113.5")
+    long = "/dns4/" + "a" * 120 + "/tcp/1"
+    assert for_record([f"/ip4/127.0.0.1/tcp/5/p2p/{ME}", f"{circuit}/p2p/{ME}", long]) == (circuit,)
+    assert for_record([f"/ip4/127.0.0.1/tcp/5/p2p/{ME}"]) == ("/ip4/127.0.0.1/tcp/5",)
+
+
+class Others:
+    """Initial peers, each of which sees us at an address and can dial some of our places."""
+
+    def __init__(self, *views: tuple[str, dict[tuple[str, int], str | Exception]]) -> None:
+        self._served = [(origin, DialBack(list, Dialled(reachable))) for origin, reachable in views]
+        self.addresses = [
+            f"/ip4/45.0.0.{number}/tcp/1/p2p/{RELAY[-46:-1]}{number}" for number in range(1, len(views) + 1)
+        ]
+
+    async def open(self, peer_id: str, protocol: str, addresses: object) -> Stream:
+        origin, served = self._served[int(peer_id[-1]) - 1]
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await served.answer(Stream(reader, writer, remote=ME, initiator=False, origin=origin))
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        connection = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
+        return Stream(*connection, remote=peer_id, initiator=True)
+
+
+def decided(others: Others, *own: str) -> Stand:
+    async def visible() -> tuple[str, ...]:
+        return tuple(f"{place}/p2p/{ME}" for place in own)
+
+    return run(decide(others.open, visible, others.addresses, upnp=False))
+
+
+HOME, LOOPBACK = "/ip4/192.168.1.2/tcp/4001", "/ip4/127.0.0.1/tcp/4001"
+SEEN = "/ip4/45.0.0.9/tcp/61000"
+
+
+def test_who_can_be_dialled_stays_as_it_is() -> None:
+    public = "/ip4/45.0.0.9/tcp/4001"
+    assert decided(Others((SEEN, {("45.0.0.9", 4001): ME})), LOOPBACK, public) == Stand()
+
+
+def test_behind_a_nat_relays_are_used() -> None:
+    assert decided(Others((SEEN, {}), (SEEN, {})), HOME, LOOPBACK) == Stand(relayed=True)
+
+
+def test_an_address_that_only_others_know_is_announced() -> None:
+    """A cloud machine, or a port that was forwarded by hand."""
+    stand = decided(Others((SEEN, {("45.0.0.9", 4001): ME})), HOME)
+    assert stand == Stand(announce=("/ip4/45.0.0.9/tcp/4001", HOME))
+
+
+def test_one_that_cannot_dial_us_is_enough_for_relays() -> None:
+    """The other may be in our own local network."""
+    local = ("/ip4/192.168.1.7/tcp/61000", {("192.168.1.2", 4001): ME})
+    assert decided(Others(local, (SEEN, {})), HOME).relayed
+
+
+def test_when_nobody_can_tell_nothing_changes() -> None:
+    assert decided(Others((f"{RELAY}/p2p-circuit", {})), HOME) == Stand()
