@@ -81,8 +81,7 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
 
         node = Node(_node_settings(config, key), authority)
         me = Party(home.name, run.name, digest(run), canonical(run))
-        slow = state.outer.slow
-        layout = layout_digest(slow.layout())
+        layout = layout_digest(state.outer.slow.layout())
         tokens_a_step = run.batch_size * run.data.sequence_length
         presence = Presence(
             node,
@@ -107,12 +106,12 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         with phase("join"):
             node.start()
             _join(config, state, presence, checkpoints, reporter)
-        what = fields(config=me.config, method=run.outer.name, parameters=slow.numel, device=device)
+        what = fields(config=me.config, method=run.outer.name, parameters=state.outer.slow.numel, device=device)
         where = fields(address=node.addresses[0], metrics=metrics_address, step=state.inner.step)
         log.info("ready: %s %s", what, where)
-        evaluated = build.validation_sets(run, text)
-        parts = Parts(state, presence, checkpoints, reporter, phase, progress, signals.stop, *evaluated)
-        yield _trainer(config, parts, node, Identity(run.name, me.config, layout, slow.numel))
+        sets = build.evaluated(run, text)
+        parts = Parts(state, presence, checkpoints, reporter, phase, progress, signals.stop, *sets)
+        yield _trainer(config, parts, node, Identity(run.name, me.config, layout, state.outer.slow.numel))
 
 
 def _join(config: Config, state: PeerState, presence: Presence, checkpoints: Checkpoints, reporter: Reporter) -> None:

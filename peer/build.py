@@ -114,7 +114,7 @@ def validation(run: Run, corpus: Corpus) -> list[Tensor]:
     return _validation(run, corpus.validation)
 
 
-def validation_sets(run: Run, corpus: Corpus) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
+def evaluated(run: Run, corpus: Corpus) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
     """The same, and those of ``run.evaluation.sets`` by name."""
     return validation(run, corpus), {name: _validation(run, tokens) for name, tokens in corpus.others.items()}
 

@@ -76,6 +76,10 @@ class HuggingFace:
         ids = self._tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)
         return [np.array(it, dtype=self._dtype) for it in ids["input_ids"]]
 
+    def save(self, folder: Path) -> None:
+        """As transformers loads it."""
+        self._tokenizer.save_pretrained(folder)
+
     def _end(self, wish: str | None) -> int:
         if wish is None:
             own = self._tokenizer.eos_token_id
