@@ -7,17 +7,21 @@ place), one with the addresses of its connections to that peer, after BYTES have
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
 
 from peer.streams import Stream, StreamLost
 from peer.swarm import identity
+from peer.swarm.addresses import is_circuit
+from peer.swarm.dial import disconnect
 from peer.swarm.node import Node, NodeSettings
 
 PROTOCOL = "test/sink/1"
 BYTES = 1 << 20  # the daemon's own relay would cut a connection at 128 KiB
 SECONDS = 30.0
+PUNCHED = 3.0  # seconds for libp2p to make a direct connection
 
 
 async def sink(stream: Stream) -> None:
@@ -27,7 +31,15 @@ async def sink(stream: Stream) -> None:
     stream.close()
 
 
+async def ways(node: Node, peer_id: str) -> list[str]:
+    """Addresses of the connections to a peer."""
+    peers = [it for it in await node.p2p.list_peers() if it.peer_id.to_base58() == peer_id]
+    return [str(address) for it in peers for address in it.addrs]
+
+
 async def send(node: Node, peer_id: str, place: str) -> list[str]:
+    if all(map(is_circuit, await ways(node, peer_id))):
+        await disconnect(node.p2p, peer_id)  # libp2p tries to punch a hole once for each new one
     try:
         stream = await node.open(peer_id, PROTOCOL, [place])
         await stream.write(bytes(BYTES), SECONDS)
@@ -36,8 +48,8 @@ async def send(node: Node, peer_id: str, place: str) -> list[str]:
         node.hang_up(peer_id)
         return []
     stream.close()
-    peers = [it for it in await node.p2p.list_peers() if it.peer_id.to_base58() == peer_id]
-    return [str(address) for it in peers for address in it.addrs]
+    await asyncio.sleep(PUNCHED)
+    return await ways(node, peer_id)
 
 
 def main() -> None:

@@ -119,7 +119,7 @@ def test_two_nats_of_the_common_kind_are_crossed_directly_once_enough_others_hav
     with two_homes(tmp_path, publics=4) as (homes, said):  # libp2p believes four observers
         assert all(is_circuit(it["addresses"][0]) for it in said)
         until, ways = time.monotonic() + 90, homes[0].ways_to(said[1])
-        assert any(map(is_circuit, ways))  # the first contact
+        assert any(map(is_circuit, ways))  # by which they met
         while all(map(is_circuit, ways)) and time.monotonic() < until:
             time.sleep(1)
             ways = homes[0].ways_to(said[1])
