@@ -69,8 +69,8 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         phase = PhaseClock(metrics, partial(synchronize, device))
 
         progress = Progress()
-        text = corpus.load(run.data)
-        state = _replica(config, text, device, peer_id, build.Signs(progress, signals.stop))
+        text = corpus.load(run.data, run.evaluation.sets)
+        state = stack.enter_context(_replica(config, text, device, peer_id, build.Signs(progress, signals.stop)))
         checkpoints = Checkpoints(home.folder / "checkpoints", own.checkpoint.keep)
         checkpoints.require_space(state.checkpoint_bytes)
         standing = Standing()
@@ -81,8 +81,7 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
 
         node = Node(_node_settings(config, key), authority)
         me = Party(home.name, run.name, digest(run), canonical(run))
-        slow = state.outer.slow
-        layout = layout_digest(slow.layout())
+        layout = layout_digest(state.outer.slow.layout())
         presence = Presence(
             node,
             me,
@@ -106,12 +105,12 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         with phase("join"):
             node.start()
             _join(config, state, presence, checkpoints, reporter)
-        what = fields(config=me.config, method=run.outer.name, parameters=slow.numel, device=device)
+        what = fields(config=me.config, method=run.outer.name, parameters=state.outer.slow.numel, device=device)
         where = fields(address=node.addresses[0], metrics=metrics_address, step=state.inner.step)
         log.info("ready: %s %s", what, where)
-        validation = build.validation(run, text)
-        parts = Parts(state, presence, checkpoints, reporter, phase, progress, signals.stop, validation)
-        yield _trainer(config, parts, node, Identity(run.name, me.config, layout, slow.numel))
+        sets = build.evaluated(run, text)
+        parts = Parts(state, presence, checkpoints, reporter, phase, progress, signals.stop, *sets)
+        yield _trainer(config, parts, node, Identity(run.name, me.config, layout, state.outer.slow.numel))
 
 
 def _join(config: Config, state: PeerState, presence: Presence, checkpoints: Checkpoints, reporter: Reporter) -> None:
@@ -162,12 +161,21 @@ def _node_settings(config: Config, key: Path) -> NodeSettings:
     )
 
 
-def _replica(config: Config, text: Corpus, device: torch.device, peer_id: str, signs: build.Signs) -> PeerState:
+@contextmanager
+def _replica(
+    config: Config, text: Corpus, device: torch.device, peer_id: str, signs: build.Signs
+) -> Iterator[PeerState]:
+    """What trains; its data stream is closed at the end."""
     own = config.peer
     if own.threads:
         torch.set_num_threads(own.threads)
     stream = identity.stream_of(peer_id) if own.stream is None else own.stream
-    return build.replica(config, text.train, stream=stream, device=device, signs=signs)
+    state = build.replica(config, text.train, stream=stream, device=device, signs=signs)
+    state.stream = build.read_ahead(config.run, state.stream, device)
+    try:
+        yield state
+    finally:
+        state.stream.close()
 
 
 def _trainer(config: Config, parts: Parts, node: Node, same: Identity) -> Training:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from peer import __version__, data, model
 from peer.config import CodecName, Config, Decoupled, DiLoCo, Local, NoLoCo, Run
+from peer.config_data import Streamed
 from peer.config_digest import digest
 from peer.corpus import Corpus, Tokens
 from peer.errors import UserError
@@ -26,7 +27,10 @@ from peer.outer.local import Local as LocalMethod
 from peer.outer.method import OuterMethod
 from peer.outer.noloco import NoLoCo as NoLoCoMethod
 from peer.outer.slow_weights import SlowWeights
+from peer.prefetch import Prefetched
 from peer.progress import Progress, Stop
+from peer.sources.documents import Split
+from peer.sources.stream import DocumentStream, Shape
 from peer.state import PeerState
 
 
@@ -38,11 +42,12 @@ class Signs:
     stop: Stop
 
 
-def replica(config: Config, tokens: Tokens, *, stream: int, device: torch.device, signs: Signs) -> PeerState:
+def replica(config: Config, tokens: Tokens | Split, *, stream: int, device: torch.device, signs: Signs) -> PeerState:
     """A replica with the run's fresh weights that reads data stream ``stream`` of ``tokens``."""
     run, own = config.run, config.peer
     length = run.data.sequence_length
-    network = model.build(run.model, sequence_length=length, seed=run.seed).to(device)
+    vocabulary = run.data.tokenizer.vocabulary
+    network = model.build(run.model, sequence_length=length, seed=run.seed, vocabulary=vocabulary).to(device)
     if own.gradient_checkpointing:
         model.checkpoint_activations(network)
     inner = InnerLoop(
@@ -56,9 +61,25 @@ def replica(config: Config, tokens: Tokens, *, stream: int, device: torch.device
         progress=signs.progress,
         stop=signs.stop,
     )
-    batches = data.TokenStream(tokens, batch_size=run.batch_size, sequence_length=length, seed=run.seed, stream=stream)
     outer = outer_method(run, SlowWeights(network.named_parameters()))
-    return PeerState(inner, outer, batches, digest(run), origin(run, network))
+    return PeerState(inner, outer, batches(run, tokens, stream), digest(run), origin(run, network))
+
+
+def batches(run: Run, tokens: Tokens | Split, stream: int) -> data.Stream:
+    """Data stream ``stream`` of the training split."""
+    length = run.data.sequence_length
+    if not isinstance(tokens, Split):
+        return data.TokenStream(tokens, batch_size=run.batch_size, sequence_length=length, seed=run.seed, stream=stream)
+    assert isinstance(run.data, Streamed)
+    return DocumentStream(tokens, Shape(run.batch_size, length, run.data.shuffle), seed=run.seed, stream=stream)
+
+
+def read_ahead(run: Run, stream: data.Stream, device: torch.device) -> data.Stream:
+    """``stream`` behind a thread where it takes time: while one block is trained on, the next is read."""
+    pin = device.type == "cuda"
+    if isinstance(run.data, Streamed):
+        return Prefetched(stream, pin=pin, depth=Shape(run.batch_size, 1, run.data.shuffle).batches)
+    return Prefetched(stream, pin=pin) if pin else stream  # tokens in memory take microseconds
 
 
 def origin(run: Run, network: nn.Module) -> dict[str, Any]:
@@ -90,8 +111,17 @@ def codec(name: CodecName, numel: int) -> Codec:
 
 def validation(run: Run, corpus: Corpus) -> list[Tensor]:
     """The run's validation batches; see :func:`peer.data.validation_batches`."""
+    return _validation(run, corpus.validation)
+
+
+def evaluated(run: Run, corpus: Corpus) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
+    """The same, and those of ``run.evaluation.sets`` by name."""
+    return validation(run, corpus), {name: _validation(run, tokens) for name, tokens in corpus.others.items()}
+
+
+def _validation(run: Run, tokens: Tokens) -> list[Tensor]:
     return data.validation_batches(
-        corpus.validation,
+        tokens,
         batches=run.evaluation.batches,
         batch_size=run.batch_size,
         sequence_length=run.data.sequence_length,

@@ -3,6 +3,7 @@
 noloco-peer train --config configs/demo.yaml --initial-peers ADDRESS
 noloco-peer swarm --peers 4 --config configs/demo.yaml
 noloco-peer simulate --replicas 8 --config configs/demo.yaml
+noloco-peer tokenize books/*.jsonl.gz tokens --tokenizer gpt2
 noloco-peer check --config configs/demo.yaml --initial-peers ADDRESS
 noloco-peer status --initial-peers ADDRESS
 noloco-peer export runs/peer-1 runs/peer-2 my-model
@@ -64,6 +65,13 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_simulate(commands.add_parser("simulate", help="many replicas in one process: what a method does to the loss"))
 
+    tokenize = commands.add_parser("tokenize", help="text or JSON Lines into Parquet with token ids")
+    tokenize.add_argument("sources", nargs="+", metavar="SOURCE", help="files: text, .jsonl, .jsonl.gz, .parquet")
+    tokenize.add_argument("out", type=Path, metavar="OUT", help="folder for one Parquet file a source")
+    tokenize.add_argument("--tokenizer", default="bytes", metavar="NAME", help="bytes, a Hugging Face name, or a path")
+    tokenize.add_argument("--end", metavar="TOKEN", help="the token that ends a document, if not the tokenizer's own")
+    tokenize.add_argument("--column", default="text", metavar="NAME", help="of JSON Lines and Parquet (default text)")
+    tokenize.set_defaults(run=_tokenize)
     check = commands.add_parser("check", help="can this machine join and be reached? One finding a line, with advice")
     _common(check)
     _initial_peers(check)
@@ -176,6 +184,18 @@ def _swarm(args: argparse.Namespace) -> int:
     return LocalSwarm(config, args.config, args.overrides, peers=args.peers, resume=args.resume).run()
 
 
+def _tokenize(args: argparse.Namespace) -> int:
+    from peer import tokenizing
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # all cores: nothing is trained meanwhile
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    tokenizing.run(args.sources, args.out, args.tokenizer, end=args.end, column=args.column, say=say)
+    return 0
+
+
 def _status(args: argparse.Namespace) -> int:
     from peer import status
 
@@ -222,16 +242,21 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from peer import model_source
     from peer.check.runner import run
 
-    return run(_loaded(args), lambda line: print(line, flush=True))
+    return run(model_source.pinned(_loaded(args)), lambda line: print(line, flush=True))
 
 
 def _show_config(args: argparse.Namespace) -> int:
     from peer import model, model_source
 
     config: Config = model_source.pinned(settings.load(args.config, args.overrides))
-    outline = model.outline(config.run.model, sequence_length=config.run.data.sequence_length)
+    outline = model.outline(
+        config.run.model,
+        sequence_length=config.run.data.sequence_length,
+        vocabulary=config.run.data.tokenizer.vocabulary,
+    )
     parameters, embeddings = model.parameter_count(outline), model.embedding_count(outline)
     print(f"# digest {digest(config.run)}: equal in the whole swarm for everything under run, paths left out")
     print(f"# {parameters:,} parameters, {embeddings:,} of them embeddings")

@@ -11,29 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from peer.config_data import AnyData, StdlibData
 from peer.model_config import AutoModel, LlamaModel
-from peer.sections import LOCAL, Fraction, LocalPath, Name, Port, Positive, Section
-
-
-class StdlibData(Section):
-    """The Python standard library's sources: real text that every machine has, about 6 MB."""
-
-    name: Literal["stdlib"] = "stdlib"
-    sequence_length: int = Field(default=128, gt=0)  # tokens
-
-
-class TextData(Section):
-    """Local text files, given as glob patterns. With no ``validation`` every 20th file or part is held out."""
-
-    name: Literal["text"]
-    train: tuple[str, ...] = Field(min_length=1, json_schema_extra=LOCAL)
-    validation: tuple[str, ...] = Field(default=(), json_schema_extra=LOCAL)
-    sequence_length: int = Field(default=128, gt=0)  # tokens
-
-    @field_validator("train", "validation", mode="before")
-    @classmethod
-    def _sequence(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
+from peer.sections import LOCAL, Fraction, LocalPath, Name, Port, Positive, Section, Words
 
 
 class Inner(Section):
@@ -124,10 +104,13 @@ class Exchange(Section):
 
 
 class Evaluation(Section):
-    """Validation on the held-out split."""
+    """Validation on the held-out split, and on ``sets``: more of them, each of glob patterns of text, JSON Lines or
+    Parquet files.
+    """
 
     every_rounds: int = Field(default=5, gt=0)
     batches: int = Field(default=8, gt=0)
+    sets: dict[Name, Annotated[Words, Field(min_length=1)]] = Field(default={}, json_schema_extra=LOCAL)
 
 
 class Run(LocalPath):
@@ -141,7 +124,7 @@ class Run(LocalPath):
     inner_time: Positive | None = None  # seconds: a peer that is slower does fewer inner steps (NoLoCo only)
     batch_size: int = Field(default=8, gt=0)  # sequences a peer and inner step
     model: Annotated[LlamaModel | AutoModel, Field(discriminator="name")] = LlamaModel()
-    data: Annotated[StdlibData | TextData, Field(discriminator="name")] = StdlibData()
+    data: AnyData = StdlibData()
     inner: Inner = Inner()
     outer: Annotated[NoLoCo | DiLoCo | Decoupled | Local, Field(discriminator="name")] = NoLoCo()
     rendezvous: Rendezvous = Rendezvous()

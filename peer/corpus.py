@@ -1,53 +1,92 @@
-"""Text into tokens: where a run's words come from. Byte-level: token = byte, 256 separates documents."""
+"""What a run reads: a split to train on, in memory (tokens) or not (a split of a source), and validation sets.
+
+Here are the two sources whose text is small enough to be in memory; sources/ has the others.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from peer.config import StdlibData, TextData
+from peer.config_data import BYTE_VOCABULARY as VOCABULARY
+from peer.config_data import AnyData, StdlibData, TextData
 from peer.errors import UserError
+from peer.sources import opening
+from peer.sources.documents import AT_ONCE, Split
+from peer.sources.source import paths
+from peer.sources.text import PIECE, pieces
+from peer.tokenizer import SEPARATOR, Bytes, Tokenizer, Tokens, dtype
+from peer.tokenizer import load as load_tokenizer
 
-VOCABULARY = 257
-SEPARATOR = 256
+__all__ = ["PIECE", "SEPARATOR", "VOCABULARY", "Corpus", "Tokens", "load"]
+
 HELD_OUT = 20  # every 20th document is validation
+VALIDATION = 2**18  # tokens of a source that is not in memory
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-PIECE = 64 * 1024  # bytes; a text file is cut into documents of this size, so that one file can be split too
 
-Tokens = NDArray[np.uint16]
+Documents = Iterable[tuple[str, bytes]]  # name and text
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens of both splits, 1-D uint16."""
+    """``validation`` and ``others``, by name: 1-D token ids."""
 
-    train: Tokens
+    train: Tokens | Split
     validation: Tokens
+    others: Mapping[str, Tokens] = field(default_factory=dict)
+
+    @property
+    def in_memory(self) -> Tokens:
+        """The training split as 1-D token ids; only where it is one."""
+        if isinstance(self.train, Split):
+            raise UserError("run.data: this needs all tokens in memory, use run.data.name: stdlib or text")
+        return self.train
 
 
-def load(settings: StdlibData | TextData) -> Corpus:
-    """Read and tokenise. Raises :class:`UserError` for missing, unreadable or too little text."""
-    if isinstance(settings, StdlibData):
-        corpus = _split(_stdlib())
-    elif settings.validation:
-        train, validation = _files(settings.train, "train"), _files(settings.validation, "validation")
-        corpus = Corpus(_tokens(text for _, text in train), _tokens(text for _, text in validation))
-    else:
-        corpus = _split(_files(settings.train, "train"))
-    for split, tokens in (("train", corpus.train), ("validation", corpus.validation)):
-        if len(tokens) < settings.sequence_length + 2:
+def load(settings: AnyData, sets: Mapping[str, tuple[str, ...]] | None = None) -> Corpus:
+    """Open, read and tokenise what has to be in memory; ``sets`` are files of further validation sets.
+
+    Raises :class:`UserError` for what is missing, unreadable or too little.
+    """
+    tokenizer = load_tokenizer(settings.tokenizer)
+    corpus = _load(settings, tokenizer)
+    others = {name: _head(opening.files(patterns, name, tokenizer)) for name, patterns in (sets or {}).items()}
+    corpus = Corpus(corpus.train, corpus.validation, others)
+    splits = {"train": corpus.train, "validation": corpus.validation}
+    splits |= {f"run.evaluation.sets.{name}": tokens for name, tokens in others.items()}
+    for split, tokens in splits.items():
+        if not isinstance(tokens, Split) and len(tokens) < settings.sequence_length + 2:
             raise UserError(
                 f"run.data: the {split} split has {len(tokens)} tokens, too few for one sequence of "
-                f"{settings.sequence_length}; add text or lower run.data.sequence_length"
+                f"{settings.sequence_length}; add text, name files to validate on, or lower run.data.sequence_length"
             )
     return corpus
+
+
+def _load(settings: AnyData, tokenizer: Tokenizer) -> Corpus:
+    if isinstance(settings, StdlibData):
+        return _split(_stdlib(), tokenizer)
+    if isinstance(settings, TextData):
+        train = _files(settings.train, "train", tokenizer)
+        if not settings.validation:
+            return _split(train, tokenizer)
+        held_out = _files(settings.validation, "validation", tokenizer)
+        return Corpus(
+            _tokens((text for _, text in train), tokenizer), _tokens((text for _, text in held_out), tokenizer)
+        )
+    opened = opening.splits(settings, tokenizer)
+    return Corpus(opened.train, _head(opened.validation))
+
+
+def _head(split: Split) -> Tokens:
+    return split.head(VALIDATION)
 
 
 def _stdlib() -> Iterator[tuple[str, bytes]]:
@@ -62,37 +101,45 @@ def _stdlib() -> Iterator[tuple[str, bytes]]:
         raise UserError(f"run.data: {root} has no Python sources; use run.data.name: text with your own files")
 
 
-def _files(patterns: Iterable[str], key: str) -> Iterator[tuple[str, bytes]]:
-    for pattern in patterns:
-        try:
-            full = Path(pattern).expanduser().absolute()
-            found = Path(full.anchor).glob(str(full.relative_to(full.anchor)))
-            paths = sorted(path for path in found if path.is_file())
-        except (ValueError, RuntimeError, IndexError, OSError) as error:
-            raise UserError(f"run.data.{key}: {pattern!r} is not a pattern: {error}") from None
-        if not paths:
-            raise UserError(f"run.data.{key}: no file matches {pattern}")
-        for path in paths:
-            try:
-                data = path.read_bytes()
-            except OSError as error:
-                raise UserError(f"run.data.{key}: cannot read {path}: {error.strerror}") from None
-            for start in range(0, len(data), PIECE):
-                yield f"{path.name}:{start}", data[start : start + PIECE]
+def _files(patterns: Iterable[str], key: str, tokenizer: Tokenizer) -> Iterator[tuple[str, bytes]]:
+    for path in paths(patterns, f"run.data.{key}"):
+        start = 0
+        for piece in _blind(path, key) if isinstance(tokenizer, Bytes) else pieces(path):
+            yield f"{path.name}:{start}", piece
+            start += len(piece)
 
 
-def _split(documents: Iterable[tuple[str, bytes]]) -> Corpus:
+def _blind(path: Path, key: str) -> Iterator[bytes]:
+    """Pieces for a tokenizer that takes any bytes."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"run.data.{key}: cannot read {path}: {error.strerror}") from None
+    for start in range(0, len(data), PIECE):
+        yield data[start : start + PIECE]
+
+
+def _split(documents: Documents, tokenizer: Tokenizer) -> Corpus:
     """By document and name, so that the same files give the same splits on every machine."""
     sides: tuple[list[bytes], list[bytes]] = ([], [])
     for name, text in documents:
         held_out = hashlib.sha256(name.encode()).digest()[0] % HELD_OUT == 0
         sides[held_out].append(text)
-    return Corpus(_tokens(sides[0]), _tokens(sides[1]))
+    return Corpus(_tokens(sides[0], tokenizer), _tokens(sides[1], tokenizer))
 
 
-def _tokens(documents: Iterable[bytes]) -> Tokens:
-    pieces: list[Tokens] = []
-    for text in documents:
-        pieces.append(np.frombuffer(text, dtype=np.uint8).astype(np.uint16))
-        pieces.append(np.array([SEPARATOR], dtype=np.uint16))
-    return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.uint16)
+def _tokens(documents: Iterable[bytes], tokenizer: Tokenizer) -> Tokens:
+    kind = dtype(tokenizer.vocabulary)
+    found: list[Tokens] = []
+    end: Tokens = np.array([tokenizer.end], dtype=kind)
+    left = iter(documents)
+    while some := list(islice(left, AT_ONCE)):
+        for tokens in _encoded(some, tokenizer):
+            found += (tokens, end)
+    return np.concatenate(found).astype(kind, copy=False) if found else np.empty(0, dtype=kind)
+
+
+def _encoded(documents: list[bytes], tokenizer: Tokenizer) -> list[Tokens]:
+    if isinstance(tokenizer, Bytes):  # of anything, text or not
+        return [np.frombuffer(data, dtype=np.uint8).astype(np.uint16) for data in documents]
+    return tokenizer.encode([data.decode("utf-8", "replace") for data in documents])

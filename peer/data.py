@@ -1,21 +1,46 @@
 """Batches as a pure function of (seed, stream, position): resuming is an integer, and peers read different data
-without knowing how many they are. Previous station: corpus.py. Next station: inner.py.
+without knowing how many they are. Previous station: corpus.py, or sources/ for what does not fit into memory; next
+station: prefetch.py and inner.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peer.corpus import Tokens
+from peer.tokenizer import Tokens
+
+Cursor = dict[str, Any]  # what JSON holds
+
+
+class Stream(Protocol):
+    """Training batches without end; ``position`` of them have been taken."""
+
+    position: int
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """What a resume needs besides the position; ``None``: nothing."""
+
+    def resume(self, position: int, cursor: Cursor | None) -> None:
+        """Go on behind batch number ``position``."""
+
+    def take(self, count: int) -> Iterator[Tensor]:
+        """The next ``count`` batches, ``[B, T + 1]`` int64 token ids. One counts as taken when it is handed out."""
+
+    def close(self) -> None:
+        """Let go of files and threads."""
 
 
 class TokenStream:
-    """An endless stream of training batches; ``position`` batches of it have been taken."""
+    """The stream of tokens that are in memory."""
+
+    cursor = None
 
     def __init__(
         self, tokens: Tokens, *, batch_size: int, sequence_length: int, seed: int, stream: int, position: int = 0
@@ -34,12 +59,19 @@ class TokenStream:
         starts = np.random.Generator(np.random.Philox(seed)).integers(0, last + 1, self._batch_size)
         return torch.from_numpy(_windows(self._tokens, starts, self._length))
 
+    def resume(self, position: int, cursor: Cursor | None) -> None:
+        """Go on behind batch number ``position``."""
+        self.position = position
+
     def take(self, count: int) -> Iterator[Tensor]:
         """The next ``count`` batches. A batch counts as taken when it is handed out."""
         for _ in range(count):
             batch = self.batch(self.position)
             self.position += 1
             yield batch
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def validation_batches(tokens: Tokens, *, batches: int, batch_size: int, sequence_length: int) -> list[Tensor]:

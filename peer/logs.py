@@ -46,4 +46,5 @@ def quiet_libraries() -> None:
     """hivemind and transformers speak at length about peers that leave; we report those ourselves."""
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -41,7 +41,9 @@ def estimate(run: Run, peer: Peer) -> Memory:
     """What a peer needs on its device and on the host. Raises :class:`peer.errors.UserError` as building it would."""
     device = build.pick_device(peer.device)
     pinned = device.type == "cuda"
-    weights = 4 * model.parameters_of(run.model, sequence_length=run.data.sequence_length)
+    weights = 4 * model.parameters_of(
+        run.model, sequence_length=run.data.sequence_length, vocabulary=run.data.tokenizer.vocabulary
+    )
     step = step_bytes(run, peer, autocast=build.wants_bf16(peer.precision, device))
     vector = _power_of_two(weights) if pinned else weights  # so does torch round pinned memory
     on_device = {
@@ -65,7 +67,7 @@ def step_bytes(run: Run, peer: Peer, *, autocast: bool) -> int:
     """Bytes of gradients and activations at the peak of a training step: what torch's allocator has handed out."""
     length = run.data.sequence_length
     size = peer.micro_batch or run.batch_size
-    config: Any = model.outline(run.model, sequence_length=length).config
+    config: Any = model.outline(run.model, sequence_length=length, vocabulary=run.data.tokenizer.vocabulary).config
     with FakeTensorMode(allow_non_fake_inputs=True):
         network = model.fresh(config)
         network.train()

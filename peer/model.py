@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from peer.corpus import VOCABULARY
+from peer.config_data import BYTE_VOCABULARY as VOCABULARY
 from peer.errors import UserError
 from peer.model_config import AutoModel, LlamaModel
 from peer.model_source import locate, weight_files
@@ -70,9 +70,9 @@ def outline(settings: LlamaModel | AutoModel, *, sequence_length: int, vocabular
         return fresh(config, trust_remote_code=trust)
 
 
-def parameters_of(settings: LlamaModel | AutoModel, *, sequence_length: int) -> int:
+def parameters_of(settings: LlamaModel | AutoModel, *, sequence_length: int, vocabulary: int = VOCABULARY) -> int:
     """:func:`parameter_count` of a model that is not made for it."""
-    return parameter_count(outline(settings, sequence_length=sequence_length))
+    return parameter_count(outline(settings, sequence_length=sequence_length, vocabulary=vocabulary))
 
 
 def _checked(settings: LlamaModel | AutoModel, sequence_length: int, vocabulary: int) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -123,13 +123,15 @@ class Reporter:
         failed = averaged.outcome not in (Outcome.MERGED, Outcome.ALONE)
         log.log(30 if failed else 20, "%s%s", line, f" detail={averaged.detail!r}" if failed else "")
 
-    def evaluation(self, step: int, tokens: int, loss: float) -> None:
-        """A validation ended."""
+    def evaluation(self, step: int, tokens: int, loss: float, others: Mapping[str, float] | None = None) -> None:
+        """A validation ended; ``others``: the losses on further sets, by name."""
+        named = {f"val_loss_{name}": value for name, value in (others or {}).items()}
         self._metrics["val_loss"].set(loss)
         self._standing.evaluation(loss)
-        _append(self._evals, {"step": step, "tokens": tokens, "val_loss": loss})
-        self._trackers.log(step, {"val/loss": loss, "tokens": tokens})
-        log.info(fields(step=step, val_loss=loss))
+        _append(self._evals, {"step": step, "tokens": tokens, "val_loss": loss, **named})
+        tracked = {f"val/loss_{name}": value for name, value in (others or {}).items()}
+        self._trackers.log(step, {"val/loss": loss, **tracked, "tokens": tokens})
+        log.info(fields(step=step, val_loss=loss, **named))
 
     def _track(self, report: RoundReport) -> None:
         inner, averaged = report.counted.inner, report.averaged

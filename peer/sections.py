@@ -1,11 +1,11 @@
-"""What every section of the configuration is made of: strict models, local keys, and the types they share."""
+"""What all sections of the configuration are made of. Next stations: config_data.py and config.py."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 # Says where something is on this machine, not what is trained: left out of the run's digest.
 LOCAL: dict[str, Any] = {"local": True}
@@ -16,6 +16,22 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _path(value: Any) -> Any:
+    """YAML has strings, the code wants ``Path``."""
+    try:
+        return Path(value).expanduser() if isinstance(value, str) else value
+    except RuntimeError:
+        raise ValueError(f"there is no home directory for {value}") from None
+
+
+PathText = Annotated[Path, BeforeValidator(_path)]
+Words = Annotated[tuple[str, ...], BeforeValidator(_tuple)]  # a YAML list of strings
+
+
 class Section(BaseModel):
     """Strict: unknown keys and wrong types are errors."""
 
@@ -23,13 +39,10 @@ class Section(BaseModel):
 
 
 class LocalPath(Section):
-    """Base for sections with paths: YAML has strings, the code wants ``Path``."""
+    """Base for sections with paths and without a discriminator; the others use :data:`PathText`."""
 
     @field_validator("*", mode="before")
     @classmethod
     def _paths(cls, value: Any, info: Any) -> Any:
         wants_path = cls.model_fields[info.field_name].annotation in (Path, Path | None)
-        try:
-            return Path(value).expanduser() if wants_path and isinstance(value, str) else value
-        except RuntimeError:
-            raise ValueError(f"there is no home directory for {value}") from None
+        return _path(value) if wants_path else value

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from peer.checkpoint import Saved, Tensors
-from peer.data import TokenStream
+from peer.data import Stream
 from peer.inner import InnerLoop
 from peer.outer.method import OuterMethod
 from peer.rounds import NO_ROUNDS, Lineage
@@ -42,7 +42,7 @@ class PeerState:
         self,
         inner: InnerLoop,
         outer: OuterMethod,
-        stream: TokenStream,
+        stream: Stream,
         config: str,
         origin: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
@@ -76,6 +76,7 @@ class PeerState:
             "origin": self._origin,  # the run and the model in words: what export makes a folder from
             "inner_step": self.inner.step,
             "position": self.stream.position,
+            "cursor": self.stream.cursor,
             **vars(self.counters),
             "rng": _rng(),
         }
@@ -106,7 +107,8 @@ class PeerState:
                     self.inner.optimizer.state[span.parameter] = moments
         self._take_outer(saved.tensors["outer"])
         scalars = saved.state
-        self.inner.step, self.stream.position = scalars["inner_step"], scalars["position"]
+        self.inner.step = scalars["inner_step"]
+        self.stream.resume(scalars["position"], scalars.get("cursor"))
         for key in vars(self.counters):
             setattr(self.counters, key, scalars[key])
         self.counters.lineage = Lineage(*scalars["lineage"])

@@ -38,6 +38,7 @@ class Parts:
     progress: Progress
     stop: Stop
     validation: list[Tensor]
+    other_validation: dict[str, list[Tensor]]
 
 
 class Training(ABC):
@@ -129,10 +130,11 @@ class Training(ABC):
             self.save()
 
     def evaluate(self) -> None:
-        """Validation loss of this replica."""
+        """Validation losses of this replica."""
         with self.phase("eval"):
             loss = self.inner.evaluate(self.parts.validation)
-        self.parts.reporter.evaluation(self.inner.step, self.counters.tokens, loss)
+            others = {name: self.inner.evaluate(batches) for name, batches in self.parts.other_validation.items()}
+        self.parts.reporter.evaluation(self.inner.step, self.counters.tokens, loss, others)
 
     def save(self) -> None:
         """Write a checkpoint; a full disk is said and survived."""

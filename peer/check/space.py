@@ -83,7 +83,11 @@ def _compared(topic: str, needed: int, free: int, what: str, advice: str) -> Fin
 def _parameters(config: Config) -> int:
     from peer.model import parameters_of
 
-    return parameters_of(config.run.model, sequence_length=config.run.data.sequence_length)
+    return parameters_of(
+        config.run.model,
+        sequence_length=config.run.data.sequence_length,
+        vocabulary=config.run.data.tokenizer.vocabulary,
+    )
 
 
 def _gib(count: int) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from peer.corpus import SEPARATOR
 from peer.errors import RunError, UserError
 from peer.export import tokenizer
+from peer.tokenizer import HuggingFace, Tokenizer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -22,8 +22,8 @@ def require_free(out: Path) -> None:
         raise UserError(f"{out} is there already; choose another name, or move it away")
 
 
-def write(network: Any, out: Path, *, dtype: str, card: str) -> None:
-    """``network`` (a transformers model) in ``dtype``, with the byte-level tokenizer and ``card`` as its README.
+def write(network: Any, out: Path, *, dtype: str, card: str, words: Tokenizer) -> None:
+    """``network`` (a transformers model) in ``dtype``, with the tokenizer ``words`` and ``card`` as its README.
 
     Written beside ``out`` and renamed. Raises :class:`RunError` when the disk does not take it.
     """
@@ -31,9 +31,12 @@ def write(network: Any, out: Path, *, dtype: str, card: str) -> None:
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        _for_generation(network)
+        _for_generation(network, words.end)
         network.to(DTYPES[dtype]).save_pretrained(temporary)
-        tokenizer.save(temporary)
+        if isinstance(words, HuggingFace):
+            words.save(temporary)
+        else:
+            tokenizer.save(temporary)
         (temporary / "README.md").write_text(card, encoding="utf-8")
         if out.exists():
             out.rmdir()
@@ -43,8 +46,8 @@ def write(network: Any, out: Path, *, dtype: str, card: str) -> None:
         raise RunError(f"{out}: cannot be written: {error.strerror or error}") from None
 
 
-def _for_generation(network: nn.Module) -> None:
-    """A text ends with the separator, and generating keeps the keys and values that training throws away."""
+def _for_generation(network: nn.Module, end: int) -> None:
+    """A text ends where a document does, and generating keeps the keys and values that training throws away."""
     for settings in (network.config, network.generation_config):
         settings.use_cache = True  # type: ignore[union-attr]
-        settings.eos_token_id = settings.pad_token_id = SEPARATOR  # type: ignore[union-attr]
+        settings.eos_token_id = settings.pad_token_id = end  # type: ignore[union-attr]

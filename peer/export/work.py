@@ -17,6 +17,7 @@ from peer.export.mixing import Mixed, mix
 from peer.export.sources import Source
 from peer.inner import mean_loss
 from peer.model_config import AutoModel
+from peer.tokenizer import load as load_tokenizer
 
 
 def export(checkpoints: Sequence[Path], out: Path, *, dtype: str, evaluate: bool | None) -> Iterator[str]:
@@ -29,6 +30,7 @@ def export(checkpoints: Sequence[Path], out: Path, *, dtype: str, evaluate: bool
     logging.disable_progress_bar()
     folder.require_free(out)
     found = sources.find(checkpoints)
+    words = load_tokenizer(found[0].run.data.tokenizer)  # before the work, not after it
     loss_of, why_not = _evaluation(found[0], evaluate)
     network = _network(found[0])
     mixed = mix(network, found, loss_of)
@@ -36,7 +38,7 @@ def export(checkpoints: Sequence[Path], out: Path, *, dtype: str, evaluate: bool
     if why_not:
         yield f"validation loss not computed: {why_not}"
     text = card(found, mixed, model.parameter_count(network), dtype)
-    folder.write(network, out, dtype=dtype, card=text)
+    folder.write(network, out, dtype=dtype, card=text, words=words)
     yield f"{out}: {model.parameter_count(network):,} parameters in {dtype}, with tokenizer and model card"
 
 
@@ -59,7 +61,12 @@ def _network(source: Source) -> Any:
     settings = source.run.model
     if isinstance(settings, AutoModel) and settings.trust_remote_code:  # its classes are at its source only
         settings = settings.model_copy(update={"pretrained": False})
-        return model.build(settings, sequence_length=source.run.data.sequence_length, seed=0)
+        return model.build(
+            settings,
+            sequence_length=source.run.data.sequence_length,
+            seed=0,
+            vocabulary=source.run.data.tokenizer.vocabulary,
+        )
     kind = source.architecture.get("model_type")
     others = {key: value for key, value in source.architecture.items() if key != "model_type"}
     try:

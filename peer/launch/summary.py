@@ -102,7 +102,7 @@ def _replica(folder: Path) -> Tensors | None:
 def _loss_of(config: Config, weights: Tensors) -> float:
     run = config.run
     length = run.data.sequence_length
-    network = model.build(run.model, sequence_length=length, seed=run.seed)
+    network = model.build(run.model, sequence_length=length, seed=run.seed, vocabulary=run.data.tokenizer.vocabulary)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             parameter.copy_(weights[name])

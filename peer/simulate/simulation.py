@@ -71,8 +71,9 @@ class Simulation:
     def _part(self, index: int) -> Corpus:
         if not self.options.non_iid:
             return self._text
-        borders = np.linspace(0, len(self._text.train), self.options.replicas + 1).astype(int)
-        return Corpus(self._text.train[borders[index] : borders[index + 1]], self._text.validation)
+        whole = self._text.in_memory
+        borders = np.linspace(0, len(whole), self.options.replicas + 1).astype(int)
+        return Corpus(whole[borders[index] : borders[index + 1]], self._text.validation)
 
     def _build(self, name: str, config: Config, text: Corpus, stream: int, speed: float = 1.0) -> Replica:
         steps = max(1, round(config.run.steps * speed))

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from peer.data import TokenStream
+from peer.data import Cursor, Stream
 
 
-class Together(TokenStream):
-    """A stream whose batch is the batches of ``streams`` at the same position: ``[N · B, T + 1]`` token ids."""
+class Together:
+    """A stream whose batch is the next batch of each of ``streams``: ``[N · B, T + 1]`` token ids."""
 
-    def __init__(self, streams: Sequence[TokenStream]) -> None:
+    cursor = None
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
         self._streams = streams
         self.position = 0
 
-    def batch(self, position: int) -> Tensor:
-        return torch.cat([stream.batch(position) for stream in self._streams])
+    def resume(self, position: int, cursor: Cursor | None) -> None:
+        """A simulation is not resumed."""
+        raise NotImplementedError
+
+    def take(self, count: int) -> Iterator[Tensor]:
+        """The next ``count`` batches."""
+        for _ in range(count):
+            self.position += 1
+            yield torch.cat([batch for stream in self._streams for batch in stream.take(1)])
+
+    def close(self) -> None:
+        """Let go of their files."""
+        for stream in self._streams:
+            stream.close()

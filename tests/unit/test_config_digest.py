@@ -8,7 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.config import Inner, NoLoCo, Run, TextData
+from peer.config import Inner, NoLoCo, Run
+from peer.config_data import TextData
 from peer.config_digest import canonical, digest, first_difference
 
 
@@ -53,7 +54,8 @@ def test_what_a_stranger_adds_to_this_run_stays_one_short_line(added: dict[str, 
 def test_every_key_but_the_places_is_shown_to_the_others() -> None:
     assert json.loads(canonical(Run())).keys() == Run.model_fields.keys() - {"dir"}
     text = json.loads(canonical(Run(data=TextData(name="text", train=("secret/*.txt",), validation=("held/*",)))))
-    assert text["data"] == {"name": "text", "sequence_length": 128}
+    tokenizer = {"name": "bytes", "vocabulary": 257, "end": None}
+    assert text["data"] == {"name": "text", "sequence_length": 128, "tokenizer": tokenizer}
 
 
 def test_how_a_number_is_written_does_not_matter() -> None:

@@ -24,6 +24,7 @@ from peer.export import tokenizer
 from peer.inner import mean_loss
 from peer.progress import Progress, Stop
 from peer.state import PeerState
+from tests.unit.data_harness import bpe
 
 CPU = torch.device("cpu")
 TINY = {"hidden_size": 16, "intermediate_size": 32, "layers": 2, "heads": 2}
@@ -88,6 +89,25 @@ def test_the_folder_is_the_training_model_to_the_bit(tmp_path: Path, capsys: pyt
     assert f"validation loss: {loss_of(network, settings):.4f}" in said
     out = network.generate(ids[:1], max_new_tokens=4, do_sample=False)
     assert out.shape[1] <= 20
+
+
+def test_a_run_with_a_tokenizer_of_its_own_has_it_in_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoTokenizer
+
+    own = bpe(tmp_path / "small")
+    settings = config(tmp_path)
+    data = settings.run.data.model_copy(update={"tokenizer": own})
+    settings = settings.model_copy(update={"run": settings.run.model_copy(update={"data": data})})
+    code, said = export(capsys, saved(tmp_path, "alice", trained(settings, 1)), tmp_path / "out")
+    assert code == 0, said
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = tokenizer("the quick brown fox")["input_ids"]
+    assert tokenizer.decode(ids) == "the quick brown fox" and len(tokenizer) == 300
+    network = loaded(tmp_path / "out")
+    assert network.config.vocab_size == 300
+    assert network.generation_config.eos_token_id == tokenizer.eos_token_id
 
 
 def test_the_card_says_what_was_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,9 @@ import torch
 
 from peer.checkpoint import Checkpoints
 from peer.outer.local import Local
+from peer.prefetch import Prefetched
 from peer.state import PeerState
-from tests.unit import parts
+from tests.unit import data_harness, parts
 
 H = 6
 
@@ -51,6 +52,24 @@ def test_a_resumed_peer_is_bit_equal(tmp_path: Path, interrupted_at: int) -> Non
     second.restore(saved)
     assert second.counters.tokens == 99
     losses += run(second, 5 * H - interrupted_at)
+    assert losses == expected
+    assert torch.equal(vectors(whole), vectors(second))
+
+
+def test_a_peer_that_reads_its_data_piece_by_piece_is_bit_equal_too(tmp_path: Path) -> None:
+    settings = data_harness.source("jsonl.gz", tmp_path)
+    whole, first, second = (parts.peer_state() for _ in range(3))
+    for state in (whole, first, second):
+        state.stream = Prefetched(data_harness.stream(settings, 5), pin=False)
+    expected = run(whole, 5 * H)
+    losses = run(first, 2 * H + 3)
+    Checkpoints(tmp_path, 1).save(first.inner.step, first.scalars(), first.tensors())
+    saved = Checkpoints(tmp_path, 1).newest(second.refusal)
+    assert saved is not None
+    second.restore(saved)
+    losses += run(second, 5 * H - 2 * H - 3)
+    for state in (whole, first, second):
+        state.stream.close()
     assert losses == expected
     assert torch.equal(vectors(whole), vectors(second))
 

@@ -35,7 +35,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def conditions(config: Config, args: argparse.Namespace) -> Conditions:
     """What the options and the run's configuration say; raises :class:`peer.errors.UserError`."""
     run = config.run
-    numel = model.parameters_of(run.model, sequence_length=run.data.sequence_length)
+    numel = model.parameters_of(
+        run.model, sequence_length=run.data.sequence_length, vocabulary=run.data.tokenizer.vocabulary
+    )
     found = Conditions(
         peers=args.replicas,
         rounds=args.rounds,

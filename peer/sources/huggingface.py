@@ -1,0 +1,122 @@
+"""Any data set that the ``datasets`` library reads: by its name on the Hub, or a local folder or file.
+
+Downloaded (or local): ranges of rows of the memory-mapped table are shards. With ``streaming`` its files are, read from
+afar; skipping rows in one of them costs their transfer. The library takes seconds to import and is imported here only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from peer.config_data import HuggingFaceData
+from peer.errors import UserError
+from peer.sources.source import PIECES, Document, Source, Wanted, document, parts, unmasked
+
+RANGE = 4096  # rows of a table that are a shard
+ROWS = 256  # read at once
+STREAMED_PIECES = 8  # each part of a file is another transfer of all of it
+MASK = "attention_mask"
+
+
+class Table:
+    """A :class:`peer.sources.source.Source` of a table with random access."""
+
+    def __init__(self, table: Any, name: str, column: str) -> None:
+        self._table, self._name, self._column = table, name, column
+        self._range = min(RANGE, ceil(len(table) / PIECES))
+        self.names = [f"{Path(name).name}:{begin}:{len(table)}" for begin in range(0, len(table), self._range)]
+        self.parts = 1
+
+    def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
+        begin = shard * self._range
+        end = min(begin + self._range, len(self._table))
+        for at in range(begin + start, end, ROWS):
+            with _one_line(self.place(shard, at - begin)):
+                rows = self._table[at : min(at + ROWS, end)]
+            for index, value in enumerate(rows[self._column]):
+                row = at + index - begin
+                if wanted(row):
+                    mask = rows[MASK][index] if MASK in rows else None
+                    where = partial(self.place, shard, row)
+                    yield row, unmasked(document(value, where), mask, where)
+
+    def place(self, shard: int, row: int) -> str:
+        return f"{self._name} row {shard * self._range + row + 1}"
+
+
+class Stream:
+    """A :class:`peer.sources.source.Source` of a data set that is read while it comes."""
+
+    def __init__(self, rows: Any, name: str, column: str) -> None:
+        self._rows, self._name, self._column = rows, name, column
+        self._count = max(1, rows.num_shards)
+        self.names = [f"{Path(name).name}:{shard}:{self._count}" for shard in range(self._count)]
+        self.parts = parts(self._count, STREAMED_PIECES)
+
+    def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
+        with _one_line(self.place(shard, start)):
+            one = self._rows.shard(num_shards=self._count, index=shard) if self._count > 1 else self._rows
+            found = iter(one.skip(start) if start else one)
+        row = start
+        while True:
+            with _one_line(self.place(shard, row)):
+                it = next(found, None)
+            if it is None:
+                return
+            if wanted(row):
+                where = partial(self.place, shard, row)
+                yield row, unmasked(document(it.get(self._column), where), it.get(MASK), where)
+            row += 1
+
+    def place(self, shard: int, row: int) -> str:
+        return f"{self._name} shard {shard + 1} of {self._count} row {row + 1}"
+
+
+def load(settings: HuggingFaceData, split: str) -> Source:
+    """Raises :class:`UserError` when the set, the split or the column is not there."""
+    name = f"{settings.path} {split}"
+    with _one_line(f"run.data.path: cannot load {name}"):
+        found = _load(settings, split)
+    names = found.column_names
+    if names is not None and settings.column not in names:
+        raise UserError(f"run.data.column: {name} has no {settings.column!r}, only: {', '.join(names)[:200]}")
+    if names is not None:
+        found = found.select_columns([column for column in (settings.column, MASK) if column in names])
+    if settings.streaming:
+        return Stream(found, name, settings.column)
+    if not len(found):
+        raise UserError(f"run.data: {name} has no rows")
+    return Table(found, name, settings.column)
+
+
+def _load(settings: HuggingFaceData, split: str) -> Any:
+    import datasets
+
+    datasets.disable_progress_bars()
+    local = Path(settings.path).expanduser()
+    if not any((local / mark).is_file() for mark in ("state.json", "dataset_dict.json")):
+        path = str(local) if local.exists() else settings.path
+        return datasets.load_dataset(path, settings.subset, split=split, streaming=settings.streaming)
+    found: Any = datasets.load_from_disk(str(local))  # what save_to_disk wrote
+    if isinstance(found, datasets.DatasetDict):
+        if split not in found:
+            raise UserError(f"run.data.split: {local} has no {split!r}, only: {', '.join(map(str, found))}")
+        found = found[split]
+    return found.to_iterable_dataset(num_shards=1) if settings.streaming else found
+
+
+@contextmanager
+def _one_line(where: str) -> Iterator[None]:
+    """Whatever the library and the network throw becomes one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{where}: {said[:300]}") from error

@@ -1,0 +1,142 @@
+"""JSON Lines, plain or .gz: C4's files, and everybody's own.
+
+A plain file is read in ranges of 16 MiB, each a shard, so that any of them can be begun with at once. A .gz file is
+one shard: to a row in it leads no way but through all before it. Its checksum stands at its end, so a file of up to
+1 GiB is read through once before the first row of it is used; in a larger one a broken place is seen when it is
+reached, by then what stands before it has been trained on.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from peer.errors import UserError
+from peer.sources.source import Document, Wanted, document, parts, size, unmasked
+
+RANGE = 16 * 2**20  # bytes of a plain file that are a shard
+CHECKED = 2**30  # bytes; a compressed file up to this size is read through before it is used
+LONGEST = 64 * 2**20  # bytes of a row
+PIECE = 2**20
+BROKEN = (OSError, EOFError, zlib.error)
+
+
+@dataclass(frozen=True)
+class Range:
+    """The rows of a file whose first byte is at ``begin`` or behind it, and before ``end`` (none: up to the end)."""
+
+    path: Path
+    size: int  # of the whole file
+    begin: int
+    end: int | None
+
+
+class JsonLines:
+    """A :class:`peer.sources.source.Source` of ``files``; ``column`` has the text, or token ids."""
+
+    def __init__(self, files: list[Path], column: str) -> None:
+        self._column = column
+        self._ranges = [part for path in files for part in _ranges(path)]
+        self._checked: set[Path] = set()
+        self.names = [f"{part.path.name}:{part.begin}:{part.size}" for part in self._ranges]
+        self.parts = parts(len(self.names))
+
+    def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
+        part = self._ranges[shard]
+        self._check(part.path)
+        row = -1
+        try:
+            for row, line in enumerate(_lines(part)):
+                if row >= start and wanted(row) and not line.isspace():
+                    yield row, self._document(line, partial(self.place, shard, row))
+        except BROKEN as error:
+            raise UserError(f"{self.place(shard, row + 1)}: cannot be read: {_reason(error)}") from None
+        if row < 0 and not part.begin:
+            raise UserError(f"{part.path} has no rows; remove it or take it out of the patterns of run.data")
+
+    def place(self, shard: int, row: int) -> str:
+        part = self._ranges[shard]
+        return f"{part.path} row {_rows_before(part) + row + 1}"
+
+    def _document(self, line: bytes, where: Callable[[], str]) -> Document:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise UserError(f"{where()}: is not JSON: {line[:40]!r}") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{where()}: is not a JSON object")
+        if self._column not in row:
+            found = ", ".join(sorted(map(str, row))[:8])
+            raise UserError(f"{where()}: has no {self._column!r} (run.data.column), only: {found}"[:300])
+        return unmasked(document(row[self._column], where), row.get("attention_mask"), where)
+
+    def _check(self, path: Path) -> None:
+        if not _packed(path) or path in self._checked or size(path) > CHECKED:
+            return
+        rows = 0
+        try:
+            with _opened(path) as file:
+                while piece := file.read(PIECE):
+                    rows += piece.count(b"\n")
+        except BROKEN as error:
+            raise UserError(
+                f"{path} row {rows + 1}: broken gzip: {_reason(error)}; nothing of the file was used, fetch it again"
+            ) from None
+        self._checked.add(path)
+
+
+def _ranges(path: Path) -> list[Range]:
+    total = size(path)
+    if _packed(path):
+        return [Range(path, total, 0, None)]
+    return [Range(path, total, begin, min(begin + RANGE, total)) for begin in range(0, total, RANGE)]
+
+
+def _packed(path: Path) -> bool:
+    return path.suffix == ".gz"
+
+
+def _opened(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if _packed(path) else path.open("rb")
+
+
+def _lines(part: Range) -> Iterator[bytes]:
+    with _opened(part.path) as file:
+        at = part.begin
+        if at:
+            file.seek(at - 1)
+            at += len(_line(file, part.path)) - 1  # the line before this range ends here
+        while part.end is None or at < part.end:
+            line = _line(file, part.path)
+            if not line:
+                return
+            at += len(line)
+            yield line
+
+
+def _line(file: BinaryIO, path: Path) -> bytes:
+    line = file.readline(LONGEST)
+    if len(line) == LONGEST:
+        raise UserError(f"{path}: a row has {LONGEST // 2**20} MiB or more; is this JSON Lines?")
+    return line
+
+
+def _rows_before(part: Range) -> int:
+    """Counted when a person is to be told only."""
+    rows, left = 0, part.begin
+    if not left:
+        return 0
+    with part.path.open("rb") as file:
+        while left > 0 and (piece := file.read(min(PIECE, left))):
+            rows, left, last = rows + piece.count(b"\n"), left - len(piece), piece[-1:]
+        return rows + (last != b"\n")
+
+
+def _reason(error: Any) -> str:
+    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__

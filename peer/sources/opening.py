@@ -1,0 +1,85 @@
+"""From the configuration to the splits of a source. The only place that picks a source's class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.config_data import C4Data, HuggingFaceData, JsonlData, ParquetData
+from peer.errors import UserError
+from peer.sources import huggingface
+from peer.sources.documents import Split
+from peer.sources.jsonl import JsonLines
+from peer.sources.parquet import Parquet
+from peer.sources.source import Source, paths
+from peer.sources.text import Texts
+from peer.tokenizer import Tokenizer
+
+C4_TRAIN, C4_VALIDATION = "c4-train.*.json.gz", "c4-validation.*.json.gz"
+JSON_ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Both splits."""
+
+    train: Split
+    validation: Split
+
+
+def splits(settings: JsonlData | C4Data | ParquetData | HuggingFaceData, tokenizer: Tokenizer) -> Opened:
+    """Raises :class:`UserError` for what is missing. Where there is no validation split, rows are held out."""
+    match settings:
+        case HuggingFaceData():
+            train = huggingface.load(settings, settings.split)
+            wish = settings.validation_split
+            validation = huggingface.load(settings, wish) if wish else None
+        case C4Data():
+            train = _c4(settings.folder, C4_TRAIN)
+            held = list(settings.folder.glob(C4_VALIDATION))
+            validation = _c4(settings.folder, C4_VALIDATION) if held else None
+        case JsonlData():
+            train, validation = _both(settings, lambda files: JsonLines(files, settings.column))
+        case ParquetData():
+            train, validation = _both(settings, lambda files: Parquet(files, (settings.column,), tokenizer.name))
+    if validation is None:
+        return Opened(Split(train, tokenizer, held_out=False), Split(train, tokenizer, held_out=True))
+    return Opened(Split(train, tokenizer), Split(validation, tokenizer))
+
+
+def files(patterns: Iterable[str], name: str, tokenizer: Tokenizer) -> Split:
+    """A validation set called ``name`` of files that say by their ending what they are."""
+    key = f"run.evaluation.sets.{name}"
+    return Split(by_ending(paths(patterns, key), key, "text", tokenizer.name), tokenizer)
+
+
+def by_ending(found: list[Path], key: str, column: str, tokenizer: str) -> Source:
+    """The source of ``found``, which must all be of one kind."""
+    kinds = {_kind(path) for path in found}
+    if len(kinds) > 1:
+        raise UserError(f"{key}: {found[0]} and the others are of different kinds ({', '.join(sorted(kinds))})")
+    match kinds.pop():
+        case "Parquet":
+            return Parquet(found, ("input_ids", column), tokenizer)
+        case "JSON Lines":
+            return JsonLines(found, column)
+        case _:
+            return Texts(found)
+
+
+def _kind(path: Path) -> str:
+    if path.name.endswith(JSON_ENDINGS):
+        return "JSON Lines"
+    return "Parquet" if path.suffix == ".parquet" else "text"
+
+
+def _both(settings: JsonlData | ParquetData, opened: Callable[[list[Path]], Source]) -> tuple[Source, Source | None]:
+    train = opened(paths(settings.train, "run.data.train"))
+    if not settings.validation:
+        return train, None
+    return train, opened(paths(settings.validation, "run.data.validation"))
+
+
+def _c4(folder: Path, pattern: str) -> Source:
+    return JsonLines(paths([str(folder / pattern)], "run.data.folder"), "text")

@@ -1,0 +1,106 @@
+"""Parquet: token ids with ``attention_mask`` (padding is dropped), as NoLoCo's Reddit set and ``noloco-peer tokenize``
+have them, or texts. A row group is a shard; it is read a few rows at a time, whatever its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from peer.errors import UserError
+from peer.sources.source import Document, Wanted, document, parts, size, unmasked
+
+MASK = "attention_mask"
+ROWS = 256  # read at once
+TOKENIZER = b"noloco.tokenizer"  # in the file's metadata, by noloco-peer tokenize
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """``before``: rows of the file that are before it."""
+
+    path: Path
+    size: int  # of the whole file
+    index: int
+    before: int
+    columns: tuple[str, ...]
+
+
+class Parquet:
+    """A :class:`peer.sources.source.Source` of ``files``; ``columns``: the first of them that a file has is read.
+
+    A file that says with which tokenizer it was made must have been made with ``tokenizer``.
+    """
+
+    def __init__(self, files: list[Path], columns: tuple[str, ...], tokenizer: str) -> None:
+        self._groups = [group for path in files for group in _groups(path, columns, tokenizer)]
+        self.names = [f"{group.path.name}:{group.index}:{group.size}" for group in self._groups]
+        self.parts = parts(len(self.names))
+
+    def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
+        import pyarrow
+
+        group, row = self._groups[shard], 0
+        try:
+            with _opened(group.path) as file:
+                batches = file.iter_batches(ROWS, row_groups=[group.index], columns=list(group.columns))
+                for batch in batches:
+                    for index in range(max(0, start - row), batch.num_rows):
+                        if wanted(row + index):
+                            where = partial(self.place, shard, row + index)
+                            ids = document(_value(batch.column(0)[index]), where)
+                            mask = _value(batch.column(1)[index]) if len(group.columns) > 1 else None
+                            yield row + index, unmasked(ids, mask, where)
+                    row += batch.num_rows
+        except (pyarrow.ArrowException, OSError) as error:
+            raise UserError(f"{self.place(shard, row)}: cannot be read: {_first_line(error)}") from None
+
+    def place(self, shard: int, row: int) -> str:
+        group = self._groups[shard]
+        return f"{group.path} row {group.before + row + 1}"
+
+
+def _groups(path: Path, columns: tuple[str, ...], tokenizer: str) -> list[RowGroup]:
+    import pyarrow
+
+    total = size(path)
+    try:
+        with _opened(path) as file:
+            names = file.schema_arrow.names
+            made_with = (file.schema_arrow.metadata or {}).get(TOKENIZER, b"").decode("utf-8", "replace")
+            rows = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path}: is not Parquet that can be read: {_first_line(error)}") from None
+    column = next((name for name in columns if name in names), None)
+    if column is None:
+        raise UserError(f"{path}: has no column {' or '.join(columns)}, only: {', '.join(names)[:200]}")
+    if made_with and made_with != tokenizer:
+        raise UserError(f"{path}: was made with the tokenizer {made_with}, run.data.tokenizer.name is {tokenizer}")
+    if not sum(rows):
+        raise UserError(f"{path} has no rows; remove it or take it out of the patterns of run.data")
+    wanted = (column, MASK) if MASK in names and column != MASK else (column,)
+    return [RowGroup(path, total, index, sum(rows[:index]), wanted) for index, count in enumerate(rows) if count]
+
+
+def _opened(path: Path) -> Any:
+    from pyarrow.parquet import ParquetFile
+
+    return ParquetFile(path, page_checksum_verification=True)
+
+
+def _value(scalar: Any) -> Any:
+    """Lists as NumPy arrays, without a Python object a token; anything else as Python has it."""
+    import pyarrow
+
+    kind = scalar.type
+    listed = pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind) or pyarrow.types.is_fixed_size_list(kind)
+    if not listed or not scalar.is_valid or scalar.values.null_count:
+        return scalar.as_py()
+    return scalar.values.to_numpy(zero_copy_only=False)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

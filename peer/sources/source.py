@@ -1,0 +1,98 @@
+"""What every source of documents is: shards (files or parts of them) with rows, each a text or a list of token ids.
+
+Next stations: jsonl.py, parquet.py, huggingface.py, which are such sources, and documents.py, which reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from math import ceil
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peer.errors import UserError
+
+Document = str | NDArray[np.integer[Any]]  # a text, or the token ids of one
+Wanted = Callable[[int], bool]
+
+PIECES = 64  # so many at least does a peer choose the order of
+
+
+class Source(Protocol):
+    """``names`` of its shards, which change with their size; of each a peer reads every ``parts``-th row at a time."""
+
+    names: list[str]
+    parts: int
+
+    def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
+        """Rows of ``shard`` from number ``start`` on for which ``wanted`` says yes, without looking at the others.
+
+        Raises :class:`UserError`, which names file and row, for what cannot be read and what is no document.
+        """
+
+    def place(self, shard: int, row: int) -> str:
+        """File and row, for a person."""
+
+
+def parts(shards: int, pieces: int = PIECES) -> int:
+    """In how many parts each shard is to be read for ``pieces`` pieces or more."""
+    return ceil(pieces / max(1, shards))
+
+
+def paths(patterns: Iterable[str], key: str) -> list[Path]:
+    """The files that match, sorted within each pattern. Raises :class:`UserError` when there is none."""
+    all_found: list[Path] = []
+    for pattern in patterns:
+        try:
+            full = Path(pattern).expanduser().absolute()
+            matching = Path(full.anchor).glob(str(full.relative_to(full.anchor)))
+            found = sorted(path for path in matching if path.is_file())
+        except (ValueError, RuntimeError, IndexError, OSError) as error:
+            raise UserError(f"{key}: {pattern!r} is not a pattern: {error}") from None
+        if not found:
+            raise UserError(f"{key}: no file matches {pattern}")
+        all_found += found
+    return all_found
+
+
+def size(path: Path) -> int:
+    """Bytes of a file that must not be empty."""
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    if not found:
+        raise UserError(f"{path} is empty; remove it or take it out of the patterns of run.data")
+    return found
+
+
+def document(value: Any, where: Callable[[], str]) -> Document:
+    """``value`` when it is one."""
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UserError(f"{where()}: is not a text that UTF-8 can hold") from None
+        return value
+    if isinstance(value, list | np.ndarray):
+        ids = np.asarray(value)
+        if ids.ndim == 1 and (not len(ids) or np.issubdtype(ids.dtype, np.integer)):
+            return ids.astype(np.int64, copy=False)
+    raise UserError(f"{where()}: is {_said(value)}, neither a text nor a list of token ids")
+
+
+def unmasked(ids: Document, mask: Any, where: Callable[[], str]) -> Document:
+    """The token ids that ``mask`` (1: a token, 0: padding) leaves; ``None`` leaves all."""
+    if mask is None or isinstance(ids, str):
+        return ids
+    kept = np.asarray(mask)
+    if kept.shape != ids.shape or not np.isin(kept, (0, 1)).all():
+        raise UserError(f"{where()}: attention_mask is not {len(ids)} times 0 or 1")
+    return ids[kept.astype(bool)]
+
+
+def _said(value: Any) -> str:
+    return "empty" if value is None else f"of type {type(value).__name__}"

@@ -1,0 +1,61 @@
+"""Plain text files. A row is a piece of at most 64 KiB that ends with a line, where lines are not longer than that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from peer.errors import UserError
+from peer.sources.source import Document, Wanted, parts, size
+
+PIECE = 64 * 1024  # bytes
+
+
+class Texts:
+    """A :class:`peer.sources.source.Source` of ``files``, each a shard."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self._files = files
+        self.names = [f"{path.name}:{size(path)}" for path in files]
+        self.parts = parts(len(files))
+
+    def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
+        path = self._files[shard]
+        for row, piece in enumerate(pieces(path)):
+            if row >= start and wanted(row):
+                yield row, piece.decode("utf-8")
+
+    def place(self, shard: int, row: int) -> str:
+        return f"{self._files[shard]} piece {row + 1}"
+
+
+def pieces(path: Path) -> Iterator[bytes]:
+    """Pieces of a file, each UTF-8 by itself. Raises :class:`UserError` where it is none."""
+    at, left = 0, b""
+    try:
+        with path.open("rb") as file:
+            while data := left + file.read(PIECE - len(left)):
+                end = _end(data) if len(data) == PIECE else len(data)
+                _require_text(data[:end], path, at)
+                yield data[:end]
+                at, left = at + end, data[end:]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _end(data: bytes) -> int:
+    """Behind the last line, or else before a character that is cut in two."""
+    line = data.rfind(b"\n") + 1
+    if line:
+        return line
+    end = len(data)
+    while end > len(data) - 4 and data[end - 1] & 0xC0 == 0x80:  # bytes that go on with a character
+        end -= 1
+    return end - 1 if data[end - 1] >= 0xC0 else len(data)
+
+
+def _require_text(data: bytes, path: Path, at: int) -> None:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} byte {at + error.start + 1}: is not UTF-8 text") from None

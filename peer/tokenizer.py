@@ -1,0 +1,122 @@
+"""Texts into token ids: bytes (embedded, 257 ids) or any Hugging Face tokenizer.
+
+Next station: corpus.py, which has all tokens in memory, and sources/, which never has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peer.config_data import BYTE_VOCABULARY, BYTES
+from peer.config_data import Tokenizer as Settings
+from peer.errors import UserError
+
+SEPARATOR = 256  # ends a document of bytes
+
+Tokens = NDArray[np.unsignedinteger[Any]]
+
+
+class Tokenizer(Protocol):
+    """``end`` is the id that stands behind every document; ids are below ``known``, which is its own, and
+    ``vocabulary``, which is the model's.
+    """
+
+    name: str
+    known: int
+    vocabulary: int
+    end: int
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """The ids of each text, without ``end``."""
+
+
+class Bytes:
+    """Token = byte."""
+
+    name, known, end = BYTES, BYTE_VOCABULARY, SEPARATOR
+
+    def __init__(self, vocabulary: int = BYTE_VOCABULARY) -> None:
+        self.vocabulary = vocabulary
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        return [np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.uint16) for text in texts]
+
+
+class HuggingFace:
+    """A tokenizer that transformers can load. ``vocabulary`` is the model's, at least as large as the tokenizer's."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.name, self.vocabulary = settings.name, settings.vocabulary
+        self._tokenizer = _load(settings)
+        self.known = known = 1 + max(self._tokenizer.get_vocab().values())
+        if known > settings.vocabulary:
+            raise UserError(
+                f"run.data.tokenizer.vocabulary: {settings.vocabulary} is too small, {self.name} has {known} tokens; "
+                f"set it to {known} or more"
+            )
+        self.end = self._end(settings.end)
+        self._dtype = dtype(self.vocabulary)
+        self._fast = getattr(self._tokenizer, "backend_tokenizer", None)  # without it: one written in Python
+        if self._fast is not None:
+            self._fast.no_padding()
+            self._fast.no_truncation()
+            self._fast.encode_special_tokens = True  # "</s>" in a text is text: only we end documents
+
+    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+        if not texts:
+            return []
+        if self._fast is not None:
+            found = self._fast.encode_batch_fast(list(texts), add_special_tokens=False)
+            return [np.array(it.ids, dtype=self._dtype) for it in found]
+        ids = self._tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)
+        return [np.array(it, dtype=self._dtype) for it in ids["input_ids"]]
+
+    def save(self, folder: Path) -> None:
+        """As transformers loads it."""
+        self._tokenizer.save_pretrained(folder)
+
+    def _end(self, wish: str | None) -> int:
+        if wish is None:
+            own = self._tokenizer.eos_token_id
+            if own is None:
+                raise UserError(
+                    f"run.data.tokenizer.end: {self.name} has no end of text; say which token ends a document"
+                )
+            return int(own)
+        found = self._tokenizer.get_vocab().get(wish)
+        if found is None:
+            raise UserError(f"run.data.tokenizer.end: {self.name} has no token {wish!r}")
+        return int(found)
+
+
+def load(settings: Settings) -> Tokenizer:
+    """Raises :class:`UserError` when it is not there or does not fit what the configuration says."""
+    return Bytes(settings.vocabulary) if settings.name == BYTES else HuggingFace(settings)
+
+
+def dtype(vocabulary: int) -> type[np.uint16] | type[np.uint32]:
+    """The smallest type that holds the ids."""
+    return np.uint16 if vocabulary <= 2**16 else np.uint32
+
+
+def _load(settings: Settings) -> Any:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    where = settings.path or settings.name
+    if settings.path and not Path(settings.path).exists():
+        raise UserError(f"run.data.tokenizer.path: {settings.path} is not there")
+    try:
+        if settings.path and settings.path.is_file():
+            return PreTrainedTokenizerFast(tokenizer_file=str(settings.path))
+        return AutoTokenizer.from_pretrained(str(where))
+    except Exception as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"run.data.tokenizer: cannot load {where}: {said[:300]}; give a folder or a tokenizer.json by "
+            "run.data.tokenizer.path, or a name on the Hugging Face Hub (HF_TOKEN in the environment if not public)"
+        ) from error

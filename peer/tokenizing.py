@@ -1,0 +1,115 @@
+"""``noloco-peer tokenize``: text, JSON Lines or Parquet with texts into Parquet with token ids, read as
+``run.data.name: parquet``.
+
+One file becomes one file, which is there as a whole or not at all, so that a second call goes on where the first was
+interrupted. A row is a document with its end token; row groups have about a million tokens, pages a checksum.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from peer.config_data import BYTES
+from peer.config_data import Tokenizer as Settings
+from peer.errors import RunError, UserError
+from peer.sources.documents import Split
+from peer.sources.opening import by_ending
+from peer.sources.parquet import MASK, TOKENIZER
+from peer.sources.source import paths, size
+from peer.tokenizer import Tokenizer, Tokens, load
+
+SOURCE = b"noloco.source"
+ROW_GROUP = 2**20  # tokens
+ANY = 2**31 - 1  # a vocabulary that every tokenizer fits in
+
+Say = Callable[[str], None]
+
+
+def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, column: str, say: Say) -> None:
+    """Tokenise the files that match ``patterns`` into the folder ``out``. Raises :class:`UserError`."""
+    tokenizer = _tokenizer(wish, end)
+    found = paths(patterns, "SOURCE")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"OUT: cannot make the folder {out}: {error.strerror}") from None
+    for path in found:
+        stem = Path(path.name.removesuffix(".gz")).stem
+        target = out / f"{stem}-{crc32(str(path).encode()):08x}.parquet"  # files of one name in two folders
+        made_of = {"file": str(path), "bytes": size(path), "column": column, "vocabulary": tokenizer.known}
+        if target.exists() and _made_of(target) == (made_of, tokenizer.name):
+            say(f"{path}: {target} is there already")
+            continue
+        rows, tokens = _write(path, target, tokenizer, made_of)
+        say(f"{path}: {rows:,} documents, {tokens:,} tokens: {target}")
+    settings = f"{{name: {tokenizer.name}, vocabulary: {tokenizer.known}}}"
+    say(f"train on them with run.data: {{name: parquet, train: ['{out}/*.parquet'], tokenizer: {settings}}}")
+
+
+def _tokenizer(wish: str, end: str | None) -> Tokenizer:
+    if wish == BYTES:
+        return load(Settings())
+    path = Path(wish).expanduser()
+    if not path.exists():
+        return load(Settings(name=wish, vocabulary=ANY, end=end))
+    name = path.resolve().parent.name if path.is_file() else path.resolve().name
+    return load(Settings(name=name, vocabulary=ANY, end=end, path=path))
+
+
+def _made_of(target: Path) -> tuple[Any, str] | None:
+    """What a file that is there was made of; ``None`` when it does not say."""
+    import pyarrow
+    from pyarrow.parquet import read_schema
+
+    try:
+        metadata = read_schema(target).metadata or {}
+        return json.loads(metadata[SOURCE]), metadata[TOKENIZER].decode()
+    except (pyarrow.ArrowException, OSError, KeyError, ValueError):
+        return None
+
+
+def _write(path: Path, target: Path, tokenizer: Tokenizer, made_of: dict[str, Any]) -> tuple[int, int]:
+    """Documents and tokens."""
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    ids, mask = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
+    metadata = {TOKENIZER: tokenizer.name, SOURCE: json.dumps(made_of)}
+    schema = pyarrow.schema([("input_ids", ids), (MASK, mask)], metadata=metadata)
+    source = by_ending([path], "SOURCE", made_of["column"], tokenizer.name)
+    temporary = target.with_suffix(".tmp")
+    documents = tokens = 0
+    try:
+        with ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as file:
+            for group in _groups(Split(source, tokenizer)):
+                masks = [np.ones(len(it), dtype=np.int8) for it in group]
+                file.write_table(pyarrow.table([pyarrow.array(group, ids), pyarrow.array(masks, mask)], schema=schema))
+                documents, tokens = documents + len(group), tokens + sum(map(len, group))
+        if not documents:
+            raise UserError(f"{path} has no text in it")
+        temporary.replace(target)
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error.strerror or error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return documents, tokens
+
+
+def _groups(split: Split) -> Iterator[list[Tokens]]:
+    """Documents by the million tokens."""
+    group: list[Tokens] = []
+    count = 0
+    for tokens in split.in_order():
+        group.append(tokens)
+        count += len(tokens)
+        if count >= ROW_GROUP:
+            yield group
+            group, count = [], 0
+    if group:
+        yield group

@@ -1,0 +1,151 @@
+"""Does training wait for data? Tokens/s of the inner loop on each source against batches that are in memory.
+
+python -m tests.benchmarks.loader [--quick] [--json FILE]
+
+The standard library's text is written as each kind of file; every loader reads ahead in a thread, as in a peer, and its
+blocks of steps take turns with blocks of ready batches, in one process, on one thread of torch (the loader has the
+other core). "alone" is what the loader gives when nothing is trained.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from peer import build, corpus, model, tokenizing
+from peer.config import Config, Run
+from peer.config_data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, StdlibData, Tokenizer
+from peer.inner import InnerLoop
+from peer.progress import Progress, Stop
+from tests.benchmarks.common import finish, options
+
+CONFIG = Config()
+LENGTH, BATCH, SHUFFLE, VOCABULARY = 128, 8, 1024, 4096
+DOCUMENT = 3000  # characters; about C4's mean
+
+
+def write(folder: Path) -> dict[str, AnyData]:
+    """The same text as every source that there is."""
+    root = Path(sysconfig.get_path("stdlib"))
+    whole = "".join(path.read_text(encoding="utf-8", errors="ignore") for path in sorted(root.glob("*.py")))
+    texts = [whole[start : start + DOCUMENT] for start in range(0, len(whole), DOCUMENT)]
+    same: dict[str, Any] = {"sequence_length": LENGTH, "tokenizer": bpe(texts, folder / "bpe")}
+    streamed = {**same, "shuffle": SHUFFLE}
+    for index in range(8):
+        rows = "".join(json.dumps({"text": text}) + "\n" for text in texts[index::8]).encode()
+        (folder / f"{index}.jsonl").write_bytes(rows)
+        (folder / f"c4-train.{index:05d}-of-00008.json.gz").write_bytes(gzip.compress(rows))
+    tokenizing.run(
+        [f"{folder}/*.jsonl"], folder / "tokens", str(folder / "bpe"), end=None, column="text", say=lambda line: None
+    )
+    (folder / "set").mkdir()
+    for index in range(8):
+        shutil.copy(folder / f"{index}.jsonl", folder / "set" / f"train-{index:05d}-of-00008.jsonl")
+    hub: dict[str, Any] = {"name": "huggingface", "path": str(folder / "set"), **streamed}
+    return {
+        "stdlib": StdlibData(**same),
+        "jsonl": JsonlData(name="jsonl", train=(f"{folder}/*.jsonl",), **streamed),
+        "c4": C4Data(name="c4", folder=folder, **streamed),
+        "parquet": ParquetData(name="parquet", train=(f"{folder}/tokens/*.parquet",), **streamed),
+        "huggingface": HuggingFaceData(**hub),
+        "huggingface_streaming": HuggingFaceData(streaming=True, **hub),
+    }
+
+
+def bpe(texts: list[str], folder: Path) -> Tokenizer:
+    """A byte-level BPE of the text, as GPT-2's."""
+    from tokenizers import Tokenizer as Fast
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    fast = Fast(models.BPE())
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    fast.train_from_iterator(texts[::10], trainer)
+    PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<|end|>").save_pretrained(folder)
+    return Tokenizer(name="bpe", vocabulary=VOCABULARY, path=folder)
+
+
+def inner_loop() -> InnerLoop:
+    """The demo's model, with the tokenizer's vocabulary."""
+    return InnerLoop(
+        model.build(CONFIG.run.model, sequence_length=LENGTH, seed=0, vocabulary=VOCABULARY),
+        CONFIG.run.inner,
+        total_steps=CONFIG.run.steps,
+        device=torch.device("cpu"),
+        autocast=False,
+        micro_batch=None,
+        progress=Progress(),
+        stop=Stop(),
+    )
+
+
+def measure(settings: AnyData, inner: InnerLoop, pairs: int, steps: int) -> dict[str, float]:
+    """``ratio``: median over ``pairs`` of tokens/s with this loader by tokens/s on ready batches beside it."""
+    run = Run(data=settings, batch_size=BATCH)
+    stream = build.batches(run, corpus.load(settings).train, 1)
+    ahead = build.read_ahead(run, stream, torch.device("cpu"))
+    began = time.monotonic()
+    ready = list(ahead.take(steps))
+    first = time.monotonic() - began
+    alone = timed(lambda: sum(1 for _ in ahead.take(20 * steps)))
+    ratios = []
+    for pair in range(-1, pairs):  # the first one warms up
+        seconds = {}
+        for kind in ("loader", "ready") if pair % 2 else ("ready", "loader"):
+            batches = ahead.take(steps) if kind == "loader" else ready
+            seconds[kind] = timed(partial(inner.run, batches))
+        if pair >= 0:
+            ratios.append(seconds["ready"] / seconds["loader"])
+    ahead.close()
+    tokens = 20 * steps * BATCH * LENGTH
+    return {
+        "ratio": median(ratios),
+        "lowest": min(ratios),
+        "highest": max(ratios),
+        "alone_tokens_per_s": tokens / alone,
+        "first_batches_s": first,
+    }
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def main() -> None:
+    args = options("tokens/s of the inner loop with each loader against ready batches")
+    torch.set_num_threads(1)
+    found: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        inner = inner_loop()
+        for name, settings in write(Path(folder)).items():
+            found[name] = measure(settings, inner, 8 if args.quick else 40, 10)
+            print(f"{name}: {found[name]}", flush=True)
+    worst = min(found, key=lambda name: found[name]["ratio"])
+    words = (
+        f"loader: {found[worst]['ratio']:.2%} of the tokens/s on ready batches with the slowest source ({worst}); "
+        f"alone it reads {found[worst]['alone_tokens_per_s']:,.0f} tokens/s"
+    )
+    finish("loader", {"tokens_per_s_ratio": found[worst]["ratio"], "sources": found}, words, args.json)
+
+
+if __name__ == "__main__":
+    main()
