@@ -23,12 +23,13 @@ from peer.swarm.authority import Authority
 from peer.swarm.invitation import Admission, Invitation
 from peer.swarm.node import Node, NodeSettings
 from peer.swarm.observer import Onlooker
+from peer.swarm.reach import Stand
 from peer.swarm.reading import Entry
 from peer.swarm.records import LIFETIME, MemberRecord
 
 Found = dict[str, Mapping[str, Entry]]
 PERIOD = 2.0  # seconds
-LOOK_TIMEOUT = 20.0
+LOOK_TIMEOUT = JOIN_TIMEOUT = 20.0
 PATIENCE = 15.0  # seconds until somebody must have been found
 WIDTH = 160  # columns, when there is no terminal
 HEADINGS = (
@@ -83,7 +84,8 @@ def _node(initial_peers: tuple[str, ...], invitation: Path | None) -> Iterator[N
         host = "127.0.0.1" if loopback else "0.0.0.0"
         node = Node(NodeSettings(key, host, 0, initial_peers=initial_peers, join_timeout=PATIENCE), authority)
         try:
-            node.start()
+            node.listen(Stand())
+            node.call(node.join(node.connect(), client=True), JOIN_TIMEOUT)  # a guest keeps no records for others
             yield node
         finally:
             node.stop()
