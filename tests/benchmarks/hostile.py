@@ -28,7 +28,7 @@ from tests.benchmarks.convergence_cases import NOLOCO, SWEEP_STEPS, Case
 from tests.swarm.attacks import Attack, Hostile, Unguarded
 
 SHOWN = (Attack.SIGN, Attack.SCALE, Attack.RANDOM, Attack.STALE)
-SEEDS = (0,)
+SEEDS = (0, 1)
 
 
 @dataclass(frozen=True)
