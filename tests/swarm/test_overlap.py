@@ -7,6 +7,7 @@ import signal
 from tests.swarm.harness import Swarm, wait_for
 
 RUN = ("run.exchange.overlap=true", "run.exchange.codec=int4", "run.inner_steps=200", "run.exchange.stall=3")
+TOKENS = 32  # of an inner step
 
 
 def test_swaps_run_beside_the_inner_steps(swarm: Swarm) -> None:
@@ -24,7 +25,8 @@ def test_swaps_run_beside_the_inner_steps(swarm: Swarm) -> None:
         assert rows[-1]["step"] == 3000
         early = [row["seconds"] for row in rows if row["step"] <= 2800]
         assert sum(it["match"] + it["exchange"] for it in early) < 0.06 * sum(sum(it.values()) for it in early)
-        assert all(row["staleness"] <= 50 for row in merged)
+        for row in merged:  # seconds: the faster the machine, the more steps are made meanwhile
+            assert row["staleness"] * TOKENS / row["tokens_per_second"] < 0.5, row
         assert rows[-1]["train_loss"] < rows[0]["first_train_loss"] - 1
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 
 import pytest
 
-from tests.swarm.harness import Swarm
+from tests.swarm.harness import Swarm, wait_for
 
-NOLOCO = ("run.inner_steps=20", "peer.checkpoint.every_rounds=1")
-DILOCO = (*NOLOCO, "run.outer={name: diloco, momentum: 0.5}", "run.exchange.stall=3")
+NOLOCO = ("run.inner_steps=100", "peer.checkpoint.every_rounds=1")
+DILOCO = (*NOLOCO, "run.inner_steps=20", "run.outer={name: diloco, momentum: 0.5}", "run.exchange.stall=3")
 
 NAMES = ("old", "elder", "last")
 
@@ -40,4 +41,9 @@ def test_a_whole_swarm_that_was_killed_goes_on_from_its_newest_state(swarm: Swar
     for name in NAMES:
         fresh = swarm.wait_for_rounds(name, counts[name] + 5)[counts[name] :]
         assert fresh[0]["round"] >= newest - 1, (name, newest, fresh[0])
-        assert any(row["outcome"] == "merged" for row in swarm.rounds(name)[-5:])
+        wait_for(partial(merged_since, swarm, name, counts[name]), 60)
+
+
+def merged_since(swarm: Swarm, name: str, count: int) -> bool:
+    """Is one of the rounds behind the first ``count`` a merged one?"""
+    return any(row["outcome"] == "merged" for row in swarm.rounds(name)[count:])

@@ -8,15 +8,16 @@ import time
 from tests.swarm.harness import Swarm
 
 SHORT = ("run.steps=200", "run.inner_steps=100")
+LONGER = ("run.steps=3000", "run.inner_steps=300")  # some seconds on a fast machine: enough to meet
 
 
 def test_the_first_peer_waits_for_the_second(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
-    first = swarm.peer("first", *SHORT, "peer.start_with=2", address=address)
+    first = swarm.peer("first", *LONGER, "peer.start_with=2", address=address)
     first.line("waiting for others: of=2")
     time.sleep(2)
     assert swarm.rounds("first") == []
-    second = swarm.peer("second", *SHORT, "peer.start_with=2", address=address)
+    second = swarm.peer("second", *LONGER, "peer.start_with=2", address=address)
     assert first.exit_code(60) == second.exit_code(60) == 0, first.output() + second.output()
     for name in ("first", "second"):
         assert any(row["outcome"] == "merged" for row in swarm.rounds(name)), swarm.rounds(name)
