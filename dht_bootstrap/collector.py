@@ -78,7 +78,7 @@ def _of_peer(labels: tuple[str, str, str], peer: PeerHistory, refused: int, run:
         "train_loss": report.train_loss,
         "val_loss": report.val_loss,
         "members": report.members,
-        "refusals_total": refused,
+        "refusals": refused,
         "last_seen_timestamp_seconds": peer.written,
         "last_merge_timestamp_seconds": None if report.merged_ago is None else peer.written - report.merged_ago,
     }

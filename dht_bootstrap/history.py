@@ -56,16 +56,15 @@ class Curve:
 class PeerHistory:
     """One peer of one run."""
 
-    def __init__(self, entry: Entry, now: float) -> None:
-        self.record, self.state = entry.record, entry.record.state
+    def __init__(self, record: MemberRecord) -> None:
+        self.record = record
         self.gone_at: float | None = None
         self.gone_as = ""
         self.curve = Curve()
         self.partners: deque[str] = deque(maxlen=PARTNERS)  # ids
         self._times: deque[tuple[float, float, float]] = deque()  # when, seconds and idle seconds of the process
         self._ages: deque[tuple[float, float]] = deque()  # when, age of the record by this node's clock
-        self.written = 0.0
-        self.see(entry, now)
+        self.written = 0.0  # unix seconds, by the peer's clock
 
     @property
     def live(self) -> bool:
@@ -142,14 +141,13 @@ class RunHistory:
         return counts
 
     def _here(self, peer_id: str, entry: Entry, now: float) -> None:
-        peer = self.peers.get(peer_id)
-        if peer is None or (not peer.live and entry.expires - LIFETIME > peer.written):
-            known = peer is not None
-            self.peers[peer_id] = peer = self.peers[peer_id] if known else PeerHistory(entry, now)
-            peer.gone_at = None
-            self._say("joined", peer.record, peer_id, now)
-        elif not peer.live:
+        fresh = peer_id not in self.peers
+        peer = self.peers.setdefault(peer_id, PeerHistory(entry.record))
+        if not peer.live and entry.expires - LIFETIME <= peer.written:
             return  # an old record, of before it left
+        if fresh or not peer.live:
+            peer.gone_at = None
+            self._say("joined", entry.record, peer_id, now)
         merges = peer.see(entry, now)
         ids = self._ids()
         partners = [ids[name] for name in entry.record.report.partners if name in ids]

@@ -38,8 +38,7 @@ from peer.signals import Signals
 from peer.standing import Standing
 from peer.state import PeerState
 from peer.swarm import identity
-from peer.swarm.authority import Authority
-from peer.swarm.invitation import Admission
+from peer.swarm.authority import Authority, invited
 from peer.swarm.meeting import Party
 from peer.swarm.node import OPEN_TIMEOUT, Node, NodeSettings
 from peer.swarm.presence import Presence, Vitals
@@ -142,8 +141,7 @@ def _identity(config: Config, folder: Path) -> tuple[Path, Authority | None]:
     if own.invitation is None:
         raise UserError("run.admission is invite: set peer.invitation to the file that the swarm's owner gave you")
     key = folder / "invited.key"
-    certificate = identity.accept(own.invitation, key, run.owner).certificate
-    return key, Authority(Admission(run.owner, certificate), key)
+    return key, invited(own.invitation, key, run.owner)
 
 
 def _node_settings(config: Config, key: Path) -> NodeSettings:

@@ -19,8 +19,7 @@ from rich.text import Text
 
 from peer.errors import RunError, UserError
 from peer.swarm import identity
-from peer.swarm.authority import Authority
-from peer.swarm.invitation import Admission, Invitation
+from peer.swarm.authority import invited
 from peer.swarm.node import Node, NodeSettings
 from peer.swarm.observer import Onlooker
 from peer.swarm.reach import Stand
@@ -78,7 +77,7 @@ def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
 def _node(initial_peers: tuple[str, ...], invitation: Path | None) -> Iterator[Node]:
     with tempfile.TemporaryDirectory(prefix="noloco-status-") as folder:
         key = Path(folder, "identity.key")
-        authority = None if invitation is None else _authority(invitation, key)
+        authority = None if invitation is None else invited(invitation, key, owner=None)
         identity.load_or_create(key)
         loopback = all(address.startswith("/ip4/127.") for address in initial_peers)
         host = "127.0.0.1" if loopback else "0.0.0.0"
@@ -89,14 +88,6 @@ def _node(initial_peers: tuple[str, ...], invitation: Path | None) -> Iterator[N
             yield node
         finally:
             node.stop()
-
-
-def _authority(path: Path, key: Path) -> Authority:
-    try:
-        owner = Invitation.model_validate_json(path.read_bytes()).owner
-    except (OSError, ValueError):
-        owner = ""  # the next line says what is wrong with it
-    return Authority(Admission(owner, identity.accept(path, key, owner).certificate), key)
 
 
 def _first(node: Node, onlooker: Onlooker) -> Found:

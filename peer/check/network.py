@@ -42,8 +42,7 @@ def network(config: Config) -> Iterator[Finding]:
 
 def _identity(config: Config, folder: Path) -> tuple[Path, Authority | None]:
     from peer.swarm import identity
-    from peer.swarm.authority import Authority
-    from peer.swarm.invitation import Admission
+    from peer.swarm.authority import invited
 
     key = folder / "check.key"
     if config.run.owner is None:
@@ -51,8 +50,7 @@ def _identity(config: Config, folder: Path) -> tuple[Path, Authority | None]:
         return key, None
     if config.peer.invitation is None:
         raise UserError("without an invitation nothing of the network can be looked at")
-    certificate = identity.accept(config.peer.invitation, key, config.run.owner).certificate
-    return key, Authority(Admission(config.run.owner, certificate), key)
+    return key, invited(config.peer.invitation, key, config.run.owner)
 
 
 def _node(config: Config, key: Path, authority: Authority | None) -> Node:

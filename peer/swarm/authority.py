@@ -48,6 +48,12 @@ class Authority:
         self.tag = signatures.local_public_key.decode()  # ends the subkey of this peer's record
 
 
+def invited(invitation: Path, key: Path, owner: str | None) -> Authority:
+    """By the file ``invitation``, whose identity is written to ``key``; ``owner`` as in :func:`identity.accept`."""
+    accepted = identity.accept(invitation, key, owner)
+    return Authority(Admission(accepted.owner, accepted.certificate), key)
+
+
 class Authorizer(TokenAuthorizerBase):
     """A token is a certificate, as JSON, and the public key of the identity that it is for."""
 

@@ -48,12 +48,14 @@ def invite(owner: Owner, name: str, expires: float) -> Invitation:
     return Invitation(certificate=owner.certify(peer_id, name, expires), owner=owner.public, identity=identity)
 
 
-def accept(path: Path, key: Path, owner: str) -> Invitation:
-    """The invitation in the file ``path``; its identity is written to ``key``. ``owner``: of the swarm, public key."""
+def accept(path: Path, key: Path, owner: str | None) -> Invitation:
+    """The invitation in the file ``path``; its identity is written to ``key``. ``owner``: of the swarm, public key;
+    ``None``: whoever has signed it.
+    """
     try:
         invitation = Invitation.model_validate_json(path.read_bytes())
         identity = base64.b64decode(invitation.identity, validate=True)
-        if invitation.owner != owner:
+        if owner not in (None, invitation.owner):
             raise UserError(f"invitation {path}: it is of the owner {invitation.owner}, run.owner is {owner}")
         if not key.exists() or key.read_bytes() != identity:
             key.unlink(missing_ok=True)

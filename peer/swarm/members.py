@@ -6,21 +6,18 @@ A peer writes one record and reads a bounded number of buckets a period, whateve
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from peer.logs import get_logger
 from peer.swarm import directory, records
 from peer.swarm.directory import Bucket
 from peer.swarm.node import RPC_TIMEOUT, Node
-from peer.swarm.reading import Entry, is_live, read_buckets
+from peer.swarm.reading import Reader, is_live
 from peer.swarm.records import MemberRecord
 
 log = get_logger("members")
-
-WIDE_PERIODS = 12  # between two looks at all levels of the directory
 
 
 class Members:
@@ -28,12 +25,9 @@ class Members:
 
     def __init__(self, node: Node, run: str, describe: Callable[[], MemberRecord]) -> None:
         self._node, self._run, self._describe = node, run, describe
-        self._known: dict[str, Entry] = {}  # by peer id
+        self._reader = Reader(node, run)
         self._expiration = 0.0
-        self._estimate = 1.0  # members of the swarm
-        self._periods = 0
         self._written: list[Bucket] = []
-        self._chance = random.Random()
 
     # -- from the main thread
 
@@ -43,7 +37,7 @@ class Members:
 
     def refresh_all(self) -> list[MemberRecord]:
         """Read many buckets now, all of a small swarm, and return the live members, this peer left out."""
-        self._node.call(self._look_around(), 8 * RPC_TIMEOUT)
+        self._node.call(self._reader.look_around(directory.WELCOME), 8 * RPC_TIMEOUT)
         return self.live()
 
     def announce(self) -> None:
@@ -63,23 +57,25 @@ class Members:
         The record of one that was killed lives on for ``records.LIFETIME``.
         """
         after = max(time.time(), since + records.LIFETIME)
-        return [entry.record for entry in list(self._known.values()) if is_live(entry, after)]
+        return [entry.record for entry in list(self._reader.known.values()) if is_live(entry, after)]
 
     def name_of(self, peer_id: str) -> str:
         """As its record has it, or the end of its id."""
-        known = self._known.get(peer_id)
+        known = self._reader.known.get(peer_id)
         return known.record.name if known is not None else peer_id[-6:]
 
     def forget(self, peer_id: str) -> None:
         """Drop a member that does not answer until its next record is read."""
-        self._known.pop(peer_id, None)
+        self._reader.known.pop(peer_id, None)
 
     # -- on the network thread
 
     async def _keep_announcing(self) -> None:
         while True:
             began = time.monotonic()
-            done = await asyncio.gather(self._store(self._describe()), self._read_some(), return_exceptions=True)
+            done = await asyncio.gather(
+                self._store(self._describe()), self._reader.look(directory.READS), return_exceptions=True
+            )
             for error in done:  # whatever hivemind raises, the next period may be better
                 if isinstance(error, BaseException):
                     log.warning("the directory does not answer, trying again: %s", str(error) or type(error).__name__)
@@ -89,11 +85,11 @@ class Members:
     async def _store(self, record: MemberRecord) -> None:
         # a record with an expiration that is not later than the one it replaces is rejected
         self._expiration = max(time.time() + records.LIFETIME, self._expiration + 0.01)
-        before, self._written = self._written, directory.writes(self._node.peer_id, self._estimate)
+        before, self._written = self._written, directory.writes(self._node.peer_id, self._reader.members)
         buckets = {*before, *self._written} if record.state == "left" else self._written
         text = records.encode(record)
         stored = {records.members_key(self._run, bucket): (text, self._expiration) for bucket in buckets}
-        if self._chance.random() * self._estimate < records.RUNS_WRITERS and record.state != "left":
+        if self._reader.chance.random() * self._reader.members < records.RUNS_WRITERS and record.state != "left":
             stored[records.RUNS] = (self._run, self._expiration - records.LIFETIME + records.RUNS_LIFETIME)
         async with asyncio.timeout(2 * RPC_TIMEOUT):
             await self._node.dht.store_many(
@@ -102,25 +98,3 @@ class Members:
                 expiration_time=[expires for _, expires in stored.values()],
                 subkeys=[self._node.subkey] * len(stored),
             )
-
-    async def _read_some(self) -> None:
-        self._periods += 1
-        near = self._estimate if self._periods % WIDE_PERIODS else None
-        probes = directory.probes(self._node.peer_id, near)
-        found = await self._read([*directory.reads(self._estimate, directory.READS, self._chance), *probes])
-        self._estimate = directory.smoothed(self._estimate, directory.estimate(found))
-
-    async def _look_around(self) -> None:
-        self._estimate = directory.estimate(await self._read(directory.probes(self._node.peer_id)))
-        await self._read(directory.reads(self._estimate, directory.WELCOME, self._chance))
-
-    async def _read(self, buckets: Sequence[Bucket]) -> dict[Bucket, int]:
-        """Take in the records of these buckets; returns how many each has, this peer's own left out."""
-        found = await read_buckets(self._node, self._run, buckets)
-        now = time.time()
-        for entry in itertools.chain.from_iterable(found.values()):
-            known = self._known.get(entry.record.peer_id)
-            if known is None or known.expires < entry.expires:
-                self._known[entry.record.peer_id] = entry
-        self._known = {key: entry for key, entry in self._known.items() if entry.expires > now}
-        return {bucket: sum(is_live(entry, now) for entry in entries) for bucket, entries in found.items()}

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from peer.swarm import records
+from peer.swarm import directory, records
 from peer.swarm.directory import Bucket
 from peer.swarm.node import RPC_TIMEOUT, Node
 from peer.swarm.records import MemberRecord
+
+WIDE_LOOKS = 12  # between two looks at all levels of the directory
 
 
 class Entry(NamedTuple):
@@ -38,6 +43,45 @@ async def read_buckets(node: Node, run: str, buckets: Sequence[Bucket]) -> dict[
             if record is not None and record.peer_id != node.peer_id:
                 entries[keys[key]].append(Entry(record, entry.expiration_time))
     return entries
+
+
+class Reader:
+    """What is known of one run: the newest record of each peer, until it expires, and about how many there are.
+
+    Belongs to the network thread; ``known`` may be read by any.
+    """
+
+    def __init__(self, node: Node, run: str) -> None:
+        self._node, self._run = node, run
+        self.known: dict[str, Entry] = {}  # by peer id
+        self.members = 1.0  # estimate
+        self._looks = 0
+        self.chance = random.Random()
+
+    async def look(self, count: int) -> None:
+        """Read ``count`` buckets, and one of each level that others may use."""
+        self._looks += 1
+        near = self.members if self._looks % WIDE_LOOKS else None
+        buckets = directory.reads(self.members, count, self.chance)
+        found = await self._take_in([*buckets, *directory.probes(self._node.peer_id, near)])
+        self.members = directory.smoothed(self.members, found)
+
+    async def look_around(self, count: int) -> None:
+        """As a newcomer: find out how many there are, then read ``count`` buckets."""
+        self.members = await self._take_in(directory.probes(self._node.peer_id))
+        await self._take_in(directory.reads(self.members, count, self.chance))
+
+    async def _take_in(self, buckets: Sequence[Bucket]) -> float:
+        """Returns how many members these buckets speak for."""
+        found = await read_buckets(self._node, self._run, buckets)
+        now = time.time()
+        for entry in itertools.chain.from_iterable(found.values()):
+            known = self.known.get(entry.record.peer_id)
+            if known is None or known.expires < entry.expires:
+                self.known[entry.record.peer_id] = entry
+        self.known = {key: entry for key, entry in self.known.items() if entry.expires > now}
+        counts = {bucket: sum(is_live(entry, now) for entry in entries) for bucket, entries in found.items()}
+        return directory.estimate(counts)
 
 
 async def read_runs(node: Node) -> set[str]:

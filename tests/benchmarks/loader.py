@@ -25,10 +25,11 @@ import torch
 
 from peer import build, corpus, model, tokenizing
 from peer.config import Config, Run
-from peer.config_data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, StdlibData, Tokenizer
+from peer.config_data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, StdlibData
 from peer.inner import InnerLoop
 from peer.progress import Progress, Stop
 from tests.benchmarks.common import finish, options
+from tests.unit.data_harness import bpe
 
 CONFIG = Config()
 LENGTH, BATCH, SHUFFLE, VOCABULARY = 128, 8, 1024, 4096
@@ -40,7 +41,10 @@ def write(folder: Path) -> dict[str, AnyData]:
     root = Path(sysconfig.get_path("stdlib"))
     whole = "".join(path.read_text(encoding="utf-8", errors="ignore") for path in sorted(root.glob("*.py")))
     texts = [whole[start : start + DOCUMENT] for start in range(0, len(whole), DOCUMENT)]
-    same: dict[str, Any] = {"sequence_length": LENGTH, "tokenizer": bpe(texts, folder / "bpe")}
+    same: dict[str, Any] = {
+        "sequence_length": LENGTH,
+        "tokenizer": bpe(folder / "bpe", VOCABULARY, name="bpe", words=texts[::10]),
+    }
     streamed = {**same, "shuffle": SHUFFLE}
     for index in range(8):
         rows = "".join(json.dumps({"text": text}) + "\n" for text in texts[index::8]).encode()
@@ -61,25 +65,6 @@ def write(folder: Path) -> dict[str, AnyData]:
         "huggingface": HuggingFaceData(**hub),
         "huggingface_streaming": HuggingFaceData(streaming=True, **hub),
     }
-
-
-def bpe(texts: list[str], folder: Path) -> Tokenizer:
-    """A byte-level BPE of the text, as GPT-2's."""
-    from tokenizers import Tokenizer as Fast
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    fast = Fast(models.BPE())
-    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=["<|end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    fast.train_from_iterator(texts[::10], trainer)
-    PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<|end|>").save_pretrained(folder)
-    return Tokenizer(name="bpe", vocabulary=VOCABULARY, path=folder)
 
 
 def inner_loop() -> InnerLoop:

@@ -190,3 +190,11 @@ def listening() -> Iterator[int]:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         yield taken.getsockname()[1]
+
+
+def clock_ahead(folder: Path, seconds: float) -> dict[str, str]:
+    """Environment of a process whose clock is ahead; ``folder`` is made for it."""
+    folder.mkdir()
+    code = f"import time\nreal = time.time\ntime.time = lambda: real() + {seconds}\n"
+    (folder / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": str(folder)}

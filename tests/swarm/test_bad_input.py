@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.swarm.harness import DEMO, Process, Swarm, listening
+from tests.swarm.harness import DEMO, Process, Swarm, clock_ahead, listening
 
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmNVmMnryXcqL5moYaR97Sc18UHgdReEHNDmZihKXJPwKa"
 
@@ -101,7 +101,9 @@ def test_a_folder_that_is_in_use(swarm: Swarm) -> None:
 @pytest.mark.cold
 def test_a_clock_that_is_off(swarm: Swarm, tmp_path: Path) -> None:
     _, address = swarm.bootstrap()
-    shifted = tmp_path / "shifted"
-    shifted.mkdir()
-    (shifted / "sitecustomize.py").write_text("import time\nreal = time.time\ntime.time = lambda: real() + 10\n")
-    refused(swarm.peer("late", address=address, env={"PYTHONPATH": str(shifted)}), "clock is 10", "s ahead of", "NTP")
+    refused(
+        swarm.peer("late", address=address, env=clock_ahead(tmp_path / "shifted", 10)),
+        "clock is 10",
+        "s ahead of",
+        "NTP",
+    )

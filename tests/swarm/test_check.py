@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.swarm.harness import DEMO, TINY, Swarm
+from tests.swarm.harness import DEMO, TINY, Swarm, clock_ahead
 
 LONG = ("run.steps=1000000", "run.inner_steps=60")
 
@@ -80,9 +80,6 @@ def test_initial_peers_that_do_not_answer(swarm: Swarm) -> None:
 @pytest.mark.cold
 def test_a_clock_that_is_off(swarm: Swarm, tmp_path: Path) -> None:
     _, address = swarm.bootstrap()
-    shifted = tmp_path / "shifted"
-    shifted.mkdir()
-    (shifted / "sitecustomize.py").write_text("import time\nreal = time.time\ntime.time = lambda: real() + 10\n")
-    code, said = check(swarm, "late", address=address, env={"PYTHONPATH": str(shifted)})
+    code, said = check(swarm, "late", address=address, env=clock_ahead(tmp_path / "shifted", 10))
     assert code == 1
     assert "clock is 10.0 s ahead of" in line(said, "fail  clock") and "NTP" in line(said, "fail  clock")

@@ -94,8 +94,8 @@ def stream(settings: AnyData, number: int = 0, *, batch_size: int = BATCH, seed:
     return build.batches(run, corpus.load(settings).train, number)
 
 
-def bpe(folder: Path, vocabulary: int = 300) -> Tokenizer:
-    """A real Hugging Face tokenizer, trained on :func:`texts` and saved as one saves them."""
+def bpe(folder: Path, vocabulary: int = 300, *, name: str = "small", words: Sequence[str] | None = None) -> Tokenizer:
+    """A real Hugging Face tokenizer, trained on ``words`` (:func:`texts`) and saved as one saves them."""
     from tokenizers import Tokenizer as Fast
     from tokenizers import decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -108,6 +108,6 @@ def bpe(folder: Path, vocabulary: int = 300) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    fast.train_from_iterator(texts(), trainer)
+    fast.train_from_iterator(texts() if words is None else words, trainer)
     PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<|end|>").save_pretrained(folder)
-    return Tokenizer(name="small", vocabulary=vocabulary, path=folder)
+    return Tokenizer(name=name, vocabulary=vocabulary, path=folder)
