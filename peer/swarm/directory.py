@@ -18,7 +18,10 @@ TARGET = 24  # members in a bucket
 DEEPEST = 20
 READS = 3  # buckets a period
 WELCOME = 8  # buckets that a newcomer reads
+NEAR_LOOKS = 4  # periods between two looks at the levels beside one's own
+WIDE_LOOKS = 48  # between two looks at all levels
 SMOOTHING = 0.3
+SETTLED = 0.2  # octaves between what is believed and what was found
 
 
 class Bucket(NamedTuple):
@@ -46,6 +49,36 @@ def reads(members: float, count: int, chance: random.Random) -> list[Bucket]:
     return [Bucket(level, place) for place in places]
 
 
+class Size:
+    """How many members there are, as a peer believes from what it reads. ``look`` and ``learn`` once a period."""
+
+    def __init__(self, members: float = 1.0, *, settled: bool = False) -> None:
+        self.members, self._number, self._settled = members, 0, settled
+
+    def look(self, peer_id: str, count: int, chance: random.Random) -> list[Bucket]:
+        """What to read now: ``count`` buckets, and one of each level that others may use; of these seldom, once the
+        size is known: most are empty, and to find that out many nodes are asked.
+        """
+        self._number += 1
+        buckets = reads(self.members, count, chance)
+        if not self._probing:
+            return buckets
+        return buckets + probes(peer_id, self.members if self._number % WIDE_LOOKS else None)
+
+    def learn(self, found: Mapping[Bucket, int]) -> None:
+        """How many records of others were in what :meth:`look` named. Without other levels it says nothing of the size:
+        whoever has gone to another level is missing from one's own."""
+        if not self._probing:
+            return
+        now = estimate(found)
+        self._settled = abs(log2(now / self.members)) < SETTLED
+        self.members += SMOOTHING * (now - self.members)
+
+    @property
+    def _probing(self) -> bool:
+        return not self._settled or not self._number % NEAR_LOOKS
+
+
 def probes(peer_id: str, members: float | None = None) -> list[Bucket]:
     """One bucket a level, to find the levels that others use: near our own, or (a newcomer, and now and then) all."""
     level = None if members is None else round(_level(members))
@@ -62,11 +95,6 @@ def estimate(found: Mapping[Bucket, int]) -> float:
     used = [level for level, mean in full.items() if mean >= TARGET / 2]
     level = max(used) if used else max(full, key=lambda level: (full[level], level), default=0)
     return 1 + full.get(level, 0.0) * 2.0**level
-
-
-def smoothed(members: float, now: float) -> float:
-    """The estimate after another period."""
-    return members + SMOOTHING * (now - members)
 
 
 def _level(members: float) -> float:

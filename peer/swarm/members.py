@@ -14,7 +14,7 @@ from peer.logs import get_logger
 from peer.swarm import directory, records
 from peer.swarm.directory import Bucket
 from peer.swarm.node import RPC_TIMEOUT, Node
-from peer.swarm.reading import Reader, is_live
+from peer.swarm.reading import BEAM, Reader, is_live
 from peer.swarm.records import MemberRecord
 
 log = get_logger("members")
@@ -97,4 +97,5 @@ class Members:
                 [value for value, _ in stored.values()],
                 expiration_time=[expires for _, expires in stored.values()],
                 subkeys=[self._node.subkey] * len(stored),
+                beam_size=BEAM,
             )

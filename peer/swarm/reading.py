@@ -14,7 +14,7 @@ from peer.swarm.directory import Bucket
 from peer.swarm.node import RPC_TIMEOUT, Node
 from peer.swarm.records import MemberRecord
 
-WIDE_LOOKS = 12  # between two looks at all levels of the directory
+BEAM = 8  # nodes nearest to a key that are asked, of which five keep it; each answers with all that it has
 
 
 class Entry(NamedTuple):
@@ -34,7 +34,7 @@ async def read_buckets(node: Node, run: str, buckets: Sequence[Bucket]) -> dict[
     keys = {records.members_key(run, bucket): bucket for bucket in buckets}
     entries: dict[Bucket, list[Entry]] = {bucket: [] for bucket in buckets}
     async with asyncio.timeout(3 * RPC_TIMEOUT):
-        found = await node.dht.get_many(list(keys), sufficient_expiration_time=float("inf"))
+        found = await node.dht.get_many(list(keys), sufficient_expiration_time=float("inf"), beam_size=BEAM)
     for key, answer in found.items():
         if answer is None or not isinstance(answer.value, dict):
             continue
@@ -54,25 +54,26 @@ class Reader:
     def __init__(self, node: Node, run: str) -> None:
         self._node, self._run = node, run
         self.known: dict[str, Entry] = {}  # by peer id
-        self.members = 1.0  # estimate
-        self._looks = 0
+        self._size = directory.Size()
         self.chance = random.Random()
 
     async def look(self, count: int) -> None:
-        """Read ``count`` buckets, and one of each level that others may use."""
-        self._looks += 1
-        near = self.members if self._looks % WIDE_LOOKS else None
-        buckets = directory.reads(self.members, count, self.chance)
-        found = await self._take_in([*buckets, *directory.probes(self._node.peer_id, near)])
-        self.members = directory.smoothed(self.members, found)
+        """Read ``count`` buckets, and now and then one of each level that others may use."""
+        self._size.learn(await self._take_in(self._size.look(self._node.peer_id, count, self.chance)))
 
     async def look_around(self, count: int) -> None:
         """As a newcomer: find out how many there are, then read ``count`` buckets."""
-        self.members = await self._take_in(directory.probes(self._node.peer_id))
+        found = await self._take_in(directory.probes(self._node.peer_id))
+        self._size = directory.Size(directory.estimate(found))
         await self._take_in(directory.reads(self.members, count, self.chance))
 
-    async def _take_in(self, buckets: Sequence[Bucket]) -> float:
-        """Returns how many members these buckets speak for."""
+    @property
+    def members(self) -> float:
+        """How many there are, about."""
+        return self._size.members
+
+    async def _take_in(self, buckets: Sequence[Bucket]) -> dict[Bucket, int]:
+        """Returns how many others live in each of these buckets."""
         found = await read_buckets(self._node, self._run, buckets)
         now = time.time()
         for entry in itertools.chain.from_iterable(found.values()):
@@ -80,8 +81,7 @@ class Reader:
             if known is None or known.expires < entry.expires:
                 self.known[entry.record.peer_id] = entry
         self.known = {key: entry for key, entry in self.known.items() if entry.expires > now}
-        counts = {bucket: sum(is_live(entry, now) for entry in entries) for bucket, entries in found.items()}
-        return directory.estimate(counts)
+        return {bucket: sum(is_live(entry, now) for entry in entries) for bucket, entries in found.items()}
 
 
 async def read_runs(node: Node) -> set[str]:

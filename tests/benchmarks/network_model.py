@@ -116,7 +116,10 @@ def directory_traffic(members: int) -> dict[str, float]:
     full = Counter(bucket for peer in ids for bucket in directory.writes(peer, members))
     chance, sample = random.Random(0), ids[:: max(1, members // 100)]
     buckets = [
-        [*directory.reads(members, directory.READS, chance), *directory.probes(peer, members)] for peer in sample
+        size.look(peer, directory.READS, chance)
+        for peer in sample
+        for size in [directory.Size(members, settled=True)]
+        for _ in range(directory.WIDE_LOOKS)
     ]
     return {
         "records_written": periods * mean(len(directory.writes(peer, members)) for peer in sample),

@@ -10,38 +10,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.swarm import directory
-from peer.swarm.directory import READS, TARGET, Bucket
+from peer.swarm.directory import READS, TARGET, Bucket, Size
+
+PERIODS = 60  # five minutes: one look at all levels is among them
 
 
 class Swarm:
     """Peers that write and read in periods, on a DHT that is a dictionary."""
 
     def __init__(self, size: int, seed: int = 0) -> None:
-        self.chance, self.periods = random.Random(seed), 0
-        self.estimates = {f"Qm{number}": 1.0 for number in range(size)}
+        self.chance = random.Random(seed)
+        self.sizes = {f"Qm{number}": Size() for number in range(size)}
         self.table: dict[Bucket, set[str]] = {}
         self.read: Counter[str] = Counter()  # records read in the last period
-        self.seen: dict[str, set[str]] = {name: set() for name in self.estimates}
+        self.seen: dict[str, set[str]] = {name: set() for name in self.sizes}
 
     def join(self) -> None:
         """One after the other, as newcomers do."""
-        for name in self.estimates:
-            self.estimates[name] = directory.estimate(self._look(name, directory.probes(name)))
+        for name in self.sizes:
+            self.sizes[name] = Size(directory.estimate(self._look(name, directory.probes(name))))
             self._write(name)
 
     def period(self) -> None:
-        self.periods += 1
         self.table = {}
-        for name in self.estimates:
+        for name in self.sizes:
             self._write(name)
         self.read.clear()
-        for name, members in self.estimates.items():
-            near = members if (self.periods + int(name[2:])) % 12 else None
-            buckets = [*directory.reads(members, READS, self.chance), *directory.probes(name, near)]
-            self.estimates[name] = directory.smoothed(members, directory.estimate(self._look(name, buckets)))
+        for name, size in self.sizes.items():
+            size.learn(self._look(name, size.look(name, READS, self.chance)))
+
+    def members(self) -> list[float]:
+        return [size.members for size in self.sizes.values()]
 
     def _write(self, name: str) -> None:
-        for bucket in directory.writes(name, self.estimates[name]):
+        for bucket in directory.writes(name, self.sizes[name].members):
             self.table.setdefault(bucket, set()).add(name)
 
     def _look(self, name: str, buckets: list[Bucket]) -> dict[Bucket, int]:
@@ -56,12 +58,14 @@ class Swarm:
 def test_traffic_is_bounded_and_the_size_is_known(size: int) -> None:
     swarm = Swarm(size)
     swarm.join()
-    for _ in range(24):
+    for _ in range(PERIODS):
         swarm.period()
     assert max(swarm.read.values()) <= (READS + 6) * 2 * TARGET
-    for members in swarm.estimates.values():
+    for members in swarm.members():
         assert 0.5 * size <= members <= 1.7 * size + 1
-    assert all(len(directory.writes(name, members)) <= 2 for name, members in swarm.estimates.items())
+    assert all(
+        len(directory.writes(name, members)) <= 2 for name, members in zip(swarm.sizes, swarm.members(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("size", [2, 30, 300])
@@ -80,12 +84,12 @@ def test_a_swarm_that_starts_at_once_and_one_that_shrinks_come_to_the_right_leve
     swarm = Swarm(600)
     for _ in range(40):  # nobody has probed: all believe to be alone, in one bucket
         swarm.period()
-    assert all(300 <= members <= 1050 for members in swarm.estimates.values())
+    assert all(300 <= members <= 1050 for members in swarm.members())
     for number in range(500):
-        swarm.estimates.pop(f"Qm{number}")
+        swarm.sizes.pop(f"Qm{number}")
     for _ in range(40):
         swarm.period()
-    assert all(50 <= members <= 180 for members in swarm.estimates.values())
+    assert all(50 <= members <= 180 for members in swarm.members())
 
 
 @settings(max_examples=200, deadline=None)
