@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from peer import __version__, data, model
-from peer.config import CodecName, Config, Decoupled, DiLoCo, Local, NoLoCo, Run
+from peer.config import CodecName, Config, Decoupled, DiLoCo, Local, NoLoCo, Run, SwarmRun
 from peer.config_data import Streamed
 from peer.config_digest import digest
 from peer.corpus import Corpus, Tokens
@@ -91,7 +91,7 @@ def origin(run: Run, network: nn.Module) -> dict[str, Any]:
     }
 
 
-def outer_method(run: Run, slow: SlowWeights) -> OuterMethod:
+def outer_method(run: SwarmRun, slow: SlowWeights) -> OuterMethod:
     """The method that ``run.outer`` names."""
     match run.outer:
         case NoLoCo():

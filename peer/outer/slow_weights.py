@@ -47,7 +47,8 @@ class SlowWeights:
             raise ValueError("the model has no parameter that is trained")
         self._starts = [span.start for span in self.spans]
         self.numel = start
-        self._pinned = self.spans[0].parameter.is_cuda
+        self._device = self.spans[0].parameter.device
+        self._pinned = self._device.type == "cuda"
         self.phi = self.zeros()
         self._changing = threading.RLock()
         self.read_fast(0, self.phi)
@@ -57,11 +58,17 @@ class SlowWeights:
         return torch.zeros(self.numel, dtype=torch.float32, pin_memory=self._pinned)
 
     def read_fast(self, start: int, out: Tensor) -> None:
-        """``out`` ← θ[start : start + len(out)], as fp32 on the host."""
+        """``out`` ← θ[start : start + len(out)], as fp32 on the host.
+
+        Of a model in 16 bits that is φ and what training has changed: what φ lost when it was written is put back.
+        """
         stop = start + out.numel()
         with torch.no_grad():
             for low, high, theta in self._fast(start, stop):
-                out[low - start : high - start].copy_(theta)
+                part = out[low - start : high - start].copy_(theta)
+                if theta.dtype != torch.float32:
+                    phi = self.phi[low:high]
+                    part.add_(phi - phi.to(theta.dtype))
 
     def write_fast(self, start: int = 0, stop: int | None = None) -> None:
         """θ[start:stop] ← φ[start:stop], in place, in the parameters' own dtype and on their device."""
@@ -69,7 +76,7 @@ class SlowWeights:
             for low, high, theta in self._fast(start, self.numel if stop is None else stop):
                 theta.copy_(self.phi[low:high], non_blocking=self._pinned)
         if self._pinned:
-            torch.cuda.synchronize()  # φ may change as soon as this returns
+            torch.cuda.synchronize(self._device)  # φ may change as soon as this returns
 
     def add_to_fast(self, change: Tensor, start: int = 0) -> None:
         """θ[start : start + len(change)] += ``change`` (flat fp32, host), in place."""
