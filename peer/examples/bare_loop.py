@@ -33,7 +33,7 @@ class NextByte(nn.Module):
 
 def main() -> None:
     """Train until the swarm has done its steps."""
-    args = common.options(__doc__ or "").parse_args()
+    args = common.parsed(common.options(__doc__ or ""))
     torch.manual_seed(0)  # a new swarm begins with the same weights everywhere
     model = NextByte()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

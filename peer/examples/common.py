@@ -23,8 +23,17 @@ def options(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=1000, metavar="N", help="inner steps of the run (default 1000)")
     parser.add_argument("--inner-steps", type=int, default=50, metavar="H", help="between two swaps (default 50)")
     parser.add_argument("--name", default=None, help="of this peer; none: <host name>-<k>")
+    parser.add_argument("--threads", type=int, default=None, metavar="N", help="CPU threads of torch")
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="any other key; repeatable")
     return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The command line."""
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    return args
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:

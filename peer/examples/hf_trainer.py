@@ -35,7 +35,7 @@ class Blocks(Dataset[dict[str, Tensor]]):
 
 def main() -> None:
     """Train as always."""
-    args = common.options(__doc__ or "").parse_args()
+    args = common.parsed(common.options(__doc__ or ""))
     torch.manual_seed(0)  # a new swarm begins with the same weights everywhere
     model = LlamaForCausalLM(
         LlamaConfig(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)

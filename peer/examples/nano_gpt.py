@@ -85,7 +85,7 @@ def main() -> None:
     """Train until the swarm has done its steps."""
     parser = common.options(__doc__ or "")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="save here, and go on from it")
-    args = parser.parse_args()
+    args = common.parsed(parser)
     torch.manual_seed(0)  # a new swarm begins with the same weights everywhere
     model = GPT().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, betas=(0.9, 0.95), weight_decay=0.1)
