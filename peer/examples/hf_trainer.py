@@ -33,13 +33,17 @@ class Blocks(Dataset[dict[str, Tensor]]):
         return {"input_ids": ids, "labels": ids}
 
 
+def network() -> LlamaForCausalLM:
+    """A small Llama."""
+    torch.manual_seed(0)  # a new swarm begins with the same weights everywhere
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+    )
+
+
 def main() -> None:
     """Train as always."""
     args = common.parsed(common.options(__doc__ or ""))
-    torch.manual_seed(0)  # a new swarm begins with the same weights everywhere
-    model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
-    )
     member = OuterLoopCallback(run="hf-trainer", tokens=BATCH * LENGTH, **common.settings(args))
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -54,7 +58,7 @@ def main() -> None:
             data_seed=int(torch.seed() % 2**31),  # and everybody reads in another order
         )
         try:
-            Trainer(model, arguments, train_dataset=Blocks(common.text()), callbacks=[member]).train()
+            Trainer(network(), arguments, train_dataset=Blocks(common.text()), callbacks=[member]).train()
         finally:
             member.close()
     if member.outer is not None and (last := member.outer.last):

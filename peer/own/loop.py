@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from peer import build, logs
 from peer.beside import Beside
 from peer.config_digest import digest
-from peer.errors import RunError
+from peer.errors import RunError, UserError
 from peer.inner import InnerReport
 from peer.inner_phase import InnerPhase
 from peer.membership import Membership, grounded
@@ -133,6 +133,9 @@ class OuterLoop:
             if self.done:
                 return None
             raise RunError("OuterLoop.step after OuterLoop.close: start a new one")
+        tokens = int(tokens)  # of a tensor as well: what follows writes it down
+        if tokens < 0:
+            raise UserError(f"OuterLoop.step: tokens is {tokens}; how many has this step trained on?")
         before, counters = self._last, self._state.counters
         self._state.inner.step += 1
         counters.tokens += tokens

@@ -215,6 +215,14 @@ def test_the_swap_runs_beside_the_steps_when_it_is_asked_to(scene: Scene) -> Non
     assert one.rounds[-1].seconds["inner"] > H * PAUSE
 
 
+def test_a_network_that_is_gone_is_told_in_a_line(scene: Scene) -> None:
+    program = Program()
+    outer = scene.start(program, "one")
+    psutil.Process(outer._member.node._daemon.pid).kill()  # type: ignore[union-attr]
+    with pytest.raises(RunError, match=r"the p2p daemon .* has died.*; save your model, then start again"):
+        program.train(outer, H)
+
+
 def test_after_its_last_step_a_peer_leaves_by_itself(scene: Scene) -> None:
     program = Program()
     outer = scene.start(program, "one", steps=H + 2)
@@ -228,6 +236,39 @@ def test_another_configuration_is_told_in_a_line(scene: Scene) -> None:
     scene.start(Program(), "one", tag="bytes")
     with pytest.raises(UserError, match=r"run\.tag is"):
         scene.start(Program(), "two", tag="words")
+
+
+def test_a_trainer_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    from peer.examples import common, hf_trainer
+    from peer.huggingface import OuterLoopCallback
+
+    here = {"run.dir": str(tmp_path), "peer.network.host": "127.0.0.1", "peer.metrics.port": 0}
+
+    def train(steps: int, resume: bool) -> OuterLoop:
+        member = OuterLoopCallback(run="own", inner_steps=4, name="one", settings=here)
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path / "trainer"),
+            max_steps=steps,
+            save_steps=6,
+            per_device_train_batch_size=2,
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        data = hf_trainer.Blocks(common.text(0.01))
+        Trainer(hf_trainer.network(), arguments, train_dataset=data, callbacks=[member]).train(
+            resume_from_checkpoint=resume
+        )
+        assert member.outer is not None
+        return member.outer
+
+    assert (first := train(6, False)).swarm_step == 6 and first.round == 1
+    again = train(8, True)
+    assert (again.swarm_step, again.round, again.adopted) == (8, 2, False)
+    assert again.last is not None and again.last.step == 8
 
 
 EXAMPLES = {"bare_loop": ("400", "40"), "nano_gpt": ("60", "10"), "hf_trainer": ("60", "10")}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from peer.config import DiLoCo, NoLoCo
 from peer.config_digest import canonical, digest, first_difference
@@ -123,6 +125,22 @@ def test_a_layer_that_is_compiled_by_itself_keeps_its_name() -> None:
     model = Tied()
     model.layer = torch.compile(model.layer)  # type: ignore[assignment]
     assert SlowWeights(trained(model)).layout() == SlowWeights(trained(Tied())).layout()
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_data_parallelism_of_one_rank_is_looked_through_and_shards_are_refused(one_rank: None) -> None:
+    parallel = nn.parallel.DistributedDataParallel(Tied())
+    assert SlowWeights(trained(parallel)).layout() == SlowWeights(trained(Tied())).layout()
+    sharded = fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(UserError, match="weight is spread over several ranks"):
+        trained(sharded)
 
 
 def channels_last() -> nn.Module:
