@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 import threading
@@ -29,6 +30,7 @@ from peer.swarm.node import Node
 
 log = get_logger("monitor")
 ANSWER_SECONDS = 3.0
+PACKED = 1400  # bytes: what fits into one packet is not worth it
 
 
 class Answer(NamedTuple):
@@ -134,13 +136,18 @@ class _Handler(BaseHTTPRequestHandler):
             file = page.answer(path)
             paths = ["/", *self.routes]
             answer = Answer(200, *file) if file is not None else _json(404, {"error": "not found", "paths": paths})
+        body, packs = answer.body, "gzip" in self.headers.get("Accept-Encoding", "") and len(answer.body) > PACKED
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
-        self.send_header("Content-Length", str(len(answer.body)))
+        if packs:  # of 200 peers, swarm.json is most of a megabyte
+            body = gzip.compress(body, compresslevel=1)
+            self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Vary", "Accept-Encoding")
         for name, value in page.HEADERS.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(answer.body)
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Requests are not logged: a scraper asks every few seconds."""

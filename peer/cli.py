@@ -125,7 +125,14 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML file with run: and peer:")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="YAML files with run: and peer:; a later one's keys win",
+    )
     parser.add_argument(
         "--set", action="append", default=[], dest="overrides", metavar="A.B=C", help="override one key; repeatable"
     )

@@ -5,6 +5,8 @@ The link is authenticated and encrypted already; the digest is there against tru
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import xxhash
 from torch import Tensor
 
@@ -15,7 +17,15 @@ from peer.vectors import parts, scratch
 DIGEST_BYTES = 16
 
 
-async def send_payload(stream: Stream, contribution: Readable, stall: float) -> None:
+class Channel(Protocol):
+    """What a payload needs of a stream."""
+
+    async def write(self, data: bytes, timeout: float) -> None: ...
+
+    async def read_into(self, out: memoryview, timeout: float) -> None: ...
+
+
+async def send_payload(stream: Channel, contribution: Readable, stall: float) -> None:
     """Send all parts and their digest; ``stall`` seconds without progress raise ``TimeoutError``."""
     digest = xxhash.xxh3_128()
     room = scratch(contribution.numel)
@@ -28,7 +38,7 @@ async def send_payload(stream: Stream, contribution: Readable, stall: float) -> 
     await stream.write(digest.digest(), stall)
 
 
-async def receive_payload(stream: Stream, out: Tensor, stall: float) -> bool:
+async def receive_payload(stream: Channel, out: Tensor, stall: float) -> bool:
     """Fill ``out`` (flat fp32, host); ``True`` when it matches the sender's digest."""
     view = memoryview(out.numpy().data).cast("B")
     digest = xxhash.xxh3_128()

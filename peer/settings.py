@@ -1,6 +1,6 @@
 """From files, environment and ``--set`` to a checked :class:`peer.config.Config`.
 
-Precedence: defaults < file < environment < ``--set``. Every mistake becomes one line that names the key.
+Precedence: defaults < files (a later one wins) < environment < ``--set``. Every mistake is one line that names the key.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import re
 import typing
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,8 +70,13 @@ _Dumper.yaml_implicit_resolvers = {
 }
 
 
-def load(file: Path | None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Config:
-    """The resolved configuration. Raises :class:`UserError` with one line for anything that is wrong."""
+def load(
+    files: Path | Sequence[Path] | None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None
+) -> Config:
+    """The resolved configuration; a later file's keys win over those of the files before it.
+
+    Raises :class:`UserError` with one line for anything that is wrong.
+    """
 
     def values() -> Iterable[tuple[str, Any]]:
         for override in overrides:
@@ -80,22 +85,25 @@ def load(file: Path | None, overrides: Iterable[str] = (), environment: Mapping[
                 raise UserError(f"--set {override}: write --set section.key=value, for example --set run.steps=200")
             yield path, _parse(text, f"--set {override}")
 
-    return resolve(Config, file, values(), environment)
+    return resolve(Config, files, values(), environment)
 
 
 def resolve(
     kind: type[C],
-    file: Path | None,
+    files: Path | Sequence[Path] | None,
     values: Iterable[tuple[str, Any]] = (),
     environment: Mapping[str, str] | None = None,
 ) -> C:
     """A configuration of this ``kind``; ``values``: keys such as ``run.steps``, with what comes before all else."""
-    tree = {key: {} if value is None else value for key, value in (_read(file) if file else {}).items()}
+    files = [] if files is None else [files] if isinstance(files, Path) else files
+    tree: dict[str, Any] = {}
+    for file in files:
+        _merge(tree, _read(file))
     for path, value in from_environment(os.environ if environment is None else environment):
         _put(tree, path, value)
     for path, value in values:
         _put(tree, path, value)
-    source = str(file) if file else "configuration"
+    source = " ".join(map(str, files)) or "configuration"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
@@ -124,7 +132,7 @@ def _read(file: Path) -> dict[str, Any]:
         return {}
     if not isinstance(tree, dict):
         raise UserError(f"{file}: expected the sections run: and peer:, found {type(tree).__name__}")
-    return tree
+    return {key: {} if value is None else value for key, value in tree.items()}
 
 
 def _parse(text: str, where: str) -> Any:
@@ -146,6 +154,16 @@ def from_environment(environment: Mapping[str, str]) -> Iterable[tuple[str, Any]
             raise UserError(f"environment: {name} is not known{_nearest(name, ENVIRONMENT)}")
         text = environment[name]
         yield path, text.replace(",", " ").split() if path == "peer.initial_peers" else text
+
+
+def _merge(tree: dict[str, Any], later: dict[str, Any]) -> None:
+    """Section by section, key by key."""
+    for key, value in later.items():
+        mine = tree.get(key)
+        if isinstance(mine, dict) and isinstance(value, dict):
+            _merge(mine, value)
+        else:
+            tree[key] = value
 
 
 def _put(tree: dict[str, Any], path: str, value: Any) -> None:

@@ -1,7 +1,7 @@
 """A group's average, never silently wrong: all have the whole result with the same digest, or nobody uses it.
 
     members                                             convener
-       │ ◀──── streams between all, payloads both ways ────▶ │   reduce.py
+       │ ◀──── streams between all, payloads both ways ────▶ │   reduce.py, lane.py
        │ report: digest of my result, or who failed ───────▶ │   the first failure ends the attempt for all
        │ ◀──────────────────────────── verdict: use it, or not │   use it: all reported the same digest
 

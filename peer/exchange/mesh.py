@@ -1,6 +1,6 @@
 """Streams between all members of a group: the one with the smaller place dials, and both check what will follow.
 
-Previous station: group_wire.py. Next station: reduce.py, which moves the payloads.
+Previous station: group_wire.py. Next stations: lane.py, and reduce.py, which moves the payloads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from peer.rounds import Assembly, Outcome
 from peer.streams import BadMessage, Stream, StreamLost
 
 T = TypeVar("T")
-PROTOCOL = "noloco/reduce/2"
+PROTOCOL = "noloco/reduce/3"
 HELLO_TIMEOUT = 5.0  # seconds for a caller to say who it is
 WAITING = 512  # streams of callers that nobody has asked for yet
 

@@ -8,12 +8,10 @@ All-gather, for sparse contributions: they are small, so everybody sends all of 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-from collections.abc import Coroutine
 from itertools import pairwise
 from statistics import median
-from typing import Any, TypeVar, cast
+from typing import cast
 
 import torch
 import xxhash
@@ -21,22 +19,17 @@ from torch import Tensor
 
 from peer.exchange.average import mean_of_senders
 from peer.exchange.group_wire import Failed, pack, unpack
+from peer.exchange.lane import Lane, turns
 from peer.exchange.mesh import Mesh, together
-from peer.payload import DIGEST_BYTES, receive_payload, send_payload
-from peer.rounds import Contribution, Outcome, Readable, Sparse
-from peer.streams import BadMessage, Stream
+from peer.payload import DIGEST_BYTES, Channel, receive_payload
+from peer.rounds import Contribution, Outcome, Sparse
 from peer.vectors import Vector, parts, scratch
-
-T = TypeVar("T")
-NOT_YET, NOW = b"\0", b"\1"
-SIGNS = 4  # of life within the time after which a silent stream is given up
 
 
 async def all_reduce(own: Contribution, mesh: Mesh, out: Tensor, *, stall: float, max_norm_ratio: float) -> None:
     """``out`` ← mean of the members' contributions (flat fp32). Raises :class:`Failed`; then ``out`` is garbage.
 
-    ``stall``: seconds without a byte on a stream. On slow links members are done with the first half far apart: who
-    waits for others says so on the streams that have nothing else to carry.
+    ``stall``: seconds without a byte on a stream.
     """
     count, me = len(mesh.assembly.seats), mesh.assembly.me
     borders = [own.numel * place // count for place in range(count + 1)]
@@ -44,60 +37,54 @@ async def all_reduce(own: Contribution, mesh: Mesh, out: Tensor, *, stall: float
     mine = shares[me]
     own_square = _read(own, borders[me], mine)
     squares: dict[int, float] = {}
-    reduced = asyncio.Event()
+    reduced, order = asyncio.Event(), turns(4 * own.numel // count)
 
     async def exchange(place: int) -> None:
-        stream = mesh.streams[place]
-        scatter = send_payload(stream, _Slice(own, borders[place], borders[place + 1]), stall)
-        squares[place] = await _both(scatter, _add(stream, mine, stall, mesh, place))
-        if len(squares) == count - 1:
-            _judge(squares, own_square, mesh, max_norm_ratio)
-            mine.mul_(1 / count)
-            reduced.set()
-        intact = await _both(
-            _send_when(reduced, stream, Vector(mine), stall), _receive_when_sent(stream, shares[place], stall)
-        )
-        _require(intact, mesh, place, Outcome.CORRUPT, "the mean from {} does not match its digest")
-        _require(_finite(shares[place]), mesh, place, Outcome.POISONED, "the mean from {} is not finite")
+        lane = Lane(mesh.streams[place], stall)
+
+        async def outward() -> None:
+            await lane.send(_Slice(own, borders[place], borders[place + 1]), order)
+            await lane.send(Vector(mine), order, ready=reduced)
+
+        async def inward() -> None:
+            squares[place] = await _add(lane, mine, stall, mesh, place)
+            lane.received()
+            if len(squares) == count - 1:
+                _judge(squares, own_square, mesh, max_norm_ratio)
+                mine.mul_(1 / count)
+                reduced.set()
+            intact = await receive_payload(lane, shares[place], stall)
+            _require(intact, mesh, place, Outcome.CORRUPT, "the mean from {} does not match its digest")
+            _require(_finite(shares[place]), mesh, place, Outcome.POISONED, "the mean from {} is not finite")
+            lane.received()
+            await lane.settle(2)
+
+        await together([outward(), inward(), lane.acknowledge(2)])
 
     await mesh.with_all(exchange)
-
-
-async def _send_when(ready: asyncio.Event, stream: Stream, contribution: Readable, stall: float) -> None:
-    """Send a payload once it is there, and a sign of life until then."""
-    while not ready.is_set():
-        await stream.write(NOT_YET, stall)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(stall / SIGNS):
-                await ready.wait()
-    await stream.write(NOW, stall)
-    await send_payload(stream, contribution, stall)
-
-
-async def _receive_when_sent(stream: Stream, out: Tensor, stall: float) -> bool:
-    """As :func:`receive_payload`, of what the other side sends with :func:`_send_when`."""
-    sign = memoryview(bytearray(NOT_YET))
-    while sign == NOT_YET:
-        await stream.read_into(sign, stall)
-    if sign != NOW:
-        raise BadMessage("neither its mean nor a sign that it waits")
-    return await receive_payload(stream, out, stall)
 
 
 async def all_gather(own: Sparse, mesh: Mesh, out: Tensor, *, stall: float) -> None:
     """``out`` ← each element's mean over the members that sent it, zero elsewhere. Raises :class:`Failed`."""
     packed = pack(own)
+    order = turns(4 * packed.numel())
 
     async def swap(place: int) -> Sparse:
-        stream, room = mesh.streams[place], torch.empty_like(packed)
-        sending = send_payload(stream, Vector(packed), stall)
-        intact = await _both(sending, receive_payload(stream, room, stall))
-        _require(intact, mesh, place, Outcome.CORRUPT, "the payload of {} does not match its digest")
-        theirs = unpack(room, own)
-        fits = int(theirs.positions.max()) < own.numel
-        _require(fits, mesh, place, Outcome.POISONED, "{} sent a coefficient that the model does not have")
-        _require(_finite(theirs.values), mesh, place, Outcome.POISONED, "the contribution of {} is not finite")
-        return theirs
+        lane, room = Lane(mesh.streams[place], stall), torch.empty_like(packed)
+
+        async def inward() -> Sparse:
+            intact = await receive_payload(lane, room, stall)
+            _require(intact, mesh, place, Outcome.CORRUPT, "the payload of {} does not match its digest")
+            lane.received()
+            theirs = unpack(room, own)
+            fits = int(theirs.positions.max()) < own.numel
+            _require(fits, mesh, place, Outcome.POISONED, "{} sent a coefficient that the model does not have")
+            _require(_finite(theirs.values), mesh, place, Outcome.POISONED, "the contribution of {} is not finite")
+            await lane.settle(1)
+            return theirs
+
+        works = [inward(), lane.send(Vector(packed), order), lane.acknowledge(1)]
+        return cast(Sparse, (await together(works))[0])
 
     by_place = {mesh.assembly.me: own, **await mesh.with_all(swap)}
     await asyncio.to_thread(mean_of_senders, [by_place[place] for place in sorted(by_place)], out)
@@ -109,7 +96,7 @@ def _read(own: Contribution, begin: int, out: Tensor) -> float:
     return _square(out)
 
 
-async def _add(stream: Stream, total: Tensor, stall: float, mesh: Mesh, place: int) -> float:
+async def _add(stream: Channel, total: Tensor, stall: float, mesh: Mesh, place: int) -> float:
     """``total`` += what comes on ``stream``; returns its squared norm."""
     digest, square = xxhash.xxh3_128(), 0.0
     room = scratch(total.numel())
@@ -142,12 +129,6 @@ def _judge(squares: dict[int, float], own: float, mesh: Mesh, ratio: float) -> N
 def _require(condition: bool, mesh: Mesh, place: int, outcome: Outcome, words: str) -> None:
     if not condition:
         raise Failed(place, outcome, words.format(mesh.assembly.seats[place].name))
-
-
-async def _both(sending: Coroutine[Any, Any, None], receiving: Coroutine[Any, Any, T]) -> T:
-    """Both directions of a stream at once; returns what was received."""
-    _, received = await together([sending, receiving])
-    return cast(T, received)
 
 
 def _square(part: Tensor) -> float:

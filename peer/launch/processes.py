@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from peer.errors import RunError
 
+READY = re.compile(r" ready: .*\bhttp=(\S+)")  # what a bootstrap node says when it listens
 STOP_SECONDS = 60.0  # for finishing a step and a swap, and saving
 
 
@@ -26,6 +29,7 @@ class Child:
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self.console.open("ab") as output:
+            self._begins = output.tell()
             return subprocess.Popen(
                 [sys.executable, "-m", self._module, *self.arguments],
                 stdin=subprocess.PIPE,
@@ -73,9 +77,15 @@ class Child:
         if self._process.stdin is not None:
             self._process.stdin.close()
 
+    def said(self) -> str:
+        """Its output since it was last started."""
+        with self.console.open("rb") as output:
+            output.seek(self._begins)
+            return output.read().decode(errors="replace")
+
     def last_words(self) -> str:
         """The last line of its output; an ``error:`` line when there is one."""
-        lines = self.console.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-200:]
+        lines = self.said().strip().splitlines()[-200:]
         errors = [line for line in lines if line.startswith("error:")]
         return (errors or lines or ["it said nothing"])[-1]
 
@@ -89,13 +99,21 @@ def stop_all(children: Sequence[Child]) -> None:
         child.wait(deadline)
 
 
-def read_addresses(file: Path, child: Child, timeout: float) -> list[str]:
-    """The addresses that the bootstrap node writes once it listens."""
+@dataclass(frozen=True)
+class Entry:
+    """Where a bootstrap node is found: peers by ``addresses``, people by ``monitor`` (HOST:PORT)."""
+
+    addresses: list[str]
+    monitor: str
+
+
+def entry_of(bootstrap: Child, addresses_file: Path, timeout: float) -> Entry:
+    """Wait until the bootstrap node is ready; raises :class:`RunError` when it ends or is not in time."""
     deadline = time.monotonic() + timeout
-    while not file.exists():
-        if child.exit_code() is not None:
-            raise RunError(f"the bootstrap node ended: {child.last_words()}")
+    while not (ready := READY.search(bootstrap.said())):
+        if bootstrap.exit_code() is not None:
+            raise RunError(f"the bootstrap node ended: {bootstrap.last_words()}")
         if time.monotonic() > deadline:
-            raise RunError(f"the bootstrap node did not start within {timeout:.0f} s; see {child.console}")
+            raise RunError(f"the bootstrap node did not start within {timeout:.0f} s; see {bootstrap.console}")
         time.sleep(0.05)
-    return file.read_text(encoding="utf-8").split()
+    return Entry(addresses_file.read_text(encoding="utf-8").split(), ready[1])

@@ -12,7 +12,7 @@ from types import FrameType
 
 from peer.config import Config
 from peer.errors import UserError
-from peer.launch.processes import Child, read_addresses, stop_all
+from peer.launch.processes import Child, entry_of, stop_all
 from peer.launch.summary import in_words, summarize
 from peer.launch.table import View
 from peer.launch.tail import Tail
@@ -28,9 +28,9 @@ class LocalSwarm:
     """Runs to the end, or until the first SIGINT or SIGTERM; then all members finish their step and save."""
 
     def __init__(
-        self, config: Config, config_file: Path, overrides: Sequence[str], *, peers: int, resume: bool
+        self, config: Config, files: Sequence[Path], overrides: Sequence[str], *, peers: int, resume: bool
     ) -> None:
-        self._config, self._file, self._overrides = config, config_file, list(overrides)
+        self._config, self._files, self._overrides = config, files, list(overrides)
         self._folder = config.run.dir.resolve()
         self._names = [f"peer-{index}" for index in range(peers)]
         self._resume = resume
@@ -76,21 +76,24 @@ class LocalSwarm:
                 *("--addresses-file", str(addresses_file)),
             ],
         )
-        addresses = read_addresses(addresses_file, bootstrap, START_SECONDS)
+        entry = entry_of(bootstrap, addresses_file, START_SECONDS)
         threads = max(1, (os.cpu_count() or 1) // len(self._names))
         common = [f"peer.network.host={HOST}", f"peer.threads={threads}", f"peer.start_with={len(self._names)}"]
         common += [*self._overrides, "peer.metrics.port=0"]
         common += ["run.admission=open", "run.owner=null", "peer.invitation=null"]  # all are ours, on this machine
         sets = [argument for override in common for argument in ("--set", override)]
-        port = addresses[0].partition("/tcp/")[2].partition("/")[0]
-        bootstrap.arguments[bootstrap.arguments.index("--port") + 1] = port  # should it have to be started again
+        print(f"the swarm as a page: http://{entry.monitor}/", flush=True)
+        ports = {"--port": entry.addresses[0].partition("/tcp/")[2].partition("/")[0]}
+        ports["--http-port"] = entry.monitor.rpartition(":")[2]
+        for option, port in ports.items():  # should it have to be started again
+            bootstrap.arguments[bootstrap.arguments.index(option) + 1] = port
         return [
             self._spawn(
                 name,
                 "peer",
                 [
-                    *("train", "--config", str(self._file), *sets, "--set", f"peer.name={name}"),
-                    *("--initial-peers", *addresses, "--stop-with-parent"),
+                    *("train", "--config", *map(str, self._files), *sets, "--set", f"peer.name={name}"),
+                    *("--initial-peers", *entry.addresses, "--stop-with-parent"),
                 ],
             )
             for name in self._names

@@ -1,4 +1,6 @@
-"""Goodput of one swap of 64 MiB: on a link of 100 Mbit/s, and against what hivemind's bare streams do on loopback.
+"""Goodput of one swap of 64 MiB: on links of 100 Mbit/s, and against what hivemind's bare streams do on loopback.
+
+One link has a delay, made by a process that needs the same cores; the other is the kernel's, without.
 
 Beside each swap the same bytes cross a bare stream of hivemind's, and plain TCP: what the link and the two cores allow.
 
@@ -29,10 +31,12 @@ from peer.vectors import Vector
 from tests.benchmarks.swap_partner import WAIT, bench_exchange, group_of
 from tests.netlab.lab import ROOT, Lab
 from tests.netlab.plan import Access, Path_, Plan
+from tests.netlab.wire import Wire
 
 SWAP, BARE = "noloco/goodput/1", "noloco/bare/1"
 NUMEL = 16 * 2**20  # 64 MiB of fp32
 PART = 2**20
+MBIT = 100.0
 
 
 def node_on(host: str, key: Path, initial: tuple[str, ...] = ()) -> Node:
@@ -117,7 +121,7 @@ def swap(host: str, key: Path, address: str, port: int, numel: int, count: int) 
     return seconds
 
 
-def _pair(lab: Lab | None, count: int) -> dict[str, list[float]]:
+def _pair(lab: Lab | Wire | None, count: int) -> dict[str, list[float]]:
     def command(host: int, *arguments: str) -> list[str]:
         words = [sys.executable, "-m", "tests.benchmarks.wan_goodput", *arguments]
         return words if lab is None else lab.command(host, words)
@@ -146,16 +150,24 @@ def _pair(lab: Lab | None, count: int) -> dict[str, list[float]]:
 
 def measure(*, quick: bool) -> dict[str, float]:
     """Shares of what the link, or bare streams, could carry; medians."""
-    with Lab(Plan(access=Access(up_mbit=100, down_mbit=100), path=Path_(rtt_ms=20)), 2) as lab:
-        wan = {kind: 32e-6 * NUMEL / median(it) / 100 for kind, it in _pair(lab, 1 if quick else 3).items()}
+    count = 1 if quick else 5
+    with Lab(Plan(access=Access(up_mbit=MBIT, down_mbit=MBIT), path=Path_(rtt_ms=20)), 2) as lab:
+        delayed = _shares(_pair(lab, count))
+    with Wire(MBIT) as wire:
+        straight = _shares(_pair(wire, count))
     local = _pair(None, 3 if quick else 9)
     ratios = [bare / swap for swap, bare in zip(local["swap"], local["bare"], strict=True)]
     return {
-        "link_100mbit": wan["swap"],
-        "link_100mbit_bare": wan["bare"],
-        "link_100mbit_tcp": wan["tcp"],
+        **{f"link_100mbit{kind}": share for kind, share in delayed.items()},
+        **{f"kernel_100mbit{kind}": share for kind, share in straight.items()},
         "loopback": median(ratios),
     }
+
+
+def _shares(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Of the link's rate."""
+    names = {"swap": "", "bare": "_bare", "tcp": "_tcp"}
+    return {names[kind]: 32e-6 * NUMEL / median(it) / MBIT for kind, it in seconds.items()}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import signal
@@ -57,6 +58,10 @@ def test_the_monitor_sees_who_comes_trains_meets_leaves_and_dies(swarm: Swarm) -
     wait_for(told, 60, lambda: str(run()))
     seen = run()
     assert seen["warnings"] == []
+    request = urllib.request.Request(url + "/swarm.json", headers={"Accept-Encoding": "gzip, br"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.headers["Content-Encoding"] == "gzip"
+        assert json.loads(gzip.decompress(answer.read())).keys() == json.loads(get(url + "/swarm.json")[1]).keys()
     assert {peer["name"] for peer in seen["peers"]} == set(NAMES)
     for peer in seen["peers"]:
         assert peer["state"] == "training"

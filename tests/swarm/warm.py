@@ -24,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tests.netlab.tun import die_with_parent
+
 ROOT = Path(__file__).parents[2]
 LIBRARIES = ("peer.assemble", "peer.launch.swarm", "dht_bootstrap.cli", "transformers.models.llama.modeling_llama")
 LOADED = 90.0  # seconds
@@ -146,7 +148,8 @@ def serve(orders: BinaryIO, answers: BinaryIO) -> dict[str, Any] | None:
 
 
 def become(order: dict[str, Any]) -> None:
-    """What a fresh interpreter would be."""
+    """What a fresh interpreter would be, but for one thing: it ends with the tests, however these end."""
+    die_with_parent(signal.SIGKILL)
     os.setsid()
     log = os.open(order["log"], os.O_WRONLY | os.O_APPEND)
     os.dup2(log, 1)

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peer.config import Exchange
-from peer.exchange import reduce
+from peer.exchange import lane, reduce
 from peer.exchange.average import mean_of_senders
 from peer.exchange.group_wire import REPORT, Report, pack, unpack
+from peer.exchange.lane import GOT, Lane
+from peer.payload import Channel
 from peer.rounds import Averaged, Group, Outcome, Readable, Sparse
-from peer.streams import Stream
 from peer.vectors import PART, Vector
 from tests.unit.exchange_harness import FAST
 from tests.unit.group_harness import many
@@ -116,8 +117,11 @@ def test_a_member_that_says_nothing_costs_the_deadline_and_is_named(silent: int)
 class Dribble:
     """A line so slow that what is one write elsewhere takes ``seconds``."""
 
-    def __init__(self, stream: Stream, seconds: float) -> None:
+    def __init__(self, stream: Channel, seconds: float) -> None:
         self._stream, self._seconds = stream, seconds
+
+    async def read_into(self, out: memoryview, timeout: float) -> None:
+        raise NotImplementedError
 
     async def write(self, data: bytes, timeout: float) -> None:
         for byte in range(8):
@@ -127,16 +131,16 @@ class Dribble:
 
 def slow_line(monkeypatch: pytest.MonkeyPatch, seconds: float, sender: int, receiver: int) -> None:
     """In the first half."""
-    send = reduce.send_payload
+    send = lane.send_payload
 
-    async def slow(stream: Stream, contribution: Readable, stall: float) -> None:
+    async def slow(stream: Lane, contribution: Readable, stall: float) -> None:
         first = torch.empty(1)
         contribution.read(0, first)
-        if isinstance(contribution, reduce._Slice) and (float(first), stream.remote) == (sender, "abc"[receiver]):
-            stream = Dribble(stream, seconds)  # type: ignore[assignment]
-        await send(stream, contribution, stall)
+        to = stream._stream.remote
+        late = isinstance(contribution, reduce._Slice) and (float(first), to) == (sender, "abc"[receiver])
+        await send(Dribble(stream, seconds) if late else stream, contribution, stall)
 
-    monkeypatch.setattr(reduce, "send_payload", slow)
+    monkeypatch.setattr(lane, "send_payload", slow)
 
 
 def test_a_member_that_waits_for_others_between_the_two_halves_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,14 +153,16 @@ def test_a_member_that_waits_for_others_between_the_two_halves_is_waited_for(mon
 
 
 def test_a_member_that_freezes_between_the_two_halves_costs_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    gathers = reduce._send_when
+    frame = Lane._frame
+    frozen = asyncio.Event()
 
-    async def freezes(ready: asyncio.Event, stream: Stream, contribution: Vector, stall: float) -> None:
-        if stream.remote == "b":
-            await gathers(ready, stream, contribution, stall)
-        await asyncio.sleep(0 if stream.remote == "b" else 60)
+    async def freezes(lane: Lane, kind: int, data: bytes = b"") -> None:
+        if lane._stream.remote == "a" and (kind == GOT or frozen.is_set()):  # it has the first half and says no more
+            frozen.set()
+            await asyncio.sleep(60)
+        await frame(lane, kind, data)
 
-    monkeypatch.setattr(reduce, "_send_when", freezes)
+    monkeypatch.setattr(Lane, "_frame", freezes)
     with many(2, 1000, settings=Exchange(stall=0.5, timeout=30.0)) as group:
         began = time.monotonic()
         averaged = group.average(contributions(vectors(2, 1000)))

@@ -22,11 +22,11 @@ SIZES = [
     ("opendiloco-150m", 150e6, 149_447_680, 0.01),
     ("opendiloco-1b", 1.1e9, 968_976_384, 0.13),  # the paper's 1.1B has the embeddings in it: see below
 ]
-PAPER = [name for name, *_ in SIZES if name.startswith("noloco")]
+METHODS = ("noloco", "diloco", "fsdp")
 
 
-def load(name: str) -> Run:
-    return settings.load(CONFIGS / f"{name}.yaml", environment={}).run
+def load(*names: str) -> Run:
+    return settings.load([CONFIGS / f"{name}.yaml" for name in names], environment={}).run
 
 
 def layers_of(shape: LlamaModel) -> int:
@@ -63,7 +63,7 @@ def test_opendilocos_1b_is_1_1b_with_its_embeddings() -> None:
 
 @pytest.mark.parametrize("size", ["125m", "1.3b", "6.8b"])
 def test_the_methods_of_a_size_differ_in_the_method_alone(size: str) -> None:
-    runs = {method: load(f"{method}-{size}") for method in ("noloco", "diloco", "fsdp")}
+    runs = {method: load(f"{method}-{size}") for method in METHODS}
 
     def rest(run: Run) -> dict[str, Any]:
         return run.model_dump(exclude={"name", "outer", "inner_steps", "batch_size"})
@@ -75,6 +75,16 @@ def test_the_methods_of_a_size_differ_in_the_method_alone(size: str) -> None:
     assert (runs["noloco"].inner_steps, runs["diloco"].inner_steps) == (50, 100)
     tokens = runs["fsdp"].batch_size * runs["fsdp"].data.sequence_length
     assert tokens == {"125m": 2**19, "1.3b": 2**20, "6.8b": 2**21}[size]
+
+
+@pytest.mark.parametrize("data", ["c4", "reddit"])
+@pytest.mark.parametrize("name", [f"{method}-{size}" for method in METHODS for size in ("125m", "1.3b", "6.8b")])
+def test_every_preset_goes_with_the_papers_data(name: str, data: str) -> None:
+    alone, run = load(name), load(name, f"data-{data}")
+    assert run.data.name == {"c4": "c4", "reddit": "parquet"}[data]
+    assert run.data.sequence_length == alone.data.sequence_length == 1024
+    assert isinstance(run.model, LlamaModel) and run.model.vocabulary == run.data.tokenizer.vocabulary
+    assert run.model_copy(update={"model": alone.model, "data": alone.data}) == alone
 
 
 @pytest.mark.parametrize("name", ["demo", "opendiloco-150m"])

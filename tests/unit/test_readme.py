@@ -28,7 +28,7 @@ def test_a_command_parses_and_its_settings_are_known(line: str) -> None:
         return
     args = peer_parser().parse_args(arguments)
     if getattr(args, "config", None) is not None:
-        settings.load(ROOT / args.config, args.overrides, environment={})
+        settings.load([ROOT / file for file in args.config], args.overrides, environment={})
 
 
 def test_there_are_commands_and_make_targets() -> None:

@@ -94,6 +94,23 @@ def test_set_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     assert load(text, tmp_path, NOLOCO_INITIAL_PEERS="/a,/b /c").peer.initial_peers == ("/a", "/b", "/c")
 
 
+def test_later_files_win_key_by_key(tmp_path: Path) -> None:
+    texts = (
+        "run: {steps: 10, inner_steps: 5, outer: {name: noloco, beta: 0.6}}\npeer:\n",
+        "run: {steps: 20, outer: {alpha: 0.4}}",
+        "",
+    )
+    files = [tmp_path / f"{index}.yaml" for index in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text, encoding="utf-8")
+    run = settings.load(files, environment={}).run
+    assert (run.steps, run.inner_steps) == (20, 5)
+    assert run.outer == NoLoCo(name="noloco", alpha=0.4, beta=0.6)
+    files[2].write_text("run: {stesp: 5}", encoding="utf-8")
+    with pytest.raises(UserError, match=r"2\.yaml: run\.stesp: unknown key, did you mean steps\?"):
+        settings.load(files, environment={})
+
+
 def test_an_unknown_variable_is_refused_with_the_nearest(tmp_path: Path) -> None:
     assert "did you mean NOLOCO_INITIAL_PEERS?" in mistake("", tmp_path, NOLOCO_INITIAL_PEER="/a")
 
