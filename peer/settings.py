@@ -178,7 +178,7 @@ def _put(tree: dict[str, Any], path: str, value: Any) -> None:
     tree[last] = value
 
 
-def explain(error: ValidationError, tree: Any, kind: type[BaseModel] = Config) -> str:
+def explain(error: ValidationError, tree: Any, kind: type[BaseModel]) -> str:
     """The first mistake of a validation, in one line, with the key's path and the nearest right key."""
     mistakes = error.errors(include_url=False)
     first = mistakes[0]
