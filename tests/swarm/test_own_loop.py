@@ -298,7 +298,7 @@ def test_the_examples_merge(swarm: Swarm, example: str) -> None:
 def test_ctrl_c_leaves_nothing_behind(swarm: Swarm) -> None:
     sets = [f"run.dir={swarm.folder}", "peer.network.host=127.0.0.1", "peer.metrics.port=0"]
     arguments = [word for it in sets for word in ("--set", it)]
-    peer = swarm.start("one", ["-m", "peer.examples.bare_loop", "--steps", "1000000", *arguments])
+    peer = swarm.start("one", ["-m", "peer.examples.bare_loop", "--steps", "1000000", "--threads", "1", *arguments])
     peer.line(r"step \d+ loss")
     swarm.note_children()
     peer.signal(signal.SIGINT)
