@@ -32,6 +32,7 @@ from peer.outer.method import OuterMethod
 from peer.outer.noloco import NoLoCo
 from peer.overlapped import OverlappedTrainer
 from peer.progress import Progress
+from peer.ranks.crew import Crew
 from peer.report import Reporter
 from peer.rounds import Grouping
 from peer.signals import Signals
@@ -51,8 +52,10 @@ STALE_ROUNDS = 2  # a resumed peer that is as little behind keeps its own weight
 
 
 @contextmanager
-def assembled(config: Config, signals: Signals) -> Iterator[Training]:
-    """A trainer that is in the swarm; leaves it and closes everything at the end, whatever happens."""
+def assembled(config: Config, signals: Signals, crew: Crew | None = None) -> Iterator[Training]:
+    """A trainer that is in the swarm; leaves it and closes everything at the end, whatever happens. ``crew``: the
+    other ranks of a peer of several.
+    """
     config = model_source.pinned(config)
     run, own = config.run, config.peer
     with ExitStack() as stack:
@@ -69,7 +72,8 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
 
         progress = Progress()
         text = corpus.load(run.data, run.evaluation.sets)
-        state = stack.enter_context(_replica(config, text, device, peer_id, build.Signs(progress, signals.stop)))
+        signs = build.Signs(progress, signals.stop)
+        state = stack.enter_context(_replica(config, text, device, peer_id, signs, crew))
         checkpoints = Checkpoints(home.folder / "checkpoints", own.checkpoint.keep)
         checkpoints.require_space(state.checkpoint_bytes)
         standing = Standing()
@@ -161,14 +165,14 @@ def _node_settings(config: Config, key: Path) -> NodeSettings:
 
 @contextmanager
 def _replica(
-    config: Config, text: Corpus, device: torch.device, peer_id: str, signs: build.Signs
+    config: Config, text: Corpus, device: torch.device, peer_id: str, signs: build.Signs, crew: Crew | None
 ) -> Iterator[PeerState]:
     """What trains; its data stream is closed at the end."""
     own = config.peer
     if own.threads:
         torch.set_num_threads(own.threads)
     stream = identity.stream_of(peer_id) if own.stream is None else own.stream
-    state = build.replica(config, text.train, stream=stream, device=device, signs=signs)
+    state = build.replica(config, text.train, stream=stream, device=device, signs=signs, crew=crew)
     state.stream = build.read_ahead(config.run, state.stream, device)
     try:
         yield state

@@ -21,6 +21,7 @@ from peer import __version__, logs, settings
 from peer.config import Config
 from peer.config_digest import digest
 from peer.errors import RunError, UserError
+from peer.ranks import launch
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -163,6 +164,11 @@ def _positive(text: str) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
+    rank = launch.of(os.environ)
+    if rank is not None and rank.number:
+        from peer.ranks import worker
+
+        return worker.run(rank)
     config = _loaded(args)
     from peer.progress import Stop
     from peer.signals import Signals, stop_with_parent
@@ -173,14 +179,20 @@ def _train(args: argparse.Namespace) -> int:
     import torch
 
     from peer.assemble import assembled
+    from peer.inner import out_of_memory
+    from peer.ranks.crew import mustered
+
+    def give_up(why: str) -> None:
+        _say(RunError(why), 1)
+        signals.emergency()
+        os._exit(1)
 
     try:
-        with assembled(config, signals) as trainer:
+        with mustered(rank, give_up) as crew, assembled(config, signals, crew) as trainer:
             signals.looping = True
             trainer.run()
     except torch.OutOfMemoryError as error:
-        said = str(error).split(". ")[0]
-        raise RunError(f"{said}; lower peer.micro_batch (now {config.peer.micro_batch or 'the whole batch'})") from None
+        raise RunError(out_of_memory(error, config.peer.micro_batch)) from None
     return 0
 
 
