@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="can this machine join and be reached? One finding a line, with advice")
     _common(check)
     _initial_peers(check)
+    check.add_argument("--ranks", type=_positive, default=1, metavar="N", help="GPUs of the peer, as for torchrun")
     check.set_defaults(run=_check)
 
     status = commands.add_parser("status", help="who is in a swarm, as a live table")
@@ -264,7 +265,7 @@ def _check(args: argparse.Namespace) -> int:
     from peer import model_source
     from peer.check.runner import run
 
-    return run(model_source.pinned(_loaded(args)), lambda line: print(line, flush=True))
+    return run(model_source.pinned(_loaded(args)), lambda line: print(line, flush=True), args.ranks)
 
 
 def _show_config(args: argparse.Namespace) -> int:
