@@ -6,7 +6,6 @@ import mmap
 import os
 
 import torch
-from torch import Tensor
 
 from peer.errors import UserError
 from peer.logs import get_logger
@@ -30,10 +29,6 @@ class Shared:
         code = int(torch.cuda.cudart().cudaHostRegister(self._whole.data_ptr(), self._whole.nbytes, 0))
         if code:
             log.warning("the slow weights cannot be pinned, copies to the GPU take longer: CUDA error %d", code)
-
-    @property
-    def bytes(self) -> Tensor:
-        return self._whole
 
 
 def reserve(descriptor: int, numel: int, window: int) -> None:

@@ -27,7 +27,7 @@ from peer.ranks.orders import Done, Failed, Order, Plan
 from peer.ranks.shared import Shared
 from peer.ranks.weights import Shards
 
-GRACE = 10.0  # seconds to leave a collective when rank 0 goes
+GRACE = 10.0  # seconds for what has been ordered before, and to take leave of the others
 LATER = 2.0  # seconds: let the loss of another rank be known before what follows from it
 
 
@@ -41,14 +41,15 @@ def run(rank: Rank) -> int:
     if isinstance(first, orders.Stop):
         return first.code
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to all: rank 0 decides, and sends us home
+    assert isinstance(first, Plan)
     try:
-        assert isinstance(first, Plan)
         member = Member(first, rank, memory)
+        inbox.grace = GRACE
         while not isinstance(order := inbox.next(), orders.Stop):
             if member.obey(order):
                 line.send(Done())
     except (UserError, RunError, RuntimeError, OSError) as error:
-        return _fail(line, inbox, error, first)
+        return _fail(line, error, first.config.peer.micro_batch)
     with contextlib.suppress(RuntimeError):
         torch.distributed.destroy_process_group()
     return order.code
@@ -60,6 +61,7 @@ class Inbox:
     def __init__(self, line: Line, rank: Rank) -> None:
         self._line, self._rank = line, rank
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self.grace = 0.0  # seconds to end in an orderly way
         threading.Thread(target=self._read, name="orders", daemon=True).start()
 
     def next(self) -> Order:
@@ -76,7 +78,7 @@ class Inbox:
                 os._exit(1)
             self._orders.put(order)
             if isinstance(order, orders.Stop):
-                time.sleep(GRACE if order.code == 0 else 0.0)
+                time.sleep(self.grace if order.code == 0 else 0.0)
                 os._exit(order.code)
 
 
@@ -120,16 +122,14 @@ class Member:
         return True
 
 
-def _fail(line: Line, inbox: Inbox, error: Exception, plan: Plan) -> int:
-    """Tell rank 0, which says it to the user, and wait to be sent home: torchrun ends all when the first one ends."""
+def _fail(line: Line, error: Exception, micro_batch: int | None) -> int:
+    """Tell rank 0, which says it to the user, and end: what others wait for in a collective then breaks off."""
     if isinstance(error, torch.OutOfMemoryError):
-        text = out_of_memory(error, plan.config.peer.micro_batch)
+        text = out_of_memory(error, micro_batch)
     else:
         text = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
     if not isinstance(error, UserError | RunError | torch.OutOfMemoryError):
         time.sleep(LATER)
     with contextlib.suppress(OSError):
         line.send(Failed(text))
-    while not isinstance(order := inbox.next(), orders.Stop):
-        pass
-    return order.code or 1
+    return 1

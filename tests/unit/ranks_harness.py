@@ -30,7 +30,9 @@ def config(folder: Path, *, peer: dict[str, Any] | None = None, **run: Any) -> C
     text = folder / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 400, encoding="utf-8")
     data = {"name": "text", "train": [str(text)], "validation": [str(text)], "sequence_length": 16}
-    shared = {"steps": 40, "batch_size": 12, "model": MODEL, "data": data, "evaluation": {"batches": 2}, **run}
+    inner = {"learning_rate": 1e-2, "warmup_steps": 4}
+    sizes = {"steps": 40, "batch_size": 12, "evaluation": {"batches": 2}}
+    shared = {**sizes, "model": MODEL, "data": data, "inner": inner, **run}
     return Config.model_validate({"run": shared, "peer": {"threads": 1, **(peer or {})}})
 
 
