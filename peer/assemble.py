@@ -53,9 +53,7 @@ STALE_ROUNDS = 2  # a resumed peer that is as little behind keeps its own weight
 
 @contextmanager
 def assembled(config: Config, signals: Signals, crew: Crew | None = None) -> Iterator[Training]:
-    """A trainer that is in the swarm; leaves it and closes everything at the end, whatever happens. ``crew``: the
-    other ranks of a peer of several.
-    """
+    """A trainer that is in the swarm, on all ranks of ``crew``; leaves it and closes everything, whatever happens."""
     config = model_source.pinned(config)
     run, own = config.run, config.peer
     with ExitStack() as stack:
