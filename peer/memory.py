@@ -51,15 +51,15 @@ def estimate(run: Run, peer: Peer, ranks: int = 1) -> Memory:
         run.model, sequence_length=run.data.sequence_length, vocabulary=run.data.tokenizer.vocabulary
     )
     weights = 4 * model.parameter_count(outline)
-    shard = -(-weights // ranks)
+    shard, slack = -(-weights // ranks), SLACK[device.type]
     step = step_bytes(run, peer, autocast=bf16, ranks=ranks)
     vector = _power_of_two(weights) if pinned else weights  # so does torch round pinned memory
     on_device = {
         "weights": shard,
         "gradients": shard,
         "adamw_moments": 2 * shard,
-        "gathered": gathered_bytes(outline, bf16=bf16) if ranks > 1 else 0,
-        "activations": round(SLACK[device.type] * (step if ranks > 1 else step - weights)),
+        "gathered": round(slack * gathered_bytes(outline, bf16=bf16)) if ranks > 1 else 0,
+        "activations": round(slack * (step if ranks > 1 else step - weights)),
         "cuda": CONTEXT if pinned else 0,
     }
     on_host = {

@@ -7,7 +7,7 @@ import signal
 import psutil
 import pytest
 
-from tests.swarm.harness import Process, Swarm, wait_for
+from tests.swarm.harness import Process, Swarm, running, wait_for
 from tests.unit.ranks_harness import environment, free_port
 
 RUN = ("run.steps=100000", "run.inner_steps=20", "peer.checkpoint.every_rounds=1")
@@ -53,9 +53,10 @@ def test_peers_of_two_ranks_and_of_one_merge_and_outlive_one_another(swarm: Swar
     one = swarm.peer("one", *RUN, address=address)
     met(swarm, "many", "two", "one")
 
-    swarm.note_children()
+    children = psutil.Process(many.pid).children(recursive=True)
     rank_1_of(many).kill()
     assert many.exit_code(60) != 0
+    assert not [it for it in children if running(it)]
     assert len(errors(many)) == 1, many.output()
     assert "error: rank 1 of this peer has ended, and a part of the weights with it" in errors(many)[0]
     met(swarm, "two", "one", since=len(swarm.rounds("two")))
