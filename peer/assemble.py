@@ -14,6 +14,7 @@ from peer.corpus import Corpus
 from peer.logs import fields
 from peer.membership import Ground, Membership, grounded
 from peer.overlapped import OverlappedTrainer
+from peer.ranks.crew import Crew
 from peer.signals import Signals
 from peer.state import PeerState
 from peer.swarm import identity
@@ -24,15 +25,15 @@ log = logs.get_logger("assemble")
 
 
 @contextmanager
-def assembled(config: Config, signals: Signals) -> Iterator[Training]:
-    """A trainer that is in the swarm; leaves it and closes everything at the end, whatever happens."""
+def assembled(config: Config, signals: Signals, crew: Crew | None = None) -> Iterator[Training]:
+    """A trainer that is in the swarm, on all ranks of ``crew``; leaves it and closes everything, whatever happens."""
     config = model_source.pinned(config)
     run, own = config.run, config.peer
     with ExitStack() as stack:
         ground = stack.enter_context(grounded(run, own, build.pick_device(own.device), signals.stop))
         logs.setup(ground.home.name, ground.home.folder / "peer.log")
         text = corpus.load(run.data, run.evaluation.sets)
-        state = stack.enter_context(_replica(config, text, ground))
+        state = stack.enter_context(_replica(config, text, ground, crew))
         checkpoints = Checkpoints(ground.home.folder / "checkpoints", own.checkpoint.keep)
         checkpoints.require_space(state.checkpoint_bytes)
         ground.metrics["checkpoint_bytes"].set(state.checkpoint_bytes)
@@ -45,14 +46,14 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
 
 
 @contextmanager
-def _replica(config: Config, text: Corpus, ground: Ground) -> Iterator[PeerState]:
+def _replica(config: Config, text: Corpus, ground: Ground, crew: Crew | None) -> Iterator[PeerState]:
     """What trains; its data stream is closed at the end."""
     own = config.peer
     if own.threads:
         torch.set_num_threads(own.threads)
     stream = identity.stream_of(ground.peer_id) if own.stream is None else own.stream
     signs = build.Signs(ground.progress, ground.stop)
-    state = build.replica(config, text.train, stream=stream, device=ground.device, signs=signs)
+    state = build.replica(config, text.train, stream=stream, device=ground.device, signs=signs, crew=crew)
     state.stream = build.read_ahead(config.run, state.stream, ground.device)
     try:
         yield state

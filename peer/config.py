@@ -222,7 +222,7 @@ class Peer(Member):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast where the device has it
     threads: int | None = Field(default=None, gt=0)  # CPU threads of torch; none: torch's choice
-    micro_batch: int | None = Field(default=None, gt=0)  # sequences at once; none: the whole batch
+    micro_batch: int | None = Field(default=None, gt=0)  # sequences at once on one device; none: the whole batch
     gradient_checkpointing: bool = False  # compute activations again in the backward pass: less memory, a third slower
     compile: bool = False  # torch.compile the model; falls back to the model as it is where that fails
     stream: int | None = Field(default=None, ge=0)  # data stream; none: from the identity

@@ -6,7 +6,7 @@ Previous stations: inner.py and outer_state.py. Next stations: checkpoint.py (di
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -43,17 +43,18 @@ class PeerState(OuterState):
         """Size of a checkpoint: θ, φ, δ and AdamW's two moments, fp32."""
         return 5 * 4 * self.outer.slow.numel
 
-    def tensors(self) -> dict[str, Tensors]:
-        """Files of a checkpoint. The tensors are the live ones, not copies."""
-        model = {span.name: span.parameter.detach() for span in self.outer.slow.spans}
+    def tensors(self) -> Mapping[str, Tensors]:
+        """Files of a checkpoint, each made when it is asked for. The tensors are the live ones where they can be."""
         outer = {"phi": self.outer.slow.phi}
         if self.outer.momentum is not None:
             outer["momentum"] = self.outer.momentum
-        optimizer = {}
-        for span in self.outer.slow.spans:
-            for key, value in self.inner.optimizer.state.get(span.parameter, {}).items():
-                optimizer[f"{span.name}/{key}"] = value
-        return {"model": model, "outer": outer, "optimizer": optimizer}
+        return Files(
+            {
+                "model": self.outer.slow.tensors,
+                "outer": lambda: outer,
+                "optimizer": lambda: self.outer.slow.moments(self.inner.optimizer),
+            }
+        )
 
     def scalars(self) -> dict[str, Any]:
         """The JSON half of a checkpoint."""
@@ -80,17 +81,8 @@ class PeerState(OuterState):
 
     def restore(self, saved: Saved) -> None:
         """Take over a checkpoint whole."""
-        with torch.no_grad():
-            for span in self.outer.slow.spans:
-                span.parameter.copy_(saved.tensors["model"][span.name])
-                prefix = f"{span.name}/"
-                moments = {
-                    key.removeprefix(prefix): value.to(span.parameter.device)
-                    for key, value in saved.tensors["optimizer"].items()
-                    if key.startswith(prefix)
-                }
-                if moments:
-                    self.inner.optimizer.state[span.parameter] = moments
+        self.outer.slow.take(saved.tensors["model"])
+        self.outer.slow.take_moments(self.inner.optimizer, saved.tensors["optimizer"])
         self.take_outer(saved.tensors["outer"])
         scalars = saved.state
         self.inner.step = scalars["inner_step"]
@@ -102,7 +94,23 @@ class PeerState(OuterState):
 
     def forget(self) -> None:
         """AdamW starts anew."""
-        self.inner.optimizer.state.clear()
+        self.outer.slow.take_moments(self.inner.optimizer, {})
+
+
+class Files(Mapping[str, Tensors]):
+    """Of weights that lie on several GPUs a copy is made on the host: of one file at a time, then."""
+
+    def __init__(self, makers: dict[str, Callable[[], Tensors]]) -> None:
+        self._makers = makers
+
+    def __getitem__(self, name: str) -> Tensors:
+        return self._makers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
 
 
 def _rng() -> dict[str, Any]:

@@ -17,7 +17,8 @@ from peer.cli import _parser as peer_parser
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHELL = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
-COMMANDS = [line for line in SHELL if line.startswith("noloco-")]
+RANKS = re.compile(r"torchrun --standalone --nproc-per-node \d+ -m peer ")
+COMMANDS = [line for line in (RANKS.sub("noloco-peer ", line) for line in SHELL) if line.startswith("noloco-")]
 
 
 @pytest.mark.parametrize("line", COMMANDS)
