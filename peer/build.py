@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from peer import __version__, data, model
-from peer.config import CodecName, Config, Decoupled, DiLoCo, Local, NoLoCo, Run
+from peer.config import CodecName, Config, Decoupled, DiLoCo, Local, NoLoCo, Run, SwarmRun
 from peer.config_data import Streamed
 from peer.config_digest import digest
 from peer.corpus import Corpus, Tokens
@@ -29,6 +29,8 @@ from peer.outer.noloco import NoLoCo as NoLoCoMethod
 from peer.outer.slow_weights import SlowWeights
 from peer.prefetch import Prefetched
 from peer.progress import Progress, Stop
+from peer.ranks import replica as ranks
+from peer.ranks.crew import Crew
 from peer.sources.documents import Split
 from peer.sources.stream import DocumentStream, Shape
 from peer.state import PeerState
@@ -42,8 +44,30 @@ class Signs:
     stop: Stop
 
 
-def replica(config: Config, tokens: Tokens | Split, *, stream: int, device: torch.device, signs: Signs) -> PeerState:
-    """A replica with the run's fresh weights that reads data stream ``stream`` of ``tokens``."""
+def replica(
+    config: Config,
+    tokens: Tokens | Split,
+    *,
+    stream: int,
+    device: torch.device,
+    signs: Signs,
+    crew: Crew | None = None,
+) -> PeerState:
+    """A replica with the run's fresh weights that reads data stream ``stream`` of ``tokens``; ``crew``: the other
+    ranks that it lies on.
+    """
+    run = config.run
+    if crew is None:
+        inner, slow = _whole(config, device, signs)
+    else:
+        bf16 = wants_bf16(config.peer.precision, device)
+        inner, slow = ranks.build(crew, config, device, bf16=bf16, progress=signs.progress, stop=signs.stop)
+    return PeerState(
+        inner, outer_method(run, slow), batches(run, tokens, stream), digest(run), origin(run, inner.model)
+    )
+
+
+def _whole(config: Config, device: torch.device, signs: Signs) -> tuple[InnerLoop, SlowWeights]:
     run, own = config.run, config.peer
     length = run.data.sequence_length
     vocabulary = run.data.tokenizer.vocabulary
@@ -61,8 +85,7 @@ def replica(config: Config, tokens: Tokens | Split, *, stream: int, device: torc
         progress=signs.progress,
         stop=signs.stop,
     )
-    outer = outer_method(run, SlowWeights(network.named_parameters()))
-    return PeerState(inner, outer, batches(run, tokens, stream), digest(run), origin(run, network))
+    return inner, SlowWeights(network.named_parameters())
 
 
 def batches(run: Run, tokens: Tokens | Split, stream: int) -> data.Stream:
@@ -91,7 +114,7 @@ def origin(run: Run, network: nn.Module) -> dict[str, Any]:
     }
 
 
-def outer_method(run: Run, slow: SlowWeights) -> OuterMethod:
+def outer_method(run: SwarmRun, slow: SlowWeights) -> OuterMethod:
     """The method that ``run.outer`` names."""
     match run.outer:
         case NoLoCo():

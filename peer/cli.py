@@ -21,6 +21,7 @@ from peer import __version__, logs, settings
 from peer.config import Config
 from peer.config_digest import digest
 from peer.errors import RunError, UserError
+from peer.ranks import launch
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="can this machine join and be reached? One finding a line, with advice")
     _common(check)
     _initial_peers(check)
+    check.add_argument("--ranks", type=_positive, default=1, metavar="N", help="GPUs of the peer, as for torchrun")
     check.set_defaults(run=_check)
 
     status = commands.add_parser("status", help="who is in a swarm, as a live table")
@@ -163,6 +165,11 @@ def _positive(text: str) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
+    rank = launch.of(os.environ)
+    if rank is not None and rank.number:
+        from peer.ranks import worker
+
+        return worker.run(rank)
     config = _loaded(args)
     from peer.progress import Stop
     from peer.signals import Signals, stop_with_parent
@@ -173,14 +180,20 @@ def _train(args: argparse.Namespace) -> int:
     import torch
 
     from peer.assemble import assembled
+    from peer.inner import out_of_memory
+    from peer.ranks.crew import mustered
+
+    def give_up(why: str) -> None:
+        _say(RunError(why), 1)
+        signals.emergency()
+        os._exit(1)
 
     try:
-        with assembled(config, signals) as trainer:
+        with mustered(rank, give_up) as crew, assembled(config, signals, crew) as trainer:
             signals.looping = True
             trainer.run()
     except torch.OutOfMemoryError as error:
-        said = str(error).split(". ")[0]
-        raise RunError(f"{said}; lower peer.micro_batch (now {config.peer.micro_batch or 'the whole batch'})") from None
+        raise RunError(out_of_memory(error, config.peer.micro_batch)) from None
     return 0
 
 
@@ -252,7 +265,7 @@ def _check(args: argparse.Namespace) -> int:
     from peer import model_source
     from peer.check.runner import run
 
-    return run(model_source.pinned(_loaded(args)), lambda line: print(line, flush=True))
+    return run(model_source.pinned(_loaded(args)), lambda line: print(line, flush=True), args.ranks)
 
 
 def _show_config(args: argparse.Namespace) -> int:

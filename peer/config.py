@@ -7,7 +7,7 @@ from __future__ import annotations
 import warnings
 from math import sqrt
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -113,33 +113,21 @@ class Evaluation(Section):
     sets: dict[Name, Annotated[Words, Field(min_length=1)]] = Field(default={}, json_schema_extra=LOCAL)
 
 
-class Run(LocalPath):
-    """Equal in the whole swarm. Its digest is part of every handshake."""
+class SwarmRun(LocalPath):
+    """What all members of a swarm have in common, whatever they train. Its digest is part of every handshake."""
 
     name: Name = "demo"
     dir: Path = Field(default=Path("runs"), json_schema_extra=LOCAL)
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    steps: int = Field(default=1000, gt=0)  # inner steps
     inner_steps: int = Field(default=50, gt=0)  # H
     inner_time: Positive | None = None  # seconds: a peer that is slower does fewer inner steps (NoLoCo only)
-    batch_size: int = Field(default=8, gt=0)  # sequences a peer and inner step
-    model: Annotated[LlamaModel | AutoModel, Field(discriminator="name")] = LlamaModel()
-    data: AnyData = StdlibData()
-    inner: Inner = Inner()
     outer: Annotated[NoLoCo | DiLoCo | Decoupled | Local, Field(discriminator="name")] = NoLoCo()
     rendezvous: Rendezvous = Rendezvous()
     exchange: Exchange = Exchange()
-    evaluation: Evaluation = Evaluation()
     admission: Literal["open", "invite"] = "open"  # invite: only who has an invitation of the owner takes part
     owner: str | None = Field(default=None, pattern=r"^[A-Za-z0-9+/]{43}=$")  # public key, from noloco-bootstrap invite
 
-    @field_validator("model", mode="before")
-    @classmethod
-    def _llama_where_no_name_is_given(cls, value: Any) -> Any:
-        return {"name": "llama", **value} if isinstance(value, dict) else value
-
     @model_validator(mode="after")
-    def _fits(self) -> Run:
+    def _fits(self) -> Self:
         if (self.admission == "invite") != (self.owner is not None):
             raise ValueError("admission: invite and owner: KEY belong together")
         if self.exchange.codec != "none" and not isinstance(self.outer, NoLoCo):
@@ -149,6 +137,23 @@ class Run(LocalPath):
         if self.exchange.overlap and not isinstance(self.outer, NoLoCo):
             raise ValueError(f"exchange.overlap is for noloco's swap; {self.outer.name} has none")
         return self
+
+
+class Run(SwarmRun):
+    """Equal in the whole swarm: how its members meet, and what they train."""
+
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    steps: int = Field(default=1000, gt=0)  # inner steps
+    batch_size: int = Field(default=8, gt=0)  # sequences a peer and inner step
+    model: Annotated[LlamaModel | AutoModel, Field(discriminator="name")] = LlamaModel()
+    data: AnyData = StdlibData()
+    inner: Inner = Inner()
+    evaluation: Evaluation = Evaluation()
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _llama_where_no_name_is_given(cls, value: Any) -> Any:
+        return {"name": "llama", **value} if isinstance(value, dict) else value
 
 
 class Network(Section):
@@ -186,17 +191,10 @@ class Checkpoint(Section):
     resume: bool = True
 
 
-class Peer(LocalPath):
-    """This machine only."""
+class Member(LocalPath):
+    """This machine as a member of a swarm, whatever it trains."""
 
     name: Name | None = None  # none: <host name>-<k>, the first one that is not running here
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast where the device has it
-    threads: int | None = Field(default=None, gt=0)  # CPU threads of torch; none: torch's choice
-    micro_batch: int | None = Field(default=None, gt=0)  # sequences at once; none: the whole batch
-    gradient_checkpointing: bool = False  # compute activations again in the backward pass: less memory, a third slower
-    compile: bool = False  # torch.compile the model; falls back to the model as it is where that fails
-    stream: int | None = Field(default=None, ge=0)  # data stream; none: from the identity
     identity: Path | None = None  # none: <run.dir>/<peer name>/identity.key
     invitation: Path | None = None  # the owner's file, which has the identity in it; for run.admission: invite
     initial_peers: tuple[str, ...] = ()
@@ -205,10 +203,9 @@ class Peer(LocalPath):
     network: Network = Network()
     metrics: Metrics = Metrics()
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()  # beside Prometheus; see trackers.py
-    checkpoint: Checkpoint = Checkpoint()
 
     @model_validator(mode="after")
-    def _one_identity(self) -> Peer:
+    def _one_identity(self) -> Self:
         if self.identity is not None and self.invitation is not None:
             raise ValueError("identity: an invitation has its own, leave this out")
         return self
@@ -217,6 +214,19 @@ class Peer(LocalPath):
     @classmethod
     def _sequence(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
+
+
+class Peer(Member):
+    """This machine only: as a member, and how it trains."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast where the device has it
+    threads: int | None = Field(default=None, gt=0)  # CPU threads of torch; none: torch's choice
+    micro_batch: int | None = Field(default=None, gt=0)  # sequences at once on one device; none: the whole batch
+    gradient_checkpointing: bool = False  # compute activations again in the backward pass: less memory, a third slower
+    compile: bool = False  # torch.compile the model; falls back to the model as it is where that fails
+    stream: int | None = Field(default=None, ge=0)  # data stream; none: from the identity
+    checkpoint: Checkpoint = Checkpoint()
 
 
 class Config(Section):

@@ -107,8 +107,13 @@ class InnerLoop:
         return mean_loss(self.model, pieces, self.device, self._autocast)
 
     def _train_step(self, batch: Tensor, rate: float) -> tuple[Tensor, Tensor]:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        total = self._backward(batch)
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
+        self._update(rate)
+        return total, norm
+
+    def _backward(self, batch: Tensor) -> Tensor:
+        """The gradients of the mean loss over ``batch``, and that loss."""
         size = self._micro_batch or batch.shape[0]
         share = size / batch.shape[0]
         total = torch.zeros((), device=self.device)
@@ -116,10 +121,13 @@ class InnerLoop:
             loss = batch_loss(self._forward, piece, self.device, self._autocast) * share
             loss.backward()
             total += loss.detach()
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
+        return total
+
+    def _update(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return total, norm
 
 
 @torch.no_grad()
@@ -157,6 +165,11 @@ class _Compiled:
             said = (str(error).strip().splitlines() or [""])[0][:160]
             log.warning("peer.compile does not work here, going on without: %s: %s", type(error).__name__, said)
             return self._model(**inputs)
+
+
+def out_of_memory(error: torch.OutOfMemoryError, micro_batch: int | None) -> str:
+    """What to do about it."""
+    return f"{str(error).split('. ')[0]}; lower peer.micro_batch (now {micro_batch or 'the whole batch'})"
 
 
 def synchronize(device: torch.device) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 LOGGER = "noloco"
@@ -26,25 +28,55 @@ def _short(value: object) -> str:
 
 def setup(peer: str, logfile: Path | None = None) -> None:
     """Log to stderr and, when given, to ``logfile``; every line names the peer."""
-    formatter = logging.Formatter(
-        f"%(asctime)s.%(msecs)03d %(levelname)s peer={peer} %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
-    )
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
-    if logfile is not None:
-        logfile.parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(logfile, encoding="utf-8"))
     root = logging.getLogger(LOGGER)
     root.handlers.clear()
     root.propagate = False
+    _log_to(root, peer, [logging.StreamHandler(sys.stderr), *_file(logfile)])
+
+
+@contextmanager
+def attached(peer: str, logfile: Path) -> Iterator[None]:
+    """As :func:`setup`, in somebody else's program: on stderr only where that program has set up no logging of its
+    own, and everything is as it was at the end.
+    """
+    root = logging.getLogger(LOGGER)
+    level, theirs = root.level, root.handlers or logging.getLogger().handlers
+    ours = [*([] if theirs else [logging.StreamHandler(sys.stderr)]), *_file(logfile)]
+    _log_to(root, peer, ours)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        for handler in ours:
+            root.removeHandler(handler)
+            handler.close()
+
+
+def _file(path: Path | None) -> list[logging.Handler]:
+    if path is None:
+        return []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return [logging.FileHandler(path, encoding="utf-8")]
+
+
+def _log_to(root: logging.Logger, peer: str, handlers: list[logging.Handler]) -> None:
+    formatter = logging.Formatter(
+        f"%(asctime)s.%(msecs)03d %(levelname)s peer={peer} %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
+    )
     root.setLevel(os.environ.get("NOLOCO_LOG_LEVEL", "INFO").upper())
     for handler in handlers:
         handler.setFormatter(formatter)
         root.addHandler(handler)
 
 
-def quiet_libraries() -> None:
-    """hivemind and transformers speak at length about peers that leave; we report those ourselves."""
+def quiet_hivemind() -> None:
+    """It speaks at length about peers that leave; we report those ourselves. Before it is imported."""
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
+
+
+def quiet_libraries() -> None:
+    """The same of hivemind and transformers, in a program of ours."""
+    quiet_hivemind()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

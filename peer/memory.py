@@ -20,6 +20,8 @@ from torch.utils._pytree import tree_leaves
 from peer import build, model
 from peer.config import Local, Peer, Run
 from peer.inner import batch_loss
+from peer.ranks.sharding import blocks_of
+from peer.ranks.shared import WINDOW
 
 PROCESS = 436 * 2**20  # resident, with all libraries loaded; measured
 CONTEXT = 500 * 2**20  # of a GPU, for CUDA and its libraries
@@ -30,51 +32,76 @@ SLACK = {"cpu": 1.6, "cuda": 1.1}
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes at the peak; on a CPU both are of the same memory, so add them. ``parts`` sum up to both together."""
+    """Bytes at the peak, on each device and on the host; on a CPU both are of the same memory, so add them.
+    ``parts`` sum up to both together.
+    """
 
     device_bytes: int
     host_bytes: int
     parts: dict[str, int]
 
 
-def estimate(run: Run, peer: Peer) -> Memory:
-    """What a peer needs on its device and on the host. Raises :class:`peer.errors.UserError` as building it would."""
+def estimate(run: Run, peer: Peer, ranks: int = 1) -> Memory:
+    """What a peer needs on each of its devices and on the host. Raises :class:`peer.errors.UserError` as building it
+    would.
+    """
     device = build.pick_device(peer.device)
-    pinned = device.type == "cuda"
-    weights = 4 * model.parameters_of(
+    pinned, bf16 = device.type == "cuda", build.wants_bf16(peer.precision, device)
+    outline = model.outline(
         run.model, sequence_length=run.data.sequence_length, vocabulary=run.data.tokenizer.vocabulary
     )
-    step = step_bytes(run, peer, autocast=build.wants_bf16(peer.precision, device))
+    weights = 4 * model.parameter_count(outline)
+    shard, slack = -(-weights // ranks), SLACK[device.type]
+    step = step_bytes(run, peer, autocast=bf16, ranks=ranks)
     vector = _power_of_two(weights) if pinned else weights  # so does torch round pinned memory
     on_device = {
-        "weights": weights,
-        "gradients": weights,
-        "adamw_moments": 2 * weights,
-        "activations": round(SLACK[device.type] * (step - weights)),
+        "weights": shard,
+        "gradients": shard,
+        "adamw_moments": 2 * shard,
+        "gathered": round(slack * gathered_bytes(outline, bf16=bf16)) if ranks > 1 else 0,
+        "activations": round(slack * (step if ranks > 1 else step - weights)),
         "cuda": CONTEXT if pinned else 0,
     }
     on_host = {
-        "slow_weights": vector,
+        "slow_weights": weights if ranks > 1 else vector,
+        "window": min(4 * WINDOW, weights) if ranks > 1 else 0,
         "momentum": 0 if isinstance(run.outer, Local) else vector,
         "swap_buffer": 0 if run.exchange.overlap else weights,
-        "checkpoint": 2 * weights if pinned else 0,  # AdamW's moments on their way to the disk
-        "process": PROCESS,
+        "checkpoint": 2 * weights if pinned or ranks > 1 else 0,  # AdamW's moments on their way to the disk
+        "process": PROCESS * ranks,
     }
     return Memory(sum(on_device.values()), sum(on_host.values()), {**on_device, **on_host})
 
 
-def step_bytes(run: Run, peer: Peer, *, autocast: bool) -> int:
-    """Bytes of gradients and activations at the peak of a training step: what torch's allocator has handed out."""
+def gathered_bytes(outline: nn.Module, *, bf16: bool) -> int:
+    """What FSDP2 has in one piece at the peak: what is outside the layers, the layer that computes and the next one,
+    and the gradients of the larger of these, with the buffer from which they are added up over the ranks.
+    """
+    layers = [model.parameter_count(block) for block in blocks_of(outline)] or [0]
+    root = model.parameter_count(outline) - sum(layers)
+    each = 2 if bf16 else 4
+    return each * (root + 2 * max(layers)) + (each + 4) * max(root, *layers)
+
+
+def step_bytes(run: Run, peer: Peer, *, autocast: bool, ranks: int = 1) -> int:
+    """Bytes of gradients and activations at the peak of a training step: what torch's allocator has handed out.
+
+    Of one of several ``ranks``: without the gradients, of which it has but one at a time in one piece.
+    """
     length = run.data.sequence_length
-    size = peer.micro_batch or run.batch_size
+    rows = run.batch_size // ranks
+    size = peer.micro_batch or rows
     config: Any = model.outline(run.model, sequence_length=length, vocabulary=run.data.tokenizer.vocabulary).config
     with FakeTensorMode(allow_non_fake_inputs=True):
         network = model.fresh(config)
         network.train()
         if peer.gradient_checkpointing:
             model.checkpoint_activations(network)
+        if ranks > 1:
+            for parameter in network.parameters():
+                parameter.register_post_accumulate_grad_hook(_drop)
         with _Ledger(network) as ledger:
-            for _ in range(min(2, run.batch_size // size)):  # from the second one on, the gradients are there before
+            for _ in range(min(2, rows // size)):  # from the second one on, the gradients are there before
                 batch = torch.zeros(size, length + 1, dtype=torch.int64)
                 batch_loss(network, batch, torch.device("cpu"), autocast).backward()
     return ledger.peak
@@ -107,6 +134,10 @@ class _Ledger(TorchDispatchMode):
     def _forget(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.now -= size
+
+
+def _drop(parameter: Tensor) -> None:
+    parameter.grad = None
 
 
 def _power_of_two(size: int) -> int:

@@ -97,6 +97,7 @@ class PhaseClock:
         self._metrics, self._synchronize = metrics, synchronize
         self._lock = threading.Lock()
         self._totals = dict.fromkeys(PHASES, 0.0)
+        self._lap = self._totals.copy()
         self._phase = "apply"
         metrics["phase_info"].labels("apply").set(1)
         metrics.refresh.append(self._book)
@@ -117,6 +118,11 @@ class PhaseClock:
         """Seconds of each phase up to now."""
         self._book()
         return dict(self._totals)
+
+    def lap(self) -> dict[str, float]:
+        """Seconds of each phase since the last call."""
+        before, self._lap = self._lap, self.totals
+        return {phase: total - before[phase] for phase, total in self._lap.items()}
 
     def idle_share(self) -> float:
         """Share of all time spent waiting for a partner or for its tensor."""

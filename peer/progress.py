@@ -53,7 +53,7 @@ class Progress:
         """Expected seconds of an inner phase; ``None`` before the first step."""
         return None if self._step_seconds is None else min(self._step_seconds * max(self._steps, 1), self._limit)
 
-    def rate(self, per_step: int) -> float:
+    def rate(self, per_step: float) -> float:
         """``per_step`` things a step as things a second; 0 before the first step."""
         return per_step / self._step_seconds if self._step_seconds else 0.0
 

@@ -19,9 +19,11 @@ PAUSE = (0.005, 0.03)  # inner phases between two of its proposals, drawn at ran
 NOW = 0.1  # share of an inner phase that a peer without a partner waits at its boundary
 
 
-def phase_steps(inner_steps: int, left: int, grouping: Grouping) -> int:
-    """Steps of the phase that begins when ``left`` steps of the run are to be done, 0 when none are."""
+def phase_steps(inner_steps: int, left: float, grouping: Grouping) -> int:
+    """Steps of the phase that begins when ``left`` steps of the run (a whole number, or infinitely many) are to be
+    done, 0 when none are.
+    """
     if left > inner_steps or grouping is not Grouping.PAIR:
-        return min(inner_steps, left)
+        return int(min(inner_steps, left))
     half = ceil(left / 2)
-    return half if half * SHORTEST >= inner_steps else left
+    return half if half * SHORTEST >= inner_steps else int(left)

@@ -12,7 +12,7 @@ import typing
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -22,6 +22,7 @@ from peer.errors import UserError
 from peer.logs import get_logger
 
 log = get_logger("config")
+C = TypeVar("C", bound=BaseModel)
 
 # Few on purpose: addresses, places and secrets. Everything else belongs into the file.
 ENVIRONMENT = {
@@ -76,24 +77,39 @@ def load(
 
     Raises :class:`UserError` with one line for anything that is wrong.
     """
+
+    def values() -> Iterable[tuple[str, Any]]:
+        for override in overrides:
+            path, equals, text = override.partition("=")
+            if not equals or not path:
+                raise UserError(f"--set {override}: write --set section.key=value, for example --set run.steps=200")
+            yield path, _parse(text, f"--set {override}")
+
+    return resolve(Config, files, values(), environment)
+
+
+def resolve(
+    kind: type[C],
+    files: Path | Sequence[Path] | None,
+    values: Iterable[tuple[str, Any]] = (),
+    environment: Mapping[str, str] | None = None,
+) -> C:
+    """A configuration of this ``kind``; ``values``: keys such as ``run.steps``, with what comes before all else."""
     files = [] if files is None else [files] if isinstance(files, Path) else files
     tree: dict[str, Any] = {}
     for file in files:
         _merge(tree, _read(file))
     for path, value in from_environment(os.environ if environment is None else environment):
         _put(tree, path, value)
-    for override in overrides:
-        path, equals, text = override.partition("=")
-        if not equals or not path:
-            raise UserError(f"--set {override}: write --set section.key=value, for example --set run.steps=200")
-        _put(tree, path, _parse(text, f"--set {override}"))
+    for path, value in values:
+        _put(tree, path, value)
     source = " ".join(map(str, files)) or "configuration"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
-            config = Config.model_validate(tree)
+            config = kind.model_validate(tree)
         except ValidationError as error:
-            raise UserError(f"{source}: {explain(error, tree)}") from None
+            raise UserError(f"{source}: {explain(error, tree, kind)}") from None
     for warning in caught:
         log.warning("%s: %s", source, warning.message)
     return config
@@ -157,12 +173,12 @@ def _put(tree: dict[str, Any], path: str, value: Any) -> None:
         if child is None:
             child = tree[key] = {}
         if not isinstance(child, dict):
-            raise UserError(f"--set {path}: {key} is a value, not a section")
+            raise UserError(f"{path}: {key} is a value, not a section")
         tree = child
     tree[last] = value
 
 
-def explain(error: ValidationError, tree: Any) -> str:
+def explain(error: ValidationError, tree: Any, kind: type[BaseModel]) -> str:
     """The first mistake of a validation, in one line, with the key's path and the nearest right key."""
     mistakes = error.errors(include_url=False)
     first = mistakes[0]
@@ -170,7 +186,7 @@ def explain(error: ValidationError, tree: Any) -> str:
     more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
     if first["type"] == "extra_forbidden":
         parents, last = path[:-1], path[-1]
-        return f"{_dotted(path)}: unknown key{_nearest(last, _siblings(parents, tree))}{more}"
+        return f"{_dotted(path)}: unknown key{_nearest(last, _siblings(kind, parents, tree))}{more}"
     if first["type"].startswith("union_tag"):
         context = first.get("ctx", {})
         tag, expected = context.get("tag"), str(context.get("expected_tags", "")).replace("'", "")
@@ -199,9 +215,9 @@ def _dotted(path: list[str]) -> str:
     return ".".join(key if key.isprintable() else repr(key) for key in path)
 
 
-def _siblings(parents: list[str], tree: Any) -> list[str]:
+def _siblings(kind: type[BaseModel], parents: list[str], tree: Any) -> list[str]:
     """The right keys at the place of ``path``."""
-    section: type[BaseModel] = Config
+    section = kind
     for key in parents:
         tree = tree.get(key, {}) if isinstance(tree, dict) else {}
         choices = _models(section.model_fields[key].annotation)

@@ -1,42 +1,30 @@
 """What a peer is made of: one state for a checkpoint, a resume and a newcomer.
 
-Previous station: inner.py and outer/. Next stations: checkpoint.py (disk) and swarm/join.py (network).
+Previous stations: inner.py and outer_state.py. Next stations: checkpoint.py (disk) and swarm/join.py (network).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from peer.checkpoint import Saved, Tensors
 from peer.data import Stream
 from peer.inner import InnerLoop
 from peer.outer.method import OuterMethod
-from peer.rounds import NO_ROUNDS, Lineage
-from peer.swarm.donor import State
+from peer.outer_state import OuterState
+from peer.rounds import Lineage
 
 
-@dataclass
-class Counters:
-    """Where a peer is. ``round`` and the inner loop's ``step`` are the swarm's; ``tokens`` is this peer's own."""
-
-    round: int = 0
-    tokens: int = 0
-    phase_steps_done: int = 0  # inner steps since the last boundary
-    phase_tokens: int = 0  # this peer's own since then: the weight of its contribution
-    boundary_step: int = 0  # the inner loop's step at the last boundary
-    lineage: Lineage = NO_ROUNDS  # the rounds of everyone that the slow weights have in them
-
-
-class PeerState:
+class PeerState(OuterState):
     """Reads and writes the state of the parts it is given."""
+
+    inner: InnerLoop
 
     def __init__(
         self,
@@ -46,8 +34,8 @@ class PeerState:
         config: str,
         origin: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.inner, self.outer, self.stream = inner, outer, stream
-        self.counters = Counters()
+        super().__init__(inner, outer)
+        self.stream = stream
         self._config, self._origin = config, dict(origin)
 
     @property
@@ -55,19 +43,18 @@ class PeerState:
         """Size of a checkpoint: θ, φ, δ and AdamW's two moments, fp32."""
         return 5 * 4 * self.outer.slow.numel
 
-    # -- checkpoint
-
-    def tensors(self) -> dict[str, Tensors]:
-        """Files of a checkpoint. The tensors are the live ones, not copies."""
-        model = {span.name: span.parameter.detach() for span in self.outer.slow.spans}
+    def tensors(self) -> Mapping[str, Tensors]:
+        """Files of a checkpoint, each made when it is asked for. The tensors are the live ones where they can be."""
         outer = {"phi": self.outer.slow.phi}
         if self.outer.momentum is not None:
             outer["momentum"] = self.outer.momentum
-        optimizer = {}
-        for span in self.outer.slow.spans:
-            for key, value in self.inner.optimizer.state.get(span.parameter, {}).items():
-                optimizer[f"{span.name}/{key}"] = value
-        return {"model": model, "outer": outer, "optimizer": optimizer}
+        return Files(
+            {
+                "model": self.outer.slow.tensors,
+                "outer": lambda: outer,
+                "optimizer": lambda: self.outer.slow.moments(self.inner.optimizer),
+            }
+        )
 
     def scalars(self) -> dict[str, Any]:
         """The JSON half of a checkpoint."""
@@ -94,18 +81,9 @@ class PeerState:
 
     def restore(self, saved: Saved) -> None:
         """Take over a checkpoint whole."""
-        with torch.no_grad():
-            for span in self.outer.slow.spans:
-                span.parameter.copy_(saved.tensors["model"][span.name])
-                prefix = f"{span.name}/"
-                moments = {
-                    key.removeprefix(prefix): value.to(span.parameter.device)
-                    for key, value in saved.tensors["optimizer"].items()
-                    if key.startswith(prefix)
-                }
-                if moments:
-                    self.inner.optimizer.state[span.parameter] = moments
-        self._take_outer(saved.tensors["outer"])
+        self.outer.slow.take(saved.tensors["model"])
+        self.outer.slow.take_moments(self.inner.optimizer, saved.tensors["optimizer"])
+        self.take_outer(saved.tensors["outer"])
         scalars = saved.state
         self.inner.step = scalars["inner_step"]
         self.stream.resume(scalars["position"], scalars.get("cursor"))
@@ -114,74 +92,25 @@ class PeerState:
         self.counters.lineage = Lineage(*scalars["lineage"])
         _set_rng(scalars["rng"])
 
-    # -- newcomers
+    def forget(self) -> None:
+        """AdamW starts anew."""
+        self.outer.slow.take_moments(self.inner.optimizer, {})
 
-    def snapshot(self) -> State:
-        """Copies of φ and δ with the counters of the same boundary. Safe to call from any thread."""
-        with self.outer.slow.changing():
-            return State(
-                self.counters.boundary_step,
-                self.counters.round,
-                [it.clone() for it in self.vectors()],
-                lineage=self.counters.lineage,
-                phase_steps_done=max(0, self.inner.step - self.counters.boundary_step),
-            )
 
-    def vectors(self) -> list[Tensor]:
-        """The outer state that a newcomer needs: φ and, where the method has one, δ. Flat fp32 on the host."""
-        momentum = self.outer.momentum
-        return [self.outer.slow.phi] if momentum is None else [self.outer.slow.phi, momentum]
+class Files(Mapping[str, Tensors]):
+    """Of weights that lie on several GPUs a copy is made on the host: of one file at a time, then."""
 
-    def cross_boundary(self, digest: str = "", members: int = 1) -> None:
-        """A round is complete: the counters that belong to the slow weights of now. ``digest``: of what everyone,
-        ``members`` peers, averaged in it; peers with the same line of them have the same slow weights.
-        """
-        if digest:
-            self.counters.lineage = self.counters.lineage.after(digest, members)
-        self.counters.round += 1
-        self.counters.boundary_step, self.counters.phase_steps_done = self.inner.step, 0
-        self.counters.phase_tokens = 0
+    def __init__(self, makers: dict[str, Callable[[], Tensors]]) -> None:
+        self._makers = makers
 
-    def postpone_boundary(self) -> None:
-        """Another inner phase belongs to the same round."""
-        self.counters.boundary_step, self.counters.phase_steps_done = self.inner.step, 0
+    def __getitem__(self, name: str) -> Tensors:
+        return self._makers[name]()
 
-    def adopt(self, state: State) -> None:
-        """Become a newcomer with a member's slow weights: θ = φ, so Δ is zero; AdamW starts anew.
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
 
-        It goes on from where the member stands between two boundaries, so that both reach the next one together.
-        """
-        with self.outer.slow.changing():
-            self._take_outer(dict(zip(("phi", "momentum"), state.vectors, strict=False)))
-            self.outer.slow.write_fast()
-            self.inner.optimizer.state.clear()
-            self._stand_by(state)
-
-    def catch_up(self, state: State) -> None:
-        """Take the slow weights of others without losing what was trained since: θ ← φ_theirs + (θ − φ_own).
-
-        Round and step become theirs too, so that all come to the end of the run together. AdamW goes on.
-        """
-        slow = self.outer.slow
-        change = torch.empty(slow.numel)
-        slow.read_fast(0, change)
-        change.sub_(slow.phi)
-        with slow.changing():
-            self._take_outer(dict(zip(("phi", "momentum"), state.vectors, strict=False)))
-            slow.write_fast()
-            slow.add_to_fast(change)
-            self._stand_by(state)
-
-    def _stand_by(self, state: State) -> None:
-        self.inner.step = state.step + state.phase_steps_done
-        self.counters.round, self.counters.boundary_step = state.round, state.step
-        self.counters.phase_steps_done, self.counters.lineage = state.phase_steps_done, state.lineage
-
-    def _take_outer(self, vectors: dict[str, Tensor]) -> None:
-        with self.outer.slow.changing():
-            self.outer.slow.phi.copy_(vectors["phi"])
-            if self.outer.momentum is not None:
-                self.outer.momentum.copy_(vectors["momentum"])
+    def __len__(self) -> int:
+        return len(self._makers)
 
 
 def _rng() -> dict[str, Any]:

@@ -6,7 +6,6 @@ Next stations: trainer.py, whose loop waits for each swap, and overlapped.py, wh
 from __future__ import annotations
 
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,11 +16,11 @@ from peer.checkpoint import Checkpoints
 from peer.config import Config
 from peer.errors import RunError
 from peer.inner import InnerReport
+from peer.inner_phase import InnerPhase
 from peer.metrics import PhaseClock
 from peer.progress import Progress, Stop
 from peer.report import Counted, Reporter, RoundReport
 from peer.rounds import Averaged
-from peer.schedule import phase_steps
 from peer.state import PeerState
 from peer.swarm.presence import Presence
 
@@ -49,8 +48,8 @@ class Training(ABC):
         self.inner, self.outer, self.stream = parts.state.inner, parts.state.outer, parts.state.stream
         self.presence, self.phase = parts.presence, parts.phase
         self.counters = parts.state.counters
-        self._booked = self.phase.totals
-        self._time_up = False
+        self.inner_phase = InnerPhase(config.run, config.run.steps, parts.state, parts.progress)
+        self.phase.lap()  # the first report's seconds are from here on
 
     @abstractmethod
     def loop(self) -> None:
@@ -70,35 +69,22 @@ class Training(ABC):
 
     def batches(self) -> Iterator[Tensor]:
         """Training batches up to the next boundary, which comes after ``run.inner_time`` at the latest."""
-        steps, limit = self.remaining(), math.inf
-        if self.config.run.inner_time is not None:
-            limit = self.config.run.inner_time * steps / self.config.run.inner_steps
-        self.parts.progress.begin(steps, self.config.run.inner_steps, limit)
-        until = time.monotonic() + limit
-        for batch in self.stream.take(steps):
+        for batch in self.stream.take(self.inner_phase.begin()):
             yield batch
-            if time.monotonic() >= until:
-                self._time_up = True
+            if self.inner_phase.time_up:
                 return
-
-    def phase_steps(self) -> int:
-        """Inner steps from the last boundary to the next one: H, and less at the end of the run."""
-        left = self.config.run.steps - self.counters.boundary_step
-        return phase_steps(self.config.run.inner_steps, left, self.outer.grouping)
 
     def remaining(self) -> int:
         """Inner steps left to the next boundary."""
-        return self.phase_steps() - self.counters.phase_steps_done
+        return self.inner_phase.remaining()
 
     def account(self, inner: InnerReport) -> None:
         """Count what an inner phase did, and stop before a broken model reaches anybody."""
         self.counters.tokens += inner.tokens
         self.counters.phase_tokens += inner.tokens
         self.counters.phase_steps_done += inner.steps
-        if self._time_up and not self.parts.stop.requested:  # the swarm's step goes on as if all steps had been made
-            self.inner.step += self.remaining()
-            self.counters.phase_steps_done = self.phase_steps()
-        self._time_up = False
+        if self.inner_phase.time_up and not self.parts.stop.requested:
+            self.inner_phase.cut()
         self.parts.reporter.inner(inner)
         if inner.steps and not math.isfinite(inner.loss):
             raise RunError(
@@ -115,10 +101,8 @@ class Training(ABC):
 
     def report(self, counted: Counted, mean: Averaged) -> None:
         """A round's exchange has ended; ``seconds`` are since the last report."""
-        totals = self.phase.totals
-        booked = {phase: total - self._booked[phase] for phase, total in totals.items()}
-        self._booked = totals
-        self.parts.reporter.round(RoundReport(counted, mean, booked, self.phase.idle_share(), self.presence.size))
+        phase = self.phase
+        self.parts.reporter.round(RoundReport(counted, mean, phase.lap(), phase.idle_share(), self.presence.size))
 
     def now_and_then(self) -> None:
         """At a boundary: evaluate and save when it is time."""

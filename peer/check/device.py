@@ -8,7 +8,7 @@ from peer.check.finding import Finding, ok, warn
 from peer.config import Config
 
 
-def device(config: Config) -> Iterator[Finding]:
+def device(config: Config, ranks: int = 1) -> Iterator[Finding]:
     """Raises :class:`peer.errors.UserError` when a device is wanted that is not there."""
     import torch
 
@@ -20,11 +20,10 @@ def device(config: Config) -> Iterator[Finding]:
         properties = torch.cuda.get_device_properties(found)
         bf16 = "bf16" if build.wants_bf16(own.precision, found) else "fp32"
         text = f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB, computes in {bf16}"
-        more = torch.cuda.device_count() - 1
-        if more:
-            yield warn(
-                "device", f"{text}; {more} more not used", "one peer uses one GPU: CUDA_VISIBLE_DEVICES=1 for another"
-            )
+        more = torch.cuda.device_count() - ranks
+        if more > 0:
+            advice = "one process uses one GPU: torchrun makes them one peer, CUDA_VISIBLE_DEVICES=1 another peer"
+            yield warn("device", f"{text}; {more} more not used", advice)
         else:
             yield ok("device", text)
         return

@@ -9,6 +9,7 @@ long to load (torch, hivemind) is loaded by the topics that need it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from peer.check.device import device
 from peer.check.finding import Finding, fail
@@ -19,21 +20,25 @@ from peer.config import Config
 from peer.errors import RunError, UserError
 
 Topic = Callable[[Config], Iterator[Finding]]
-TOPICS: tuple[tuple[str, Topic], ...] = (
-    ("limits", limits),
-    ("port", port),
-    ("identity", identity),
-    ("network", network),
-    ("device", device),
-    ("memory", memory),
-    ("disk", disk),
-)
 
 
-def run(config: Config, say: Callable[[str], None]) -> int:
-    """Print all findings and a verdict; the exit code, 0 when this machine can join."""
+def topics(ranks: int) -> tuple[tuple[str, Topic], ...]:
+    """In the order of the lines."""
+    return (
+        ("limits", limits),
+        ("port", port),
+        ("identity", identity),
+        ("network", network),
+        ("device", partial(device, ranks=ranks)),
+        ("memory", partial(memory, ranks=ranks)),
+        ("disk", disk),
+    )
+
+
+def run(config: Config, say: Callable[[str], None], ranks: int = 1) -> int:
+    """Print all findings and a verdict; the exit code, 0 when this machine can join with a peer of so many ranks."""
     found: list[Finding] = []
-    for finding in findings(config):
+    for finding in findings(config, ranks):
         say(finding.line())
         found.append(finding)
     failed, warned = (sum(it.level == level for it in found) for level in ("fail", "warn"))
@@ -45,9 +50,9 @@ def run(config: Config, say: Callable[[str], None]) -> int:
     return 0
 
 
-def findings(config: Config) -> Iterator[Finding]:
+def findings(config: Config, ranks: int = 1) -> Iterator[Finding]:
     """All topics; the errors that would end ``train`` are findings here."""
-    for name, topic in TOPICS:
+    for name, topic in topics(ranks):
         try:
             yield from topic(config)
         except (UserError, RunError, TimeoutError) as error:

@@ -15,23 +15,27 @@ TIGHT = 0.87  # an estimate is within 15%
 GIB = 2**30
 
 
-def memory(config: Config) -> Iterator[Finding]:
+def memory(config: Config, ranks: int = 1) -> Iterator[Finding]:
     """The estimate of peer/memory.py against what is free now."""
     import torch
 
     from peer import build
     from peer.memory import estimate
+    from peer.ranks import launch
 
     where = build.pick_device(config.peer.device)
-    needed = estimate(config.run, config.peer)
+    if ranks > 1:
+        launch.require_fit(config, ranks, torch.cuda.device_count() if where.type == "cuda" else None)
+    needed = estimate(config.run, config.peer, ranks)
     advice = "lower peer.micro_batch, set peer.gradient_checkpointing, or take a smaller model"
     what = f"{_parameters(config):,} parameters, AdamW, activations"
     if where.type == "cuda":
         free, _ = torch.cuda.mem_get_info(where)
-        yield _compared("GPU memory", needed.device_bytes, free, what, advice)
+        text = f"{what}; on each of {ranks} GPUs" if ranks > 1 else what
+        yield _compared("GPU memory", needed.device_bytes, free, text, advice)
         what, host, advice = "slow weights, swap", needed.host_bytes, "end other programs"
     else:
-        what, host = f"{what}, slow weights, swap", needed.device_bytes + needed.host_bytes
+        what, host = f"{what}, slow weights, swap", ranks * needed.device_bytes + needed.host_bytes
     available = available_memory()
     if available is not None:
         yield _compared("memory", host, available, what, advice)

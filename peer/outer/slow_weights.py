@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,11 @@ class Span:
 class SlowWeights:
     """Flat fp32 view of a model's trained parameters, in ``named_parameters`` order.
 
-    ``phi``: slow weights, 1-D fp32 on the host, pinned when the model is on an accelerator.
+    ``phi``: slow weights, 1-D fp32 on the host, pinned when the model is on an accelerator. One that is given is what
+    the parameters are to become (:meth:`write_fast`); otherwise it is what they are.
     """
 
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], phi: Tensor | None = None) -> None:
         self.spans: list[Span] = []
         start = 0
         for name, parameter in parameters:
@@ -47,21 +49,29 @@ class SlowWeights:
             raise ValueError("the model has no parameter that is trained")
         self._starts = [span.start for span in self.spans]
         self.numel = start
-        self._pinned = self.spans[0].parameter.is_cuda
-        self.phi = self.zeros()
+        self._device = self.spans[0].parameter.device
+        self._pinned = self._device.type == "cuda"
         self._changing = threading.RLock()
-        self.read_fast(0, self.phi)
+        self.phi = self.zeros() if phi is None else phi
+        if phi is None:
+            self.read_fast(0, self.phi)
 
     def zeros(self) -> Tensor:
         """A new host vector of the same length, for example a momentum."""
         return torch.zeros(self.numel, dtype=torch.float32, pin_memory=self._pinned)
 
     def read_fast(self, start: int, out: Tensor) -> None:
-        """``out`` ← θ[start : start + len(out)], as fp32 on the host."""
+        """``out`` ← θ[start : start + len(out)], as fp32 on the host.
+
+        Of a model in 16 bits that is φ and what training has changed: what φ lost when it was written is put back.
+        """
         stop = start + out.numel()
         with torch.no_grad():
             for low, high, theta in self._fast(start, stop):
-                out[low - start : high - start].copy_(theta)
+                part = out[low - start : high - start].copy_(theta)
+                if theta.dtype != torch.float32:
+                    phi = self.phi[low:high]
+                    part.add_(phi - phi.to(theta.dtype))
 
     def write_fast(self, start: int = 0, stop: int | None = None) -> None:
         """θ[start:stop] ← φ[start:stop], in place, in the parameters' own dtype and on their device."""
@@ -69,7 +79,7 @@ class SlowWeights:
             for low, high, theta in self._fast(start, self.numel if stop is None else stop):
                 theta.copy_(self.phi[low:high], non_blocking=self._pinned)
         if self._pinned:
-            torch.cuda.synchronize()  # φ may change as soon as this returns
+            torch.cuda.synchronize(self._device)  # φ may change as soon as this returns
 
     def add_to_fast(self, change: Tensor, start: int = 0) -> None:
         """θ[start : start + len(change)] += ``change`` (flat fp32, host), in place."""
@@ -87,12 +97,51 @@ class SlowWeights:
         """Names and shapes in order: two peers can only average when theirs are equal."""
         return ";".join(f"{span.name}:{','.join(map(str, span.parameter.shape))}" for span in self.spans)
 
+    # -- for a checkpoint, by name
+
+    def tensors(self) -> dict[str, Tensor]:
+        """θ by parameter. May be the live weights, not copies."""
+        return {span.name: span.parameter.detach() for span in self.spans}
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """θ ← ``tensors`` (host)."""
+        with torch.no_grad():
+            for span in self.spans:
+                span.parameter.copy_(tensors[span.name])
+
+    def moments(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """What ``optimizer`` keeps of each parameter, as ``<parameter>/<key>``. May be live, too."""
+        kept = ((span.name, optimizer.state.get(span.parameter, {})) for span in self.spans)
+        return {f"{name}/{key}": value for name, state in kept for key, value in state.items()}
+
+    def take_moments(self, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+        """The same back (host); a parameter of which there is nothing begins anew."""
+        optimizer.state.clear()
+        for span in self.spans:
+            kept = moments_of(span, tensors)
+            if kept:
+                optimizer.state[span.parameter] = {key: it.to(span.parameter.device) for key, it in kept.items()}
+
     def _fast(self, start: int, stop: int) -> Iterator[tuple[int, int, Tensor]]:
         """The pieces of θ[start:stop] where they live: borders in the flat vector, and a flat view."""
+        return self._pieces(start, stop, lambda span: (0, span.parameter.detach().view(-1)))
+
+    def _pieces(
+        self, start: int, stop: int, local: Callable[[Span], tuple[int, Tensor]]
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """``local``: what this process has of a parameter, as its first element and a flat view from there on."""
         first = bisect_right(self._starts, start) - 1
         for span in takewhile(lambda span: span.start < stop, self.spans[first:]):
-            low, high = max(start, span.start), min(stop, span.stop)
-            yield low, high, span.parameter.detach().view(-1)[low - span.start : high - span.start]
+            offset, here = local(span)
+            begin = span.start + offset
+            low, high = max(start, begin), min(stop, begin + here.numel())
+            if low < high:
+                yield low, high, here[low - begin : high - begin]
+
+
+def moments_of(span: Span, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of :meth:`SlowWeights.moments` that are of one parameter."""
+    return {key: it for name, it in tensors.items() for of, _, key in [name.rpartition("/")] if of == span.name}
 
 
 class Change:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.assemble import STALE_ROUNDS
+from peer.membership import STALE_ROUNDS
 from tests.netlab.tun import possible
 from tests.swarm.soak import GROWTH, soak
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.assemble import STALE_ROUNDS, _catch_up
-from peer.config import Config
+from peer.membership import STALE_ROUNDS, catch_up
+from peer.outer_state import Counters
 from peer.rounds import Lineage
-from peer.state import Counters, PeerState
+from peer.state import PeerState
 from peer.swarm.donor import State
 from tests.unit import parts
 
@@ -105,7 +105,7 @@ def test_who_resumes_from_before_its_last_merges_takes_them_from_others(behind: 
         apply(donor, contribution(donor), "")
     moments = {key: value["exp_avg"].clone() for key, value in resumed.inner.optimizer.state.items()}
 
-    _catch_up(Config(), resumed, Others(donor))  # type: ignore[arg-type]
+    catch_up(resumed, Others(donor), 60.0)  # type: ignore[arg-type]
 
     assert torch.equal(resumed.outer.slow.phi, donor.outer.slow.phi) is taken
     assert resumed.inner.step == (donor.inner.step if taken else H)

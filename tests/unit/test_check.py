@@ -96,7 +96,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
 
     for level, code in (("ok", 0), ("warn", 0), ("fail", 1)):
         found = Finding(level, "topic", "text", "advice")  # type: ignore[arg-type]
-        monkeypatch.setattr(runner, "TOPICS", (("topic", lambda _, found=found: iter([found])),))
+        monkeypatch.setattr(runner, "topics", lambda _, found=found: (("topic", lambda _: iter([found])),))
         with pytest.raises(SystemExit) as ended:
             cli.main(["check", "--config", "configs/demo.yaml"])
         assert ended.value.code == code
@@ -112,7 +112,7 @@ def test_a_topic_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
     def broken(_: Config) -> Any:
         raise TimeoutError
 
-    monkeypatch.setattr(runner, "TOPICS", (("broken", broken),))
+    monkeypatch.setattr(runner, "topics", lambda _: (("broken", broken),))
     assert levels(runner.findings(config())) == ["fail"]
 
 

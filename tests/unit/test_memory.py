@@ -79,3 +79,14 @@ def test_a_large_model_is_estimated_without_making_it() -> None:
     memory = estimate(large.run, large.peer)
     assert memory.parts["weights"] == 4 * 9_638_793_216
     assert 4 * memory.parts["weights"] < memory.device_bytes < 5 * memory.parts["weights"]
+
+
+def test_ranks_share_what_the_optimizer_needs_and_the_slow_weights() -> None:
+    asked = config(*MIDDLE)
+    one, four = estimate(asked.run, asked.peer), estimate(asked.run, asked.peer, ranks=4)
+    for part in ("weights", "gradients", "adamw_moments"):
+        assert 4 * four.parts[part] == pytest.approx(one.parts[part], abs=32), part
+    assert four.parts["slow_weights"] == one.parts["slow_weights"]  # of the machine, not of a rank
+    assert 0.2 < four.parts["activations"] / one.parts["activations"] < 0.5  # of a quarter of the batch
+    assert 0 < four.parts["gathered"] < 4 * one.parts["weights"]
+    assert four.device_bytes < 0.6 * one.device_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 import textwrap
@@ -10,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from dht_bootstrap.cli import _parser as bootstrap_parser
-from peer import settings
+from peer import OuterLoop, settings
 from peer.cli import _parser as peer_parser
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHELL = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
-COMMANDS = [line for line in SHELL if line.startswith("noloco-")]
+RANKS = re.compile(r"torchrun --standalone --nproc-per-node \d+ -m peer ")
+COMMANDS = [line for line in (RANKS.sub("noloco-peer ", line) for line in SHELL) if line.startswith("noloco-")]
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -45,10 +47,21 @@ def test_every_link_into_the_repository_leads_somewhere() -> None:
 
 
 def test_the_loop_is_the_one_in_the_trainer() -> None:
-    quoted = re.search(r"```python\n(.*?)```", README, re.DOTALL)
-    assert quoted
-    source = (ROOT / "peer" / "trainer.py").read_text()
-    assert textwrap.indent(quoted[1].strip(), "        ") in source
+    section = README.partition("\n## The loop\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    for quoted, name in zip(blocks, ("trainer.py", "crossing.py"), strict=True):
+        source = (ROOT / "peer" / name).read_text()
+        assert textwrap.indent(quoted.strip(), "        ") in source
+
+
+def test_the_calls_of_a_loop_of_ones_own_are_there() -> None:
+    """Every name and keyword in the section's table."""
+    section = README.partition("\n## Your own training loop\n")[2].partition("\n## ")[0]
+    for name in set(re.findall(r"`outer\.(\w+)", section)):
+        assert hasattr(OuterLoop, name), name
+    start = section.partition("| `OuterLoop.start")[2].partition("\n")[0]
+    keywords = set(inspect.signature(OuterLoop.start).parameters) - {"model"}
+    assert keywords == set(re.findall(r"`(\w+)", start)) - {"noloco", "diloco", "decoupled", "local"}
 
 
 def test_the_environment_variables_are_all_named() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from peer import assemble, build
+from peer import build, membership
 from peer.cli import main
 from peer.config import Exchange
 from tests.swarm.attacks import Attack, Hostile, Unguarded
@@ -19,5 +19,5 @@ if __name__ == "__main__":
     if "HOSTILE" in os.environ:
         build.codec = lambda name, numel: Hostile(Attack(os.environ["HOSTILE"]))
     if "UNGUARDED" in os.environ:
-        assemble.Guard = partial(Unguarded, Exchange().max_norm_ratio)  # type: ignore[misc, assignment]
+        membership.Guard = partial(Unguarded, Exchange().max_norm_ratio)  # type: ignore[misc, assignment]
     main()

@@ -1,0 +1,71 @@
+"""What the three examples have in common: their options, some text, and errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from peer import RunError, UserError
+
+
+def options(description: str) -> argparse.ArgumentParser:
+    """Of the command line."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--initial-peers", nargs="+", default=None, metavar="ADDR", help="as noloco-bootstrap printed")
+    parser.add_argument("--steps", type=int, default=1000, metavar="N", help="inner steps of the run (default 1000)")
+    parser.add_argument("--inner-steps", type=int, default=50, metavar="H", help="between two swaps (default 50)")
+    parser.add_argument("--name", default=None, help="of this peer; none: <host name>-<k>")
+    parser.add_argument("--threads", type=int, default=None, metavar="N", help="CPU threads of torch")
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="any other key; repeatable")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The command line."""
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    return args
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """For :meth:`peer.OuterLoop.start`."""
+    others = {key: yaml.safe_load(text) for key, _, text in (it.partition("=") for it in args.set)}
+    return {
+        "steps": args.steps,
+        "inner_steps": args.inner_steps,
+        "initial_peers": args.initial_peers,
+        "name": args.name,
+        "settings": others,
+    }
+
+
+def text(megabytes: float = 1.0) -> Tensor:
+    """Sources of the Python standard library, as bytes: ``uint8 [n]``."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    data = b"\0".join(file.read_bytes() for file in files)[: int(megabytes * 2**20)]
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def windows(data: Tensor, count: int, length: int, draw: torch.Generator) -> Tensor:
+    """``count`` random pieces of ``length`` bytes: ``int64 [count, length]``."""
+    starts = torch.randint(len(data) - length, (count, 1), generator=draw)
+    return data[starts + torch.arange(length)].long()
+
+
+def run(main: Callable[[], None]) -> None:
+    """Our own mistakes in a line, and Ctrl+C is no mistake."""
+    try:
+        main()
+    except (UserError, RunError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(0)

@@ -1,0 +1,229 @@
+"""A peer's side to the swarm, whatever trains on the other side: who it is, its node, its place among the others.
+
+    Ground       before there is anything to train: folder, identity, metrics, clock
+    Membership   around what trains: reporter, node and presence; joins, exchanges, leaves
+
+Put together here for both the trainer (assemble.py) and a user's own loop (own/loop.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from peer import build, place, trackers
+from peer.beside import Beside
+from peer.config import Member, SwarmRun
+from peer.config_digest import canonical, digest
+from peer.crossing import Crossing
+from peer.errors import UserError
+from peer.exchange.average import GroupAverage
+from peer.exchange.group import GroupExchange
+from peer.exchange.guard import Guard
+from peer.exchange.mesh import PROTOCOL as REDUCE_PROTOCOL
+from peer.exchange.mesh import Lobby
+from peer.exchange.pair import PairExchange
+from peer.exchange.rolling import RollingExchange
+from peer.exchange.wire import Identity, layout_digest
+from peer.inner import synchronize
+from peer.logs import fields, get_logger
+from peer.metrics import Metrics, PhaseClock
+from peer.outer.decoupled import Decoupled
+from peer.outer.noloco import NoLoCo
+from peer.outer_state import OuterState
+from peer.place import Place
+from peer.progress import Progress, Stop
+from peer.report import Counted, Reporter
+from peer.rounds import Averaged, Grouping
+from peer.standing import Standing
+from peer.swarm import identity
+from peer.swarm.authority import Authority, invited
+from peer.swarm.meeting import Party
+from peer.swarm.node import OPEN_TIMEOUT, Node, NodeSettings
+from peer.swarm.presence import Presence, Vitals
+
+log = get_logger("membership")
+
+STALE_ROUNDS = 2  # a resumed peer that is as little behind keeps its own weights: a state costs what two swaps cost
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a peer stands on before it has anything to train."""
+
+    run: SwarmRun
+    own: Member
+    device: torch.device
+    home: Place
+    key: Path
+    authority: Authority | None
+    peer_id: str
+    metrics: Metrics
+    metrics_address: str
+    phase: PhaseClock
+    progress: Progress
+    stop: Stop
+
+
+@contextmanager
+def grounded(run: SwarmRun, own: Member, device: torch.device, stop: Stop) -> Iterator[Ground]:
+    """Claims the peer's folder and serves its metrics until the end."""
+    with ExitStack() as stack:
+        home = place.claim(run.dir, own.name)
+        stack.callback(home.release)
+        key, authority = _identity(run, own, home.folder)
+        peer_id = identity.load_or_create(key)
+        metrics = Metrics(method=run.outer.name, run=run.name, config=digest(run))
+        address, close = metrics.serve(own.metrics.host, own.metrics.port)
+        stack.callback(close)
+        if device.type == "cuda":
+            metrics["device_memory_bytes"].set_function(lambda: torch.cuda.max_memory_allocated(device))
+        phase = PhaseClock(metrics, partial(synchronize, device))
+        yield Ground(run, own, device, home, key, authority, peer_id, metrics, address, phase, Progress(), stop)
+
+
+class Membership:
+    """``close`` leaves the swarm, whatever has happened. ``tokens``: how many an inner step trains on."""
+
+    def __init__(self, ground: Ground, state: OuterState, tokens: Callable[[], float]) -> None:
+        self.ground, self.state = ground, state
+        run, own = ground.run, ground.own
+        self._stack = ExitStack()
+        standing = Standing()
+        tracked = trackers.start(
+            own.trackers, ground.home.folder, run=run.name, peer=ground.home.name, peer_id=ground.peer_id
+        )
+        self.reporter = Reporter(ground.home.folder, ground.metrics, standing, tracked)
+        self._stack.callback(self.reporter.close)
+        self.node = Node(_node_settings(own, ground.key), ground.authority)
+        me = Party(ground.home.name, run.name, digest(run), canonical(run))
+        layout = layout_digest(state.outer.slow.layout())
+        self._same = Identity(run.name, me.config, layout, state.outer.slow.numel)
+        self.presence = Presence(
+            self.node,
+            me,
+            layout,
+            grouping=state.outer.grouping,
+            equal_replicas=state.outer.equal_replicas,
+            settings=run.rendezvous,
+            progress=ground.progress,
+            stop=ground.stop,
+            vitals=lambda: Vitals(
+                state.inner.step,
+                state.counters.round,
+                ground.progress.rate(tokens()),
+                standing.report(ground.phase.totals),
+            ),
+            lineage=lambda: state.counters.lineage,
+            metrics_address=own.metrics.announce or ground.metrics_address,
+        )
+        self._stack.callback(self.presence.leave)
+
+    def join(self, resume: Callable[[], None] = lambda: None, *, newcomer_above: int = 0) -> None:
+        """Go on from the newest state there is, one's own (``resume`` takes it over) or a member's, and be found.
+
+        ``newcomer_above``: one that has trained nothing takes the weights of a member that is beyond this round.
+        """
+        own, presence, counters = self.ground.own, self.presence, self.state.counters
+        together = own.start_with > 1
+        with self.ground.phase("join"):
+            self.node.start()
+            presence.require_alone()
+            resume()
+            self._catch_up(newcomer_above)
+            self.reporter.rewind(counters.round, self.state.inner.step)
+            presence.enter(self.state.snapshot, counters.round, waits=together)
+            if together:
+                presence.await_others(own.start_with, own.start_patience)
+                self._catch_up()  # all have come back, each with its own checkpoint: who is furthest?
+        what = fields(
+            config=self._same.config,
+            method=self.ground.run.outer.name,
+            parameters=self._same.numel,
+            device=self.ground.device,
+        )
+        where = fields(address=self.node.addresses[0], metrics=self.ground.metrics_address, step=self.state.inner.step)
+        log.info("ready: %s %s", what, where)
+
+    def rejoin(self) -> None:
+        """The state was replaced by an older or newer one: go on from it, or from a member's that is further."""
+        with self.ground.phase("join"):
+            self._catch_up()
+            self.reporter.rewind(self.state.counters.round, self.state.inner.step)
+
+    def _catch_up(self, newcomer_above: int = 0) -> None:
+        catch_up(self.state, self.presence, self.ground.own.network.join_timeout, newcomer_above=newcomer_above)
+
+    def crossing(self) -> Crossing:
+        """The boundaries of a peer that stands at them."""
+        return Crossing(self.state, self.presence, self._exchange(), self.ground.phase, self.ground.stop)
+
+    @property
+    def overlaps(self) -> bool:
+        """The swap runs beside the inner steps: :meth:`beside`, not :meth:`crossing`."""
+        return self.ground.run.exchange.overlap
+
+    def beside(self, report: Callable[[Counted, Averaged], None]) -> Beside:
+        """The boundaries of one that does not."""
+        outer, settings, ground = self.state.outer, self.ground.run.exchange, self.ground
+        assert isinstance(outer, NoLoCo), "checked with the configuration"
+        exchange = RollingExchange(
+            self.node, self._same, build.codec(settings.codec, self._same.numel), settings, Guard()
+        )
+        clock = ground.phase, ground.progress, ground.stop
+        return Beside(self.state, self.presence, exchange, outer, clock, report)
+
+    def _exchange(self) -> GroupAverage:
+        outer, settings, same, node = self.state.outer, self.ground.run.exchange, self._same, self.node
+        if outer.grouping is not Grouping.EVERYONE:
+            return PairExchange(node, same, build.codec(settings.codec, same.numel), settings, Guard())
+        lobby = Lobby()
+        node.call(node.serve(REDUCE_PROTOCOL, lobby.enter), OPEN_TIMEOUT)
+        if isinstance(outer, Decoupled):
+            return GroupExchange(node, lobby, replace(same, numel=outer.sends), outer.coefficients, settings)
+        return GroupExchange(node, lobby, same, same.numel, settings)
+
+    def close(self) -> None:
+        """Withdraw the record, say goodbye, close the node and the files."""
+        self._stack.close()
+
+
+def catch_up(state: OuterState, presence: Presence, timeout: float, *, newcomer_above: int = 0) -> None:
+    """Become as a member that is further, if there is one: a newcomer, or who resumes from before its last merges."""
+    if state.inner.step:
+        above = state.counters.round + (0 if state.outer.equal_replicas else STALE_ROUNDS)
+    else:
+        above = state.counters.round + newcomer_above
+    taken = presence.join(state.room(), timeout, above=above)
+    if taken is not None and taken.round > above:
+        (state.catch_up if state.inner.step else state.adopt)(taken)
+
+
+def _identity(run: SwarmRun, own: Member, folder: Path) -> tuple[Path, Authority | None]:
+    """The file with this peer's key, and in an invited swarm what its invitation says."""
+    if run.owner is None:
+        return own.identity or folder / "identity.key", None
+    if own.invitation is None:
+        raise UserError("run.admission is invite: set peer.invitation to the file that the swarm's owner gave you")
+    key = folder / "invited.key"
+    return key, invited(own.invitation, key, run.owner)
+
+
+def _node_settings(own: Member, key: Path) -> NodeSettings:
+    network = own.network
+    return NodeSettings(
+        identity=key,
+        host=network.host,
+        port=network.port,
+        announce=network.announce,
+        initial_peers=own.initial_peers,
+        upnp=network.upnp,
+        reach=network.reach,
+        start_timeout=network.start_timeout,
+        join_timeout=network.join_timeout,
+    )

@@ -1,0 +1,95 @@
+"""What somebody's own loop tells us step by step, and what it is told of a round."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peer.inner import InnerReport
+from peer.report import RoundReport
+from peer.rounds import Outcome
+
+
+@dataclass(frozen=True)
+class Round:
+    """How a round ended. ``seconds`` are by phase since the last one; ``detail`` says why it did not merge."""
+
+    round: int
+    step: int
+    outcome: Outcome
+    partners: tuple[str, ...]
+    seconds: Mapping[str, float]
+    idle_share: float  # since the start
+    members: int
+    distance: float | None
+    bytes_sent: int
+    bytes_received: int
+    detail: str
+
+    @classmethod
+    def of(cls, report: RoundReport) -> Round:
+        counted, averaged = report.counted, report.averaged
+        return cls(
+            round=counted.round,
+            step=counted.step,
+            outcome=averaged.outcome,
+            partners=averaged.partners,
+            seconds=report.seconds,
+            idle_share=report.idle_share,
+            members=report.members,
+            distance=averaged.distance,
+            bytes_sent=averaged.bytes_sent,
+            bytes_received=averaged.bytes_received,
+            detail=averaged.detail,
+        )
+
+
+class Window:
+    """What was done since the last boundary. Losses stay where they are: no step waits for the accelerator."""
+
+    def __init__(self) -> None:
+        self._rate = 0.0  # tokens a step in the last phase
+        self._begin()
+
+    def add(self, tokens: int, loss: float | Tensor | None) -> None:
+        """One step of the optimizer was made; ``loss``: nats a token, or ``None`` when it is not told."""
+        self._steps += 1
+        self._tokens += tokens
+        if loss is not None:
+            self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """From any thread."""
+        return self._tokens / self._steps if self._steps else self._rate
+
+    def report(self, learning_rate: float) -> InnerReport:
+        """The phase has ended, and another one begins."""
+        losses = [float(loss) for loss in self._losses]
+        inner = InnerReport(
+            steps=self._steps,
+            tokens=self._tokens,
+            loss=sum(losses) / len(losses) if losses else math.nan,
+            first_loss=losses[0] if losses else math.nan,
+            grad_norm=math.nan,
+            learning_rate=learning_rate,
+            seconds=time.monotonic() - self._began,
+        )
+        self._rate = self.tokens_per_step
+        self._begin()
+        return inner
+
+    def _begin(self) -> None:
+        self._steps = self._tokens = 0
+        self._losses: list[float | Tensor] = []
+        self._began = time.monotonic()
+
+
+def learning_rate(optimizers: tuple[torch.optim.Optimizer, ...]) -> float:
+    """Of the first group; not a number without an optimizer."""
+    return float(optimizers[0].param_groups[0]["lr"]) if optimizers else math.nan

@@ -1,0 +1,87 @@
+"""The state of a peer whose inner half is the user's own: what goes into that one's checkpoints.
+
+Previous station: outer_state.py. Next station: loop.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+
+from peer.errors import UserError
+from peer.outer.method import OuterMethod
+from peer.outer_state import Counters, OuterState
+from peer.rounds import Lineage
+from peer.vectors import parts
+
+VERSION = 1
+
+
+@dataclass
+class OwnSteps:
+    """Somebody's own loop as what trains."""
+
+    step: int = 0
+
+
+class OwnState(OuterState):
+    """``config``: digest of the run. ``adopted``: the weights have been replaced by a member's."""
+
+    def __init__(self, outer: OuterMethod, optimizers: Sequence[torch.optim.Optimizer], config: str) -> None:
+        super().__init__(OwnSteps(), outer)
+        self._optimizers, self._config = optimizers, config
+        self.adopted = False
+        if outer.equal_replicas:  # members that begin with other weights take the same ones before their first round
+            self.counters.lineage = Lineage(self._fingerprint())
+
+    def forget(self) -> None:
+        """The user's optimizers start anew."""
+        self.adopted = True
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values, copies of now. θ is not in it: that is the user's model."""
+        with self.outer.slow.changing():
+            vectors = dict(zip(("phi", "momentum"), (it.clone() for it in self.vectors()), strict=False))
+            counters = {**vars(self.counters), "lineage": list(self.counters.lineage)}
+            return {
+                "version": VERSION,
+                "config": self._config,
+                "layout": self.outer.slow.layout(),
+                "step": self.inner.step,
+                "counters": counters,
+                **vectors,
+            }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave. Raises :class:`UserError` for that of another run or model."""
+        if objection := self._objection(saved):
+            raise UserError(f"OuterLoop: the saved state {objection}")
+        with self.outer.slow.changing():
+            self.take_outer({key: saved[key] for key in ("phi", "momentum") if key in saved})
+            self.inner.step = int(saved["step"])
+            for key, value in saved["counters"].items():
+                setattr(self.counters, key, value)
+            self.counters.lineage = Lineage(*saved["counters"]["lineage"])
+
+    def _objection(self, saved: Mapping[str, Any]) -> str:
+        if not isinstance(saved, Mapping) or saved.get("version") != VERSION:
+            return "is none that OuterLoop.state_dict made, or of another version"
+        if saved["config"] != self._config:
+            return f"is of a run with the configuration digest {saved['config']}, this one has {self._config}"
+        if saved["layout"] != self.outer.slow.layout():
+            return "is of another model: names or shapes of its parameters differ"
+        return "" if saved["counters"].keys() == vars(Counters()).keys() else "has other counters than this version"
+
+    def _fingerprint(self) -> str:
+        """Of φ."""
+        digest = xxhash.xxh3_128()
+        phi = self.outer.slow.phi
+        for start, stop in parts(phi.numel()):
+            digest.update(phi[start:stop].numpy().data)
+        return digest.hexdigest()

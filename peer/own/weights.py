@@ -1,0 +1,111 @@
+"""The weights of somebody's own model: which they are, under which names, and whether they can be swapped.
+
+Two members of a swarm must call the same weight by the same name, so what wraps a model is looked through:
+torch.compile, DistributedDataParallel, activation checkpointing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from peer.errors import RunError, UserError
+from peer.outer.slow_weights import Span
+
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # in the names of parameters
+
+Named = list[tuple[str, nn.Parameter]]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model in a model that torch.compile or data parallelism has made of it."""
+    while True:
+        compiled = getattr(model, "_orig_mod", None)
+        if isinstance(compiled, nn.Module):
+            model = compiled
+        elif isinstance(model, nn.parallel.DistributedDataParallel):
+            _require_one_rank(model)
+            model = model.module
+        elif isinstance(model, nn.DataParallel):
+            model = model.module
+        else:
+            return model
+
+
+def trained(model: nn.Module) -> Named:
+    """The parameters that are trained, each once, in the model's order. Raises :class:`UserError`."""
+    if not isinstance(model, nn.Module):
+        raise UserError(f"OuterLoop: the model is a {type(model).__name__}, not a torch.nn.Module")
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise UserError("OuterLoop: the model is spread over several ranks (FSDP); a peer is one process")
+    named = [it for it in _named(unwrapped(model)) if it[1].requires_grad]
+    if not named:
+        raise UserError("OuterLoop: the model has no parameter that is trained (requires_grad)")
+    for name, parameter in named:
+        if objection := _objection(parameter, named[0][1].device):
+            raise UserError(f"OuterLoop: {name} {objection}")
+    return named
+
+
+def require_same(model: nn.Module, spans: Sequence[Span]) -> None:
+    """Raises :class:`RunError` where the program trains other parameters by now than those that are swapped."""
+    now = dict(_named(unwrapped(model)))
+    for span in spans:
+        if now.pop(span.name, None) is not span.parameter:
+            raise RunError(
+                f"the parameter {span.name} is not the one of OuterLoop.start any more: change weights in place, "
+                "or start again with the new model"
+            )
+    for name, parameter in now.items():
+        if parameter.requires_grad:
+            raise RunError(f"{name} is trained and was not at OuterLoop.start: start again with all that is trained")
+
+
+def require_finite(spans: Sequence[Span], step: int) -> None:
+    """Raises :class:`RunError` rather than let broken weights reach anybody. Waits for the accelerator once."""
+    good = torch.stack([torch.isfinite(span.parameter.detach()).all() for span in spans]).tolist()
+    if not all(good):
+        raise RunError(
+            f"the weight {spans[good.index(False)].name} is not finite at step {step}; nobody has got it: lower the "
+            "learning rate or look at the data, then start again from your last checkpoint"
+        )
+
+
+def require_trains(optimizers: Iterable[torch.optim.Optimizer], named: Named) -> None:
+    """Raises :class:`UserError` for an optimizer that has none of these parameters."""
+    ours = {id(parameter) for _, parameter in named}
+    for optimizer in optimizers:
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if not any(id(parameter) in ours for parameter in held):
+            raise UserError(f"OuterLoop: the {type(optimizer).__name__} has none of the model's parameters")
+
+
+def _named(model: nn.Module) -> Named:
+    """Tied weights once, under the first of their names."""
+    named = []
+    for name, parameter in model.named_parameters():
+        for wrapper in WRAPPERS:
+            name = name.replace(wrapper, "")
+        named.append((name, parameter))
+    return named
+
+
+def _objection(parameter: nn.Parameter, device: torch.device) -> str:
+    """Why it cannot be swapped; empty when it can."""
+    if hasattr(parameter, "device_mesh"):
+        return "is spread over several ranks (FSDP, tensor parallelism); OuterLoop wants whole ones, in one process"
+    if parameter.device.type == "meta":
+        return "is on the meta device; give the model its weights first"
+    if parameter.device != device:
+        return f"is on {parameter.device} and others are on {device}; OuterLoop wants all on one device"
+    if not parameter.is_floating_point():
+        return f"is of {parameter.dtype}; OuterLoop swaps real numbers"
+    return "" if parameter.is_contiguous() else "is not contiguous in memory (channels_last?); make it so, or freeze it"
+
+
+def _require_one_rank(model: nn.parallel.DistributedDataParallel) -> None:
+    ranks = torch.distributed.get_world_size(model.process_group)
+    if ranks > 1:
+        raise UserError(f"OuterLoop: the model is spread over {ranks} ranks (DDP); a peer is one process")

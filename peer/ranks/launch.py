@@ -1,0 +1,58 @@
+"""Is this process one rank of several, and does the run fit that many?
+
+torchrun --standalone --nproc-per-node 2 -m peer train --config configs/demo.yaml
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from peer.config import Config
+from peer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process among the ``size`` ranks of its peer."""
+
+    number: int
+    size: int
+    port: int  # of torchrun's store: no other peer on this machine has it
+
+
+def of(environment: Mapping[str, str]) -> Rank | None:
+    """What torchrun says; ``None`` in a process that it did not start, and in one that is alone.
+
+    Raises :class:`UserError` for ranks that cannot be one peer, in one of the ranks of a machine only.
+    """
+    if "TORCHELASTIC_RUN_ID" not in environment or environment["WORLD_SIZE"] == "1":
+        return None
+    number, size, here = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if environment["LOCAL_RANK"] == "0":
+        if here != size:
+            raise UserError(
+                f"torchrun: {size} ranks on several machines, {here} of them on this one; "
+                "a peer is one machine: start one on each, with --nnodes 1"
+            )
+        if sys.platform != "linux":
+            raise UserError("torchrun: a peer of several ranks needs Linux; start one without torchrun")
+    return Rank(number, size, int(environment["MASTER_PORT"]))
+
+
+def require_fit(config: Config, size: int, gpus: int | None) -> None:
+    """Raise :class:`UserError` unless each of ``size`` ranks has equal work and, where there are any, its own GPU."""
+    batch, micro = config.run.batch_size, config.peer.micro_batch
+    if gpus is not None and gpus < size:
+        raise UserError(f"torchrun: {size} ranks for {gpus} GPUs; use --nproc-per-node {gpus}, or peer.device: cpu")
+    if batch % size:
+        raise UserError(
+            f"run.batch_size {batch} is not a multiple of the {size} ranks that torchrun has started; "
+            "choose --nproc-per-node so that it is"
+        )
+    if micro and (batch // size) % micro:
+        raise UserError(
+            f"peer.micro_batch {micro} does not divide the {batch // size} sequences of a rank "
+            f"(run.batch_size {batch}, {size} ranks); lower it"
+        )

@@ -1,0 +1,87 @@
+"""One replica over all ranks by FSDP2: each block of the model is gathered when it computes, and only then."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from peer import model
+from peer.errors import UserError
+from peer.ranks.launch import Rank
+from peer.ranks.orders import Plan
+
+TOGETHER = timedelta(minutes=10)  # deadline of every collective; the first one may wait for a compiler
+
+
+def device_of(plan: Plan, rank: Rank) -> torch.device:
+    """This rank's own, made the process's default."""
+    if plan.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", rank.number)
+    torch.cuda.set_device(device)
+    return device
+
+
+def open_group(device: torch.device, size: int) -> DeviceMesh:
+    """Meet the other ranks; torchrun's environment says where."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine; its name may lead elsewhere
+    if device.type == "cuda":
+        distributed.init_process_group("nccl", timeout=TOGETHER, device_id=device)
+    else:
+        distributed.init_process_group("gloo", timeout=TOGETHER)
+    return init_device_mesh(device.type, (size,))
+
+
+def sharded(plan: Plan, mesh: DeviceMesh, device: torch.device) -> nn.Module:
+    """The run's model with this rank's shard of every parameter, not yet filled. Nothing whole is made on the way."""
+    run, own = plan.config.run, plan.config.peer
+    vocabulary = run.data.tokenizer.vocabulary
+    network = model.outline(run.model, sequence_length=run.data.sequence_length, vocabulary=vocabulary)
+    if own.gradient_checkpointing:
+        model.checkpoint_activations(network)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if not plan.bf16:
+        policy = MixedPrecisionPolicy()
+    blocks = blocks_of(network)
+    try:
+        for module in (*blocks, network):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(f"run.model: FSDP2 cannot shard it: {error}; start it without torchrun") from None
+    if own.compile:
+        for block in blocks:
+            block.compile()
+    _materialize(network, device, plan.buffers)
+    return network
+
+
+def blocks_of(network: nn.Module) -> list[nn.Module]:
+    """What transformers says must stay in one piece: the layers. Inner ones first."""
+    names = set(getattr(network, "_no_split_modules", None) or ())
+    return [module for module in network.modules() if type(module).__name__ in names][::-1]
+
+
+def reshard(network: nn.Module) -> None:
+    """Free what a forward pass without a backward pass has left gathered: it would go stale."""
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _materialize(network: nn.Module, device: torch.device, buffers: dict[str, torch.Tensor]) -> None:
+    """From the meta device to ``device``; tied parameters stay tied, which ``to_empty`` forgets."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in network.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            places.setdefault(id(parameter), []).append((module, name))
+    network.to_empty(device=device)
+    for (first, name), *others in places.values():
+        for module, other in others:
+            setattr(module, other, getattr(first, name))
+    for name, buffer in network.named_buffers():
+        buffer.copy_(buffers[name])

@@ -1,0 +1,160 @@
+"""Fast weights that lie in shards on several ranks, beside slow weights that all ranks map.
+
+FSDP2 gives rank r the r-th of equal parts of a parameter's rows: a contiguous piece of the flat vector. So each rank
+copies its own pieces, and the flat vector is that of a peer of one rank, element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from peer.outer.slow_weights import SlowWeights, Span, moments_of
+from peer.ranks.crew import Crew
+from peer.ranks.orders import Add, Fill, Moments, Read, Write
+from peer.ranks.shared import Shared
+
+FAST = ""  # the key of the weights themselves; every other one is the optimizer's
+
+
+class Shards(SlowWeights):
+    """What one rank has. Its methods touch this rank's elements only."""
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        optimizer: Optimizer,
+        shared: Shared,
+        place: tuple[int, int],
+    ) -> None:
+        super().__init__(parameters, shared.phi)
+        self.optimizer, self.window = optimizer, shared.window
+        self._number, self._size = place
+        if self._pinned:
+            shared.pin()
+
+    def read(self, key: str, start: int, stop: int) -> None:
+        """Window ← elements ``start : stop``."""
+        with torch.no_grad():
+            for low, high, piece in self._of(key, start, stop):
+                self.window[low - start : high - start].copy_(piece)
+
+    def fill(self, key: str, start: int, stop: int) -> None:
+        """Elements ``start : stop`` ← window."""
+        with torch.no_grad():
+            for low, high, piece in self._of(key, start, stop):
+                piece.copy_(self.window[low - start : high - start])
+
+    def new_moments(self, kinds: Mapping[str, Mapping[str, float | None]]) -> None:
+        """See :class:`peer.ranks.orders.Moments`."""
+        self.optimizer.state.clear()
+        for span in self.spans:
+            fresh = {key: _moment(span.parameter, value) for key, value in kinds.get(span.name, {}).items()}
+            if fresh:
+                self.optimizer.state[span.parameter] = fresh
+
+    def _fast(self, start: int, stop: int) -> Iterator[tuple[int, int, Tensor]]:
+        return self._of(FAST, start, stop)
+
+    def _of(self, key: str, start: int, stop: int) -> Iterator[tuple[int, int, Tensor]]:
+        def local(span: Span) -> tuple[int, Tensor]:
+            whole: Any = self.optimizer.state[span.parameter][key] if key else span.parameter
+            return self._first(span), whole.detach().to_local().view(-1)
+
+        return self._pieces(start, stop, local)
+
+    def _first(self, span: Span) -> int:
+        """This rank's first element of a parameter: rows are dealt out as by torch.chunk."""
+        rows = span.parameter.shape[0]
+        each = -(-rows // self._size)
+        return min(self._number * each, rows) * (span.parameter.numel() // rows)
+
+
+class Gathered(Shards):
+    """In rank 0: as :class:`SlowWeights` for everybody who uses it; the other ranks do their part at once."""
+
+    def __init__(self, *parts: Any, crew: Crew) -> None:
+        super().__init__(*parts)
+        self._crew = crew
+
+    def read_fast(self, start: int, out: Tensor) -> None:
+        self._gather(FAST, start, out)
+
+    def write_fast(self, start: int = 0, stop: int | None = None) -> None:
+        until = self.numel if stop is None else stop
+        self._crew.ask(Write(start, until), lambda: super(Gathered, self).write_fast(start, until))
+
+    def add_to_fast(self, change: Tensor, start: int = 0) -> None:
+        for low, high in self._windows(start, start + change.numel()):
+            with self._crew.alone():  # with the window
+                part = self.window[: high - low]
+                part.copy_(change[low - start : high - start])
+                self._crew.ask(Add(low, high), self._add(part, low))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {span.name: self._whole(FAST, span) for span in self.spans}
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        for span in self.spans:
+            self._scatter(FAST, span, tensors[span.name])
+
+    def moments(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        found = {}
+        for span in self.spans:
+            for key, value in optimizer.state.get(span.parameter, {}).items():
+                whole = value.shape == span.parameter.shape
+                found[f"{span.name}/{key}"] = self._whole(key, span) if whole else value
+        return found
+
+    def take_moments(self, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+        kinds: dict[str, dict[str, float | None]] = {}
+        for span in self.spans:
+            kept, shape = moments_of(span, tensors), span.parameter.shape
+            if kept:
+                kinds[span.name] = {key: None if it.shape == shape else float(it) for key, it in kept.items()}
+        self._crew.ask(Moments(kinds), lambda: self.new_moments(kinds))
+        for span in self.spans:
+            for key, value in kinds.get(span.name, {}).items():
+                if value is None:
+                    self._scatter(key, span, tensors[f"{span.name}/{key}"])
+
+    def _whole(self, key: str, span: Span) -> Tensor:
+        out = torch.empty(span.parameter.shape)
+        self._gather(key, span.start, out.view(-1))
+        return out
+
+    def _gather(self, key: str, start: int, out: Tensor) -> None:
+        for low, high in self._windows(start, start + out.numel()):
+            with self._crew.alone():
+                self._crew.ask(Read(key, low, high), self._read(key, low, high))
+                out[low - start : high - start].copy_(self.window[: high - low])
+
+    def _scatter(self, key: str, span: Span, value: Tensor) -> None:
+        flat = value.reshape(-1)
+        for low, high in self._windows(span.start, span.stop):
+            with self._crew.alone():
+                self.window[: high - low].copy_(flat[low - span.start : high - span.start])
+                self._crew.ask(Fill(key, low, high), self._fill(key, low, high))
+
+    def _windows(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        size = self.window.numel()
+        return ((low, min(low + size, stop)) for low in range(start, stop, size))
+
+    def _read(self, key: str, low: int, high: int) -> Callable[[], None]:
+        return lambda: self.read(key, low, high)
+
+    def _fill(self, key: str, low: int, high: int) -> Callable[[], None]:
+        return lambda: self.fill(key, low, high)
+
+    def _add(self, part: Tensor, low: int) -> Callable[[], None]:
+        return lambda: super(Gathered, self).add_to_fast(part, low)
+
+
+def _moment(parameter: nn.Parameter, value: float | None) -> Tensor:
+    if value is None:
+        return torch.zeros_like(parameter.detach())
+    return torch.tensor(value, device=parameter.device)

@@ -1,0 +1,135 @@
+"""What a rank other than 0 does: wait for an order of rank 0, carry it out, until it is sent home.
+
+It knows no swarm, no data and no files. The end of rank 0 is its own, wherever it stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+
+import torch
+
+from peer import logs
+from peer.errors import RunError, UserError
+from peer.inner import out_of_memory
+from peer.progress import Progress, Stop
+from peer.ranks import channel, orders, sharding
+from peer.ranks.channel import Line
+from peer.ranks.inner import RankLoop
+from peer.ranks.launch import Rank
+from peer.ranks.orders import Done, Failed, Order, Plan
+from peer.ranks.shared import Shared
+from peer.ranks.weights import Shards
+
+GRACE = 10.0  # seconds for what has been ordered before, and to take leave of the others
+LATER = 2.0  # seconds: let the loss of another rank be known before what follows from it
+
+
+def run(rank: Rank) -> int:
+    """The exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logs.setup(f"rank-{rank.number}")
+    memory, line = channel.join(rank)
+    inbox = Inbox(line, rank)
+    first = inbox.next()
+    if isinstance(first, orders.Stop):
+        return first.code
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to all: rank 0 decides, and sends us home
+    assert isinstance(first, Plan)
+    try:
+        member = Member(first, rank, memory)
+        inbox.grace = GRACE
+        while not isinstance(order := inbox.next(), orders.Stop):
+            if member.obey(order):
+                line.send(Done())
+    except (UserError, RunError, RuntimeError, OSError) as error:
+        return _fail(line, error, first.config.peer.micro_batch)
+    with contextlib.suppress(RuntimeError):
+        torch.distributed.destroy_process_group()
+    return order.code
+
+
+class Inbox:
+    """Orders, read by a thread that ends the process when rank 0 is gone and this rank hangs."""
+
+    def __init__(self, line: Line, rank: Rank) -> None:
+        self._line, self._rank = line, rank
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self.grace = 0.0  # seconds to end in an orderly way
+        threading.Thread(target=self._read, name="orders", daemon=True).start()
+
+    def next(self) -> Order:
+        """Waits as long as rank 0 lives: it may look for a partner for minutes."""
+        return self._orders.get()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                order: Order = self._line.receive()
+            except (OSError, EOFError):
+                if self._rank.number == 1:
+                    sys.stderr.write("error: rank 0 of this peer has ended; start again, it resumes\n")
+                os._exit(1)
+            self._orders.put(order)
+            if isinstance(order, orders.Stop):
+                time.sleep(self.grace if order.code == 0 else 0.0)
+                os._exit(order.code)
+
+
+class Member:
+    """This rank's part of the replica."""
+
+    def __init__(self, plan: Plan, rank: Rank, memory: int) -> None:
+        run, own = plan.config.run, plan.config.peer
+        if own.threads:
+            torch.set_num_threads(own.threads)
+        torch.manual_seed(run.seed + rank.number)  # of dropout, where a model has it
+        device = sharding.device_of(plan, rank)
+        mesh = sharding.open_group(device, rank.size)
+        network = sharding.sharded(plan, mesh, device)
+        self._loop = RankLoop(network, plan, device, rank.size, Progress(), Stop())
+        place = (rank.number, rank.size)
+        shared = Shared(memory, plan.numel, plan.window)
+        self._shards = Shards(network.named_parameters(), self._loop.optimizer, shared, place)
+
+    def obey(self, order: Order) -> bool:
+        """Carry out one order. ``True`` when rank 0 waits for that."""
+        match order:
+            case orders.Step(rows, rate):
+                self._loop.train_rows(torch.from_numpy(rows), rate)
+                return False
+            case orders.Evaluate(batches):
+                self._loop.evaluate_rows([torch.from_numpy(rows) for rows in batches])
+                return False
+            case orders.Read(key, start, stop):
+                self._shards.read(key, start, stop)
+            case orders.Fill(key, start, stop):
+                self._shards.fill(key, start, stop)
+            case orders.Write(start, stop):
+                self._shards.write_fast(start, stop)
+            case orders.Add(start, stop):
+                self._shards.add_to_fast(self._shards.window[: stop - start], start)
+            case orders.Moments(kinds):
+                self._shards.new_moments(kinds)
+            case _:
+                raise RunError(f"rank 0 gave an order that is not known here: {order}")
+        return True
+
+
+def _fail(line: Line, error: Exception, micro_batch: int | None) -> int:
+    """Tell rank 0, which says it to the user, and end: what others wait for in a collective then breaks off."""
+    if isinstance(error, torch.OutOfMemoryError):
+        text = out_of_memory(error, micro_batch)
+    else:
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    if not isinstance(error, UserError | RunError | torch.OutOfMemoryError):
+        time.sleep(LATER)
+    with contextlib.suppress(OSError):
+        line.send(Failed(text))
+    return 1
