@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from peer import build, corpus, logs, model_source, place, trackers
+from peer import build, corpus, logs, model_source, own_tokenizer, place, trackers
 from peer.checkpoint import Checkpoints
 from peer.config import Config, Exchange
 from peer.config_digest import canonical, digest
@@ -68,6 +68,7 @@ def assembled(config: Config, signals: Signals) -> Iterator[Training]:
         phase = PhaseClock(metrics, partial(synchronize, device))
 
         progress = Progress()
+        own_tokenizer.warn(run)
         text = corpus.load(run.data, run.evaluation.sets)
         state = stack.enter_context(_replica(config, text, device, peer_id, build.Signs(progress, signals.stop)))
         checkpoints = Checkpoints(home.folder / "checkpoints", own.checkpoint.keep)

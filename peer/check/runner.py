@@ -15,6 +15,7 @@ from peer.check.finding import Finding, fail
 from peer.check.local import identity, limits, port
 from peer.check.network import network
 from peer.check.space import disk, memory
+from peer.check.tokenizer import tokenizer
 from peer.config import Config
 from peer.errors import RunError, UserError
 
@@ -27,6 +28,7 @@ TOPICS: tuple[tuple[str, Topic], ...] = (
     ("device", device),
     ("memory", memory),
     ("disk", disk),
+    ("tokenizer", tokenizer),
 )
 
 
