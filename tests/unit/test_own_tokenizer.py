@@ -65,7 +65,7 @@ def test_another_is_said_with_what_to_set_and_this_is_right(folder: Path, tmp_pa
     other = compared(folder, backwards)
     assert "other is not" in other.text and "of 300 ids" in other.text
     override = embedded.advice.removeprefix("set ").removesuffix(", unless you mean it")
-    chosen = settings.load(None, [override], environment={}).run.data.tokenizer
+    chosen = settings.load(None, ["run.data.name=stdlib", override], environment={}).run.data.tokenizer
     assert chosen.path == folder and compared(folder, chosen).advice == ""
 
 
@@ -116,7 +116,7 @@ def test_train_says_it_in_a_line(folder: Path, tmp_path: Path) -> None:
     bpe(folder)
     keys = {
         "run.model": f"{{name: auto, source: {folder}, pretrained: true}}",
-        "run.data.sequence_length": 16,
+        "run.data": "{name: stdlib, sequence_length: 16}",
         "run.steps": 2,
         "run.inner_steps": 2,
         "run.dir": tmp_path / "runs",
