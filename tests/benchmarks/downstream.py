@@ -28,7 +28,7 @@ from tests.benchmarks.common import Known, finish, options
 from tests.benchmarks.convergence_cases import CHOSEN, SMALL, Case
 
 REPLICAS = 4
-STEPS, EARLY = 800, 400  # of each replica; the second is of data parallel with DiLoCo's loss
+STEPS, EARLY = 500, 250  # of each replica; the second is of data parallel with DiLoCo's loss
 SEEDS = 3
 FRESH, DDP, DDP_EARLY, DILOCO = "fresh weights", "ddp", "ddp, fewer steps", "diloco H 50"
 NOLOCO, NOLOCO_ONE = "noloco H 25, average", "noloco H 25, one replica"
@@ -56,7 +56,7 @@ def jobs(*, quick: bool) -> list[Job]:
     """Seed by seed, so that what is interrupted has whole seeds."""
     chosen = {case.label: case for case in CHOSEN}
     steps, early, seeds = (60, 30, 1) if quick else (STEPS, EARLY, SEEDS)
-    learn, test = (640, 500) if quick else (2000, 2000)
+    learn, test = (300, 500) if quick else (300, 2000)
     cases = [
         replace(chosen["ddp"], label=FRESH, steps=0),
         replace(chosen["ddp"], label=DDP, steps=steps),
@@ -72,18 +72,18 @@ def run_one(job: Job) -> list[Row]:
     from peer import build, corpus
     from peer.inner import mean_loss
     from tests.benchmarks.downstream_set import make
-    from tests.benchmarks.downstream_tuning import Tuning, fine_tune
+    from tests.benchmarks.downstream_tuning import best_tuned
 
     torch.set_num_threads(1)
     run = job.case.config().run if job.case.steps else replace(job.case, steps=1).config().run
     text = corpus.load(run.data)
-    task = make(text.in_memory, text.validation, learn=job.learn, test=job.test)
+    task = make(text.in_memory, text.validation, learn=job.learn, test=job.test, seed=job.case.seed)
     validation = build.validation(run, text)
     rows = []
     for start, network in starts(job.case):
         val_loss = mean_loss(network, validation, torch.device("cpu"))
-        score = fine_tune(network, task, Tuning(), job.case.seed)
-        rows.append({"start": start, "seed": job.case.seed, "val_loss": val_loss, **asdict(score)})
+        score, rate = best_tuned(network, task, job.case.seed)
+        rows.append({"start": start, "seed": job.case.seed, "val_loss": val_loss, **asdict(score), "rate": rate})
         rows[-1] |= {"common": task.common, "learnt": len(task.train), "tested": len(task.test)}
     return rows
 

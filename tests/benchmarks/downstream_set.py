@@ -25,6 +25,7 @@ from peer.tokenizer import SEPARATOR, Tokens
 GAP, ASK, END = b"\x00", b"\x01", b"\n"  # the first two are in no source
 SHORTEST, LONGEST = 8, 46  # bytes of a line; with gap, question and answer it fits a window of 64
 FROM_A_FILE = 60  # lines at the most, so that there are many files
+CHOICE = 500
 IGNORED = -100  # as cross_entropy has it
 
 
@@ -38,9 +39,10 @@ class Example:
 
 @dataclass(frozen=True)
 class Task:
-    """``common``: how often the most frequent answer of the test is right."""
+    """``choice``: what settings are chosen by. ``common``: how often the most frequent answer of the test is right."""
 
     train: list[Example]
+    choice: list[Example]
     test: list[Example]
 
     @property
@@ -49,12 +51,13 @@ class Task:
         return max(map(answers.count, set(answers))) / len(answers)
 
 
-def make(train: Tokens, held_out: Tokens, *, learn: int, test: int, seed: int = 0) -> Task:
-    """``learn`` and ``test`` examples at the most; the same ones for the same text and ``seed``."""
+def make(train: Tokens, held_out: Tokens, *, learn: int, test: int, seed: int) -> Task:
+    """``learn`` examples, 500 to choose by, and at most ``test``; the same ones for the same text and ``seed``."""
     texts, others = documents(train), documents(held_out)
     known = {line.strip() for text in texts for line in text.split("\n")}
     chance = random.Random(seed)
-    return Task(_examples(texts, learn, chance, ()), _examples(others, test, chance, known))
+    both = _examples(texts, learn + CHOICE, chance, ())
+    return Task(both[:learn], both[learn:], _examples(others, test, chance, known))
 
 
 def documents(tokens: Tokens) -> list[str]:
