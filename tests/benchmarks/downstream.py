@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.downstream [--quick] [--json FILE]
 
-Pre-training is a simulation of 4 replicas on the standard library (246,336 parameters, 800 steps: 6.7 tokens a
+Pre-training is a simulation of 4 replicas on the standard library (246,336 parameters, 500 steps: 4.2 tokens a
 parameter), with the settings of convergence_cases.py. Every model, and as a control one with fresh weights, learns to
 name the keyword that a line of Python lacks (downstream_set.py). "What happens when nanochat meets DiLoCo?"
 (arXiv 2511.13761) found DiLoCo's loss competitive and its benchmarks after fine-tuning worse. A second control tells

@@ -1,6 +1,6 @@
 """The supervised set of the downstream check: a line of Python without one of its keywords, and that keyword.
 
-``if x ▢ not None:`` is answered by ``is``. Made of the standard library, which every machine has. The lines to learn
+``if x ? not None:#`` is answered by ``is``. Made of the standard library, which every machine has. The lines to learn
 from are of the files of the pre-training; those of the test are of files that were held out of it, and such as stand
 in no other file. What a line has behind the gap counts as much as what it has before it, so this is another task than
 the next-token prediction that a model comes from.
@@ -22,7 +22,8 @@ from torch import Tensor
 
 from peer.tokenizer import SEPARATOR, Tokens
 
-GAP, ASK, END = b"\x00", b"\x01", b"\n"  # the first two are in no source
+# Signs that the text has too: tied embeddings of bytes that a model has never seen are all alike, and of no use to it.
+GAP, ASK, END = b"?", b"#", b"\n"
 SHORTEST, LONGEST = 8, 46  # bytes of a line; with gap, question and answer it fits a window of 64
 FROM_A_FILE = 60  # lines at the most, so that there are many files
 CHOICE = 500
@@ -116,7 +117,8 @@ def _gaps(text: str, chance: random.Random) -> Iterator[tuple[str, int, int]]:
         start, stop = chance.choice(spans)
         indent = len(line) - len(line.lstrip())
         bare = line.strip()
-        if SHORTEST <= len(bare.encode()) <= LONGEST and bare.isprintable():
+        plain = bare.isprintable() and not {*bare} & {GAP.decode(), ASK.decode()}
+        if plain and SHORTEST <= len(bare.encode()) <= LONGEST:
             yield bare, start - indent, stop - indent
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,6 +14,15 @@ from peer.config_data import StdlibData
 from tests.benchmarks.downstream import DDP, DDP_EARLY, DILOCO, NOLOCO, NOLOCO_ONE, STARTS, figures
 from tests.benchmarks.downstream_set import ASK, END, GAP, Task, documents, make, tensors
 from tests.benchmarks.downstream_tuning import Tuning, answered, fine_tune, score
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As the benchmark computes: with small matrices two threads mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +50,12 @@ def test_an_example_is_a_line_of_the_library_without_one_keyword(task: Task) -> 
     assert len({*filled(task, "train"), *filled(task, "choice")}) == 800 and 0 < task.common < 0.5
 
 
-def test_the_loss_is_of_the_answer_alone_and_right_is_what_greedy_decoding_writes(task: Task) -> None:
+def test_the_loss_is_of_the_answer_alone_and_right_is_what_greedy_decoding_writes(task: Task, one_thread: None) -> None:
     network = model.build(
-        LlamaModel(hidden_size=64, intermediate_size=128, layers=1, heads=2), sequence_length=64, seed=0
+        LlamaModel(hidden_size=32, intermediate_size=64, layers=1, heads=2), sequence_length=64, seed=0
     )
-    some = task.train[:32]
-    fine_tune(network, some, Tuning(5e-3, epochs=60), seed=0)
+    some = task.train[:16]
+    fine_tune(network, some, Tuning(5e-3, epochs=80), seed=0)
     inputs, targets = tensors(some)
     loss, right = answered(network, inputs, targets)
     assert right.float().mean() > 0.2  # it has learnt some of them by heart
