@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from peer import build, corpus, logs, model_source
+from peer import build, corpus, logs, model_source, own_tokenizer
 from peer.checkpoint import Checkpoints
 from peer.config import Config
 from peer.corpus import Corpus
@@ -32,6 +32,7 @@ def assembled(config: Config, signals: Signals, crew: Crew | None = None) -> Ite
     with ExitStack() as stack:
         ground = stack.enter_context(grounded(run, own, build.pick_device(own.device), signals.stop))
         logs.setup(ground.home.name, ground.home.folder / "peer.log")
+        own_tokenizer.warn(run)
         text = corpus.load(run.data, run.evaluation.sets)
         state = stack.enter_context(_replica(config, text, ground, crew))
         checkpoints = Checkpoints(ground.home.folder / "checkpoints", own.checkpoint.keep)

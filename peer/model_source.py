@@ -19,6 +19,8 @@ from peer.model_config import AutoModel
 # In config.json without a say in what is computed: which program wrote it, from where, and how it stores weights.
 IDLE_KEYS = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+# What a tokenizer consists of, whatever its kind: see own_tokenizer.py.
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "spiece.model", "sentencepiece*")
 
 
 def pinned(config: Config) -> Config:
@@ -100,7 +102,7 @@ def _download(settings: AutoModel) -> Path:
 
     what = f"run.model.source: {settings.source}"
     wanted = ["config.json", "generation_config.json"]
-    wanted += ["model*.safetensors", INDEX] if settings.pretrained else []
+    wanted += ["model*.safetensors", INDEX, *TOKENIZER_FILES] if settings.pretrained else []
     wanted += ["*.py"] if settings.trust_remote_code else []
     try:
         folder = Path(snapshot_download(settings.source, revision=settings.revision, allow_patterns=wanted))

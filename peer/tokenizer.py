@@ -17,6 +17,7 @@ from peer.config_data import Tokenizer as Settings
 from peer.errors import UserError
 
 SEPARATOR = 256  # ends a document of bytes
+END_OF_TEXT = "<|endoftext|>"  # its word, where a tokenizer of bytes has to have words
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 
@@ -34,6 +35,9 @@ class Tokenizer(Protocol):
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """The ids of each text, without ``end``."""
 
+    def words(self) -> dict[str, int]:
+        """What each id stands for, as transformers writes it."""
+
 
 class Bytes:
     """Token = byte."""
@@ -46,13 +50,16 @@ class Bytes:
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         return [np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.uint16) for text in texts]
 
+    def words(self) -> dict[str, int]:
+        return {**{letter: byte for byte, letter in enumerate(byte_letters())}, END_OF_TEXT: SEPARATOR}
+
 
 class HuggingFace:
     """A tokenizer that transformers can load. ``vocabulary`` is the model's, at least as large as the tokenizer's."""
 
     def __init__(self, settings: Settings) -> None:
         self.name, self.vocabulary = settings.name, settings.vocabulary
-        self._tokenizer = _load(settings)
+        self._tokenizer = open_any(settings)
         self.known = known = 1 + max(self._tokenizer.get_vocab().values())
         if known > settings.vocabulary:
             raise UserError(
@@ -75,6 +82,9 @@ class HuggingFace:
             return [np.array(it.ids, dtype=self._dtype) for it in found]
         ids = self._tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)
         return [np.array(it, dtype=self._dtype) for it in ids["input_ids"]]
+
+    def words(self) -> dict[str, int]:
+        return dict(self._tokenizer.get_vocab())
 
     def save(self, folder: Path) -> None:
         """As transformers loads it."""
@@ -104,7 +114,15 @@ def dtype(vocabulary: int) -> type[np.uint16] | type[np.uint32]:
     return np.uint16 if vocabulary <= 2**16 else np.uint32
 
 
-def _load(settings: Settings) -> Any:
+def byte_letters() -> list[str]:
+    """The letter by which byte-level tokenizers write each byte: itself where it can be seen, else one from 256 on."""
+    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    hidden = [byte for byte in range(256) if byte not in seen]
+    return [chr(byte) if byte in seen else chr(256 + hidden.index(byte)) for byte in range(256)]
+
+
+def open_any(settings: Settings) -> Any:
+    """What transformers loads by the name or the path of ``settings``, whatever it has or lacks."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     where = settings.path or settings.name

@@ -16,6 +16,7 @@ from peer.check.finding import Finding, fail
 from peer.check.local import identity, limits, port
 from peer.check.network import network
 from peer.check.space import disk, memory
+from peer.check.tokenizer import tokenizer
 from peer.config import Config
 from peer.errors import RunError, UserError
 
@@ -32,6 +33,7 @@ def topics(ranks: int) -> tuple[tuple[str, Topic], ...]:
         ("device", partial(device, ranks=ranks)),
         ("memory", partial(memory, ranks=ranks)),
         ("disk", disk),
+        ("tokenizer", tokenizer),
     )
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -57,8 +58,14 @@ class SlowWeights:
             self.read_fast(0, self.phi)
 
     def zeros(self) -> Tensor:
-        """A new host vector of the same length, for example a momentum."""
-        return torch.zeros(self.numel, dtype=torch.float32, pin_memory=self._pinned)
+        """A new host vector of the same length, for example a momentum.
+
+        Where it is not pinned the system hands out its zeros page by page as they are first written, in the first
+        outer step: with large models torch.zeros takes seconds of the start.
+        """
+        if self._pinned:
+            return torch.zeros(self.numel, dtype=torch.float32, pin_memory=True)
+        return torch.from_numpy(np.zeros(self.numel, dtype=np.float32))
 
     def read_fast(self, start: int, out: Tensor) -> None:
         """``out`` ← θ[start : start + len(out)], as fp32 on the host.

@@ -40,13 +40,14 @@ class Simulation:
     def __init__(self, config: Config, options: Options) -> None:
         options.check(config)
         self.config, self.options = config, options
+        self.replicas: list[Replica] = []  # of the last run, as its end has left them
         self._text = corpus.load(config.run.data)
 
     def run(self, say: Say) -> dict[str, Any]:
         """The summary, with the samples under ``curves``. ``say`` gets one line a sample."""
         began = time.monotonic()
         torch.set_num_threads(1)  # small matrices: a thread a replica is faster than two threads a matrix
-        replicas = self._replicas()
+        self.replicas = replicas = self._replicas()
         scribble = self._build("mean", self.config, self._text, 0)
         sampler = Sampler(replicas, scribble, build.validation(self.config.run, self._text), self.options.workers)
 
