@@ -24,6 +24,7 @@ from peer.export import tokenizer
 from peer.inner import mean_loss
 from peer.progress import Progress, Stop
 from peer.state import PeerState
+from peer.tokenizer import END_OF_TEXT
 from tests.unit.data_harness import bpe
 
 CPU = torch.device("cpu")
@@ -246,4 +247,4 @@ def test_a_byte_is_its_id_and_any_text_comes_back(text: str, byte_tokenizer: Any
 def test_the_end_of_a_text_is_the_separator(byte_tokenizer: Any) -> None:
     assert byte_tokenizer.eos_token_id == corpus.SEPARATOR
     assert len(byte_tokenizer) == corpus.VOCABULARY
-    assert byte_tokenizer(f"a{tokenizer.END}b")["input_ids"] == [97, 256, 98]
+    assert byte_tokenizer(f"a{END_OF_TEXT}b")["input_ids"] == [97, 256, 98]

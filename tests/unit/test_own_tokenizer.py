@@ -96,7 +96,8 @@ def test_one_that_cannot_be_loaded_is_the_error_that_it_is_anyway(folder: Path, 
 def test_check_has_a_finding(folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     from peer.check import runner
 
-    monkeypatch.setattr(runner, "TOPICS", [it for it in runner.TOPICS if it[0] == "tokenizer"])
+    (topic,) = [it for it in runner.topics(1) if it[0] == "tokenizer"]
+    monkeypatch.setattr(runner, "topics", lambda _: (topic,))
     own = bpe(folder)
 
     def found(tokenizer: Tokenizer | None) -> list[Finding]:
