@@ -19,7 +19,7 @@ from tests.benchmarks.downstream_set import IGNORED, Question, Task, tensors
 
 BATCH = 32
 SCORED_AT_ONCE = 200
-RATES = (3e-4, 1e-3, 3e-3, 1e-2)
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 
 
 @dataclass(frozen=True)
