@@ -15,11 +15,15 @@ import torch
 
 
 def options(description: str) -> argparse.Namespace:
+    return command_line(description).parse_args()
+
+
+def command_line(description: str) -> argparse.ArgumentParser:
     """``--quick`` is the same code on less work, done within four minutes on two cores."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="less work, the same code")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    return parser.parse_args()
+    return parser
 
 
 def finish(name: str, figures: dict[str, Any], words: str, file: Path | None) -> None:

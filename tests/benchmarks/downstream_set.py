@@ -1,17 +1,16 @@
-"""The supervised set of the downstream check: a line of Python without one of its keywords, and that keyword.
+"""The supervised set of the downstream check: a text cut within a word of code, and which of four ends is its own.
 
-``if x ? not None:#`` is answered by ``is``. Made of the standard library, which every machine has. The lines to learn
-from are of the files of the pre-training; those of the test are of files that were held out of it, and such as stand
-in no other file. What a line has behind the gap counts as much as what it has before it, so this is another task than
-the next-token prediction that a model comes from.
+``...for name in sor#`` is answered by ``ted(found):``. The three others are ends of lines elsewhere in the same file,
+cut in the same way and as long, so that only knowing Python and its library tells. ``#`` stands between a beginning and
+its end in no file: that it is to be looked past has to be learnt. Made of the standard library, which every machine
+has. The lines to learn from are of the files of the pre-training; those of the test are of files that were held out of
+it, and such as stand in no other file.
 """
 
 from __future__ import annotations
 
-import io
-import keyword
 import random
-import tokenize
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -23,42 +22,49 @@ from torch import Tensor
 from peer.tokenizer import SEPARATOR, Tokens
 
 # Signs that the text has too: tied embeddings of bytes that a model has never seen are all alike, and of no use to it.
-GAP, ASK, END = b"?", b"#", b"\n"
-SHORTEST, LONGEST = 8, 46  # bytes of a line; with gap, question and answer it fits a window of 64
-FROM_A_FILE = 60  # lines at the most, so that there are many files
-CHOICE = 500
+ASK, END = b"#", b"\n"
+INSIDE = re.compile(r"(?<=\w\w)(?=\w)")  # where a line is cut: in a word, two letters into it or later
+BEFORE = 40  # bytes of the file before the cut; with question and answer they fit a window of 64
+SHORTEST, LONGEST, NEAR = 4, 10, 1  # bytes of an answer, and by how many the others may be longer or shorter
+ANSWERS = 4
+FROM_A_FILE = 40  # questions at the most, so that there are many files
+CHOICE = 300
 IGNORED = -100  # as cross_entropy has it
 
 
 @dataclass(frozen=True)
-class Example:
-    """``prompt``: the line with a gap, and the sign that asks."""
+class Question:
+    """``prompt``: what stands before the cut, and the sign that asks. ``answers``: the right one, then the others."""
 
     prompt: bytes
-    answer: bytes
+    answers: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
 class Task:
-    """``choice``: what settings are chosen by. ``common``: how often the most frequent answer of the test is right."""
+    """``choice``: what settings are chosen by."""
 
-    train: list[Example]
-    choice: list[Example]
-    test: list[Example]
+    train: list[Question]
+    choice: list[Question]
+    test: list[Question]
 
-    @property
-    def common(self) -> float:
-        answers = [it.answer for it in self.test]
-        return max(map(answers.count, set(answers))) / len(answers)
+
+@dataclass(frozen=True)
+class Cut:
+    """A line that was cut: as a whole and bare of indentation, what stands before the cut, and what behind it."""
+
+    line: str
+    before: str
+    end: str
 
 
 def make(train: Tokens, held_out: Tokens, *, learn: int, test: int, seed: int) -> Task:
-    """``learn`` examples, 500 to choose by, and at most ``test``; the same ones for the same text and ``seed``."""
+    """``learn`` questions, 300 to choose by, and at most ``test``; the same ones for the same text and ``seed``."""
     texts, others = documents(train), documents(held_out)
     known = {line.strip() for text in texts for line in text.split("\n")}
     chance = random.Random(seed)
-    both = _examples(texts, learn + CHOICE, chance, ())
-    return Task(both[:learn], both[learn:], _examples(others, test, chance, known))
+    both = _questions(texts, learn + CHOICE, chance, ())
+    return Task(both[:learn], both[learn:], _questions(others, test, chance, known))
 
 
 def documents(tokens: Tokens) -> list[str]:
@@ -69,67 +75,54 @@ def documents(tokens: Tokens) -> list[str]:
     return [piece.astype(np.uint8).tobytes().decode("utf-8", "replace") for piece in pieces]
 
 
-def tensors(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, both ``[examples, tokens]``; a target is IGNORED where no answer is asked for."""
-    width = max(len(it.prompt) + len(it.answer) for it in examples)
-    inputs = torch.full((len(examples), width), SEPARATOR, dtype=torch.int64)
+def tensors(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of prompts with an answer each, ``[pairs, tokens]``; targets before the answer are IGNORED."""
+    width = max(len(prompt) + len(answer) for prompt, answer in pairs)
+    inputs = torch.full((len(pairs), width), SEPARATOR, dtype=torch.int64)
     targets = torch.full_like(inputs, IGNORED)
-    for row, it in enumerate(examples):
-        answer = it.answer + END
-        text = it.prompt + it.answer
+    for row, (prompt, answer) in enumerate(pairs):
+        text = prompt + answer
         inputs[row, : len(text)] = torch.tensor(list(text))
-        targets[row, len(it.prompt) - 1 : len(text)] = torch.tensor(list(answer))
+        targets[row, len(prompt) - 1 : len(text)] = torch.tensor(list(answer + END))
     return inputs, targets
 
 
-def _examples(texts: list[str], count: int, chance: random.Random, known: Collection[str]) -> list[Example]:
+def _questions(texts: list[str], count: int, chance: random.Random, known: Collection[str]) -> list[Question]:
     """Of files in random order, one a line and each line once."""
     order = list(texts)
     chance.shuffle(order)
     used = set(known)
-    found: list[Example] = []
+    found: list[Question] = []
     for text in order:
-        gaps = [(line, *span) for line, *span in _gaps(text, chance) if line not in used]
-        chance.shuffle(gaps)
-        for line, start, stop in gaps[:FROM_A_FILE]:
-            if line not in used:
-                used.add(line)
-                found.append(_example(line, start, stop))
+        found += islice(_of_a_file(text, chance, used), FROM_A_FILE)
         if len(found) >= count:
             break
     chance.shuffle(found)
-    return list(islice(found, count))
+    return found[:count]
 
 
-def _example(line: str, start: int, stop: int) -> Example:
-    before, answer, after = (it.encode() for it in (line[:start], line[start:stop], line[stop:]))
-    return Example(before + GAP + after + ASK, answer)
+def _of_a_file(text: str, chance: random.Random, used: set[str]) -> Iterator[Question]:
+    """In random order; what was asked about, and where, goes into ``used``, and is not asked about again."""
+    cuts = list(_cuts(text, chance))
+    chance.shuffle(cuts)
+    for cut in cuts:
+        if cut.line in used or cut.before in used:
+            continue
+        near = {it.end for it in cuts if abs(len(it.end) - len(cut.end)) <= NEAR} - {cut.end}
+        if len(near) >= ANSWERS - 1:
+            used |= {cut.line, cut.before}
+            others = chance.sample(sorted(near), ANSWERS - 1)
+            yield Question(cut.before.encode() + ASK, tuple(it.encode() for it in (cut.end, *others)))
 
 
-def _gaps(text: str, chance: random.Random) -> Iterator[tuple[str, int, int]]:
-    """A keyword of each line of code that has some: the line, bare of indentation, and where in it the keyword is."""
-    lines = text.split("\n")
-    places: dict[int, list[tuple[int, int]]] = {}
-    for row, start, stop in _keywords(text):
-        places.setdefault(row, []).append((start, stop))
-    for row, spans in places.items():
-        line = lines[row - 1]
-        start, stop = chance.choice(spans)
-        indent = len(line) - len(line.lstrip())
-        bare = line.strip()
-        plain = bare.isprintable() and not {*bare} & {GAP.decode(), ASK.decode()}
-        if plain and SHORTEST <= len(bare.encode()) <= LONGEST:
-            yield bare, start - indent, stop - indent
-
-
-def _keywords(text: str) -> Iterator[tuple[int, int, int]]:
-    """Row and columns of each keyword of code: none of comments, strings, or what no tokenizer understands."""
-    lines = text.split("\n")
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(text, newline="\n").readline):
-            (row, start), (_, stop) = token.start, token.end
-            word = token.string
-            if token.type == tokenize.NAME and keyword.iskeyword(word) and lines[row - 1][start:stop] == word:
-                yield row, start, stop
-    except (tokenize.TokenError, SyntaxError):  # files of the library that show what is no Python
-        return
+def _cuts(text: str, chance: random.Random) -> Iterator[Cut]:
+    """Each line that can be cut, at one place."""
+    start = 0
+    for line in text.split("\n"):
+        places = [it.start() for it in INSIDE.finditer(line) if SHORTEST <= len(line) - it.start() <= LONGEST]
+        if places and line.isascii():
+            place = chance.choice(places)
+            before = text[max(0, start + place - BEFORE) : start + place]
+            if before.isascii():
+                yield Cut(line.strip(), before, line[place:])
+        start += len(line) + 1
