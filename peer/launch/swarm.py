@@ -35,6 +35,7 @@ class LocalSwarm:
         self._names = [f"peer-{index}" for index in range(peers)]
         self._resume = resume
         self._interrupted = 0
+        self._page = ""  # where people find the swarm, until they have been told
         self._children: list[Child] = []
 
     def run(self) -> int:
@@ -82,7 +83,7 @@ class LocalSwarm:
         common += [*self._overrides, "peer.metrics.port=0"]
         common += ["run.admission=open", "run.owner=null", "peer.invitation=null"]  # all are ours, on this machine
         sets = [argument for override in common for argument in ("--set", override)]
-        print(f"the swarm as a page: http://{entry.monitor}/", flush=True)
+        self._page = f"http://{entry.monitor}/"
         ports = {"--port": entry.addresses[0].partition("/tcp/")[2].partition("/")[0]}
         ports["--http-port"] = entry.monitor.rpartition(":")[2]
         for option, port in ports.items():  # should it have to be started again
@@ -111,6 +112,9 @@ class LocalSwarm:
             while not self._interrupted:
                 running = [child for child in peers if child.exit_code() is None]
                 fresh = [(tail, row) for tail in tails for row in tail.poll()]
+                if fresh and self._page:  # not before: a peer that is refused says one line, and nothing else is said
+                    view.say(f"the swarm as a page: {self._page}")
+                    self._page = ""
                 view.show(tails, fresh)
                 if not self._revive(view) and not running:
                     break

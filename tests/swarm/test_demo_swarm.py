@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import urllib.request
@@ -36,11 +37,16 @@ def rounds(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def healthy(process: Process) -> bool:
-    """Does the bootstrap node answer where ``swarm`` says that the page is?"""
+def wait_for_page(process: Process) -> None:
+    """Until the bootstrap node answers where ``swarm`` says that the page is."""
     page = process.line(r"the swarm as a page: (\S+)")[1]
-    with urllib.request.urlopen(f"{page}healthz", timeout=10) as answer:
-        return bool(answer.status == 200)
+
+    def healthy() -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{page}healthz", timeout=10) as answer:
+            return bool(answer.status == 200)
+        return False
+
+    wait_for(healthy, 30)
 
 
 @pytest.mark.cold
@@ -81,7 +87,7 @@ def test_ctrl_c_saves_and_a_resume_goes_on(swarm: Swarm) -> None:
 
     again = launch(swarm, 2, *sets, name="again", resume=True)
     again.line(rf"peer=peer-0 round=\d+ step={before['peer-0'] + 300} ", 90)
-    assert healthy(again)
+    wait_for_page(again)
     again.signal(signal.SIGTERM)
     assert again.exit_code(60) == 0, again.output()
 
@@ -121,7 +127,7 @@ def test_members_that_are_killed_are_started_again_and_go_on(swarm: Swarm) -> No
     member(process, "dht_bootstrap").kill()
     process.line(r"bootstrap was killed by signal 9; started again \(1 of", 30)
     process.line(r"(?s)bootstrap was .*peer=peer-1 round=\d+ [^\n]*outcome=merged", 60)
-    assert healthy(process)  # at the address that it had
+    wait_for_page(process)  # at the address that it had
     swarm.note_children()
     process.signal(signal.SIGINT)
     assert process.exit_code(60) == 0, process.output()
