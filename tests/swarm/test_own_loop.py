@@ -212,7 +212,8 @@ def test_the_swap_runs_beside_the_steps_when_it_is_asked_to(scene: Scene) -> Non
     together(lambda: one.train_until_merged(first, 2), lambda: two.train_until_merged(second, 2))
     together(first.close, second.close)  # which waits for the swap that is on its way
     assert first.last is not None and first.last.round == first.round
-    assert one.rounds[-1].seconds["inner"] > H * PAUSE
+    # a round is reported when its swap has ended: between two reports there may be less than a phase
+    assert sum(it.seconds["inner"] for it in one.rounds) > H * PAUSE
 
 
 def test_a_network_that_is_gone_is_told_in_a_line(scene: Scene) -> None:

@@ -57,7 +57,7 @@ def test_a_real_prometheus_sees_a_real_swarm(swarm: Swarm) -> None:
         wait_for(lambda: not unanswered(server, asked), ANSWERED, lambda: "\n".join(unanswered(server, asked)))
         silent = [query for query in queries() if query.silent or "ALERTS" in query.expr]
         assert len(silent) >= 4
-        assert server.firing().keys() <= {"NolocoPeerNotScraped"}
+        assert server.firing().keys() <= {"NolocoPeerNotScraped"}, server.firing()
         for rule in server.rules():
             assert rule["health"] == "ok", rule
         assert set(shares(server, "sum by (peer) (peer_phase:noloco_time:share1m)")) == set(SCRAPED)

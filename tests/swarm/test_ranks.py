@@ -69,8 +69,10 @@ def test_peers_of_two_ranks_and_of_one_merge_and_outlive_one_another(swarm: Swar
     for process in (two, other):  # as torchrun sends it on
         process.signal(signal.SIGTERM)
     assert (two.exit_code(30), other.exit_code(30)) == (0, 0), two.output() + other.output()
+    last = swarm.rounds("two")[-1]["step"]
     back, helper = two_ranks(swarm, "two", *RUN, address=address)
-    assert int(back.line(r"resumed: .* step=(\d+)").group(1)) == swarm.rounds("two")[-1]["step"]
+    resumed = int(back.line(r"resumed: .* step=(\d+)").group(1))
+    assert last <= resumed < last + 20  # it may have been stopped between two boundaries
     for process in (one, two, other, again, back, helper):
         assert "Traceback" not in process.output() and not errors(process), process.output()
 
