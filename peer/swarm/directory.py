@@ -52,8 +52,8 @@ def reads(members: float, count: int, chance: random.Random) -> list[Bucket]:
 class Size:
     """How many members there are, as a peer believes from what it reads. ``look`` and ``learn`` once a period."""
 
-    def __init__(self, members: float = 1.0, *, settled: bool = False) -> None:
-        self.members, self._number, self._settled = members, 0, settled
+    def __init__(self, members: float = 1.0) -> None:
+        self.members, self._number, self._settled = members, 0, False
 
     def look(self, peer_id: str, count: int, chance: random.Random) -> list[Bucket]:
         """What to read now: ``count`` buckets, and one of each level that others may use; of these seldom, once the

@@ -115,12 +115,12 @@ def directory_traffic(members: int) -> dict[str, float]:
     ids, periods = [str(index) for index in range(members)], 60 / records.ANNOUNCE_SECONDS
     full = Counter(bucket for peer in ids for bucket in directory.writes(peer, members))
     chance, sample = random.Random(0), ids[:: max(1, members // 100)]
-    buckets = [
-        size.look(peer, directory.READS, chance)
-        for peer in sample
-        for size in [directory.Size(members, settled=True)]
-        for _ in range(directory.WIDE_LOOKS)
-    ]
+    buckets = []
+    for peer in sample:
+        size, own = directory.Size(members), directory.writes(peer, members)
+        for _ in range(directory.WIDE_LOOKS):
+            buckets.append(size.look(peer, directory.READS, chance))
+            size.learn({bucket: full[bucket] - (bucket in own) for bucket in buckets[-1]})
     return {
         "records_written": periods * mean(len(directory.writes(peer, members)) for peer in sample),
         "buckets_read": periods * mean(len(it) for it in buckets),

@@ -31,7 +31,7 @@ from peer.vectors import Vector
 from tests.benchmarks.swap_partner import WAIT, bench_exchange, group_of
 from tests.netlab.lab import ROOT, Lab
 from tests.netlab.plan import Access, Path_, Plan
-from tests.netlab.wire import Wire
+from tests.netlab.wire import Wire, wire
 
 SWAP, BARE = "noloco/goodput/1", "noloco/bare/1"
 NUMEL = 16 * 2**20  # 64 MiB of fp32
@@ -153,8 +153,8 @@ def measure(*, quick: bool) -> dict[str, float]:
     count = 1 if quick else 5
     with Lab(Plan(access=Access(up_mbit=MBIT, down_mbit=MBIT), path=Path_(rtt_ms=20)), 2) as lab:
         delayed = _shares(_pair(lab, count))
-    with Wire(MBIT) as wire:
-        straight = _shares(_pair(wire, count))
+    with wire(MBIT) as hosts:
+        straight = _shares(_pair(hosts, count))
     local = _pair(None, 3 if quick else 9)
     ratios = [bare / swap for swap, bare in zip(local["swap"], local["bare"], strict=True)]
     return {
