@@ -130,17 +130,18 @@ class Membership:
         ``newcomer_above``: one that has trained nothing takes the weights of a member that is beyond this round.
         """
         own, presence, counters = self.ground.own, self.presence, self.state.counters
+        reached = self.reporter.reached()
         together = own.start_with > 1
         with self.ground.phase("join"):
             self.node.start()
             presence.require_alone()
             resume()
-            self._catch_up(newcomer_above)
+            self._catch_up(newcomer_above, reached)
             self.reporter.rewind(counters.round, self.state.inner.step)
             presence.enter(self.state.snapshot, counters.round, waits=together)
             if together:
                 presence.await_others(own.start_with, own.start_patience)
-                self._catch_up()  # all have come back, each with its own checkpoint: who is furthest?
+                self._catch_up(reached=reached)  # all have come back, each with its own checkpoint: who is furthest?
         what = fields(
             config=self._same.config,
             method=self.ground.run.outer.name,
@@ -156,8 +157,9 @@ class Membership:
             self._catch_up()
             self.reporter.rewind(self.state.counters.round, self.state.inner.step)
 
-    def _catch_up(self, newcomer_above: int = 0) -> None:
-        catch_up(self.state, self.presence, self.ground.own.network.join_timeout, newcomer_above=newcomer_above)
+    def _catch_up(self, newcomer_above: int = 0, reached: int = 0) -> None:
+        timeout = self.ground.own.network.join_timeout
+        catch_up(self.state, self.presence, timeout, newcomer_above=newcomer_above, reached=reached)
 
     def crossing(self) -> Crossing:
         """The boundaries of a peer that stands at them."""
@@ -193,13 +195,20 @@ class Membership:
         self._stack.close()
 
 
-def catch_up(state: OuterState, presence: Presence, timeout: float, *, newcomer_above: int = 0) -> None:
-    """Become as a member that is further, if there is one: a newcomer, or who resumes from before its last merges."""
+def catch_up(
+    state: OuterState, presence: Presence, timeout: float, *, newcomer_above: int = 0, reached: int = 0
+) -> None:
+    """Become as a member that is further, if there is one: a newcomer, or who resumes from before its last merges.
+
+    ``reached``: the last round that this peer has made, if it comes back: its checkpoint may be older.
+    """
+    round = state.counters.round
     if state.inner.step:
-        above = state.counters.round + (0 if state.outer.equal_replicas else STALE_ROUNDS)
+        little = reached - round <= STALE_ROUNDS and not state.outer.equal_replicas
+        above = round + (STALE_ROUNDS if little else 0)
     else:
-        above = state.counters.round + newcomer_above
-    taken = presence.join(state.room(), timeout, above=above)
+        above = round + newcomer_above
+    taken = presence.join(state.room(), timeout, above=above, reached=reached)
     if taken is not None and taken.round > above:
         (state.catch_up if state.inner.step else state.adopt)(taken)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -52,6 +52,10 @@ class Reporter:
         self._metrics, self._standing, self._trackers = metrics, standing, trackers or Trackers()
         self._folder = folder
         self._open()
+
+    def reached(self) -> int:
+        """The last round of this peer, before it is forgotten by :meth:`rewind`; 0 when there is none."""
+        return max((row["round"] for _, row in _rows(self._folder / ROUNDS)), default=0)
 
     def rewind(self, round: int, step: int) -> None:
         """Forget what came after the state that a peer resumes from; it will be done again."""
@@ -167,18 +171,21 @@ class Reporter:
 
 
 def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Keep the wanted rows; a line that a kill cut short is dropped too."""
-    kept = []
+    """Keep the wanted rows."""
+    kept = [line + "\n" for line, row in _rows(path) if wanted(row)]
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    temporary.replace(path)
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Of the lines that are whole: a kill may have cut one short."""
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
         except ValueError:
             continue
-        if wanted(row):
-            kept.append(line + "\n")
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
+        yield line, row
 
 
 def _append(file: TextIO, row: dict[str, Any]) -> None:

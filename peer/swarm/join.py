@@ -46,21 +46,28 @@ class Taken:
 
 
 def take_state(
-    node: Node, members: Members, me: Party, layout: str, room: Sequence[Tensor], timeout: float, *, above: int
+    node: Node,
+    members: Members,
+    me: Party,
+    layout: str,
+    room: Sequence[Tensor],
+    timeout: float,
+    *,
+    above: int,
+    reached: int = 0,
 ) -> State | None:
     """A verified state of a random one of the furthest members; ``None`` when nobody is beyond round ``above``.
 
-    ``room``: a flat fp32 host vector for each vector of the state, to be filled. Raises :class:`UserError` when the
-    swarm trains another configuration, :class:`RunError` when members are there and none of them gives its state
-    within ``timeout`` seconds.
+    ``room``: a flat fp32 host vector for each vector of the state, to be filled. ``reached``: see :func:`donors_of`.
+    Raises :class:`UserError` when the swarm trains another configuration, :class:`RunError` when members are there
+    and none of them gives its state within ``timeout`` seconds.
     """
     deadline, taken = time.monotonic() + timeout, Taken(room)
     while True:
         present = members.refresh_all()
         # a misconfigured stranger must not keep us from our own swarm, and our own mistake must be told
         ours = [record for record in present if record.config == me.config]
-        furthest = max((record.round for record in ours), default=0)
-        donors = [record for record in ours if record.round > max(above, furthest - NEAR)] if ours else present
+        donors = donors_of(ours, above, reached) if ours else present
         if not donors:
             return None
         random.shuffle(donors)
@@ -75,6 +82,16 @@ def take_state(
         if time.monotonic() > deadline:
             raise RunError(f"no member gave its weights ({'; '.join(reasons)[:300]}); try again, or look at their logs")
         time.sleep(PAUSE)
+
+
+def donors_of(records: Sequence[MemberRecord], above: int, reached: int) -> list[MemberRecord]:
+    """Members beyond round ``above`` that are near the furthest, so that newcomers spread over many.
+
+    ``reached``: the last round of a peer that comes back, 0 for a newcomer. It need not do again what somebody has.
+    """
+    furthest = max((record.round for record in records), default=0)
+    least = max(above + 1, furthest - NEAR + 1, min(reached, furthest))
+    return [record for record in records if record.round >= least]
 
 
 class _Declined(Exception):

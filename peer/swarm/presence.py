@@ -83,9 +83,10 @@ class Presence:
                 "needs a key of its own (peer.identity) or an invitation of its own (peer.invitation)"
             )
 
-    def join(self, room: Sequence[Tensor], timeout: float, *, above: int) -> State | None:
+    def join(self, room: Sequence[Tensor], timeout: float, *, above: int, reached: int = 0) -> State | None:
         """The verified state of a member beyond round ``above``; ``None`` when there is none: :func:`take_state`."""
-        return take_state(self._node, self._members, self._me, self._layout, room, timeout, above=above)
+        who = self._node, self._members, self._me, self._layout
+        return take_state(*who, room, timeout, above=above, reached=reached)
 
     def enter(self, snapshot: Callable[[], State], round: int, *, waits: bool = False) -> None:
         """Be found from now on: serve newcomers, announce, and meet partners. ``waits``: others are awaited first."""

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from peer.launch.tail import Tail
+from peer.membership import STALE_ROUNDS
 from tests.netlab.peers import Child, LabSwarm
 from tests.netlab.plan import load
 from tests.swarm.harness import TINY
@@ -45,7 +46,21 @@ class Member:
     since: float = 0.0
     away: float = 0.0
     memory: list[int] = field(default_factory=list)  # resident bytes, by now and then
-    left: tuple[int, int] | None = None  # rows and last round when it was started again, until it has made one
+    left: Left | None = None  # from when it was started again until it has made a round
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a peer had when it was started again: ``rows``, the ``last`` round, and what all others had then."""
+
+    rows: int
+    last: int
+    others: int
+
+    @property
+    def may_lose(self) -> int:
+        """Rounds: a state is not fetched for two of them, and nobody can give what nobody has."""
+        return max(STALE_ROUNDS, self.last - self.others)
 
 
 class Soak:
@@ -60,6 +75,7 @@ class Soak:
         self.longest = 0.0
         self.growth = 1.0
         self.set_back: list[int] = []  # rounds that a peer did again after it was stopped
+        self.too_far: list[str] = []  # those that it need not have done
         names = {host: f"peer-{host}" for host in range(1, peers + 1)}
         self._members = [
             Member(host, name, self._start(host, name), Tail(name, swarm.folder / name)) for host, name in names.items()
@@ -116,7 +132,7 @@ class Soak:
             member.process.wait(10)
         member.tail.poll()
         rows = member.tail.rounds
-        member.left = (len(rows), rows[-1]["round"]) if rows else None
+        member.left = Left(len(rows), rows[-1]["round"], self._others(member)) if rows else None
         member.process = self._start(member.host, member.name)
         member.memory.clear()
         member.away = time.monotonic() + 60  # it loads its libraries beside all others
@@ -181,12 +197,21 @@ class Soak:
         """How far does it go back? It takes the rows of rounds that it does again out of its file."""
         if member.left is None:
             return
-        (rows, last), found = member.left, member.tail.rounds
-        if len(found) < rows:
-            member.left = (len(found), last)
-        elif len(found) > rows:
-            self.set_back.append(max(0, last + 1 - found[rows]["round"]))
+        left, found = member.left, member.tail.rounds
+        if len(found) < left.rows:
+            member.left = replace(left, rows=len(found))
+        elif len(found) > left.rows:
+            again = max(0, left.last + 1 - found[left.rows]["round"])
+            self.set_back.append(again)
+            if again > left.may_lose:
+                self.too_far.append(f"{member.name} did {again} rounds again: {left}")
             member.left = None
+
+    def _others(self, member: Member) -> int:
+        """The round that every other peer has made which nothing is done to now."""
+        now = time.monotonic()
+        able = [it for it in self._members if it is not member and it.process.poll() is None and it.away < now]
+        return min((it.tail.rounds[-1]["round"] for it in able if it.tail.rounds), default=0)
 
     def _weigh(self, member: Member) -> None:
         with suppress(psutil.NoSuchProcess):
@@ -234,6 +259,7 @@ def soak(folder: Path, *, peers: int, seconds: float, pause: float, seed: int) -
         "memory_growth": run.growth,
         "restarts": len(run.set_back),
         "rounds_lost": max(run.set_back, default=0),
+        "lost_too_many": run.too_far,
         "first_loss": first,
         "last_loss": last,
         "longest_stall_s": run.longest,

@@ -114,11 +114,23 @@ def test_who_resumes_from_before_its_last_merges_takes_them_from_others(behind: 
     )
 
 
+def test_a_checkpoint_that_is_older_than_the_last_rounds_is_no_reason_to_do_them_again() -> None:
+    """One round behind others: kept, unless this peer was further than both when it was killed."""
+    for reached, taken in ((0, False), (1 + STALE_ROUNDS, False), (2 + STALE_ROUNDS, True)):
+        donor, resumed = parts.peer_state(), parts.peer_state()
+        for state, rounds in ((resumed, 1), (donor, 2)):
+            for _ in range(rounds):
+                state.inner.run(state.stream.take(H))
+                apply(state, contribution(state), "")
+        catch_up(resumed, Others(donor), 60.0, reached=reached)  # type: ignore[arg-type]
+        assert resumed.counters.round == (2 if taken else 1), reached
+
+
 class Others:
     """A swarm of one member."""
 
     def __init__(self, donor: PeerState) -> None:
         self._donor = donor
 
-    def join(self, room: list[Tensor], timeout: float, *, above: int) -> State | None:
+    def join(self, room: list[Tensor], timeout: float, *, above: int, reached: int) -> State | None:
         return self._donor.snapshot() if self._donor.counters.round > above else None

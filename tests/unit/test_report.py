@@ -134,3 +134,18 @@ def test_rewinding_leaves_whole_lines_only(tmp_path: Path, cut: str) -> None:
     reporter.evaluation(30, 640, 2.0)
     assert [row["round"] for row in rows(tmp_path)] == [1, 2, 3]
     assert [row["val_loss"] for row in rows(tmp_path, "evals.jsonl")] == [3.0, 3.0, 2.0]
+
+
+def test_a_peer_that_comes_back_knows_how_far_it_was(tmp_path: Path) -> None:
+    reporter = Reporter(tmp_path, Metrics(), Standing())
+    assert reporter.reached() == 0
+    for number in (1, 2, 3):
+        reporter.round(round_report(number))
+    reporter.close()
+    with (tmp_path / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 4, "st')  # killed
+    again = Reporter(tmp_path, Metrics(), Standing())
+    assert again.reached() == 3
+    again.rewind(1, 10)
+    assert again.reached() == 1
+    again.close()

@@ -1,0 +1,49 @@
+"""Of whom does a peer take the state, when it joins or comes back?"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.swarm.join import NEAR, donors_of
+from peer.swarm.records import MemberRecord
+
+ROUNDS = st.integers(0, 40)
+
+
+def record(number: int, round: int) -> MemberRecord:
+    return MemberRecord(
+        peer_id=f"Qm{number}",
+        name=f"peer-{number}",
+        addresses=["/ip4/10.0.0.7/tcp/31337"],
+        config="c0ffee",
+        state="training",
+        step=25 * round,
+        round=round,
+        boundary_in=1.0,
+        tokens_per_second=100.0,
+        metrics="0.0.0.0:9464",
+    )
+
+
+def rounds(members: list[int], above: int, reached: int) -> list[int]:
+    return [it.round for it in donors_of([record(*it) for it in enumerate(members)], above, reached)]
+
+
+@given(st.lists(ROUNDS, max_size=8), ROUNDS, ROUNDS)
+def test_there_is_a_donor_when_anybody_is_further_and_each_is_near_the_furthest(
+    members: list[int], above: int, reached: int
+) -> None:
+    found = rounds(members, above, reached)
+    assert bool(found) == any(it > above for it in members)
+    for it in found:
+        assert it > above
+        assert it > max(members) - NEAR
+        assert it >= min(reached, max(members))  # nothing is done again that somebody has
+
+
+def test_newcomers_spread_and_who_comes_back_takes_what_it_had() -> None:
+    assert rounds([12, 16, 17, 20], above=0, reached=0) == [16, 17, 20]
+    assert rounds([12, 16, 17, 20], above=10, reached=17) == [17, 20]
+    assert rounds([12, 16, 17, 20], above=10, reached=30) == [20]
+    assert rounds([12, 16, 17, 20], above=20, reached=30) == []
