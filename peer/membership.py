@@ -31,6 +31,7 @@ from peer.exchange.pair import PairExchange
 from peer.exchange.rolling import RollingExchange
 from peer.exchange.wire import Identity, layout_digest
 from peer.inner import synchronize
+from peer.joining import catch_up, join_late
 from peer.logs import fields, get_logger
 from peer.metrics import Metrics, PhaseClock
 from peer.outer.decoupled import Decoupled
@@ -48,8 +49,6 @@ from peer.swarm.node import OPEN_TIMEOUT, Node, NodeSettings
 from peer.swarm.presence import Presence, Vitals
 
 log = get_logger("membership")
-
-STALE_ROUNDS = 2  # a resumed peer that is as little behind keeps its own weights: a state costs what two swaps cost
 
 
 @dataclass(frozen=True)
@@ -157,6 +156,10 @@ class Membership:
             self._catch_up()
             self.reporter.rewind(self.state.counters.round, self.state.inner.step)
 
+    def join_late(self) -> None:
+        """At a boundary: go on from others' weights if nobody was to be seen at the start and they are further."""
+        join_late(self.state, self.presence, self.ground.phase, self.ground.own.network.join_timeout)
+
     def _catch_up(self, newcomer_above: int = 0, reached: int = 0) -> None:
         timeout = self.ground.own.network.join_timeout
         catch_up(self.state, self.presence, timeout, newcomer_above=newcomer_above, reached=reached)
@@ -193,24 +196,6 @@ class Membership:
     def close(self) -> None:
         """Withdraw the record, say goodbye, close the node and the files."""
         self._stack.close()
-
-
-def catch_up(
-    state: OuterState, presence: Presence, timeout: float, *, newcomer_above: int = 0, reached: int = 0
-) -> None:
-    """Become as a member that is further, if there is one: a newcomer, or who resumes from before its last merges.
-
-    ``reached``: the last round that this peer has made, if it comes back: its checkpoint may be older.
-    """
-    round = state.counters.round
-    if state.inner.step:
-        little = reached - round <= STALE_ROUNDS and not state.outer.equal_replicas
-        above = round + (STALE_ROUNDS if little else 0)
-    else:
-        above = round + newcomer_above
-    taken = presence.join(state.room(), timeout, above=above, reached=reached)
-    if taken is not None and taken.round > above:
-        (state.catch_up if state.inner.step else state.adopt)(taken)
 
 
 def _identity(run: SwarmRun, own: Member, folder: Path) -> tuple[Path, Authority | None]:

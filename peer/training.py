@@ -17,6 +17,7 @@ from peer.config import Config
 from peer.errors import RunError
 from peer.inner import InnerReport
 from peer.inner_phase import InnerPhase
+from peer.joining import join_late
 from peer.metrics import PhaseClock
 from peer.progress import Progress, Stop
 from peer.report import Counted, Reporter, RoundReport
@@ -108,6 +109,7 @@ class Training(ABC):
         """At a boundary: evaluate and save when it is time."""
         if self.done():
             return
+        join_late(self.parts.state, self.presence, self.phase, self.config.peer.network.join_timeout)
         if self.counters.round % self.config.run.evaluation.every_rounds == 0:
             self.evaluate()
         if self.counters.round % self.config.peer.checkpoint.every_rounds == 0:

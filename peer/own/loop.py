@@ -258,6 +258,7 @@ class OuterLoop:
         if self._crossing is not None:
             mean = self._crossing.cross()
             self._report(self._counted(inner), mean)
+            self._member.join_late()
         elif self._beside is not None:
             self._cross_beside(self._beside, inner)
         self._begin()
@@ -271,7 +272,9 @@ class OuterLoop:
             beside.finish()
         tokens = self._state.counters.phase_tokens
         self._state.cross_boundary()
-        beside.launch(self._counted(inner), tokens)
+        counted = self._counted(inner)
+        self._member.join_late()
+        beside.launch(counted, tokens)
 
     def _require_sound(self) -> None:
         """Before anything of this peer reaches anybody."""

@@ -19,6 +19,7 @@ from peer.swarm.convening import CATCH_UP
 from peer.swarm.donor import Donor, State, start_serving
 from peer.swarm.gathering import Gathering
 from peer.swarm.join import take_state, take_state_of
+from peer.swarm.latecomer import Beginning
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
 from peer.swarm.node import Node
@@ -64,10 +65,11 @@ class Presence:
         self._node, self._me, self._layout = node, me, layout
         self._progress, self._stop, self._vitals = progress, stop, vitals
         self._metrics_address = metrics_address
+        self.beginning = Beginning()
         self._members = Members(node, me.run, self._record)
         self._meets: Rendezvous | Gathering | None = None
         if grouping is Grouping.PAIR:
-            self._meets = Rendezvous(node, self._members, progress, stop, settings, me)
+            self._meets = Rendezvous(node, self._members, progress, stop, settings, me, self.beginning)
         elif grouping is Grouping.EVERYONE:
             self._meets = Gathering(
                 node, self._members, progress, stop, settings, me, lineage=lineage, equal=equal_replicas
@@ -86,7 +88,21 @@ class Presence:
     def join(self, room: Sequence[Tensor], timeout: float, *, above: int, reached: int = 0) -> State | None:
         """The verified state of a member beyond round ``above``; ``None`` when there is none: :func:`take_state`."""
         who = self._node, self._members, self._me, self._layout
-        return take_state(*who, room, timeout, above=above, reached=reached)
+        state = take_state(*who, room, timeout, above=above, reached=reached)
+        self.beginning.note(alone=state is None and not self._same(), round=self._vitals().round)
+        return state
+
+    @property
+    def late(self) -> bool:
+        """Nobody was to be seen when this peer joined, and now there are others that are further: latecomer.py."""
+        own = self._vitals().round
+        return isinstance(self._meets, Rendezvous) and any(
+            self.beginning.late(own, record.round) for record in self._same()
+        )
+
+    def _same(self) -> list[MemberRecord]:
+        """Live members of this configuration."""
+        return [record for record in self._members.live() if record.config == self._me.config]
 
     def enter(self, snapshot: Callable[[], State], round: int, *, waits: bool = False) -> None:
         """Be found from now on: serve newcomers, announce, and meet partners. ``waits``: others are awaited first."""

@@ -28,6 +28,7 @@ from peer.rounds import Group, Link
 from peer.schedule import NOW, OPENS, PAUSE
 from peer.streams import BadMessage, Stream, StreamLost
 from peer.swarm.boundary import Boundary
+from peer.swarm.latecomer import Beginning
 from peer.swarm.meeting import (
     PROPOSAL,
     READY,
@@ -59,10 +60,17 @@ class Rendezvous:
     """Agrees on partners in the background; :meth:`group_for` is the loop's only call."""
 
     def __init__(
-        self, node: Node, members: Members, progress: Progress, stop: Stop, settings: Settings, me: Party
+        self,
+        node: Node,
+        members: Members,
+        progress: Progress,
+        stop: Stop,
+        settings: Settings,
+        me: Party,
+        beginning: Beginning,
     ) -> None:
         self._node, self._members, self._progress, self._stop = node, members, progress, stop
-        self._settings, self._me = settings, me
+        self._settings, self._me, self._beginning = settings, me, beginning
         self._round = 0
         self._boundary = Boundary(progress)
         self._meeting: Meeting | None = None
@@ -115,6 +123,7 @@ class Rendezvous:
                     link = await self._meet(self._meeting)
                     if link is not None:
                         self._met[link.peer_id] = self._round
+                        self._beginning.over()
                         return Group(self._round, (link,))
                 return Group(self._round)
         finally:
@@ -181,9 +190,12 @@ class Rendezvous:
 
     def _candidates(self) -> list[MemberRecord]:
         """Live members, those met longest ago first, in random order among equals: weights mix faster so."""
-        live = [record for record in self._members.live() if not self._grudges.avoided(record.peer_id)]
+        live = [it for it in self._members.live() if not self._grudges.avoided(it.peer_id) and not self._late(it.round)]
         random.shuffle(live)
         return sorted(live, key=lambda record: self._met.get(record.peer_id, -1))
+
+    def _late(self, theirs: int) -> bool:
+        return self._beginning.late(self._round, theirs)
 
     async def _propose(self, record: MemberRecord) -> None:
         if self._asking or self._meeting is not None:
@@ -253,6 +265,8 @@ class Rendezvous:
             return Decline(reason="not ready to meet")
         if self._meeting is not None:
             return Decline(reason="has a meeting")
+        if self._late(proposal.round):
+            return Decline(reason="takes the weights of others first")
         if self._grudges.avoided(remote):
             return Decline(reason="sent what could not be used")
         if self._asking and not (self._asking == remote and self._node.peer_id > remote):

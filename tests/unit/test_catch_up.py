@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.membership import STALE_ROUNDS, catch_up
+from peer.joining import catch_up
 from peer.outer_state import Counters
 from peer.rounds import Lineage
 from peer.state import PeerState
 from peer.swarm.donor import State
+from peer.swarm.latecomer import STALE_ROUNDS
 from tests.unit import parts
 
 H = 3
