@@ -87,9 +87,11 @@ def take_state(
 def donors_of(records: Sequence[MemberRecord], above: int, reached: int) -> list[MemberRecord]:
     """Members beyond round ``above`` that are near the furthest, so that newcomers spread over many.
 
-    ``reached``: the last round of a peer that comes back, 0 for a newcomer. It need not do again what somebody has.
+    ``reached``: the last round of a peer that comes back, 0 for a newcomer. It need not do again what others have.
+    Among three or more a single one is not the measure: who claims a round that nobody has would be everybody's donor.
     """
-    furthest = max((record.round for record in records), default=0)
+    rounds = sorted(record.round for record in records) or [0]
+    furthest = rounds[-2] if len(rounds) > 2 else rounds[-1]
     least = max(above + 1, furthest - NEAR + 1, min(reached, furthest))
     return [record for record in records if record.round >= least]
 
