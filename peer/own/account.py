@@ -54,7 +54,7 @@ class Window:
 
     def __init__(self) -> None:
         self._rate = 0.0  # tokens a step in the last phase
-        self._begin()
+        self.begin()
 
     def add(self, tokens: int, loss: float | Tensor | None) -> None:
         """One step of the optimizer was made; ``loss``: nats a token, or ``None`` when it is not told."""
@@ -81,10 +81,11 @@ class Window:
             seconds=time.monotonic() - self._began,
         )
         self._rate = self.tokens_per_step
-        self._begin()
+        self.begin()
         return inner
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Forget what was added: a phase begins."""
         self._steps = self._tokens = 0
         self._losses: list[float | Tensor] = []
         self._began = time.monotonic()

@@ -239,6 +239,7 @@ class OuterLoop:
         """Go on from ``state``, when model and optimizer are as they were then. Better: ``start(..., state=state)``."""
         self._state.load_state_dict(state)
         self._training.close()
+        self._window.begin()  # what was trained from another state is in no report of this one
         self._member.rejoin()
         self._begin()
 

@@ -199,8 +199,15 @@ def test_it_goes_on_from_its_own_checkpoint(scene: Scene, tmp_path: Path) -> Non
     assert (outer.swarm_step, outer.round, outer.adopted) == (H + 3, 1, False)
     again.train(outer, H - 3)
     assert [it.round for it in again.rounds] == [2]
+    again.train(outer, 4)
     outer.load_state_dict(saved)
     assert (outer.swarm_step, outer.round) == (H + 3, 1)
+    first = again.step()
+    outer.step(tokens=32, loss=first)
+    again.train(outer, H - 4)
+    *_, row = (json.loads(line) for line in (tmp_path / "one" / "rounds.jsonl").read_text().splitlines())
+    assert (row["round"], row["tokens"]) == (2, 2 * 32 * H)
+    assert row["first_train_loss"] == float(first.detach())  # not of what was given up
     with pytest.raises(UserError, match="configuration digest"):
         scene.start(Program(), "other", state=saved, tag="another run")
 
