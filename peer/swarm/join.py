@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,9 +73,13 @@ def take_state(
             return None
         random.shuffle(donors)
         reasons = []
-        for record in donors:
+        asked = deque((record, reached) for record in donors)
+        while asked:
+            record, least = asked.popleft()
             try:
-                return node.call(_take(node, record, me, layout, taken), TRANSFER_LIMIT + TALK_TIMEOUT)
+                return node.call(_take(node, record, me, layout, taken, least), TRANSFER_LIMIT + TALK_TIMEOUT)
+            except _Behind:
+                asked.append((record, 0))  # its record is some seconds old, as are those of others
             except (StreamLost, BadMessage, TimeoutError, _Declined) as error:
                 reasons.append(f"{record.name}: {str(error) or 'does not answer'}")
                 log.warning("donor failed: %s", fields(peer=record.name, reason=str(error), parts=taken.have))
@@ -100,6 +105,10 @@ class _Declined(Exception):
     pass
 
 
+class _Behind(Exception):
+    pass
+
+
 def take_state_of(
     node: Node, donor: Seat, me: Party, layout: str, room: Sequence[Tensor], timeout: float
 ) -> State | None:
@@ -111,7 +120,7 @@ def take_state_of(
         return None
 
 
-async def _take(node: Node, record: MemberRecord | Seat, me: Party, layout: str, taken: Taken) -> State:
+async def _take(node: Node, record: MemberRecord | Seat, me: Party, layout: str, taken: Taken, least: int = 0) -> State:
     stream = await node.open(record.peer_id, PROTOCOL, record.addresses)
     try:
         request = StateRequest(
@@ -128,6 +137,8 @@ async def _take(node: Node, record: MemberRecord | Seat, me: Party, layout: str,
             raise BadMessage(f"a state of {answer.vectors} × {answer.numel} elements does not fit")
         if answer.first not in (0, taken.have):
             raise BadMessage(f"a state from part {answer.first} on does not go on behind {taken.have}")
+        if answer.round < least:
+            raise _Behind
         taken.have, taken.lineage, taken.round = answer.first, answer.lineage, answer.round
         pieces = [vector[start:stop] for vector in taken.room for start, stop in parts(vector.numel())]
         async with asyncio.timeout(TRANSFER_LIMIT):

@@ -77,13 +77,13 @@ class Soak:
         self.set_back: list[int] = []  # rounds that a peer did again after it was stopped
         self.too_far: list[str] = []  # those that it need not have done
         names = {host: f"peer-{host}" for host in range(1, peers + 1)}
-        self._members = [
+        self.members = [
             Member(host, name, self._start(host, name), Tail(name, swarm.folder / name)) for host, name in names.items()
         ]
 
     def run(self) -> None:
         """Faults until the time is up; then all are asked to end."""
-        for member in self._members:
+        for member in self.members:
             self._swarm.wait_for(lambda member=member: bool(member.tail.poll() or member.tail.rounds))  # type: ignore[misc]
             member.since = time.monotonic()
         until, strike = time.monotonic() + self._seconds, 0.0
@@ -102,8 +102,8 @@ class Soak:
     # -- faults
 
     def _strike(self) -> None:
-        able = [it for it in self._members if it.process.poll() is None and it.away < time.monotonic()]
-        if len(able) <= len(self._members) // 2:
+        able = [it for it in self.members if it.process.poll() is None and it.away < time.monotonic()]
+        if len(able) <= len(self.members) // 2:
             return
         kinds = (self._kill, self._leave, self._freeze, self._cut, self._lose_bootstrap)
         (kind,) = self._chance.choices(kinds, weights=(3, 2, 3, 3, 1))
@@ -178,7 +178,7 @@ class Soak:
 
     def _look(self) -> None:
         now = time.monotonic()
-        for member in self._members:
+        for member in self.members:
             member.tail.poll()
             self._compare(member)
             count = len(member.tail.rounds)
@@ -210,7 +210,7 @@ class Soak:
     def _others(self, member: Member) -> int:
         """The round that every other peer has made which nothing is done to now."""
         now = time.monotonic()
-        able = [it for it in self._members if it is not member and it.process.poll() is None and it.away < now]
+        able = [it for it in self.members if it is not member and it.process.poll() is None and it.away < now]
         return min((it.tail.rounds[-1]["round"] for it in able if it.tail.rounds), default=0)
 
     def _weigh(self, member: Member) -> None:
@@ -218,12 +218,12 @@ class Soak:
             member.memory.append(psutil.Process(member.process.pid).memory_info().rss)
 
     def _end(self) -> None:
-        for member in self._members:
+        for member in self.members:
             third = member.memory[len(member.memory) // 3 :]
             if len(member.memory) >= WEIGHED:
                 self.growth = max(self.growth, third[-1] / third[0])
             member.process.send_signal(signal.SIGTERM)
-        for member in self._members:
+        for member in self.members:
             try:
                 member.process.wait(EXIT)
             except subprocess.TimeoutExpired:
@@ -231,11 +231,11 @@ class Soak:
 
     def running(self) -> list[int]:
         """Peers that have not ended."""
-        return [member.process.pid for member in self._members if member.process.poll() is None]
+        return [member.process.pid for member in self.members if member.process.poll() is None]
 
     def losses(self) -> tuple[float, float]:
         """Means over the peers: of their first steps and of their last rounds."""
-        trained = [member.tail.trained for member in self._members]
+        trained = [member.tail.trained for member in self.members]
         first = mean(rows[0]["first_train_loss"] for rows in trained)
         return first, mean(mean(row["train_loss"] for row in rows[-5:]) for rows in trained)
 
@@ -253,6 +253,7 @@ def soak(folder: Path, *, peers: int, seconds: float, pause: float, seed: int) -
         "kinds": dict(run.faults),
         "hangs": len(run.hangs),
         "which": run.hangs,
+        "rounds": sum(len(member.tail.rounds) for member in run.members),
         "merges": found.merges,
         "wrong_merges": len(found.wrong),
         "processes_left": len(left),

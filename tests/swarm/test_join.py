@@ -20,6 +20,7 @@ from peer.swarm.join import Taken, _take, take_state
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
 from peer.swarm.node import Node, NodeSettings
+from peer.swarm.records import MemberRecord
 from peer.vectors import PART
 from tests.swarm.node_peer import Peer
 
@@ -106,3 +107,25 @@ def test_a_state_with_a_hole_in_it_is_never_taken(tmp_path: Path) -> None:
         members = Members(scene.node, "test", lambda: None)  # type: ignore[arg-type, return-value]
         with pytest.raises(RunError, match="not finite"):
             take_state(scene.node, members, ME, "layout", scene.taken.room, 3, above=0)
+
+
+class Listed:
+    """What the directory says, which is some seconds old: both donors behind round 3."""
+
+    def __init__(self, *donors: Peer) -> None:
+        self._records = [it.presence._record().model_copy(update={"round": 3}) for it in donors]
+
+    def refresh_all(self) -> list[MemberRecord]:
+        return self._records
+
+
+@pytest.mark.parametrize(("reached", "taken"), [(9, {9}), (20, {4, 9}), (0, {4, 9})])
+def test_who_comes_back_asks_on_for_a_donor_that_has_its_last_rounds(
+    tmp_path: Path, reached: int, taken: set[int]
+) -> None:
+    with ExitStack() as stack:
+        scene = Scene(tmp_path, stack, state(1.0, round=4), state(2.0, round=9))
+        listed = Listed(scene.one, scene.two)
+        for _ in range(4 if reached == 9 else 1):  # in random order
+            found = take_state(scene.node, listed, ME, "layout", scene.taken.room, 30, above=0, reached=reached)  # type: ignore[arg-type]
+            assert found is not None and found.round in taken
