@@ -5,6 +5,8 @@ Previous stations: outer_state.py and swarm/presence.py. Next stations: membersh
 
 from __future__ import annotations
 
+from secrets import token_hex
+
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.metrics import PhaseClock
@@ -13,6 +15,8 @@ from peer.swarm.latecomer import STALE_ROUNDS
 from peer.swarm.presence import Presence
 
 log = get_logger("joining")
+
+ROOT_BYTES = 8
 
 
 def catch_up(
@@ -31,10 +35,13 @@ def catch_up(
     taken = presence.join(state.room(), timeout, above=above, reached=reached)
     if taken is not None and taken.round > above:
         (state.catch_up if state.inner.step else state.adopt)(taken)
+    state.counters.root = state.counters.root or token_hex(ROOT_BYTES)
+    _begin(state, presence, alone=taken is None and not presence.others())
 
 
 def join_late(state: OuterState, presence: Presence, phase: PhaseClock, timeout: float) -> None:
     """At a boundary: the same for a peer that began alone and now sees others that are further (latecomer.py)."""
+    state.counters.root = presence.beginning.root
     if not presence.late:
         return
     own = state.counters.round
@@ -47,4 +54,9 @@ def join_late(state: OuterState, presence: Presence, phase: PhaseClock, timeout:
             return
         if taken is not None:
             (state.adopt if anew else state.catch_up)(taken)
+            _begin(state, presence)
             log.warning("the swarm was there before: took its weights: %s", fields(own_round=own, round=taken.round))
+
+
+def _begin(state: OuterState, presence: Presence, *, alone: bool = False) -> None:
+    presence.beginning.note(alone=alone, round=state.counters.round, root=state.counters.root)

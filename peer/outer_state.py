@@ -34,6 +34,7 @@ class Counters:
     phase_tokens: int = 0  # this peer's own since then: the weight of its contribution
     boundary_step: int = 0  # the inner loop's step at the last boundary
     lineage: Lineage = NO_ROUNDS  # the rounds of everyone that the slow weights have in them
+    root: str = ""  # drawn by the peer whose fresh weights these were once; swarms that have met have the same one
 
 
 class OuterState(ABC):
@@ -67,6 +68,7 @@ class OuterState(ABC):
                 [it.clone() for it in self.vectors()],
                 lineage=self.counters.lineage,
                 phase_steps_done=max(0, self.inner.step - self.counters.boundary_step),
+                root=self.counters.root,
             )
 
     def cross_boundary(self, digest: str = "", members: int = 1) -> None:
@@ -120,3 +122,4 @@ class OuterState(ABC):
         self.inner.step = state.step + state.phase_steps_done
         self.counters.round, self.counters.boundary_step = state.round, state.step
         self.counters.phase_steps_done, self.counters.lineage = state.phase_steps_done, state.lineage
+        self.counters.root = state.root

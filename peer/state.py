@@ -87,8 +87,8 @@ class PeerState(OuterState):
         scalars = saved.state
         self.inner.step = scalars["inner_step"]
         self.stream.resume(scalars["position"], scalars.get("cursor"))
-        for key in vars(self.counters):
-            setattr(self.counters, key, scalars[key])
+        for key, fresh in vars(self.counters).items():
+            setattr(self.counters, key, scalars.get(key, fresh))
         self.counters.lineage = Lineage(*scalars["lineage"])
         _set_rng(scalars["rng"])
 

@@ -20,6 +20,7 @@ from peer.logs import fields, get_logger
 from peer.payload import send_parts
 from peer.rounds import NO_ROUNDS, Lineage
 from peer.streams import Message, Stream
+from peer.swarm.latecomer import Root
 from peer.swarm.meeting import Decline, Party
 from peer.swarm.node import OPEN_TIMEOUT, Node
 from peer.vectors import Vector, parts
@@ -59,6 +60,7 @@ class StateHeader(Message):
     round: Annotated[int, Field(ge=0)]
     phase_steps_done: Annotated[int, Field(ge=0)]
     lineage: Lineage
+    root: Root = ""
     vectors: Annotated[int, Field(ge=1, le=4)]
     numel: Annotated[int, Field(ge=1)]
     first: Annotated[int, Field(ge=0)]
@@ -84,6 +86,7 @@ class State:
     vectors: Sequence[Tensor]
     lineage: Lineage = NO_ROUNDS
     phase_steps_done: int = 0
+    root: str = ""
 
 
 class Donor:
@@ -122,6 +125,7 @@ class Donor:
             round=state.round,
             phase_steps_done=state.phase_steps_done,
             lineage=state.lineage,
+            root=state.root,
             vectors=len(state.vectors),
             numel=numel,
             first=first,

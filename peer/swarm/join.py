@@ -152,7 +152,7 @@ async def _take(node: Node, record: MemberRecord | Seat, me: Party, layout: str,
         await stream.until_closed(1.0)
         what = fields(peer=record.name, step=answer.step, round=answer.round, first=answer.first)
         log.info("took the state of a member: %s", what)
-        return State(answer.step, answer.round, taken.room, answer.lineage, answer.phase_steps_done)
+        return State(answer.step, answer.round, taken.room, answer.lineage, answer.phase_steps_done, answer.root)
     finally:
         stream.close()
 

@@ -1,32 +1,42 @@
-"""A peer that began where nobody was to be seen, and whose swarm is found later: its bootstrap node came back and did
-not know the others yet, or a network was cut. What it trained meanwhile is little beside what they have, so it takes
-their weights before it meets any of them; a merge with it would set them back.
+"""A peer that began where its swarm was not to be seen, and finds it later: a bootstrap node came back and did not know
+the others yet, or a network was cut. Averaged into their weights, what it trained meanwhile would set them back. So it
+takes theirs before it meets any of them.
+
+It need not have been alone: others may have begun with it. Therefore fresh weights have a *root*, drawn at random by
+who began with them and handed on with them. Two peers that meet agree on the smaller of theirs, so a swarm soon has
+one, and its halves keep it when they are split.
 
 Previous station: join.py. Next stations: rendezvous.py, which meets nobody meanwhile, and joining.py.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 STALE_ROUNDS = 2  # a peer that is as little behind keeps its own weights: a state costs what two swaps cost
+Root = Annotated[str, Field(max_length=32)]
 
 
 class Beginning:
-    """How this peer began. Written by the main thread until others are met, read by the network's."""
+    """How this peer began. Written by the main thread, and by the network's when somebody is met."""
 
     def __init__(self) -> None:
-        self._alone, self.since = False, 0
-
-    def note(self, *, alone: bool, round: int) -> None:
-        """It looked for others. ``round``: its own, 0 when it has no checkpoint."""
-        self._alone, self.since = alone, round
-
-    def over(self) -> None:
-        """Somebody was met."""
+        self.root, self.since = "", 0
         self._alone = False
 
-    def late(self, own: int, theirs: int) -> bool:
-        """Would a peer at round ``own`` give up less than it gains with the weights of one at ``theirs``?
+    def note(self, *, alone: bool, round: int, root: str) -> None:
+        """It looked for others. ``round``: its own now, 0 when its weights are fresh."""
+        self.root, self.since, self._alone = root, round, alone
 
-        Who was alone for longer has as much to give as others: then the two halves are averaged, as after any split.
+    def met(self, root: str) -> None:
+        """Somebody with this root, and what both have will be averaged."""
+        self.root, self._alone = min(self.root or root, root or self.root), False
+
+    def late(self, own: int, theirs: int, root: str) -> bool:
+        """Would this peer, at round ``own``, give up less than it gains with the weights of one at ``theirs``?
+
+        Who was away for longer has as much to give as others: then the two halves are averaged, as after any split.
         """
-        return self._alone and theirs - own > max(STALE_ROUNDS, own - self.since)
+        return (self._alone or root != self.root) and theirs - own > max(STALE_ROUNDS, own - self.since)

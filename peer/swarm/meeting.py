@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter
 from peer.config_digest import first_difference
 from peer.logs import get_logger
 from peer.streams import Message, Stream
+from peer.swarm.latecomer import Root
 
 log = get_logger("rendezvous")
 T = TypeVar("T")
@@ -34,6 +35,7 @@ class Propose(Message):
     round: Annotated[int, Field(ge=0)]
     eta: Seconds  # until the proposer's boundary
     phase: Seconds  # length of the proposer's inner phase
+    root: Root = ""
 
 
 class Accept(Message):
@@ -41,6 +43,7 @@ class Accept(Message):
 
     kind: Literal["accept"] = "accept"
     eta: Seconds
+    root: Root = ""
 
 
 class Decline(Message):
@@ -86,6 +89,7 @@ class Meeting:
     stream: Stream
     name: str
     eta: float  # seconds until the partner's boundary, as announced at ``agreed``
+    root: str
     agreed: float = field(default_factory=time.monotonic)
     word: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 

@@ -88,19 +88,17 @@ class Presence:
     def join(self, room: Sequence[Tensor], timeout: float, *, above: int, reached: int = 0) -> State | None:
         """The verified state of a member beyond round ``above``; ``None`` when there is none: :func:`take_state`."""
         who = self._node, self._members, self._me, self._layout
-        state = take_state(*who, room, timeout, above=above, reached=reached)
-        self.beginning.note(alone=state is None and not self._same(), round=self._vitals().round)
-        return state
+        return take_state(*who, room, timeout, above=above, reached=reached)
 
     @property
     def late(self) -> bool:
-        """Nobody was to be seen when this peer joined, and now there are others that are further: latecomer.py."""
+        """There are others that are further, whose weights must be taken before they are met: latecomer.py."""
         own = self._vitals().round
         return isinstance(self._meets, Rendezvous) and any(
-            self.beginning.late(own, record.round) for record in self._same()
+            self.beginning.late(own, it.round, it.root) for it in self.others()
         )
 
-    def _same(self) -> list[MemberRecord]:
+    def others(self) -> list[MemberRecord]:
         """Live members of this configuration."""
         return [record for record in self._members.live() if record.config == self._me.config]
 
@@ -194,4 +192,5 @@ class Presence:
             tokens_per_second=vitals.tokens_per_second,
             metrics=self._metrics_address,
             report=vitals.report.model_copy(update={"members": self.size}),
+            root=self.beginning.root,
         )

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from peer.streams import Message
 from peer.swarm.directory import Bucket
 from peer.swarm.invitation import Revocations
+from peer.swarm.latecomer import Root
 
 RECORD_BYTES = 1024
 REVOCATIONS_BYTES = 64 * 1024
@@ -69,6 +70,7 @@ class MemberRecord(Message):
     tokens_per_second: NotNegative
     metrics: Text | None  # host:port of the Prometheus endpoint
     report: Report = NO_REPORT
+    root: Root = ""
 
 
 def members_key(run: str, bucket: Bucket) -> str:

@@ -1,10 +1,9 @@
 """Meeting a random partner without waiting for one.
 
 During its inner steps a peer proposes to live members: those it has met longest ago first, at random among equals,
-because weights mix faster so (README, "Convergence"). Two peers whose boundaries are near each other commit to a
-meeting, and the stream between them stays open: it *is* the meeting. At the boundary each side says ``Ready`` on it and
-the swap runs over the same stream. If the partner dies first the stream ends, which frees the other one at once. Who
-has no meeting at its boundary asks a few members directly, then goes on alone.
+so weights mix faster (README, "Convergence"). Two peers whose boundaries are near each other commit to a meeting, and
+the stream between them stays open: it *is* the meeting. At the boundary each side says ``Ready`` on it and the swap
+runs over it. If the partner dies first it ends, which frees the other one at once. Who has no meeting asks around.
 
 Whoever proposes first chooses, so each peer starts to propose at a random time of its inner phase. If all started
 at their boundary, two peers that have just met would always find each other first, and never mix with the rest.
@@ -123,7 +122,6 @@ class Rendezvous:
                     link = await self._meet(self._meeting)
                     if link is not None:
                         self._met[link.peer_id] = self._round
-                        self._beginning.over()
                         return Group(self._round, (link,))
                 return Group(self._round)
         finally:
@@ -151,6 +149,7 @@ class Rendezvous:
             while not meeting.word.done() and time.monotonic() < until and not self._stop.requested:
                 await asyncio.wait([meeting.word], timeout=min(0.2, until - time.monotonic()))
             if meeting.word.done() and meeting.word.result():
+                self._beginning.met(meeting.root)
                 return Link(meeting.stream.remote, meeting.name, meeting.stream)
             if not meeting.word.done():
                 reason = "did not come in time"
@@ -190,12 +189,12 @@ class Rendezvous:
 
     def _candidates(self) -> list[MemberRecord]:
         """Live members, those met longest ago first, in random order among equals: weights mix faster so."""
-        live = [it for it in self._members.live() if not self._grudges.avoided(it.peer_id) and not self._late(it.round)]
+        live = [it for it in self._members.live() if not self._grudges.avoided(it.peer_id) and not self._late(it)]
         random.shuffle(live)
         return sorted(live, key=lambda record: self._met.get(record.peer_id, -1))
 
-    def _late(self, theirs: int) -> bool:
-        return self._beginning.late(self._round, theirs)
+    def _late(self, other: MemberRecord | Propose) -> bool:
+        return self._beginning.late(self._round, other.round, other.root)
 
     async def _propose(self, record: MemberRecord) -> None:
         if self._asking or self._meeting is not None:
@@ -229,7 +228,7 @@ class Rendezvous:
         elif self._meeting is None:
             window = NOW if self._boundary.here else self._settings.window  # at the boundary: whoever is ready
             if near(mine.eta, reply.eta, mine.phase, mine.phase, window):
-                self._commit(stream, name, reply.eta)
+                self._commit(stream, name, reply)
 
     def _proposal(self) -> Propose:
         return Propose(
@@ -239,6 +238,7 @@ class Rendezvous:
             eta=self._boundary.eta() or 0.0,
             phase=self._boundary.phase or 0.0,
             round=self._round,
+            root=self._beginning.root,
         )
 
     # -- on the network thread: answering
@@ -252,8 +252,8 @@ class Rendezvous:
             await stream.until_closed(ANSWER_TIMEOUT)
             stream.close()
             return
-        self._commit(stream, proposal.name, proposal.eta)
-        await stream.send(Accept(eta=self._boundary.eta() or 0.0), ANSWER_TIMEOUT)
+        self._commit(stream, proposal.name, proposal)
+        await stream.send(Accept(eta=self._boundary.eta() or 0.0, root=self._beginning.root), ANSWER_TIMEOUT)
 
     def _objection(self, proposal: Propose, remote: str) -> Decline | None:
         if proposal.run != self._me.run:
@@ -265,7 +265,7 @@ class Rendezvous:
             return Decline(reason="not ready to meet")
         if self._meeting is not None:
             return Decline(reason="has a meeting")
-        if self._late(proposal.round):
+        if self._late(proposal):
             return Decline(reason="takes the weights of others first")
         if self._grudges.avoided(remote):
             return Decline(reason="sent what could not be used")
@@ -277,8 +277,8 @@ class Rendezvous:
 
     # -- on the network thread: meetings
 
-    def _commit(self, stream: Stream, name: str, eta: float) -> None:
-        self._meeting = Meeting(stream, name, eta)
+    def _commit(self, stream: Stream, name: str, said: Propose | Accept) -> None:
+        self._meeting = Meeting(stream, name, said.eta, said.root)
         self._node.background(self._listen(self._meeting))
 
     async def _listen(self, meeting: Meeting) -> None:

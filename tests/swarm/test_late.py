@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import re
 import signal
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from peer.swarm.entry import back_in_touch
 from tests.swarm.harness import Swarm
-from tests.swarm.test_own_loop import H, Program, Scene
+from tests.swarm.test_own_loop import H, Program, Scene, together
 
+LEAD = 90  # rounds
 LONG = ("run.steps=100000", "run.inner_steps=300")
 
 
 @pytest.mark.parametrize("overlap", ["false", "true"])
-def test_who_began_alone_takes_the_swarms_weights_before_it_meets_anybody(swarm: Swarm, overlap: str) -> None:
+def test_a_newcomer_takes_the_swarms_weights_before_it_meets_it(swarm: Swarm, overlap: str) -> None:
     sets = (*LONG, f"run.exchange.overlap={overlap}")
     bootstrap, address = swarm.bootstrap()
     others = [swarm.peer(name, *sets, address=address) for name in "ab"]
@@ -47,26 +50,46 @@ def test_who_began_alone_takes_the_swarms_weights_before_it_meets_anybody(swarm:
         assert all(row["distance"] < 0.6 for row in merges), merges
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_loop_of_ones_own_does_so_too(tmp_path: Path, overlap: bool) -> None:
-    settings = {"run.exchange.overlap": overlap}
-    first, second = Program(), Program(data=1)
+class Late:
+    """A program of one's own that has begun away from its swarm, and makes two rounds a second."""
+
+    def __init__(self, scene: Scene, name: str, overlap: bool) -> None:
+        self.program = Program(data=ord(name))
+        self.outer = scene.start(self.program, name, {"run.exchange.overlap": overlap})
+
+    def find(self, address: str) -> None:
+        """The way to its swarm is open now."""
+        node = self.outer._member.node
+        assert node.call(back_in_touch(node.p2p, node.dht, address), 10)
+
+    def train(self, until: Callable[[], bool]) -> None:
+        for _ in range(100):
+            self.program.train(self.outer, H)
+            if until():
+                return
+            time.sleep(0.4)
+        raise AssertionError(self.program.rounds)
+
+
+@pytest.mark.parametrize(("overlap", "names"), [(True, "b"), (False, "bc")])
+def test_loops_of_ones_own_do_so_too(tmp_path: Path, overlap: bool, names: str) -> None:
+    """Also those that have met one another meanwhile."""
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack)
-        one = scene.start(first, "one", settings)
-        first.train(one, 100 * H)
+        old = Late(scene, "a", overlap)
+        old.program.train(old.outer, LEAD * H)
         (address,), scene.addresses = scene.addresses, ()
-        two = scene.start(second, "two", settings)
-        second.train(two, 3 * H)
-        assert two.round == 3
+        late = [Late(scene, name, overlap) for name in names]
+        together(*(partial(it.train, partial(has_met, it, len(names) - 1)) for it in late))
+        assert all(it.outer.round < LEAD / 3 for it in late)
 
-        node = two._member.node
-        assert node.call(back_in_touch(node.p2p, node.dht, address), 10)
-        for _ in range(200):
-            second.train(two, H)
-            if two.round >= 100:
-                break
-        assert two.round == 100
-        assert not any(it.partners for it in second.rounds)
-        if not overlap:
-            assert torch.equal(second.weights(), first.weights())
+        for it in late:
+            it.find(address)
+        together(*(partial(it.train, lambda it=it: it.outer.round >= LEAD) for it in late))
+        for it in late:
+            assert {name for round in it.program.rounds for name in round.partners} <= set(names)
+            assert it.outer.round in (LEAD, LEAD + 1)
+
+
+def has_met(late: Late, others: int) -> bool:
+    return len(late.program.rounds) > 2 and any(it.partners for it in late.program.rounds) == bool(others)

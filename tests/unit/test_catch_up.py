@@ -11,7 +11,7 @@ from peer.outer_state import Counters
 from peer.rounds import Lineage
 from peer.state import PeerState
 from peer.swarm.donor import State
-from peer.swarm.latecomer import STALE_ROUNDS
+from peer.swarm.latecomer import STALE_ROUNDS, Beginning
 from tests.unit import parts
 
 H = 3
@@ -132,6 +132,10 @@ class Others:
 
     def __init__(self, donor: PeerState) -> None:
         self._donor = donor
+        self.beginning = Beginning()
+
+    def others(self) -> list[PeerState]:
+        return [self._donor]
 
     def join(self, room: list[Tensor], timeout: float, *, above: int, reached: int) -> State | None:
         return self._donor.snapshot() if self._donor.counters.round > above else None

@@ -1,4 +1,4 @@
-"""Who began alone and sees others later: whose weights go on?"""
+"""Who began away from its swarm and sees it later: whose weights go on?"""
 
 from __future__ import annotations
 
@@ -8,24 +8,38 @@ from hypothesis import strategies as st
 from peer.swarm.latecomer import STALE_ROUNDS, Beginning
 
 ROUNDS = st.integers(0, 1000)
+ROOTS = st.sampled_from(["", "a", "b", "c"])
 
 
-def beginning(since: int, *, alone: bool = True) -> Beginning:
+def beginning(since: int = 0, *, root: str = "a", alone: bool = False) -> Beginning:
     made = Beginning()
-    made.note(alone=alone, round=since)
+    made.note(alone=alone, round=since, root=root)
     return made
 
 
 @given(ROUNDS, ROUNDS, ROUNDS)
 def test_it_never_gives_up_more_than_it_gains(since: int, more: int, theirs: int) -> None:
     own = since + more
-    assert beginning(since).late(own, theirs) == (theirs - own > max(STALE_ROUNDS, more))
+    worth = theirs - own > max(STALE_ROUNDS, more)
+    assert beginning(since, alone=True).late(own, theirs, "a") == worth
+    assert beginning(since).late(own, theirs, "b") == worth
 
 
 @given(ROUNDS, ROUNDS)
-def test_who_saw_others_when_it_began_is_never_late(own: int, theirs: int) -> None:
-    met = beginning(0)
-    met.over()
-    assert not met.late(own, theirs)
-    assert not beginning(0, alone=False).late(own, theirs)
-    assert not Beginning().late(own, theirs)
+def test_halves_of_one_swarm_are_never_late(own: int, theirs: int) -> None:
+    """However slow one of them is."""
+    assert not beginning().late(own, theirs, "a")
+    assert not Beginning().late(own, theirs, "")
+    alone = beginning(alone=True)
+    alone.met("a")
+    assert not alone.late(own, theirs, "a")
+
+
+@given(ROOTS, ROOTS, ROOTS)
+def test_who_meets_agrees(one: str, two: str, three: str) -> None:
+    first, second = beginning(root=one), beginning(root=two)
+    first.met(two)
+    second.met(one)
+    assert first.root == second.root
+    first.met(three)
+    assert first.root == min({one, two, three} - {""}, default="")
