@@ -47,6 +47,7 @@ SILENCE = 10.0  # seconds without a word from the convener at a boundary
 PERIOD = 0.25  # seconds between two looks at who leads
 LATE = 0.5  # of the time to the next boundary: who would have to wait for longer has missed the last one
 TRIES = 12  # conveners asked at a boundary, redirections and second thoughts included
+HEARSAY = (SILENCE + 2 * TALK_TIMEOUT) / TRIES  # seconds, each time that one is named whom we know to be gone
 
 Word = Wait | Follow | Behind | Roster | None
 
@@ -228,6 +229,8 @@ class Gathering:
             stream.close()
         if isinstance(answer, Follow):
             self._roll.learn(answer.place.seat())
+            if self._roll.avoided(answer.place.peer_id):
+                await asyncio.sleep(HEARSAY)  # it will find that out too, and lead
             return f"{leader.name} follows another"
         reason = answer.reason if isinstance(answer, Decline) else ""
         if isinstance(answer, Decline) and answer.run is not None:

@@ -49,7 +49,7 @@ class Roll:
         for record in self._members.live():
             if record.config == self._me.config:
                 seats[record.peer_id] = Seat(record.peer_id, record.name, tuple(record.addresses))
-        return [seat for key, seat in seats.items() if not self._grudges.avoided(key)]
+        return [seat for key, seat in seats.items() if not self.avoided(key)]
 
     def missing(self, present: set[str]) -> list[Seat]:
         """Members that should attend and do not."""
@@ -70,6 +70,10 @@ class Roll:
         """Leave a member out for a while; one that only did not answer, until it shows itself again."""
         self._grudges.note(peer_id, AVOIDED, offence=offence)
         self._learned.pop(peer_id, None)
+
+    def avoided(self, peer_id: str) -> bool:
+        """Is it left out now?"""
+        return self._grudges.avoided(peer_id)
 
     def welcome(self, peer_id: str) -> bool:
         """It has come by itself: is it to be let in?"""

@@ -94,6 +94,18 @@ def test_a_member_that_dies_is_missed_at_once(build: Build, place: int) -> None:
         assert [len(group.links) for group in peer.groups[-2:]] == [1, 1], [group.lost for group in peer.groups]
 
 
+def test_who_finds_first_that_the_convener_is_gone_waits_for_the_next_one_to_find_it(build: Build) -> None:
+    """It was told to follow the dead one twelve times in a moment, and went on without a group, round after round."""
+    peers = build("abc")
+    join_all(train_all(peers, 1))
+    dead, successor, quick = peers
+    dead.node.loop.call_soon_threadsafe(time.sleep, 15)  # its daemon takes streams, and nobody answers
+    quick.presence.avoid(dead.node.peer_id, Outcome.TIMEOUT)
+    join_all(in_threads(successor.meet, quick.meet), 30)
+    assert [link.name for link in quick.groups[-1].links] == [successor.name], quick.groups[-1].lost
+    assert [link.name for link in successor.groups[-1].links] == [quick.name]
+
+
 def test_nobody_is_waited_for_longer_than_the_patience(build: Build) -> None:
     peers = build("abc", settings=Rendezvous(patience=2.0))
     peers[2].pace = 30.0  # attends, and is not waited for
