@@ -139,7 +139,7 @@ class Tab:
             value = self.ask(expression)
             if value:
                 return value
-            text = self.ask("document.body.innerText")
+            text = self.ask("document.body?.innerText")  # before the page has come there is none
             assert time.monotonic() < end, f"not in {seconds} s: {expression}; errors {self.errors}; the page:\n{text}"
             time.sleep(0.1)
 
