@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
 
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, PeerID
@@ -28,6 +30,8 @@ CLOCK_TOLERANCE = 3.0  # seconds; hivemind refuses more
 DHT_TIMEOUT = 2.0  # seconds for one DHT request: a frozen member must not hold up a whole search
 OPEN_TIMEOUT = 5.0  # seconds for a notice
 PING_TIMEOUT = 5.0  # seconds
+REDIAL_SECONDS = 20.0  # between two looks at the initial peers,
+AWAY_SECONDS = 5.0  # and while one of them does not answer
 
 
 async def join_dht(p2p: P2P, reached: Sequence[str], authority: Authority | None, *, client: bool) -> DHTNode:
@@ -48,13 +52,36 @@ async def join_dht(p2p: P2P, reached: Sequence[str], authority: Authority | None
         raise UserError(refused or _why_not_joined(str(error), reached)) from None
 
 
-async def back_in_touch(p2p: P2P, dht: DHTNode, address: str) -> bool:
-    """Connect to an initial peer again; ``False`` when it is there and its DHT does not answer us."""
+class Touch(Enum):
+    """What an initial peer is found to be. ``SILENT``: it is there and its DHT does not answer us."""
+
+    ANSWERS, SILENT, AWAY = range(3)
+
+
+async def keep_in_touch(
+    p2p: P2P, dht: DHTNode, addresses: Sequence[str], silent: Callable[[str], Awaitable[None]]
+) -> None:
+    """Nothing reconnects by itself after an outage: keep the way back to the initial peers and the DHT open."""
+    pause = REDIAL_SECONDS
+    while addresses:
+        await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # not all members at once
+        pause = REDIAL_SECONDS
+        for address in addresses:
+            touch = await back_in_touch(p2p, dht, address)
+            if touch is not Touch.ANSWERS:
+                pause = AWAY_SECONDS
+            if touch is Touch.SILENT:
+                await silent(address)
+
+
+async def back_in_touch(p2p: P2P, dht: DHTNode, address: str) -> Touch:
+    """Connect to an initial peer again."""
     with contextlib.suppress(Unreachable, OSError, TimeoutError):
         await dial(p2p, owner_of(address), [address], PING_TIMEOUT)
         async with asyncio.timeout(PING_TIMEOUT):  # the DHT forgets who did not answer, until a ping
-            return await dht.protocol.call_ping(PeerID.from_base58(owner_of(address))) is not None
-    return True
+            answer = await dht.protocol.call_ping(PeerID.from_base58(owner_of(address)))
+            return Touch.SILENT if answer is None else Touch.ANSWERS
+    return Touch.AWAY
 
 
 async def objection_of(p2p: P2P, peer_id: str, authority: Authority | None) -> str:

@@ -25,7 +25,7 @@ from peer.swarm.addresses import is_loopback, owner_of, tcp_of
 from peer.swarm.authority import Authority
 from peer.swarm.daemon import Daemon
 from peer.swarm.dial import Unreachable, connect_any, dial, disconnect
-from peer.swarm.entry import back_in_touch, join_dht, objection_of
+from peer.swarm.entry import join_dht, keep_in_touch, objection_of
 from peer.swarm.gate import PROTOCOL as ADMISSION
 from peer.swarm.gate import Gate
 from peer.swarm.reach import Stand, decide
@@ -40,7 +40,6 @@ Handler = Callable[[Stream], Awaitable[None]]
 GOODBYE_TIMEOUT = 3.0  # seconds for saying goodbye to the DHT
 RPC_TIMEOUT = 5.0  # seconds for one request to the daemon
 OPEN_TIMEOUT = 5.0  # seconds to open a stream
-REDIAL_SECONDS = 20.0
 DECIDE_TIMEOUT = 60.0  # seconds for the initial peers to say whether they can dial this node
 SLOT_TIMEOUT = 10.0  # seconds to wait for a slot at a relay, before going on without
 
@@ -97,7 +96,7 @@ class Node:
             self._listening = self.call(self.visible(), RPC_TIMEOUT)  # a router has opened one of them meanwhile
         self.call(self.join(reached, client=stand.relayed), settings.join_timeout + 10)
         self.call(self._offer(reached, stand.relayed), SLOT_TIMEOUT + 10)
-        self.spawn(self._redial())
+        self.spawn(keep_in_touch(self.p2p, self.dht, settings.initial_peers, self._given_silence))
         if self._authority is not None:
             self.spawn(keep_revocations(self.dht, self._authority.admission))
 
@@ -281,14 +280,10 @@ class Node:
             self.call(self._p2p.shutdown(), RPC_TIMEOUT)
         self.kill()
 
-    async def _redial(self) -> None:
-        """Nothing reconnects by itself after an outage: keep the way back to the initial peers and the DHT open."""
-        while self._settings.initial_peers:
-            await asyncio.sleep(REDIAL_SECONDS)
-            for address in self._settings.initial_peers:
-                if not await back_in_touch(self.p2p, self.dht, address):
-                    self._refused = await objection_of(self.p2p, owner_of(address), self._authority)
-                    self.hang_up(owner_of(address))
+    async def _given_silence(self, address: str) -> None:
+        """An initial peer is there and its DHT does not answer."""
+        self._refused = await objection_of(self.p2p, owner_of(address), self._authority)
+        self.hang_up(owner_of(address))
 
     async def _goodbye(self) -> None:
         with contextlib.suppress(Exception):  # a daemon that is dead already answers nothing

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.swarm.entry import back_in_touch
+from peer.swarm.entry import Touch, back_in_touch
 from tests.swarm.harness import Swarm
 from tests.swarm.test_own_loop import H, Program, Scene, together
 
@@ -60,7 +60,7 @@ class Late:
     def find(self, address: str) -> None:
         """The way to its swarm is open now."""
         node = self.outer._member.node
-        assert node.call(back_in_touch(node.p2p, node.dht, address), 10)
+        assert node.call(back_in_touch(node.p2p, node.dht, address), 10) is Touch.ANSWERS
 
     def train(self, until: Callable[[], bool]) -> None:
         for _ in range(100):
