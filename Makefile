@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt
 PEERS ?= 4
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .PHONY: demo test lint unit swarm-tests image image-test install clean
 
@@ -21,10 +23,10 @@ lint: .venv/.installed-dev
 	$(BIN)/lint-imports
 
 unit: .venv/.installed-dev
-	$(BIN)/python -m pytest tests/unit tests/docker
+	$(PYTEST) tests/unit tests/docker
 
 swarm-tests: .venv/.installed-dev
-	$(BIN)/python -m pytest tests/netlab tests/swarm
+	$(PYTEST) tests/netlab tests/swarm
 
 image:
 	docker build --file docker/Dockerfile --tag noloco-peer:0.1.0 .

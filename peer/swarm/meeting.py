@@ -89,7 +89,7 @@ class Meeting:
     stream: Stream
     name: str
     eta: float  # seconds until the partner's boundary, as announced at ``agreed``
-    root: str
+    root: str = ""
     agreed: float = field(default_factory=time.monotonic)
     word: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
