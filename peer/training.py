@@ -58,7 +58,8 @@ class Training(ABC):
 
     def run(self) -> None:
         """Train; raises :class:`RunError` when it cannot go on."""
-        self.evaluate()
+        if not self.parts.stop.requested:
+            self.evaluate()
         self.loop()
         self.save()
         if not self.parts.stop.requested:

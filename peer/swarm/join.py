@@ -11,8 +11,9 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ from peer.vectors import parts
 
 log = get_logger("join")
 
+HEEDS = 0.2  # seconds until a stop is heard
 PAUSE = 1.0  # seconds between two rounds of asking everybody
 NEAR = 5  # rounds behind the furthest member: a state as good as its
 
@@ -56,8 +58,10 @@ def take_state(
     *,
     above: int,
     reached: int = 0,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> State | None:
-    """A verified state of a random one of the furthest members; ``None`` when nobody is beyond round ``above``.
+    """A verified state of a random one of the furthest members; ``None`` when nobody is beyond round ``above``, and
+    when this peer is ``stopped`` meanwhile.
 
     ``room``: a flat fp32 host vector for each vector of the state, to be filled. ``reached``: see :func:`donors_of`.
     Raises :class:`UserError` when the swarm trains another configuration, :class:`RunError` when members are there
@@ -76,8 +80,9 @@ def take_state(
         asked = deque((record, reached) for record in donors)
         while asked:
             record, least = asked.popleft()
+            work = _until_stopped(_take(node, record, me, layout, taken, least), stopped)
             try:
-                return node.call(_take(node, record, me, layout, taken, least), TRANSFER_LIMIT + TALK_TIMEOUT)
+                return node.call(work, TRANSFER_LIMIT + TALK_TIMEOUT)
             except _Behind:
                 asked.append((record, 0))  # its record is some seconds old, as are those of others
             except (StreamLost, BadMessage, TimeoutError, _Declined) as error:
@@ -86,7 +91,20 @@ def take_state(
                 members.forget(record.peer_id)
         if time.monotonic() > deadline:
             raise RunError(f"no member gave its weights ({'; '.join(reasons)[:300]}); try again, or look at their logs")
+        if stopped():
+            return None
         time.sleep(PAUSE)
+
+
+async def _until_stopped(work: Coroutine[Any, Any, State], stopped: Callable[[], bool]) -> State | None:
+    task = asyncio.ensure_future(work)
+    try:
+        while not stopped():
+            if (await asyncio.wait({task}, timeout=HEEDS))[0]:
+                return await task
+        return None
+    finally:
+        task.cancel()
 
 
 def donors_of(records: Sequence[MemberRecord], above: int, reached: int) -> list[MemberRecord]:

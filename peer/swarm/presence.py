@@ -88,7 +88,7 @@ class Presence:
     def join(self, room: Sequence[Tensor], timeout: float, *, above: int, reached: int = 0) -> State | None:
         """The verified state of a member beyond round ``above``; ``None`` when there is none: :func:`take_state`."""
         who = self._node, self._members, self._me, self._layout
-        return take_state(*who, room, timeout, above=above, reached=reached)
+        return take_state(*who, room, timeout, above=above, reached=reached, stopped=lambda: self._stop.requested)
 
     @property
     def late(self) -> bool:

@@ -127,7 +127,7 @@ class Soak:
             if time.monotonic() < deadline:
                 self._in(0.5, lambda: self._again(member, deadline))
                 return
-            self.hangs.append(f"{member.name} did not end within {EXIT:.0f} s")
+            self.hangs.append(f"{member.name} did not end within {EXIT:.0f} s: {self._last_words(member)}")
             member.process.kill()
             member.process.wait(10)
         member.tail.poll()
@@ -190,7 +190,7 @@ class Soak:
             stalled = now - member.since
             self.longest = max(self.longest, stalled)
             if stalled > HANG:
-                self.hangs.append(f"{member.name} has made no round for {stalled:.0f} s")
+                self.hangs.append(f"{member.name} has made no round for {stalled:.0f} s: {self._last_words(member)}")
                 member.since = now
 
     def _compare(self, member: Member) -> None:
@@ -227,7 +227,11 @@ class Soak:
             try:
                 member.process.wait(EXIT)
             except subprocess.TimeoutExpired:
-                self.hangs.append(f"{member.name} did not end within {EXIT:.0f} s")
+                self.hangs.append(f"{member.name} did not end within {EXIT:.0f} s: {self._last_words(member)}")
+
+    def _last_words(self, member: Member) -> list[str]:
+        """So that a hang can be told from its figures alone."""
+        return (self._swarm.folder / f"{member.name}.log").read_text(encoding="utf-8").splitlines()[-3:]
 
     def running(self) -> list[int]:
         """Peers that have not ended."""

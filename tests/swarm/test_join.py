@@ -109,6 +109,21 @@ def test_a_state_with_a_hole_in_it_is_never_taken(tmp_path: Path) -> None:
             take_state(scene.node, members, ME, "layout", scene.taken.room, 3, above=0)
 
 
+def test_a_stop_is_heard_while_a_donor_keeps_us_waiting(tmp_path: Path) -> None:
+    def slow() -> State:
+        time.sleep(8)
+        return state(1.0)()
+
+    with ExitStack() as stack:
+        scene = Scene(tmp_path, stack, slow, slow)
+        asked, began = threading.Event(), time.monotonic()
+        threading.Timer(1.0, asked.set).start()
+        listed, room = Listed(scene.one, scene.two), scene.taken.room
+        found = take_state(scene.node, listed, ME, "layout", room, 60, above=0, stopped=asked.is_set)  # type: ignore[arg-type]
+        assert found is None
+        assert 1.0 <= time.monotonic() - began < 5.0
+
+
 class Listed:
     """What the directory says, which is some seconds old: both donors behind round 3."""
 
