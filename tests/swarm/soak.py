@@ -46,6 +46,7 @@ class Member:
     since: float = 0.0
     away: float = 0.0
     memory: list[int] = field(default_factory=list)  # resident bytes, by now and then
+    stopped: bool = False  # until it is started again: its last round must not make it fit for another fault
     left: Left | None = None  # from when it was started again until it has made a round
 
 
@@ -102,7 +103,8 @@ class Soak:
     # -- faults
 
     def _strike(self) -> None:
-        able = [it for it in self.members if it.process.poll() is None and it.away < time.monotonic()]
+        now = time.monotonic()
+        able = [it for it in self.members if it.process.poll() is None and it.away < now and not it.stopped]
         if len(able) <= len(self.members) // 2:
             return
         kinds = (self._kill, self._leave, self._freeze, self._cut, self._lose_bootstrap)
@@ -117,7 +119,7 @@ class Soak:
         self._stop(member, signal.SIGTERM)
 
     def _stop(self, member: Member, number: int) -> None:
-        member.away = time.monotonic() + EXIT
+        member.away, member.stopped = time.monotonic() + EXIT, True
         member.process.send_signal(number)
         self._in(self._chance.uniform(1, 5), lambda: self._again(member, time.monotonic() + EXIT))
 
@@ -133,7 +135,7 @@ class Soak:
         member.tail.poll()
         rows = member.tail.rounds
         member.left = Left(len(rows), rows[-1]["round"], self._others(member)) if rows else None
-        member.process = self._start(member.host, member.name)
+        member.process, member.stopped = self._start(member.host, member.name), False
         member.memory.clear()
         member.away = time.monotonic() + 60  # it loads its libraries beside all others
 
