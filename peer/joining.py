@@ -41,7 +41,7 @@ def catch_up(
 
 def join_late(state: OuterState, presence: Presence, phase: PhaseClock, timeout: float) -> None:
     """At a boundary: the same for a peer that began alone and now sees others that are further (latecomer.py)."""
-    state.counters.root = presence.beginning.root
+    state.counters.root = presence.beginning.root  # that of whom we met, perhaps: for our checkpoints and newcomers
     if not presence.late:
         return
     own = state.counters.round

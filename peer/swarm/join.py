@@ -33,6 +33,7 @@ from peer.vectors import parts
 
 log = get_logger("join")
 
+CHOOSY = 3  # donors that are asked whether they have our last rounds: each copies its state to answer
 HEEDS = 0.2  # seconds until a stop is heard
 PAUSE = 1.0  # seconds between two rounds of asking everybody
 NEAR = 5  # rounds behind the furthest member: a state as good as its
@@ -77,7 +78,7 @@ def take_state(
             return None
         random.shuffle(donors)
         reasons = []
-        asked = deque((record, reached) for record in donors)
+        asked = deque((record, reached if place < CHOOSY else 0) for place, record in enumerate(donors))
         while asked:
             record, least = asked.popleft()
             work = _until_stopped(_take(node, record, me, layout, taken, least), stopped)
