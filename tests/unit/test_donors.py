@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.join import NEAR, donors_of
+from peer.swarm import join
+from peer.swarm.donor import State
+from peer.swarm.join import CHOOSY, NEAR, donors_of, take_state
+from peer.swarm.meeting import Party
 from peer.swarm.records import MemberRecord
+from peer.swarm.thread import LoopThread
 
 ROUNDS = st.integers(0, 40)
 
@@ -50,3 +57,30 @@ def test_newcomers_spread_and_who_comes_back_takes_what_it_had() -> None:
     assert rounds([12, 16, 17, 20], above=10, reached=30) == [17, 20]
     assert rounds([12, 20], above=10, reached=30) == [20]
     assert rounds([12, 16, 17, 20], above=20, reached=30) == []
+
+
+class Listed:
+    """The directory of twenty members that stand where no peer was further."""
+
+    def refresh_all(self) -> list[MemberRecord]:
+        return [record(number, 5) for number in range(20)]
+
+
+def test_few_are_asked_for_rounds_that_perhaps_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each copies its state to answer."""
+    asked: list[int] = []
+
+    async def take(*who: Any) -> State:
+        asked.append(who[-1])
+        if who[-1] > 5:
+            raise join._Behind
+        return State(125, 5, [])
+
+    monkeypatch.setattr(join, "_take", take)
+    thread = LoopThread()
+    try:
+        found = take_state(thread, Listed(), Party("a", "r", "c0ffee", "{}"), "layout", [], 5, above=0, reached=9)  # type: ignore[arg-type]
+    finally:
+        thread.close()
+    assert found is not None and found.round == 5
+    assert asked == [9] * CHOOSY + [0]
