@@ -1,4 +1,9 @@
-"""Reaching a peer by its addresses, and saying in words why it cannot be reached."""
+"""Reaching a peer by its addresses, and saying in words why it cannot be reached.
+
+A reachable peer may fail to answer once: two that dial each other at the same moment both fail, because libp2p dials
+from its listening port and TCP then opens one connection for both, without a server. It refuses to dial again for
+5 seconds; whoever must reach a peer tries again after that.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from peer.swarm.entry import Touch, back_in_touch
-from tests.swarm.harness import Swarm
+from tests.swarm.harness import Swarm, wait_for
 from tests.swarm.test_own_loop import H, Program, Scene, together
 
 LEAD = 90  # rounds
@@ -58,9 +58,9 @@ class Late:
         self.outer = scene.start(self.program, name, {"run.exchange.overlap": overlap})
 
     def find(self, address: str) -> None:
-        """The way to its swarm is open now."""
+        """The way to its swarm is open now. As a member does it: again, if the swarm dialled it at the same moment."""
         node = self.outer._member.node
-        assert node.call(back_in_touch(node.p2p, node.dht, address), 10) is Touch.ANSWERS
+        wait_for(lambda: node.call(back_in_touch(node.p2p, node.dht, address), 15) is Touch.ANSWERS, 30)
 
     def train(self, until: Callable[[], bool]) -> None:
         for _ in range(100):
