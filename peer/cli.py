@@ -93,30 +93,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    from peer.simulate.network.command import add_options
-    from peer.simulate.options import Method
+    from peer.simulate import command
 
     _common(parser)
-    parser.add_argument("--replicas", type=int, required=True, metavar="N", help="2 to 64; with --network to 10,000")
-    parser.add_argument(
-        "--method",
-        type=Method,
-        choices=list(Method),
-        metavar="|".join(Method),
-        help="instead of run.outer, with its defaults; the last three are controls",
-    )
-    parser.add_argument("--drop", type=float, default=0.0, metavar="SHARE", help="share of the swaps that fail")
-    parser.add_argument("--delay", type=int, default=0, metavar="K", help="a result arrives K inner steps late")
-    parser.add_argument(
-        "--swap-steps", type=int, default=8, metavar="K", help="with run.exchange.overlap: a swap takes K inner steps"
-    )
-    parser.add_argument(
-        "--speeds", type=float, nargs="+", default=[1.0], metavar="S", help="speeds of the replicas, repeated"
-    )
-    parser.add_argument("--non-iid", action="store_true", help="every replica reads its own part of the text")
-    parser.add_argument("--workers", type=_positive, default=None, help="replicas computed at once (default: cores)")
-    add_options(parser)
-    parser.set_defaults(run=_simulate)
+    command.add_options(parser)
+    parser.set_defaults(run=lambda args: command.run(settings.load(args.config, args.overrides), args))
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
@@ -222,43 +203,6 @@ def _status(args: argparse.Namespace) -> int:
     known = dict(settings.from_environment(os.environ))
     invitation = args.invitation or known.get("peer.invitation")
     return status.run(args.initial_peers or known.get("peer.initial_peers", []), invitation and Path(invitation))
-
-
-def _simulate(args: argparse.Namespace) -> int:
-    from peer.place import require_folder
-    from peer.simulate.network import command as network
-    from peer.simulate.options import Options, with_method
-    from peer.simulate.simulation import Simulation, save
-
-    loaded = settings.load(args.config, args.overrides)
-    if args.network:
-        if args.method or args.drop or args.delay or args.non_iid:
-            raise UserError("--network models time only: --method, --drop, --delay and --non-iid do not fit")
-        print(network.run(loaded, args))
-        return 0
-    config, method = with_method(loaded, args.method)
-    options = Options(
-        replicas=args.replicas,
-        method=method,
-        drop=args.drop,
-        delay=args.delay,
-        swap_steps=args.swap_steps,
-        speeds=tuple(args.speeds),
-        non_iid=args.non_iid,
-        workers=args.workers or os.cpu_count() or 1,
-    )
-    simulation = Simulation(config, options)
-    require_folder(config.run.dir)  # before the work, not after it
-    summary = simulation.run(lambda line: print(line, flush=True))
-    title = f"{config.run.name}: {method}, {args.replicas} replicas, H {config.run.inner_steps}"
-    files = save(summary, config.run.dir, title)
-    swarm = summary["swarm"]
-    print(
-        f"{title}: validation loss {swarm['val_loss_mean']:.4f}, {swarm['tokens']:,} tokens, "
-        f"{swarm['bytes_sent'] / args.replicas / 2**20:.1f} MiB sent a replica, "
-        f"{swarm['tokens'] / swarm['wall_seconds']:.0f} tokens/s computed\nFigures: {', '.join(map(str, files))}"
-    )
-    return 0
 
 
 def _check(args: argparse.Namespace) -> int:

@@ -47,6 +47,8 @@ class Options:
             raise UserError(f"--delay {self.delay}: from 0 to below run.inner_steps ({config.run.inner_steps})")
         if self.delay and config.run.exchange.overlap:
             raise UserError("--delay is for a result that arrives late as a whole; with run.exchange.overlap none does")
+        if self.workers < 1:
+            raise UserError(f"--workers {self.workers}: at least 1")
         if self.swap_steps < 1:
             raise UserError(f"--swap-steps {self.swap_steps}: at least 1")
         if any(not 0.01 <= speed <= 100 for speed in self.speeds):

@@ -99,10 +99,10 @@ def test_the_digest_is_of_what_members_have_in_common() -> None:
     assert first_difference(canonical(own().run), canonical(changed.run)).startswith("run.tag is")
 
 
-def test_importing_the_package_loads_neither_torch_nor_hivemind() -> None:
+def test_the_package_and_the_command_line_load_neither_torch_nor_hivemind() -> None:
     code = (
-        "import sys, peer, peer.cli; peer.UserError; left = {'torch', 'hivemind', 'transformers'} & set(sys.modules); "
-        "assert not left, left\n"
+        "import sys, peer, peer.cli; peer.UserError; peer.cli._parser()\n"
+        "left = {'torch', 'hivemind', 'transformers'} & set(sys.modules); assert not left, left\n"
         "try: peer.OuterLop\nexcept AttributeError as error: assert 'OuterLop' in str(error)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

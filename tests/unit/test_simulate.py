@@ -220,6 +220,7 @@ def test_a_loss_that_is_not_finite_names_the_replica_and_the_step() -> None:
         ({"delay": 4}, "below run.inner_steps"),
         ({"speeds": (1.0, 0.0)}, "--speeds"),
         ({"swap_steps": 0}, "--swap-steps 0"),
+        ({"workers": 0}, "--workers 0"),
         ({"method": Method.DDP, "drop": 0.1}, "--method ddp"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``noloco-peer simulate --network``: its options, and what it prints and writes."""
+"""``noloco-peer simulate --network``: what it is told, prints and writes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,6 @@ from peer.simulate.network.conditions import Conditions, Figures
 from peer.simulate.network.methods import groups, pairs, pairs_by_round, tree_to_pair
 
 FILE = "network.json"
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of the network model only."""
-    group = parser.add_argument_group("with --network", "a model of time for up to 10,000 peers; nothing is trained")
-    group.add_argument("--network", action="store_true", help="waiting instead of loss: NoLoCo and DiLoCo on a network")
-    group.add_argument("--rounds", type=int, default=50, metavar="N", help="of each peer (default 50)")
-    group.add_argument("--step-seconds", type=float, default=1.0, metavar="S", help="an inner step, median (default 1)")
-    group.add_argument("--step-sigma", type=float, default=0.2, metavar="X", help="its log-normal sigma (default 0.2)")
-    group.add_argument("--latency-ms", type=float, default=30.0, metavar="MS", help="one way, median (default 30)")
-    group.add_argument("--latency-sigma", type=float, default=0.3, metavar="X", help="log-normal (default 0.3)")
-    group.add_argument("--up-mbit", type=float, default=10.0, metavar="R", help="uplink (default 10)")
-    group.add_argument("--down-mbit", type=float, default=50.0, metavar="R", help="downlink (default 50)")
-    group.add_argument("--loss", type=float, default=0.0, metavar="SHARE", help="share of the swaps that break off")
-    group.add_argument("--churn", type=float, default=0.0, metavar="SHARE", help="peers replaced by newcomers a round")
 
 
 def conditions(config: Config, args: argparse.Namespace) -> Conditions:
