@@ -1,4 +1,4 @@
-"""Who meets whom on the simulated clock: the rule of swarm/rendezvous.py without its messages."""
+"""Who meets whom on the simulated clock: the rule of swarm/proposing.py without its messages."""
 
 from __future__ import annotations
 

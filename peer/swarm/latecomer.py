@@ -6,7 +6,7 @@ It need not have been alone: others may have begun with it. Therefore fresh weig
 who began with them and handed on with them. Two peers that meet agree on the smaller of theirs, so a swarm soon has
 one, and its halves keep it when they are split.
 
-Previous station: join.py. Next stations: rendezvous.py, which meets nobody meanwhile, and joining.py.
+Previous station: join.py. Next stations: proposing.py, which meets nobody meanwhile, and joining.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What two peers say to agree on a meeting, and the meeting itself.
 
-Previous station: members.py. Next station: rendezvous.py, which decides whom to ask and what to answer.
+Previous station: members.py. Next station: proposing.py, which decides whom to ask and what to answer.
 """
 
 from __future__ import annotations

@@ -15,8 +15,10 @@ from peer.logs import fields, get_logger
 from peer.progress import Progress, Stop
 from peer.rounds import Group, Grouping, Lineage, Outcome, Seat
 from peer.swarm.addresses import for_record
+from peer.swarm.boundary import Boundary
 from peer.swarm.convening import CATCH_UP
 from peer.swarm.donor import Donor, State, start_serving
+from peer.swarm.footing import Footing
 from peer.swarm.gathering import Gathering
 from peer.swarm.join import take_state, take_state_of
 from peer.swarm.latecomer import Beginning
@@ -68,12 +70,11 @@ class Presence:
         self.beginning = Beginning()
         self._members = Members(node, me.run, self._record)
         self._meets: Rendezvous | Gathering | None = None
+        footing = Footing(node, self._members, Boundary(progress), stop, me)
         if grouping is Grouping.PAIR:
-            self._meets = Rendezvous(node, self._members, progress, stop, settings, me, self.beginning)
+            self._meets = Rendezvous(footing, settings, self.beginning)
         elif grouping is Grouping.EVERYONE:
-            self._meets = Gathering(
-                node, self._members, progress, stop, settings, me, lineage=lineage, equal=equal_replicas
-            )
+            self._meets = Gathering(footing, settings.patience, lineage, equal=equal_replicas)
         self._announced = self._waits = False
 
     def require_alone(self) -> None:

@@ -1,6 +1,6 @@
 """Who may be in a group of everyone, and who leads it: the directory, those that were named, without those that failed.
 
-Previous station: members.py. Next station: gathering.py.
+Previous station: members.py. Next stations: attending.py, gathering.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from peer.rounds import Seat
 from peer.streams import StreamLost
 from peer.swarm.addresses import for_record
 from peer.swarm.convention import Place, Summon
-from peer.swarm.meeting import Party
-from peer.swarm.members import Members
-from peer.swarm.node import Node
+from peer.swarm.footing import Footing
 from peer.swarm.records import LIFETIME
 
 log = get_logger("gathering")
@@ -31,8 +29,8 @@ LEARNED = 1000  # names that are kept
 class Roll:
     """Belongs to the network thread, but for :meth:`avoid`."""
 
-    def __init__(self, node: Node, members: Members, me: Party) -> None:
-        self._node, self._members, self._me = node, members, me
+    def __init__(self, footing: Footing) -> None:
+        self._node, self._members, self._me = footing.node, footing.members, footing.me
         self._learned: dict[str, tuple[Seat, float]] = {}  # who summoned us or was named, until when it counts
         self._grudges = Grudges()
         self._summoned: dict[str, float] = {}

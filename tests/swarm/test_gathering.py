@@ -16,7 +16,7 @@ from peer.exchange.group import GroupExchange
 from peer.exchange.mesh import PROTOCOL, Lobby
 from peer.exchange.wire import Identity
 from peer.rounds import Averaged, Group, Grouping, Lineage, Outcome
-from peer.swarm import convening, gathering
+from peer.swarm import attending, convening
 from peer.swarm.donor import State
 from peer.vectors import Vector
 from tests.swarm.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all, train_all
@@ -69,7 +69,7 @@ def test_a_convener_that_is_slower_than_its_silence_is_waited_for(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was given up when it had not said anything for two times 10 s, and the others averaged without it."""
-    monkeypatch.setattr(gathering, "SILENCE", 1.0)
+    monkeypatch.setattr(attending, "SILENCE", 1.0)
     monkeypatch.setattr(convening, "KEEP_ALIVE", 0.2)
     peers = build("abc")
     peers[0].pace = 5.0  # 4 s behind the others

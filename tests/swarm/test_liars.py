@@ -14,7 +14,8 @@ import pytest
 from peer.swarm import identity
 from peer.swarm.meeting import REPLY, Accept, Decline, Propose, Ready
 from peer.swarm.node import Node, NodeSettings
-from peer.swarm.rendezvous import ASK_TIMEOUT, PROTOCOL, SLACK
+from peer.swarm.proposing import ASK_TIMEOUT, PROTOCOL
+from peer.swarm.rendezvous import SLACK
 from tests.swarm.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all
 
 PHASE = STEPS * STEP_SECONDS

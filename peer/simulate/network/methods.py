@@ -25,7 +25,7 @@ def pairs(it: Conditions, seed: int = 0) -> Figures:
 
 
 class _Pairs:
-    """As swarm/rendezvous.py does it: a peer begins to look for a partner in the middle of its inner phase."""
+    """As swarm/proposing.py does it: a peer begins to look for a partner in the middle of its inner phase."""
 
     def __init__(self, it: Conditions, seed: int) -> None:
         self.it, self.chance = it, Chance(it, seed)

@@ -1,0 +1,22 @@
+"""What agreeing with others rests on, in pairs as in groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from peer.progress import Stop
+from peer.swarm.boundary import Boundary
+from peer.swarm.meeting import Party
+from peer.swarm.members import Members
+from peer.swarm.node import Node
+
+
+@dataclass(frozen=True)
+class Footing:
+    """The network, who is there, where this peer stands, whether it was asked to stop, and who it is."""
+
+    node: Node
+    members: Members
+    boundary: Boundary
+    stop: Stop
+    me: Party
