@@ -74,7 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     tokenize.add_argument("--column", default="text", metavar="NAME", help="of JSON Lines and Parquet (default text)")
     tokenize.set_defaults(run=_tokenize)
     check = commands.add_parser("check", help="can this machine join and be reached? One finding a line, with advice")
-    _common(check)
+    _common(check, file_needed=False)
+    check.add_argument("--own-loop", action="store_true", help="of a program with peer.OuterLoop; needs no file")
     _initial_peers(check)
     check.add_argument("--ranks", type=_positive, default=1, metavar="N", help="GPUs of the peer, as for torchrun")
     check.set_defaults(run=_check)
@@ -107,12 +108,12 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=command.run)
 
 
-def _common(parser: argparse.ArgumentParser) -> None:
+def _common(parser: argparse.ArgumentParser, *, file_needed: bool = True) -> None:
     parser.add_argument(
         "--config",
         type=Path,
         nargs="+",
-        required=True,
+        required=file_needed,
         metavar="FILE",
         help="YAML files with run: and peer:; a later one's keys win",
     )
@@ -132,10 +133,12 @@ def _initial_peers(parser: argparse.ArgumentParser) -> None:
 
 
 def _loaded(args: argparse.Namespace) -> Config:
-    overrides = list(args.overrides)
-    if args.initial_peers:
-        overrides.append(f"peer.initial_peers=[{', '.join(args.initial_peers)}]")
-    return settings.load(args.config, overrides)
+    return settings.load(args.config, _overrides(args))
+
+
+def _overrides(args: argparse.Namespace) -> list[str]:
+    peers = [f"peer.initial_peers=[{', '.join(args.initial_peers)}]"] if args.initial_peers else []
+    return [*args.overrides, *peers]
 
 
 def _positive(text: str) -> int:
@@ -206,10 +209,19 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from peer import model_source
     from peer.check.runner import run
+    from peer.own.config import OwnConfig
 
-    return run(model_source.pinned(_loaded(args)), lambda line: print(line, flush=True), args.ranks)
+    config: Config | OwnConfig
+    if args.own_loop:
+        config = settings.resolve(OwnConfig, args.config, settings.overridden(_overrides(args)))
+    elif args.config is None:
+        raise UserError("check: --config is needed, or --own-loop for a program with peer.OuterLoop")
+    else:
+        from peer import model_source
+
+        config = model_source.pinned(_loaded(args))
+    return run(config, lambda line: print(line, flush=True), args.ranks)
 
 
 def _show_config(args: argparse.Namespace) -> int:

@@ -77,15 +77,16 @@ def load(
 
     Raises :class:`UserError` with one line for anything that is wrong.
     """
+    return resolve(Config, files, overridden(overrides), environment)
 
-    def values() -> Iterable[tuple[str, Any]]:
-        for override in overrides:
-            path, equals, text = override.partition("=")
-            if not equals or not path:
-                raise UserError(f"--set {override}: write --set section.key=value, for example --set run.steps=200")
-            yield path, _parse(text, f"--set {override}")
 
-    return resolve(Config, files, values(), environment)
+def overridden(overrides: Iterable[str]) -> Iterable[tuple[str, Any]]:
+    """Keys and values of ``--set`` texts, for :func:`resolve`."""
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not path:
+            raise UserError(f"--set {override}: write --set section.key=value, for example --set run.steps=200")
+        yield path, _parse(text, f"--set {override}")
 
 
 def resolve(

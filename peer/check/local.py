@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from peer.check.finding import Finding, fail, ok, warn
-from peer.config import Config
+from peer.check.subject import Subject
 
 OPEN_FILES = 1024  # the p2p daemon holds up to 512 connections, and the peer two sockets for each stream
 
 
-def limits(config: Config) -> Iterator[Finding]:
+def limits() -> Iterator[Finding]:
     """Open files: every connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
@@ -26,7 +26,7 @@ def limits(config: Config) -> Iterator[Finding]:
         yield ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}")
 
 
-def port(config: Config) -> Iterator[Finding]:
+def port(config: Subject) -> Iterator[Finding]:
     """Can the TCP port of the settings be taken?"""
     host, wanted = config.peer.network.host, config.peer.network.port
     try:
@@ -64,7 +64,7 @@ def _other_port(wanted: int) -> str:
     return f"end what listens there (ss -ltnp 'sport = :{wanted}'), or choose another peer.network.port"
 
 
-def identity(config: Config) -> Iterator[Finding]:
+def identity(config: Subject) -> Iterator[Finding]:
     """The key's file; whether another process is alive with it, the network knows (members.py)."""
     if config.run.owner is not None:
         yield from _invitation(config)
@@ -79,7 +79,7 @@ def identity(config: Config) -> Iterator[Finding]:
     yield from _private(path, "identity")
 
 
-def _invitation(config: Config) -> Iterator[Finding]:
+def _invitation(config: Subject) -> Iterator[Finding]:
     path = config.peer.invitation
     if path is None:
         yield fail("identity", "run.admission is invite", "set peer.invitation to the file that the owner gave you")
@@ -102,7 +102,7 @@ def _private(path: Path, topic: str) -> Iterator[Finding]:
         yield ok(topic, f"{path}, for its owner only")
 
 
-def identity_file(config: Config) -> Path | None:
+def identity_file(config: Subject) -> Path | None:
     """Where the peer's key is or will be; ``None`` when its name is only known when it starts."""
     own = config.peer
     if own.identity is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from peer import __version__
 from peer.check.finding import Finding, fail, ok, warn
 from peer.check.local import identity_file
-from peer.config import Config
+from peer.check.subject import Subject
 from peer.config_digest import canonical, digest, first_difference
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ TALK_TIMEOUT = 15.0  # seconds for one member
 ASKED = 3  # members
 
 
-def members(node: Node, config: Config, authority: Authority | None, answering: Sequence[str]) -> Iterator[Finding]:
+def members(node: Node, config: Subject, authority: Authority | None, answering: Sequence[str]) -> Iterator[Finding]:
     """Joins the DHT as a client; raises :class:`peer.errors.UserError` when it is not let in."""
     from peer.swarm.members import Members
 
@@ -50,7 +50,7 @@ def _nothing() -> MemberRecord:
     raise AssertionError("a check announces nothing")
 
 
-def _twin(node: Node, config: Config, authority: Authority | None) -> Iterator[Finding]:
+def _twin(node: Node, config: Subject, authority: Authority | None) -> Iterator[Finding]:
     """Is a peer alive with the key that this one would use?"""
     from peer.swarm import identity
     from peer.swarm.twin import twin_of
@@ -66,7 +66,7 @@ def _twin(node: Node, config: Config, authority: Authority | None) -> Iterator[F
         yield fail("identity", said, "each peer needs a key (peer.identity) or an invitation of its own")
 
 
-def _difference(node: Node, config: Config, record: MemberRecord) -> str:
+def _difference(node: Node, config: Subject, record: MemberRecord) -> str:
     """The first key in which a member's run differs, as it says itself."""
     from peer.streams import BadMessage, StreamLost
     from peer.swarm.donor import ANSWER, PROTOCOL, StateRequest
@@ -124,9 +124,9 @@ def _versions(node: Node, records: Sequence[MemberRecord]) -> Iterator[Finding]:
 def spoken() -> list[str]:
     """The stream protocols of this version."""
     from peer.exchange import mesh
-    from peer.swarm import dialback, donor, gate, relay, rendezvous, roll
+    from peer.swarm import dialback, donor, gate, proposing, relay, roll
 
-    return [it.PROTOCOL for it in (mesh, dialback, donor, gate, relay, rendezvous, roll)]
+    return [it.PROTOCOL for it in (mesh, dialback, donor, gate, proposing, relay, roll)]
 
 
 def unlike_protocols(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str] | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from peer.check.finding import Finding, fail, ok, warn
 from peer.check.local import port_is_free
 from peer.check.reach import reachability, relays
-from peer.config import Config
+from peer.check.subject import Subject
 from peer.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ VIEW_TIMEOUT = 120.0  # seconds; usually two
 CLOCK_WARNING = 1.0  # seconds; hivemind refuses more than three
 
 
-def network(config: Config) -> Iterator[Finding]:
+def network(config: Subject) -> Iterator[Finding]:
     """Starts a node, and stops it whatever happens."""
     with tempfile.TemporaryDirectory(prefix="noloco-check-") as folder:
         key, authority = _identity(config, Path(folder))
@@ -40,7 +40,7 @@ def network(config: Config) -> Iterator[Finding]:
             node.stop()
 
 
-def _identity(config: Config, folder: Path) -> tuple[Path, Authority | None]:
+def _identity(config: Subject, folder: Path) -> tuple[Path, Authority | None]:
     from peer.swarm import identity
     from peer.swarm.authority import invited
 
@@ -53,7 +53,7 @@ def _identity(config: Config, folder: Path) -> tuple[Path, Authority | None]:
     return key, invited(config.peer.invitation, key, config.run.owner)
 
 
-def _node(config: Config, key: Path, authority: Authority | None) -> Node:
+def _node(config: Subject, key: Path, authority: Authority | None) -> Node:
     from peer.swarm.node import Node, NodeSettings
     from peer.swarm.reach import Stand
 
@@ -75,7 +75,7 @@ def _node(config: Config, key: Path, authority: Authority | None) -> Node:
     return node
 
 
-def _with(node: Node, config: Config, authority: Authority | None) -> Iterator[Finding]:
+def _with(node: Node, config: Subject, authority: Authority | None) -> Iterator[Finding]:
     from peer.check.members import members
 
     wanted = config.peer.initial_peers

@@ -1,6 +1,7 @@
 """Runs the topics one after the other and prints a line for each finding as soon as it is known.
 
 noloco-peer check --config configs/demo.yaml --initial-peers ADDRESS
+noloco-peer check --own-loop --set run.name=my-run --initial-peers ADDRESS
 
 Every topic has deadlines of its own, and one that breaks is a finding too: the others are still looked at. What takes
 long to load (torch, hivemind) is loaded by the topics that need it.
@@ -16,28 +17,34 @@ from peer.check.finding import Finding, fail
 from peer.check.local import identity, limits, port
 from peer.check.network import network
 from peer.check.space import disk, memory
+from peer.check.subject import Subject
 from peer.check.tokenizer import tokenizer
 from peer.config import Config
 from peer.errors import RunError, UserError
 
-Topic = Callable[[Config], Iterator[Finding]]
+Topics = tuple[tuple[str, Callable[[], Iterator[Finding]]], ...]
 
 
-def topics(ranks: int) -> tuple[tuple[str, Topic], ...]:
-    """In the order of the lines."""
-    return (
+def topics(config: Subject, ranks: int) -> Topics:
+    """In the order of the lines. Device, memory and data of a loop of one's own are its program's affair."""
+    joining: Topics = (
         ("limits", limits),
-        ("port", port),
-        ("identity", identity),
-        ("network", network),
-        ("device", partial(device, ranks=ranks)),
-        ("memory", partial(memory, ranks=ranks)),
-        ("disk", disk),
-        ("tokenizer", tokenizer),
+        ("port", partial(port, config)),
+        ("identity", partial(identity, config)),
+        ("network", partial(network, config)),
+    )
+    if not isinstance(config, Config):
+        return joining
+    return (
+        *joining,
+        ("device", partial(device, config, ranks=ranks)),
+        ("memory", partial(memory, config, ranks=ranks)),
+        ("disk", partial(disk, config)),
+        ("tokenizer", partial(tokenizer, config)),
     )
 
 
-def run(config: Config, say: Callable[[str], None], ranks: int = 1) -> int:
+def run(config: Subject, say: Callable[[str], None], ranks: int = 1) -> int:
     """Print all findings and a verdict; the exit code, 0 when this machine can join with a peer of so many ranks."""
     found: list[Finding] = []
     for finding in findings(config, ranks):
@@ -52,11 +59,11 @@ def run(config: Config, say: Callable[[str], None], ranks: int = 1) -> int:
     return 0
 
 
-def findings(config: Config, ranks: int = 1) -> Iterator[Finding]:
+def findings(config: Subject, ranks: int = 1) -> Iterator[Finding]:
     """All topics; the errors that would end ``train`` are findings here."""
-    for name, topic in topics(ranks):
+    for name, topic in topics(config, ranks):
         try:
-            yield from topic(config)
+            yield from topic()
         except (UserError, RunError, TimeoutError) as error:
             said = " ".join(str(error).split()) or "no answer in time"
             yield fail(name, said, "correct this first")

@@ -246,6 +246,22 @@ def test_another_configuration_is_told_in_a_line(scene: Scene) -> None:
         scene.start(Program(), "two", tag="words")
 
 
+def test_a_check_of_its_settings_finds_its_swarm(scene: Scene, swarm: Swarm) -> None:
+    scene.start(Program(), "one", tag="bytes")
+    sets = ("run.name=own", f"run.inner_steps={H}", "run.tag=bytes", "peer.network.host=127.0.0.1")
+
+    def check(*others: str) -> tuple[int, str]:
+        words = [word for it in (*sets, *others) for word in ("--set", it)]
+        initial = ["--initial-peers", scene.addresses[0]]
+        process = swarm.start("check", ["-m", "peer", "check", "--own-loop", *words, *initial])
+        return process.exit_code(), process.output()
+
+    code, said = check()
+    assert code == 0 and "1 member trains this configuration" in said and "memory" not in said, said
+    code, said = check("run.tag=words")
+    assert code == 1 and "run.tag is" in said, said
+
+
 def test_a_trainer_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from transformers import Trainer, TrainingArguments

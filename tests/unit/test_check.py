@@ -96,7 +96,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
 
     for level, code in (("ok", 0), ("warn", 0), ("fail", 1)):
         found = Finding(level, "topic", "text", "advice")  # type: ignore[arg-type]
-        monkeypatch.setattr(runner, "topics", lambda _, found=found: (("topic", lambda _: iter([found])),))
+        monkeypatch.setattr(runner, "topics", lambda *_, found=found: (("topic", lambda: iter([found])),))
         with pytest.raises(SystemExit) as ended:
             cli.main(["check", "--config", "configs/demo.yaml"])
         assert ended.value.code == code
@@ -106,20 +106,36 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     assert ended.value.code == 2 and "peer.network.reach" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--config is needed, or --own-loop"),
+        (["--own-loop", "--set", "run.name=x", "--set", "run.seed=3"], "seed is your own program's affair"),
+        (["--own-loop", "--config", "configs/demo.yaml"], "is your own program's affair"),
+    ],
+)
+def test_which_of_the_two_configurations_is_checked(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["check", *words])
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
 def test_a_topic_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     from peer.check import runner
 
-    def broken(_: Config) -> Any:
+    def broken() -> Any:
         raise TimeoutError
 
-    monkeypatch.setattr(runner, "topics", lambda _: (("broken", broken),))
+    monkeypatch.setattr(runner, "topics", lambda *_: (("broken", broken),))
     assert levels(runner.findings(config())) == ["fail"]
 
 
 def test_nothing_big_is_loaded_before_it_is_needed() -> None:
     program = (
         "import sys\nfrom peer.check import local, runner\nfrom peer.config import Config\n"
-        "[*local.limits(Config()), *local.port(Config()), *local.identity(Config())]\n"
+        "[*local.limits(), *local.port(Config()), *local.identity(Config())]\n"
         "print([it for it in ('torch', 'hivemind', 'transformers') if it in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
