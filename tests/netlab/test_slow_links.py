@@ -51,15 +51,19 @@ def test_a_link_that_breaks_down_for_a_while_costs_no_minutes_after_it(tmp_path:
         def merged() -> int:
             return sum(row["outcome"] == "merged" for row in swarm.tail("a").rounds)
 
+        def outage() -> float:
+            """Seconds from its end to the next merge."""
+            swarm.lab.set_access(2, 0.02, 0.02)
+            time.sleep(28)  # TCP tries again 25 and 51 s after the break
+            before = merged()
+            swarm.lab.set_access(2, 10, 10)
+            began = time.monotonic()
+            swarm.wait_for(lambda: merged() > before)
+            return time.monotonic() - began
+
         swarm.wait_for(lambda: merged() >= 2)
-        swarm.lab.set_access(2, 0.02, 0.02)
-        time.sleep(55)  # TCP tries again 51 and 103 s after the break
-        before = merged()
-        swarm.lab.set_access(2, 10, 10)
-        began = time.monotonic()
-        swarm.wait_for(lambda: merged() > before)
-        # usually 2 to 6; libp2p's own pauses between two dials add up to 25 when they come one after the other
-        assert time.monotonic() - began < 40
+        # usually 2 to 7 s; seldom libp2p's own pauses between two dials come one after the other
+        assert any(outage() < 20 for _ in range(2))
         slowest = max(row["seconds"]["match"] + row["seconds"]["exchange"] for row in swarm.tail("a").rounds)
         assert slowest < 30, slowest
 

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -96,8 +97,7 @@ def test_one_that_cannot_be_loaded_is_the_error_that_it_is_anyway(folder: Path, 
 def test_check_has_a_finding(folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     from peer.check import runner
 
-    (topic,) = [it for it in runner.topics(1) if it[0] == "tokenizer"]
-    monkeypatch.setattr(runner, "topics", lambda _: (topic,))
+    monkeypatch.setattr(runner, "topics", lambda config, _: (("tokenizer", partial(runner.tokenizer, config)),))
     own = bpe(folder)
 
     def found(tokenizer: Tokenizer | None) -> list[Finding]:
