@@ -295,7 +295,7 @@ def test_a_trainer_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
     assert again.last is not None and again.last.step == 8
 
 
-EXAMPLES = {"bare_loop": ("400", "40"), "nano_gpt": ("300", "20"), "hf_trainer": ("300", "20")}
+EXAMPLES = {"bare_loop": ("8000", "200"), "nano_gpt": ("300", "20"), "hf_trainer": ("300", "20")}
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
