@@ -213,6 +213,8 @@ def _check(args: argparse.Namespace) -> int:
     from peer.own.config import OwnConfig
 
     config: Config | OwnConfig
+    if args.own_loop and args.ranks > 1:
+        raise UserError("check: --ranks is for a peer of several GPUs; a loop of one's own is one process")
     if args.own_loop:
         config = settings.resolve(OwnConfig, args.config, settings.overridden(_overrides(args)))
     elif args.config is None:

@@ -23,7 +23,7 @@ from peer.inner import batch_loss
 from peer.ranks.sharding import blocks_of
 from peer.ranks.shared import WINDOW
 
-# Resident with all libraries loaded; measured with both builds of torch 2.13, whatever the device is.
+# Resident with all libraries loaded; measured on a CPU with both builds of torch 2.13.
 PROCESS = (890 if torch.backends.cuda.is_built() else 436) * 2**20
 CONTEXT = 500 * 2**20  # of a GPU, for CUDA and its libraries
 # What an allocator holds for activations, against what is alive: pieces of unlike sizes do not fit into one another.

@@ -1,7 +1,7 @@
 """Measures the laboratory from inside its hosts.
 
 python -m tests.netlab.probe serve                            echo datagrams and count bytes, until stdin ends
-python -m tests.netlab.probe ping ADDRESS COUNT               quickest round trip and share lost
+python -m tests.netlab.probe ping ADDRESS COUNT               median round trip and share lost
 python -m tests.netlab.probe send ADDRESS MEGABYTES           TCP goodput, of the second half: without slow start
 Each prints one line of JSON. Not ping(8) and iperf: neither is on every machine.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import socket
+import statistics
 import sys
 import threading
 import time
@@ -64,8 +65,7 @@ def ping(address: str, count: int) -> dict[str, float]:
             except TimeoutError:
                 continue
             times.append(time.perf_counter() - began)
-    # the quickest: other load on this machine can only make it longer
-    return {"rtt_ms": 1000 * min(times, default=-0.001), "lost": 1 - len(times) / count}
+    return {"rtt_ms": 1000 * statistics.median(times) if times else -1.0, "lost": 1 - len(times) / count}
 
 
 def send(address: str, megabytes: float) -> dict[str, float]:

@@ -56,8 +56,8 @@ def test_a_profile_has_the_delay_and_the_rate_that_it_says(profile: str, megabyt
     plan = load(profile)
     assert plan.access.up_mbit is not None
     with Lab(plan, 2) as lab, serving(lab, 1):
-        found = measure(lab, 0, "ping", lab.address(1), "30")
-        assert found["rtt_ms"] == pytest.approx(plan.path.rtt_ms, rel=0.1)
+        medians = [measure(lab, 0, "ping", lab.address(1), "30")["rtt_ms"] for _ in range(3)]
+        assert min(medians) == pytest.approx(plan.path.rtt_ms, rel=0.1)  # as transfer does
         assert transfer(lab, 0, 1, megabytes) == pytest.approx(plan.access.up_mbit, rel=0.1)
 
 

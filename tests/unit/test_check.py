@@ -111,6 +111,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     [
         ([], "--config is needed, or --own-loop"),
         (["--own-loop", "--set", "run.name=x", "--set", "run.seed=3"], "seed is your own program's affair"),
+        (["--own-loop", "--set", "run.name=x", "--ranks", "2"], "--ranks is for a peer of several GPUs"),
         (["--own-loop", "--config", "configs/demo.yaml"], "is your own program's affair"),
     ],
 )
