@@ -106,8 +106,15 @@ class Checkpoints:
         return True
 
     def all(self) -> list[Path]:
-        """Folders of the checkpoints, oldest first."""
-        return sorted(path for path in self.folder.glob("step_*") if path.is_dir())
+        """Folders of the checkpoints, oldest first. Those beyond ``latest`` are the oldest: the peer has given them up
+        for the weights of others, who were less far, or was killed before it had finished the save.
+        """
+        found = sorted(path for path in self.folder.glob("step_*") if path.is_dir())
+        try:
+            latest = (self.folder / LATEST).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            return found
+        return sorted(found, key=lambda path: path.name <= latest)
 
     def newest(
         self, usable: Callable[[dict[str, Any]], str] = lambda state: "", parts: Collection[str] | None = None

@@ -99,6 +99,16 @@ def test_a_state_that_is_not_a_state_is_skipped_too(tmp_path: Path, content: str
     assert newest.state["step"] == 1
 
 
+def test_who_goes_on_from_a_step_before_keeps_the_new_ones(tmp_path: Path) -> None:
+    """It has taken the weights of others, who were less far: what it had given up is not resumed, and goes first."""
+    saved(tmp_path, 40, 50, keep=2)
+    for step, left in ((20, [50, 20]), (30, [20, 30]), (60, [30, 60])):
+        checkpoints = saved(tmp_path, step, keep=2)
+        assert [int(path.name.removeprefix("step_")) for path in checkpoints.all()] == left
+        newest = checkpoints.newest()
+        assert newest is not None and newest.state["step"] == step
+
+
 def test_saving_the_same_step_again_replaces_it(tmp_path: Path) -> None:
     assert len(saved(tmp_path, 4, 4).all()) == 1
 
