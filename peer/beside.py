@@ -88,7 +88,7 @@ class Beside:
                     self._open(round, index)
         if result is not None:
             self._round = None
-            self._presence.avoid(result.culprit, result.outcome)
+            self._presence.ended(result)
             self._report(round.counted, replace(result, staleness=fmean(round.late) if round.late else 0.0))
 
     def finish(self) -> None:

@@ -57,7 +57,7 @@ class Crossing:
 
     def repeats(self, mean: Averaged) -> bool:
         """A group's round that failed by another member is repeated once, without that member."""
-        self.presence.avoid(mean.culprit, mean.outcome)
+        self.presence.ended(mean)
         if self.outer.grouping is not Grouping.EVERYONE or self.stop.requested:
             return False
         return mean.culprit not in ("", self.presence.peer_id)

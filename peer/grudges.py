@@ -13,6 +13,7 @@ from dataclasses import dataclass
 SULK = 4.0  # inner phases for which a peer is left out that sent what could not be used, the first time
 KEPT = 1000  # ids
 DOUBLINGS = 5  # how often the time doubles with every further offence
+FORGIVEN = 3  # offences
 MEMORY = 20.0  # an offence is forgotten after this many times the time that its author was left out
 
 
@@ -47,6 +48,13 @@ class Grudges:
                 self._held.pop(next(iter(self._held)))
             self._held[peer_id] = Grudge(offence, strikes, now + length, now + length * MEMORY)
         return length
+
+    def forgive(self, peer_id: str) -> None:
+        """It is another one now, or says so: a few times it is let in again at once."""
+        with self._writing:
+            held = self._held.get(peer_id)
+            if held is not None and held.strikes <= FORGIVEN:
+                held.until = self._clock()
 
     def avoided(self, peer_id: str) -> bool:
         """Is it left out now?"""

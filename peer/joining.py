@@ -5,16 +5,22 @@ Previous stations: outer_state.py and swarm/presence.py. Next stations: membersh
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from secrets import token_hex
+
+from torch import Tensor
 
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.metrics import PhaseClock
 from peer.outer_state import OuterState
+from peer.swarm.donor import State
 from peer.swarm.latecomer import STALE_ROUNDS
 from peer.swarm.presence import Presence
 
 log = get_logger("joining")
+Judge = Callable[[Tensor], bool]
 
 ROOT_BYTES = 8
 
@@ -39,23 +45,53 @@ def catch_up(
     _begin(state, presence, alone=taken is None and not presence.others())
 
 
-def join_late(state: OuterState, presence: Presence, phase: PhaseClock, timeout: float) -> None:
-    """At a boundary: the same for a peer that began alone and now sees others that are further (latecomer.py)."""
+@dataclass(frozen=True)
+class Others:
+    """Those whose weights this peer's cannot be averaged with, and why. ``ids``: of the only ones that may be asked."""
+
+    why: str
+    above: int  # round
+    anew: bool  # nothing of what this peer has trained is kept
+    ids: Collection[str] = ()
+
+
+def join_late(state: OuterState, presence: Presence, phase: PhaseClock, judge: Judge = lambda phi: True) -> bool:
+    """At a boundary: become as :class:`Others` are, if there are any. Returns whether it did.
+
+    ``judge``: is a model with these slow weights one to go on with?
+    """
     state.counters.root = presence.beginning.root  # that of whom we met, perhaps: for our checkpoints and newcomers
-    if not presence.late:
-        return
-    own = state.counters.round
-    anew = not presence.beginning.since
+    others, own = _others(state.counters.round, presence), state.counters.round
+    if others is None:
+        return False
     with phase("join"):
-        try:
-            taken = presence.join(state.room(), timeout, above=own + STALE_ROUNDS)
-        except (RunError, UserError) as error:
-            log.warning("others are further and none gives its weights: %s", error)
-            return
+        taken = _state_of(others, state, presence, judge)
         if taken is not None:
-            (state.adopt if anew else state.catch_up)(taken)
+            (state.adopt if others.anew else state.catch_up)(taken)
             _begin(state, presence)
-            log.warning("the swarm was there before: took its weights: %s", fields(own_round=own, round=taken.round))
+            log.warning("%s: took its weights: %s", others.why, fields(own_round=own, round=taken.round))
+        presence.settle(others.ids, taken=taken is not None)
+    return taken is not None
+
+
+def _others(round: int, presence: Presence) -> Others | None:
+    if presence.late:
+        anew = not presence.beginning.since
+        return Others("the swarm was there before", above=round + STALE_ROUNDS, anew=anew)
+    strangers = presence.outnumbered_by()
+    return Others("this peer has nothing in common with the swarm", -1, True, strangers) if strangers else None
+
+
+def _state_of(others: Others, state: OuterState, presence: Presence, judge: Judge) -> State | None:
+    try:  # who is asked may be hostile: one try, and training goes on
+        taken = presence.join(state.room(), 0.0, above=others.above, among=others.ids)
+    except (RunError, UserError) as error:
+        log.warning("%s, and nobody gives its weights: %s", others.why, error)
+        return None
+    if taken is not None and not judge(taken.vectors[0]):
+        log.warning("%s, but its weights are no better than chance", others.why)
+        return None
+    return taken
 
 
 def _begin(state: OuterState, presence: Presence, *, alone: bool = False) -> None:

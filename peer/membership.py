@@ -157,8 +157,9 @@ class Membership:
             self.reporter.rewind(self.state.counters.round, self.state.inner.step)
 
     def join_late(self) -> None:
-        """At a boundary: go on from others' weights if nobody was to be seen at the start and they are further."""
-        join_late(self.state, self.presence, self.ground.phase, self.ground.own.network.join_timeout)
+        """At a boundary: go on from others' weights if this peer's cannot be averaged with them."""
+        if join_late(self.state, self.presence, self.ground.phase):
+            self.reporter.replaced()
 
     def _catch_up(self, newcomer_above: int = 0, reached: int = 0) -> None:
         timeout = self.ground.own.network.join_timeout

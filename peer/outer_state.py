@@ -7,6 +7,8 @@ user's own; crossing.py, which changes it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from peer.outer.method import OuterMethod
 from peer.rounds import NO_ROUNDS, Lineage
 from peer.swarm.donor import State
+from peer.vectors import parts
 
 
 class Trained(Protocol):
@@ -110,6 +113,21 @@ class OuterState(ABC):
             slow.write_fast()
             slow.add_to_fast(change)
             self._stand_by(state)
+
+    @contextmanager
+    def trying(self, phi: Tensor) -> Iterator[None]:
+        """θ is ``phi`` (flat fp32, host), up to rounding, for an evaluation; then again what it was."""
+        slow = self.outer.slow
+        theta = torch.empty(slow.numel)
+        slow.read_fast(0, theta)
+        for start, stop in parts(slow.numel):
+            slow.add_to_fast(phi[start:stop] - theta[start:stop], start)
+        try:
+            yield
+        finally:
+            slow.write_fast()
+            for start, stop in parts(slow.numel):
+                slow.add_to_fast(theta[start:stop] - slow.phi[start:stop], start)
 
     def take_outer(self, vectors: dict[str, Tensor]) -> None:
         """φ ← ``vectors["phi"]``, and δ the same way; θ stays."""

@@ -52,6 +52,7 @@ class Reporter:
         self._metrics, self._standing, self._trackers = metrics, standing, trackers or Trackers()
         self._folder = folder
         self._open()
+        self._last = self.reached()
 
     def reached(self) -> int:
         """The last round of this peer, before it is forgotten by :meth:`rewind`; 0 when there is none."""
@@ -63,6 +64,7 @@ class Reporter:
         _keep(self._folder / ROUNDS, lambda row: row["round"] <= round)
         _keep(self._folder / EVALS, lambda row: row["step"] <= step)
         self._open()
+        self._last = round
 
     def inner(self, report: InnerReport) -> None:
         """An inner phase ended, whether or not its round will be finished."""
@@ -78,6 +80,9 @@ class Reporter:
         """A round ended."""
         counted, averaged, metrics = report.counted, report.averaged, self._metrics
         inner = counted.inner
+        if counted.round <= self._last:  # the peer has taken the weights of others, who were less far
+            self.rewind(counted.round - 1, counted.step)
+        self._last = counted.round
         self._standing.round(averaged)
         metrics["rounds_total"].labels(averaged.outcome).inc()
         if averaged.reason is not None:
@@ -136,6 +141,10 @@ class Reporter:
         tracked = {f"val/loss_{name}": value for name, value in (others or {}).items()}
         self._trackers.log(step, {"val/loss": loss, **tracked, "tokens": tokens})
         log.info(fields(step=step, val_loss=loss, **named))
+
+    def replaced(self) -> None:
+        """This peer goes on with the weights of others."""
+        self._metrics["weights_taken_total"].inc()
 
     def _track(self, report: RoundReport) -> None:
         inner, averaged = report.counted.inner, report.averaged

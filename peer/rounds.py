@@ -162,4 +162,7 @@ class Averaged:
     detail: str = field(default="", compare=False)  # why, in words, when not merged
     reason: Reason | None = None  # the same in a word, when it was this peer that refused
     culprit: str = ""  # id of the member that a group's round failed by, or whose contribution cannot be used
+    partner_id: str = ""  # of a pair
+    strange: bool = False  # a pair whose contributions, as far as they were seen, had nothing in common
+    ahead: int = 0  # rounds that the partner says it is further
     digest: str = ""  # of the mean of a group of everyone: the same for all members

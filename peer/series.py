@@ -63,6 +63,7 @@ OF_PEER = (
     Series("inner_steps_total", "counter", "Inner steps done by this process."),
     Series("tokens_total", "counter", "Tokens trained on by this process."),
     Series("round", "gauge", "Rounds completed, counted by the swarm."),
+    Series("weights_taken_total", "counter", "Times that the weights of others replaced this peer's after its start."),
     Series("swarm_members", "gauge", "Live members in the directory, this peer included."),
     Series("train_loss", "gauge", "Mean training loss of the last inner phase, nats a token."),
     Series("val_loss", "gauge", "Last validation loss, nats a token."),

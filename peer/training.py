@@ -110,11 +110,18 @@ class Training(ABC):
         """At a boundary: evaluate and save when it is time."""
         if self.done():
             return
-        join_late(self.parts.state, self.presence, self.phase, self.config.peer.network.join_timeout)
+        replaced = join_late(self.parts.state, self.presence, self.phase, self.better_than_chance)
+        if replaced:
+            self.parts.reporter.replaced()
         if self.counters.round % self.config.run.evaluation.every_rounds == 0:
             self.evaluate()
-        if self.counters.round % self.config.peer.checkpoint.every_rounds == 0:
+        if replaced or self.counters.round % self.config.peer.checkpoint.every_rounds == 0:
             self.save()
+
+    def better_than_chance(self, phi: Tensor) -> bool:
+        """Of a model with these slow weights (flat fp32, host), by our own validation data."""
+        with self.phase("eval"), self.parts.state.trying(phi):
+            return self.inner.evaluate(self.parts.validation) < math.log(self.config.run.data.tokenizer.vocabulary)
 
     def evaluate(self) -> None:
         """Validation losses of this replica."""

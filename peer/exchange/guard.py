@@ -39,6 +39,7 @@ FAR = 2.0  # times the usual length of x
 COMMON = 0.1  # cosine of two contributions that have something in common
 RECENT = 15  # partners
 ENOUGH = 0.25  # share of the elements that tells something of all
+SOME = ENOUGH / 2  # seen by a partner that is told nothing more when the other one has seen enough
 EARLY = 5.0  # times as large may be the ratio of the norms of less than that
 REMEMBERED = 256  # payloads
 
@@ -90,6 +91,7 @@ class Trial:
     apart: float = 0.0  # ‖s_theirs − s_own‖²
     change: float = 0.0  # ‖βΔ_own‖²
     length: float = 0.0  # ‖x‖²
+    ahead: int = 0  # rounds that the partner says it is further
 
     def add(self, own: Tensor, change: Tensor, theirs: Tensor) -> None:
         """One part more; fp32, host."""
@@ -114,10 +116,15 @@ class Trial:
         if not own / ratio <= theirs <= own * ratio:
             return Reason.NORM, f"the partner's norm {theirs:.4g} is not within a factor {ratio:g} of {own:.4g}"
         length, usual = math.sqrt(self.length), self.guard.usual(math.sqrt(self.change))
-        product = (self.own + self.theirs - self.apart) / 2
-        if enough and length > FAR * usual and product < COMMON * own * theirs:
+        if enough and length > FAR * usual and self.strange:
             return Reason.FAR, f"the partner would change {length:.4g}, {usual:.4g} is usual, and has nothing in common"
         return None
+
+    @property
+    def strange(self) -> bool:
+        """The two contributions have nothing in common, by the parts so far."""
+        product = (self.own + self.theirs - self.apart) / 2
+        return self.seen >= SOME * self.numel and product < COMMON * math.sqrt(self.own) * math.sqrt(self.theirs)
 
     def verdict(self, digest: bytes) -> Verdict:
         """All has come. ``digest`` as above."""

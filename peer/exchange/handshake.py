@@ -15,6 +15,7 @@ from torch import Tensor
 
 from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec
+from peer.exchange.guard import Trial
 from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Header, Identity
 from peer.rounds import Averaged, Link, Outcome, Reason
 from peer.streams import BadMessage, Stream, StreamLost
@@ -64,10 +65,10 @@ def share(theirs: int, own: int) -> float:
 
 
 class Tally:
-    """What a swap takes, from its first byte on."""
+    """What a swap takes, from its first byte on, and what comes of it."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream, self._began = stream, time.monotonic()
+    def __init__(self, stream: Stream, trial: Trial) -> None:
+        self._stream, self._trial, self._began = stream, trial, time.monotonic()
         self._sent, self._received = stream.sent, stream.received
 
     def averaged(self, verdict: Verdict, partner: Link, mean: Tensor) -> Averaged:
@@ -83,6 +84,9 @@ class Tally:
             detail=verdict.detail,
             reason=verdict.reason,
             culprit=partner.peer_id if verdict.outcome in OFFENCES else "",
+            partner_id=partner.peer_id,
+            strange=self._trial.strange,
+            ahead=self._trial.ahead,
         )
 
 

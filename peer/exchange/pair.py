@@ -67,9 +67,10 @@ class PairExchange:
         stream = link.stream
         assert stream is not None
         prepare(self._codec, contribution)
-        limit, tally = self._deadline.seconds, Tally(stream)
+        trial = self._guard.trial(link.peer_id, contribution.numel)
+        limit, tally = self._deadline.seconds, Tally(stream, trial)
         greeting = Greeting(self._identity, group.round, self._codec, group.tokens)
-        swap = self._swap(contribution, stream, greeting, self._guard.trial(link.peer_id, contribution.numel))
+        swap = self._swap(contribution, stream, greeting, trial)
         verdict = self._network.call(guarded(swap, stream, limit), limit + GRACE)
         averaged = tally.averaged(verdict, link, self._buffer)
         self._codec.settle(verdict.outcome is Outcome.MERGED)
@@ -83,7 +84,7 @@ class PairExchange:
         """When merged, the buffer holds the mean."""
         stall = self._settings.stall
         header = await greeting.exchange(stream, stall)
-        theirs = share(header.tokens, greeting.tokens)
+        theirs, trial.ahead = share(header.tokens, greeting.tokens), header.round - greeting.round
         digest: bytes | None = None
 
         async def receive() -> None:

@@ -86,8 +86,9 @@ class RollingExchange:
         (link,) = group.links
         stream = link.stream
         assert stream is not None
-        limit, tally = self._deadline.seconds, Tally(stream)
-        swap = Swap(flight, stream, self._guard.trial(link.peer_id, self._identity.numel), learns)
+        trial = self._guard.trial(link.peer_id, self._identity.numel)
+        limit, tally = self._deadline.seconds, Tally(stream, trial)
+        swap = Swap(flight, stream, trial, learns)
         work = self._swap(swap, Greeting(self._identity, group.round, self._codec, group.tokens, pace))
         verdict = self._network.call(guarded(work, stream, limit), limit + GRACE)
         merged = verdict.outcome is Outcome.MERGED
@@ -105,6 +106,7 @@ class RollingExchange:
         header = await greeting.exchange(swap.stream, stall)
         swap.share = share(header.tokens, greeting.tokens)
         swap.theirs, swap.patience = header.codec, max(stall, PATIENCE * (greeting.pace + header.pace))
+        swap.trial.ahead = header.round - greeting.round
         swap.flight.begin(swap.stream.close)
         await both_ways(self._send(swap), self._receive(swap))
         return await part(swap.stream, swap.trial.verdict(swap.digest), swap.patience)

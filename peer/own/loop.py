@@ -69,8 +69,6 @@ class OuterLoop:
             self._member = Membership(ground, self._state, lambda: self._window.tokens_per_step)
             stack.callback(self._member.close)
             self._member.join(newcomer_above=-1)  # the program's seed may be another one than the others'
-            if self._state.adopted and not optimizers:
-                log.warning("took the weights of a member: the optimizer's moments are of no use; see optimizer=")
             self._length = InnerPhase(config.run, self._total, self._state, ground.progress)
             self._progress = ground.progress
             self._crossing = None if self._member.overlaps else self._member.crossing()

@@ -13,10 +13,13 @@ import torch
 import xxhash
 
 from peer.errors import UserError
+from peer.logs import get_logger
 from peer.outer.method import OuterMethod
 from peer.outer_state import Counters, OuterState
 from peer.rounds import Lineage
 from peer.vectors import parts
+
+log = get_logger("outer_loop")
 
 VERSION = 1
 
@@ -41,6 +44,8 @@ class OwnState(OuterState):
     def forget(self) -> None:
         """The user's optimizers start anew."""
         self.adopted = True
+        if not self._optimizers:
+            log.warning("took the weights of a member: the optimizer's moments are of no use; see optimizer=")
         for optimizer in self._optimizers:
             optimizer.state.clear()
 

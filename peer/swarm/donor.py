@@ -134,7 +134,7 @@ class Donor:
         for index, vector in enumerate(state.vectors):
             await send_parts(stream, Vector(vector), max(0, first - index * each), STALL)
         await stream.receive(RECEIVED, STALL)
-        log.info("gave the state to a newcomer: %s", fields(peer=stream.remote[-6:], step=state.step, first=first))
+        log.info("gave the state away: %s", fields(peer=stream.remote[-6:], step=state.step, first=first))
 
     def _objection(self, request: StateRequest) -> Decline | None:
         if request.run != self._me.run:

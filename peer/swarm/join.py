@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,12 +59,14 @@ def take_state(
     *,
     above: int,
     reached: int = 0,
+    among: Collection[str] = (),
     stopped: Callable[[], bool] = lambda: False,
 ) -> State | None:
     """A verified state of a random one of the furthest members; ``None`` when nobody is beyond round ``above``, and
     when this peer is ``stopped`` meanwhile.
 
     ``room``: a flat fp32 host vector for each vector of the state, to be filled. ``reached``: see :func:`donors_of`.
+    ``among``: ids of the only ones that may be asked.
     Raises :class:`UserError` when the swarm trains another configuration, :class:`RunError` when members are there
     and none of them gives its state within ``timeout`` seconds.
     """
@@ -72,8 +74,8 @@ def take_state(
     while True:
         present = members.refresh_all()
         # a misconfigured stranger must not keep us from our own swarm, and our own mistake must be told
-        ours = [record for record in present if record.config == me.config]
-        donors = donors_of(ours, above, reached) if ours else present
+        ours = [it for it in present if it.config == me.config and (not among or it.peer_id in among)]
+        donors = donors_of(ours, above, reached) if ours or among else present
         if not donors:
             return None
         random.shuffle(donors)

@@ -11,6 +11,7 @@ Previous station: join.py. Next stations: proposing.py, which meets nobody meanw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -40,3 +41,10 @@ class Beginning:
         Who was away for longer has as much to give as others: then the two halves are averaged, as after any split.
         """
         return (self._alone or root != self.root) and theirs - own > max(STALE_ROUNDS, own - self.since)
+
+    def late_to(self, own: int, others: Sequence[tuple[int, str]]) -> bool:
+        """The same for a swarm, by the rounds and roots of all its members. Among three or more a single one does not
+        count: who claims a round that nobody has would have everybody take its weights.
+        """
+        further = sum(self.late(own, theirs, root) for theirs, root in others)
+        return further >= (2 if len(others) > 2 else 1)

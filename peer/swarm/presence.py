@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from peer.config import Rendezvous as RendezvousSettings
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.progress import Progress, Stop
-from peer.rounds import Group, Grouping, Lineage, Outcome, Seat
+from peer.rounds import Averaged, Group, Grouping, Lineage, Outcome, Seat
 from peer.swarm.addresses import for_record
 from peer.swarm.boundary import Boundary
 from peer.swarm.convening import CATCH_UP
@@ -27,12 +27,14 @@ from peer.swarm.members import Members
 from peer.swarm.node import Node
 from peer.swarm.records import NO_REPORT, MemberRecord, Report
 from peer.swarm.rendezvous import Rendezvous
+from peer.swarm.strangers import Strangers
 from peer.swarm.twin import LOOK, twin_of
 
 log = get_logger("presence")
 
 LINGER = 0.25  # of an inner phase: looking for a partner beside the inner steps, before going on alone
 TWIN_TIMEOUT = LOOK + 60.0  # seconds
+AGAIN = 5  # rounds until weights are asked for again that could not be had
 START_PERIOD = 0.5  # seconds between two looks at who has come
 
 
@@ -67,7 +69,8 @@ class Presence:
         self._node, self._me, self._layout = node, me, layout
         self._progress, self._stop, self._vitals = progress, stop, vitals
         self._metrics_address = metrics_address
-        self.beginning = Beginning()
+        self.beginning, self._strangers = Beginning(), Strangers()
+        self._taken = self._joins_from = 0
         self._members = Members(node, me.run, self._record)
         self._meets: Rendezvous | Gathering | None = None
         footing = Footing(node, self._members, Boundary(progress), stop, me)
@@ -86,18 +89,43 @@ class Presence:
                 "needs a key of its own (peer.identity) or an invitation of its own (peer.invitation)"
             )
 
-    def join(self, room: Sequence[Tensor], timeout: float, *, above: int, reached: int = 0) -> State | None:
+    def join(
+        self, room: Sequence[Tensor], timeout: float, *, above: int, reached: int = 0, among: Collection[str] = ()
+    ) -> State | None:
         """The verified state of a member beyond round ``above``; ``None`` when there is none: :func:`take_state`."""
         who = self._node, self._members, self._me, self._layout
-        return take_state(*who, room, timeout, above=above, reached=reached, stopped=lambda: self._stop.requested)
+        stopped = lambda: self._stop.requested  # noqa: E731
+        return take_state(*who, room, timeout, above=above, reached=reached, among=among, stopped=stopped)
 
     @property
     def late(self) -> bool:
         """There are others that are further, whose weights must be taken before they are met: latecomer.py."""
-        own = self._vitals().round
-        return isinstance(self._meets, Rendezvous) and any(
-            self.beginning.late(own, it.round, it.root) for it in self.others()
-        )
+        own, others = self._vitals().round, [(it.round, it.root) for it in self.others()]
+        return isinstance(self._meets, Rendezvous) and own >= self._joins_from and self.beginning.late_to(own, others)
+
+    def outnumbered_by(self) -> list[str]:
+        """Ids of those of whom one's weights must be taken, as they have nothing in common with ours: strangers.py.
+
+        Strangers that have taken those of our part are met again.
+        """
+        others = self.others()
+        self._forgive(self._strangers.changed(others))
+        return [it.peer_id for it in self._strangers.outnumber(self._node.peer_id, self._vitals().round, others)]
+
+    def settle(self, strangers: Collection[str], *, taken: bool) -> None:
+        """This peer's weights were replaced by those of others (``taken``), or these could not be had."""
+        self._strangers.clear()
+        self._taken += taken
+        if not taken:
+            self._joins_from = self._vitals().round + AGAIN
+            return
+        self._forgive(strangers)
+        with contextlib.suppress(TimeoutError, RunError):
+            self._members.announce()  # that they may meet us again
+
+    def _forgive(self, peers: Collection[str]) -> None:
+        if isinstance(self._meets, Rendezvous):
+            self._meets.forgive(peers)
 
     def others(self) -> list[MemberRecord]:
         """Live members of this configuration."""
@@ -143,6 +171,14 @@ class Presence:
         """As :meth:`group_for` for a method of pairs, while the inner steps after inner phase ``phase`` go on."""
         assert isinstance(self._meets, Rendezvous)
         return self._meets.group_beside(round, phase, LINGER * (self._progress.phase_seconds or 0.0))
+
+    def ended(self, averaged: Averaged) -> None:
+        """A round's exchange: leave out for a while by whom it failed, and remember whose weights are strange."""
+        self.avoid(averaged.culprit, averaged.outcome)
+        partner, merged = averaged.partner_id, averaged.outcome is Outcome.MERGED
+        if partner and (merged or averaged.strange):
+            taken = next((record.taken for record in self.others() if record.peer_id == partner), 0)
+            self._strangers.note(partner, strange=not merged, ahead=averaged.ahead, taken=taken)
 
     def avoid(self, peer_id: str, outcome: Outcome) -> None:
         """A round has failed by this member: leave it out for a while."""
@@ -194,4 +230,5 @@ class Presence:
             metrics=self._metrics_address,
             report=vitals.report.model_copy(update={"members": self.size}),
             root=self.beginning.root,
+            taken=self._taken,
         )

@@ -10,6 +10,7 @@ import asyncio
 import math
 import random
 import time
+from collections.abc import Iterable
 
 from peer.config import Rendezvous as Settings
 from peer.grudges import SULK, Grudges
@@ -32,7 +33,7 @@ AGAIN = 0.12  # inner phases before a member that has declined is asked again: b
 
 
 class Proposing:
-    """Ends in an :class:`Appointment`. Belongs to the network thread, but for :meth:`avoid`."""
+    """Ends in an :class:`Appointment`. Belongs to the network thread, but for :meth:`avoid` and :meth:`forgive`."""
 
     def __init__(self, footing: Footing, settings: Settings, beginning: Beginning, agreed: Appointment) -> None:
         self._node, self._members, self._boundary = footing.node, footing.members, footing.boundary
@@ -52,6 +53,11 @@ class Proposing:
         """What it sent could not be used: do not meet it for a while."""
         seconds = self._grudges.note(peer_id, SULK * (self._boundary.phase or 1.0), offence=True)
         log.warning("avoids a peer: %s", fields(peer=self._members.name_of(peer_id), seconds=seconds))
+
+    def forgive(self, peers: Iterable[str]) -> None:
+        """Their weights have something in common with ours by now."""
+        for peer_id in peers:
+            self._grudges.forgive(peer_id)
 
     def pause(self) -> float:
         """Seconds between two proposals; short phases leave little time to find somebody."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 
 from peer.config import Rendezvous as Settings
 from peer.logs import fields, get_logger
@@ -65,6 +66,10 @@ class Rendezvous:
     def avoid(self, peer_id: str) -> None:
         """What it sent could not be used: do not meet it for a while."""
         self._proposing.avoid(peer_id)
+
+    def forgive(self, peers: Iterable[str]) -> None:
+        """Their weights have something in common with ours by now."""
+        self._proposing.forgive(peers)
 
     # -- on the network thread
 

@@ -53,8 +53,8 @@ def test_a_newcomer_takes_the_swarms_weights_before_it_meets_it(swarm: Swarm, ov
 class Late:
     """A program of one's own that has begun away from its swarm, and makes two rounds a second."""
 
-    def __init__(self, scene: Scene, name: str, overlap: bool) -> None:
-        self.program = Program(data=ord(name))
+    def __init__(self, scene: Scene, name: str, overlap: bool, seed: int = 0) -> None:
+        self.program = Program(seed, data=ord(name))
         self.outer = scene.start(self.program, name, {"run.exchange.overlap": overlap})
 
     def find(self, address: str) -> None:

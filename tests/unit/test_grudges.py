@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.grudges import DOUBLINGS, KEPT, MEMORY, Grudges
+from peer.grudges import DOUBLINGS, FORGIVEN, KEPT, MEMORY, Grudges
 
 
 class Clock:
@@ -32,6 +32,15 @@ def test_an_offence_is_forgotten_in_the_end() -> None:
     grudges.note("a", 4.0, offence=True)
     clock.now += 4.0 * MEMORY + 1
     assert grudges.note("a", 4.0, offence=True) == 4.0
+
+
+def test_it_is_forgiven_a_few_times_and_not_forgotten() -> None:
+    grudges = Grudges(Clock())
+    grudges.forgive("nobody")
+    for offence in range(FORGIVEN + 2):
+        assert grudges.note("a", 4.0, offence=True) == 4.0 * 2**offence
+        grudges.forgive("a")
+        assert grudges.avoided("a") == (offence >= FORGIVEN)
 
 
 def test_who_only_did_not_answer_is_welcome_when_it_comes_by_itself() -> None:

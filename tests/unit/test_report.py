@@ -85,9 +85,9 @@ def test_an_empty_phase_does_not_overwrite_the_last_loss(tmp_path: Path) -> None
 def test_what_was_refused_is_counted_by_reason(tmp_path: Path) -> None:
     metrics = Metrics()
     reporter = Reporter(tmp_path, metrics, Standing())
-    for reason in (Reason.FAR, Reason.FAR, None, Reason.REPLAYED):
+    for number, reason in enumerate((Reason.FAR, Reason.FAR, None, Reason.REPLAYED), 1):
         outcome = Outcome.POISONED if reason else Outcome.MERGED
-        report = round_report(1, outcome)
+        report = round_report(number, outcome)
         reporter.round(replace(report, averaged=replace(report.averaged, reason=reason)))
     for reason, count in ((Reason.FAR, 2), (Reason.REPLAYED, 1), (Reason.NORM, 0)):
         assert metrics.registry.get_sample_value("noloco_refusals_total", {"reason": reason}) == count
@@ -105,6 +105,21 @@ def test_a_number_that_is_none_is_still_json_for_every_reader(tmp_path: Path, ba
 
     for name in ("rounds.jsonl", "evals.jsonl"):
         json.loads((tmp_path / name).read_text(), parse_constant=refuse)
+
+
+def test_a_peer_that_goes_on_with_weights_that_are_less_far_has_one_line_of_rounds(tmp_path: Path) -> None:
+    reporter = Reporter(tmp_path, Metrics(), Standing())
+    for number in (1, 2, 3, 4, 5):
+        reporter.round(round_report(number))
+        reporter.evaluation(10 * number, 640 * number, 2.5)
+    for number in (3, 4):
+        reporter.round(round_report(number, Outcome.TIMEOUT))
+    assert [(row["round"], row["outcome"]) for row in rows(tmp_path)] == [
+        *((1, "merged"), (2, "merged")),
+        *((3, "timeout"), (4, "timeout")),
+    ]
+    assert [row["step"] for row in rows(tmp_path, "evals.jsonl")] == [10, 20, 30]
+    assert reporter.reached() == 4
 
 
 def test_a_restart_goes_on_in_the_same_files(tmp_path: Path) -> None:

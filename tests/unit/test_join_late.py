@@ -1,0 +1,133 @@
+"""A peer that trains already takes the weights of others: only such as are worth it, and all of them or none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from peer.errors import RunError
+from peer.joining import join_late
+from peer.metrics import Metrics, PhaseClock
+from peer.progress import Progress, Stop
+from peer.settings import load
+from peer.state import PeerState
+from peer.swarm.donor import State
+from peer.swarm.latecomer import Beginning
+from peer.training import Parts, Training
+from tests.swarm.harness import DEMO, TINY
+from tests.unit import parts
+
+H = 5
+
+
+class Strangers:
+    """A swarm of one other member, which this peer has nothing in common with."""
+
+    late, peer_id = False, "own"
+
+    def __init__(self, phi: Tensor | None) -> None:
+        self.phi, self.beginning, self.settled = phi, Beginning(), list[bool]()
+        self.ids = ["b"]
+
+    def outnumbered_by(self) -> list[str]:
+        return self.ids
+
+    def join(self, room: Sequence[Tensor], timeout: float, *, above: int, among: Collection[str]) -> State | None:
+        assert list(among) == ["b"] and timeout == 0
+        if self.phi is None:
+            raise RunError("no member gave its weights")
+        for vector in room:
+            vector.copy_(self.phi)
+        return State(step=7 * H, round=7, vectors=room)
+
+    def settle(self, strangers: Collection[str], *, taken: bool) -> None:
+        self.settled.append(taken)
+
+
+class Loop(Training):
+    def loop(self) -> None:
+        raise NotImplementedError
+
+
+def clock() -> PhaseClock:
+    return PhaseClock(Metrics(), lambda: None)
+
+
+def trained(rounds: int = 9) -> PeerState:
+    state = parts.peer_state()
+    for _ in range(rounds):
+        state.inner.run(state.stream.take(H))
+        mean = torch.empty(state.outer.slow.numel)
+        state.outer.contribution().read(0, mean)  # type: ignore[union-attr]
+        state.outer.apply(mean)
+        state.cross_boundary()
+    return state
+
+
+def loop(state: PeerState) -> Loop:
+    validation = list(parts.stream(1).take(2))
+    nothing: dict[str, list[Tensor]] = {}
+    unused = None
+    whole = Parts(state, unused, unused, unused, clock(), Progress(), Stop(), validation, nothing)  # type: ignore[arg-type]
+    return Loop(load(DEMO, TINY), whole)
+
+
+def theta(state: PeerState) -> Tensor:
+    out = torch.empty(state.outer.slow.numel)
+    state.outer.slow.read_fast(0, out)
+    return out
+
+
+def everything(state: PeerState) -> list[Tensor]:
+    moments = [it["exp_avg"] for it in state.inner.optimizer.state.values()]
+    return [it.clone() for it in (theta(state), *state.vectors(), *moments)]
+
+
+def noise(like: Tensor) -> Tensor:
+    drawn = torch.randn(like.shape, generator=torch.Generator().manual_seed(0))
+    return drawn * like.norm() / drawn.norm()
+
+
+def test_good_weights_are_taken_whole_and_the_optimizer_begins_anew() -> None:
+    state, donor = trained(), trained(7)
+    presence = Strangers(donor.outer.slow.phi)
+    assert join_late(state, presence, clock(), loop(state).better_than_chance)  # type: ignore[arg-type]
+    assert torch.equal(theta(state), donor.outer.slow.phi) and torch.equal(state.outer.slow.phi, donor.outer.slow.phi)
+    assert (state.counters.round, state.inner.step) == (7, 7 * H)  # also of those who are less far
+    assert not state.inner.optimizer.state
+    assert presence.settled == [True]
+
+
+@pytest.mark.parametrize("phi", ["noise", "nobody"])
+def test_without_good_ones_everything_is_as_it_was_to_the_bit(phi: str) -> None:
+    state = trained()
+    presence = Strangers(noise(state.outer.slow.phi) if phi == "noise" else None)
+    before = everything(state)
+    assert not join_late(state, presence, clock(), loop(state).better_than_chance)  # type: ignore[arg-type]
+    assert all(torch.equal(one, two) for one, two in zip(before, everything(state), strict=True))
+    assert (state.counters.round, state.inner.step) == (9, 9 * H)
+    assert presence.settled == [False]
+
+
+def test_weights_are_tried_as_those_of_the_model() -> None:
+    """In the middle of an inner phase as well, where θ is not φ."""
+    state, other = trained(), trained(3)
+    state.inner.run(state.stream.take(2))
+    own, batches = theta(state), list(parts.stream(1).take(2))
+    phi = other.outer.slow.phi
+    other.outer.slow.write_fast()
+    with state.trying(phi):
+        torch.testing.assert_close(theta(state), phi)
+        assert math.isclose(state.inner.evaluate(batches), other.inner.evaluate(batches), rel_tol=1e-5)
+    torch.testing.assert_close(theta(state), own, rtol=0, atol=1e-7)
+
+
+def test_who_has_nobody_to_take_from_takes_nothing() -> None:
+    state, presence = trained(), Strangers(None)
+    presence.ids = []
+    assert not join_late(state, presence, clock())  # type: ignore[arg-type]
+    assert not presence.settled

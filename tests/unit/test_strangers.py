@@ -1,0 +1,160 @@
+"""Two parts of a swarm whose weights have nothing in common: which of them gives way, and that it ends."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.swarm.records import MemberRecord
+from peer.swarm.strangers import RECENT, TWICE, Strangers
+
+PATIENCE = 60  # meetings of each
+
+
+def record(peer_id: str, round: int = 10, taken: int = 0) -> MemberRecord:
+    return MemberRecord(
+        peer_id=peer_id,
+        name=peer_id,
+        addresses=[],
+        config="c",
+        state="training",
+        step=round,
+        round=round,
+        boundary_in=None,
+        tokens_per_second=1.0,
+        metrics=None,
+        taken=taken,
+    )
+
+
+@dataclass
+class Member:
+    """``line``: members of one line have something in common. A hostile one has nothing in common with anybody."""
+
+    peer_id: str
+    line: str
+    round: int
+    hostile: bool = False
+    taken: int = 0
+    strangers: Strangers = field(default_factory=Strangers)
+
+    @property
+    def claims(self) -> int:
+        return 10**6 if self.hostile else self.round
+
+    def record(self) -> MemberRecord:
+        return record(self.peer_id, self.claims, self.taken)
+
+    def meet(self, other: Member) -> None:
+        ahead = other.claims - self.claims
+        self.strangers.note(other.peer_id, strange=self.line != other.line, ahead=ahead, taken=other.taken)
+
+    def cross(self, members: Sequence[Member], records: Sequence[MemberRecord], chance: random.Random) -> None:
+        """A boundary, a while after ``records`` were made."""
+        self.round += 1
+        others = [record for record in records if record.peer_id != self.peer_id]
+        donors = self.strangers.outnumber(self.peer_id, self.round, others)
+        if donors:
+            chosen = chance.choice(donors).peer_id
+            donor = next(member for member in members if member.peer_id == chosen)
+            self.line, self.round = donor.line, donor.round
+            self.taken += 1
+            self.strangers.clear()
+
+
+def parts(*sizes: int, rounds: Sequence[int] = (), hostile: int = 0) -> list[Member]:
+    rounds = rounds or [100] * len(sizes)
+    members = [
+        Member(f"{line}{number:03}", f"line {line}", rounds[line])
+        for line, size in enumerate(sizes)
+        for number in range(size)
+    ]
+    return members + [Member(f"z{number}", f"liar {number}", 0, hostile=True) for number in range(hostile)]
+
+
+def train(members: Sequence[Member], seed: int, meetings: int = PATIENCE) -> None:
+    """Random pairs, until each has met ``meetings`` others or the honest ones have one line."""
+    chance = random.Random(seed)
+    for _ in range(meetings):
+        shuffled = chance.sample(members, len(members))
+        for one, two in zip(shuffled[::2], shuffled[1::2], strict=False):
+            one.meet(two)
+            two.meet(one)
+        records = [member.record() for member in members]
+        for member in shuffled:
+            if not member.hostile:
+                member.cross(members, records, chance)
+
+
+def lines(members: Sequence[Member]) -> set[str]:
+    return {member.line for member in members if not member.hostile}
+
+
+@given(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 10))
+def test_of_two_exactly_one_gives_way_after_two_swaps(one: int, two: int, seed: int) -> None:
+    """The one that is less far."""
+    members = parts(1, 1, rounds=(one, two))
+    for swaps in range(1, TWICE + 1):
+        for member, other in (members, members[::-1]):
+            member.meet(other)
+        records = [member.record() for member in members]
+        for member in members if seed % 2 else members[::-1]:
+            member.cross(members, records, random.Random(seed))
+        assert (len(lines(members)) == 1) == (swaps == TWICE)
+    assert lines(members) == {"line 1" if two >= one else "line 0"}
+    assert sum(member.taken for member in members) == 1
+
+
+@given(st.integers(1, 7), st.integers(1, 2), st.sampled_from([0, 10**5]), st.integers(0, 2**32))
+def test_the_smaller_part_gives_way_however_far_it_is(small: int, more: int, ahead: int, seed: int) -> None:
+    members = parts(small, small + more, rounds=(100 + ahead, 100))
+    train(members, seed)
+    assert lines(members) == {"line 1"}
+
+
+@given(st.integers(1, 8), st.integers(0, 2**32))
+def test_equal_parts_become_one(half: int, seed: int) -> None:
+    members = parts(half, half, rounds=(100, 160))
+    train(members, seed)
+    assert lines(members) == {"line 1"}
+
+
+@pytest.mark.parametrize("sizes", [(40, 40), (20, 60), (20, 20, 20)])
+def test_a_large_swarm_becomes_one_by_what_each_has_seen(sizes: tuple[int, ...]) -> None:
+    members = parts(*sizes)
+    train(members, 0, meetings=150)
+    assert len(lines(members)) == 1
+
+
+@given(st.integers(2, 9), st.integers(0, 2**32))
+def test_who_has_nothing_in_common_with_anybody_moves_nobody_of_more_than_two(honest: int, seed: int) -> None:
+    """However far it says it is."""
+    members = parts(honest, hostile=1)
+    train(members, seed)
+    assert all(member.taken == 0 for member in members)
+
+
+def test_a_merge_and_a_change_of_sides_end_what_was_known() -> None:
+    for ended in ("merge", "taken"):
+        strangers = Strangers()
+        for _ in range(TWICE):
+            strangers.note("b", strange=True, taken=0)
+        assert strangers.outnumber("a", 10, [record("b")])
+        if ended == "merge":
+            strangers.note("b", strange=False, taken=0)
+        now = [record("b", taken=int(ended == "taken"))]
+        assert not strangers.outnumber("a", 10, now)
+        assert strangers.changed(now) == (["b"] if ended == "taken" else [])
+        assert strangers.changed(now) == []
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    strangers = Strangers()
+    for number in range(1000):
+        strangers.note(str(number), strange=True, taken=0)
+    assert len(strangers._partners) == RECENT
