@@ -5,9 +5,10 @@ Previous stations: outer_state.py and swarm/presence.py. Next stations: membersh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from secrets import token_hex
+from typing import Protocol
 
 from torch import Tensor
 
@@ -20,9 +21,19 @@ from peer.swarm.latecomer import STALE_ROUNDS
 from peer.swarm.presence import Presence
 
 log = get_logger("joining")
-Judge = Callable[[Tensor], bool]
-
 ROOT_BYTES = 8
+WORSE = 1.25  # times one's own loss: small validation sets are noisy
+
+
+class Judge(Protocol):
+    """Validation losses in nats a token: that of who only guesses, of this peer, and of one with other slow weights."""
+
+    chance: float
+
+    def own_loss(self) -> float: ...
+
+    def loss_of(self, phi: Tensor) -> float:
+        """``phi``: flat fp32, host."""
 
 
 def catch_up(
@@ -55,13 +66,12 @@ class Others:
     ids: Collection[str] = ()
 
 
-def join_late(state: OuterState, presence: Presence, phase: PhaseClock, judge: Judge = lambda phi: True) -> bool:
-    """At a boundary: become as :class:`Others` are, if there are any. Returns whether it did.
-
-    ``judge``: is a model with these slow weights one to go on with?
+def join_late(state: OuterState, presence: Presence, phase: PhaseClock, judge: Judge | None = None) -> bool:
+    """At a boundary: become as :class:`Others` are, if there are any and ``judge`` finds their weights good enough.
+    Returns whether it did.
     """
     state.counters.root = presence.beginning.root  # that of whom we met, perhaps: for our checkpoints and newcomers
-    others, own = _others(state.counters.round, presence), state.counters.round
+    others, own = _others(state.counters.round, presence, judged=judge is not None), state.counters.round
     if others is None:
         return False
     with phase("join"):
@@ -74,24 +84,28 @@ def join_late(state: OuterState, presence: Presence, phase: PhaseClock, judge: J
     return taken is not None
 
 
-def _others(round: int, presence: Presence) -> Others | None:
-    if presence.late:
+def _others(round: int, presence: Presence, *, judged: bool) -> Others | None:
+    if presence.late(judged=judged):
         anew = not presence.beginning.since
         return Others("the swarm was there before", above=round + STALE_ROUNDS, anew=anew)
     strangers = presence.outnumbered_by()
     return Others("this peer has nothing in common with the swarm", -1, True, strangers) if strangers else None
 
 
-def _state_of(others: Others, state: OuterState, presence: Presence, judge: Judge) -> State | None:
+def _state_of(others: Others, state: OuterState, presence: Presence, judge: Judge | None) -> State | None:
     try:  # who is asked may be hostile: one try, and training goes on
         taken = presence.join(state.room(), 0.0, above=others.above, among=others.ids)
     except (RunError, UserError) as error:
         log.warning("%s, and nobody gives its weights: %s", others.why, error)
         return None
-    if taken is not None and not judge(taken.vectors[0]):
-        log.warning("%s, but its weights are no better than chance", others.why)
-        return None
-    return taken
+    if taken is None or judge is None:
+        return taken
+    # who says that it is further must not be much worse; of the larger part it is enough that it has learned something
+    loss, limit = judge.loss_of(taken.vectors[0]), judge.chance if others.ids else WORSE * judge.own_loss()
+    if loss < limit:
+        return taken
+    log.warning("%s, but its weights are no good: %s", others.why, fields(val_loss=loss, limit=limit))
+    return None
 
 
 def _begin(state: OuterState, presence: Presence, *, alone: bool = False) -> None:

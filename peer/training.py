@@ -50,6 +50,7 @@ class Training(ABC):
         self.presence, self.phase = parts.presence, parts.phase
         self.counters = parts.state.counters
         self.inner_phase = InnerPhase(config.run, config.run.steps, parts.state, parts.progress)
+        self.chance = math.log(config.run.data.tokenizer.vocabulary)
         self.phase.lap()  # the first report's seconds are from here on
 
     @abstractmethod
@@ -110,7 +111,7 @@ class Training(ABC):
         """At a boundary: evaluate and save when it is time."""
         if self.done():
             return
-        replaced = join_late(self.parts.state, self.presence, self.phase, self.better_than_chance)
+        replaced = join_late(self.parts.state, self.presence, self.phase, self)
         if replaced:
             self.parts.reporter.replaced()
         if self.counters.round % self.config.run.evaluation.every_rounds == 0:
@@ -118,15 +119,20 @@ class Training(ABC):
         if replaced or self.counters.round % self.config.peer.checkpoint.every_rounds == 0:
             self.save()
 
-    def better_than_chance(self, phi: Tensor) -> bool:
-        """Of a model with these slow weights (flat fp32, host), by our own validation data."""
-        with self.phase("eval"), self.parts.state.trying(phi):
-            return self.inner.evaluate(self.parts.validation) < math.log(self.config.run.data.tokenizer.vocabulary)
+    def own_loss(self) -> float:
+        """Validation loss of this replica, nats a token."""
+        with self.phase("eval"):
+            return self.inner.evaluate(self.parts.validation)
+
+    def loss_of(self, phi: Tensor) -> float:
+        """The same of one with these slow weights (flat fp32, host)."""
+        with self.parts.state.trying(phi):
+            return self.own_loss()
 
     def evaluate(self) -> None:
-        """Validation losses of this replica."""
+        """Validation losses of this replica, into the report."""
         with self.phase("eval"):
-            loss = self.inner.evaluate(self.parts.validation)
+            loss = self.own_loss()
             others = {name: self.inner.evaluate(batches) for name, batches in self.parts.other_validation.items()}
         self.parts.reporter.evaluation(self.inner.step, self.counters.tokens, loss, others)
 

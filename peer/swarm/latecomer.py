@@ -42,9 +42,9 @@ class Beginning:
         """
         return (self._alone or root != self.root) and theirs - own > max(STALE_ROUNDS, own - self.since)
 
-    def late_to(self, own: int, others: Sequence[tuple[int, str]]) -> bool:
+    def late_to(self, own: int, others: Sequence[tuple[int, str]], *, judged: bool) -> bool:
         """The same for a swarm, by the rounds and roots of all its members. Among three or more a single one does not
-        count: who claims a round that nobody has would have everybody take its weights.
+        count unless what it gives will be ``judged``: who claims a round that nobody has would be believed by all.
         """
         further = sum(self.late(own, theirs, root) for theirs, root in others)
-        return further >= (2 if len(others) > 2 else 1)
+        return further >= (2 if len(others) > 2 and not judged else 1)

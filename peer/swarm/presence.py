@@ -34,7 +34,8 @@ log = get_logger("presence")
 
 LINGER = 0.25  # of an inner phase: looking for a partner beside the inner steps, before going on alone
 TWIN_TIMEOUT = LOOK + 60.0  # seconds
-AGAIN = 5  # rounds until weights are asked for again that could not be had
+AGAIN = 2  # rounds until weights are asked for again that could not be had; twice as many each time
+DOUBLINGS = 6
 START_PERIOD = 0.5  # seconds between two looks at who has come
 
 
@@ -70,7 +71,7 @@ class Presence:
         self._progress, self._stop, self._vitals = progress, stop, vitals
         self._metrics_address = metrics_address
         self.beginning, self._strangers = Beginning(), Strangers()
-        self._taken = self._joins_from = 0
+        self._taken = self._in_vain = self._joins_from = 0
         self._members = Members(node, me.run, self._record)
         self._meets: Rendezvous | Gathering | None = None
         footing = Footing(node, self._members, Boundary(progress), stop, me)
@@ -93,15 +94,20 @@ class Presence:
         self, room: Sequence[Tensor], timeout: float, *, above: int, reached: int = 0, among: Collection[str] = ()
     ) -> State | None:
         """The verified state of a member beyond round ``above``; ``None`` when there is none: :func:`take_state`."""
-        who = self._node, self._members, self._me, self._layout
-        stopped = lambda: self._stop.requested  # noqa: E731
-        return take_state(*who, room, timeout, above=above, reached=reached, among=among, stopped=stopped)
+        return take_state(
+            *(self._node, self._members, self._me, self._layout, room, timeout),
+            above=above,
+            reached=reached,
+            among=among,
+            stopped=lambda: self._stop.requested,
+        )
 
-    @property
-    def late(self) -> bool:
+    def late(self, *, judged: bool) -> bool:
         """There are others that are further, whose weights must be taken before they are met: latecomer.py."""
         own, others = self._vitals().round, [(it.round, it.root) for it in self.others()]
-        return isinstance(self._meets, Rendezvous) and own >= self._joins_from and self.beginning.late_to(own, others)
+        if not isinstance(self._meets, Rendezvous) or own < self._joins_from:
+            return False
+        return self.beginning.late_to(own, others, judged=judged)
 
     def outnumbered_by(self) -> list[str]:
         """Ids of those of whom one's weights must be taken, as they have nothing in common with ours: strangers.py.
@@ -116,8 +122,9 @@ class Presence:
         """This peer's weights were replaced by those of others (``taken``), or these could not be had."""
         self._strangers.clear()
         self._taken += taken
+        self._in_vain = 0 if taken else self._in_vain + 1
+        self._joins_from = 0 if taken else self._vitals().round + AGAIN * 2 ** min(self._in_vain, DOUBLINGS)
         if not taken:
-            self._joins_from = self._vitals().round + AGAIN
             return
         self._forgive(strangers)
         with contextlib.suppress(TimeoutError, RunError):

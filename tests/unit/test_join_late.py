@@ -27,22 +27,26 @@ H = 5
 class Strangers:
     """A swarm of one other member, which this peer has nothing in common with."""
 
-    late, peer_id = False, "own"
-
-    def __init__(self, phi: Tensor | None) -> None:
+    def __init__(self, phi: Tensor | None, further: int = 0) -> None:
         self.phi, self.beginning, self.settled = phi, Beginning(), list[bool]()
         self.ids = ["b"]
+        self._further = further  # a latecomer's swarm is, by as many rounds
+
+    def late(self, *, judged: bool) -> bool:
+        assert judged
+        return bool(self._further)
 
     def outnumbered_by(self) -> list[str]:
         return self.ids
 
     def join(self, room: Sequence[Tensor], timeout: float, *, above: int, among: Collection[str]) -> State | None:
-        assert list(among) == ["b"] and timeout == 0
+        assert list(among) == ([] if self._further else ["b"]) and timeout == 0
         if self.phi is None:
             raise RunError("no member gave its weights")
         for vector in room:
             vector.copy_(self.phi)
-        return State(step=7 * H, round=7, vectors=room)
+        round = 7 + self._further
+        return State(step=round * H, round=round, vectors=room)
 
     def settle(self, strangers: Collection[str], *, taken: bool) -> None:
         self.settled.append(taken)
@@ -95,7 +99,7 @@ def noise(like: Tensor) -> Tensor:
 def test_good_weights_are_taken_whole_and_the_optimizer_begins_anew() -> None:
     state, donor = trained(), trained(7)
     presence = Strangers(donor.outer.slow.phi)
-    assert join_late(state, presence, clock(), loop(state).better_than_chance)  # type: ignore[arg-type]
+    assert join_late(state, presence, clock(), loop(state))  # type: ignore[arg-type]
     assert torch.equal(theta(state), donor.outer.slow.phi) and torch.equal(state.outer.slow.phi, donor.outer.slow.phi)
     assert (state.counters.round, state.inner.step) == (7, 7 * H)  # also of those who are less far
     assert not state.inner.optimizer.state
@@ -107,10 +111,19 @@ def test_without_good_ones_everything_is_as_it_was_to_the_bit(phi: str) -> None:
     state = trained()
     presence = Strangers(noise(state.outer.slow.phi) if phi == "noise" else None)
     before = everything(state)
-    assert not join_late(state, presence, clock(), loop(state).better_than_chance)  # type: ignore[arg-type]
+    assert not join_late(state, presence, clock(), loop(state))  # type: ignore[arg-type]
     assert all(torch.equal(one, two) for one, two in zip(before, everything(state), strict=True))
     assert (state.counters.round, state.inner.step) == (9, 9 * H)
     assert presence.settled == [False]
+
+
+def test_who_says_that_it_is_further_must_not_be_much_worse() -> None:
+    """A latecomer keeps what it has trained rather than take weights from before that."""
+    for rounds, taken in ((1, False), (20, True)):
+        state = trained()
+        presence = Strangers(trained(rounds).outer.slow.phi, further=20)
+        assert join_late(state, presence, clock(), loop(state)) is taken  # type: ignore[arg-type]
+        assert state.counters.round == (27 if taken else 9)
 
 
 def test_weights_are_tried_as_those_of_the_model() -> None:
@@ -129,5 +142,5 @@ def test_weights_are_tried_as_those_of_the_model() -> None:
 def test_who_has_nobody_to_take_from_takes_nothing() -> None:
     state, presence = trained(), Strangers(None)
     presence.ids = []
-    assert not join_late(state, presence, clock())  # type: ignore[arg-type]
+    assert not join_late(state, presence, clock(), loop(state))  # type: ignore[arg-type]
     assert not presence.settled

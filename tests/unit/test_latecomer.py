@@ -39,14 +39,15 @@ def test_halves_of_one_swarm_are_never_late(own: int, theirs: int) -> None:
 def test_a_single_liar_is_not_believed_against_two(honest: list[int], alone: bool) -> None:
     own = beginning(50, alone=alone)
     others = [(round, "a") for round in honest]
-    assert not own.late_to(105, others)
-    assert own.late_to(105, [*others, (10**6, "b")]) == (len(honest) < 2)
+    for judged in (False, True):
+        assert not own.late_to(105, others, judged=judged)
+        assert own.late_to(105, [*others, (10**6, "b")], judged=judged) == (judged or len(honest) < 2)
 
 
 @given(ROUNDS, st.lists(st.tuples(ROUNDS, ROOTS), max_size=2))
 def test_one_or_two_others_are_believed(own: int, others: list[tuple[int, str]]) -> None:
     began = beginning()
-    assert began.late_to(own, others) == any(began.late(own, *it) for it in others)
+    assert began.late_to(own, others, judged=False) == any(began.late(own, *it) for it in others)
 
 
 @given(ROOTS, ROOTS, ROOTS)
