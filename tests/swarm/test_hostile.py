@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 
 import pytest
 
-from tests.swarm.harness import Swarm
+from tests.swarm.harness import Swarm, wait_for
 
 HONEST = ("a", "b")
 
@@ -30,3 +31,32 @@ def test_who_sends_poison_is_refused_and_then_avoided(swarm: Swarm, attack: str,
         assert met[other, "merged"] >= 10, met
         assert rows[-1]["train_loss"] < rows[0]["first_train_loss"] - 1
         assert "avoids a peer: peer=hostile" in process.output()
+
+
+def test_a_newcomer_that_was_given_bad_weights_comes_right(swarm: Swarm) -> None:
+    _, address = swarm.bootstrap()
+    sets = ("run.inner_steps=50", "run.steps=1000000", "run.inner.learning_rate=3e-4")
+    liar = swarm.train("liar", *sets, address=address)
+    liar[1] = "tests.swarm.programs.hostile_peer"
+    honest = [swarm.peer(name, *sets, address=address) for name in HONEST]
+    for name in HONEST:
+        swarm.wait_for_rounds(name, 20)
+    swarm.start("liar", liar, {"FALSE_DONOR": "yes"})
+    swarm.wait_for_rounds("liar", 3)
+    for peer in honest:
+        peer.signal(signal.SIGSTOP)  # so that the newcomer comes to the liar
+    newcomer = swarm.peer("newcomer", *sets, address=address)
+    newcomer.line("took the state of a member: peer=liar")
+    for peer in honest:
+        peer.signal(signal.SIGCONT)
+
+    newcomer.line("this peer has nothing in common with the swarm: took its weights", 120)
+    since = len(swarm.rounds("newcomer"))
+
+    def met() -> set[str]:
+        rows = swarm.rounds("newcomer")[since:]
+        return {row["partner"] for row in rows if row["outcome"] == "merged" and row["distance"] < 0.5}
+
+    wait_for(lambda: met() >= set(HONEST), 60, newcomer.output)
+    for peer in honest:
+        assert "took its weights" not in peer.output()

@@ -1,21 +1,38 @@
-"""A member of the run that sends something else than its own contribution, or one that looks at nothing it is sent.
+"""A member of the run that sends something else than its own contribution, gives newcomers something else than its own
+weights, or looks at nothing it is sent.
 
 python -m tests.swarm.programs.hostile_peer train ...        in the environment HOSTILE=<one of tests/swarm/attacks.py>,
-                                                             or UNGUARDED=yes
+                                                             FALSE_DONOR=yes or UNGUARDED=yes
 The rest of it is honest, so it is met like everybody else.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
+
+import torch
 
 from peer import build, membership
 from peer.cli import main
 from peer.config import Exchange
+from peer.outer_state import OuterState
+from peer.swarm.donor import State
 from tests.swarm.attacks import Attack, Hostile, Unguarded
 
+honest = OuterState.snapshot
+
+
+def false(state: OuterState) -> State:
+    """Noise of the same norm."""
+    given = honest(state)
+    return replace(given, vectors=[torch.randn_like(it) * it.norm() / len(it) ** 0.5 for it in given.vectors])
+
+
 if __name__ == "__main__":
+    if "FALSE_DONOR" in os.environ:
+        OuterState.snapshot = false  # type: ignore[method-assign]
     if "HOSTILE" in os.environ:
         build.codec = lambda name, numel: Hostile(Attack(os.environ["HOSTILE"]))
     if "UNGUARDED" in os.environ:
