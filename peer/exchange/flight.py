@@ -52,6 +52,7 @@ class Flight:
         self._opened: dict[int, Opened] = {}
         self._count = 0  # parts opened
         self._landed: deque[tuple[int, Tensor]] = deque()
+        self._held: list[tuple[int, Tensor]] = []  # landed, and not to be used yet
         self._landed_before = 0
         self._over: Averaged | BaseException | None = None
 
@@ -98,6 +99,11 @@ class Flight:
             if not self._landed and self._over is None:
                 self._changed.wait(seconds)
 
+    @property
+    def used_parts(self) -> int:
+        """Of those that have landed."""
+        return self.landed_parts - len(self._held)
+
     # -- network thread and its helpers
 
     def begin(self, close: Callable[[], None]) -> None:
@@ -114,9 +120,12 @@ class Flight:
                 await self._wake.wait()
         return self._opened[index]
 
-    def land(self, index: int, correction: Tensor) -> None:
-        """The partner's part ``index`` is verified."""
-        self._landed.append((index, correction))
+    def land(self, index: int, correction: Tensor, *, usable: bool = True) -> None:
+        """The partner's part ``index`` is verified. It is used with the next one that is ``usable``."""
+        self._held.append((index, correction))
+        if usable:
+            self._landed.extend(self._held)
+            self._held.clear()
         self.landed_parts += 1
         self._forget()
         self._notify()

@@ -38,7 +38,8 @@ NORMS = 2.0  # ratio of two contributions' norms, either way
 FAR = 2.0  # times the usual length of x
 COMMON = 0.1  # cosine of two contributions that have something in common
 RECENT = 15  # partners
-ENOUGH = 0.25  # share of the elements that tells something of all
+KNOWN = 256  # partners
+ENOUGH = 0.125  # share of the elements that tells something of all
 SOME = ENOUGH / 2  # seen by a partner that is told nothing more when the other one has seen enough
 EARLY = 5.0  # times as large may be the ratio of the norms of less than that
 REMEMBERED = 256  # payloads
@@ -51,11 +52,12 @@ class Guard:
         self.max_norm_ratio = max_norm_ratio
         self._change = 0.0  # ‖βΔ‖ of this peer in its last swap
         self._partners: OrderedDict[str, float] = OrderedDict()  # length of x by partner, newest last
+        self._known: OrderedDict[str, None] = OrderedDict()  # partners of whom the last swap was merged, newest last
         self._payloads: OrderedDict[tuple[str, bytes], None] = OrderedDict()  # partner and digest of what was merged
 
     def trial(self, partner: str, numel: int) -> Trial:
         """A swap with ``partner`` (its id) begins, of ``numel`` elements."""
-        return Trial(self, partner, numel)
+        return Trial(self, partner, numel, known=partner in self._known)
 
     def usual(self, change: float) -> float:
         """How long x is usually; ``change``: ‖βΔ‖ of now, as far as it is known."""
@@ -68,6 +70,7 @@ class Guard:
 
     def learn(self, trial: Trial) -> None:
         """It is judged, perhaps by a part of it only; whatever the verdict."""
+        self._known.pop(trial.partner, None)
         if trial.seen == trial.numel:
             self._change = math.sqrt(trial.change)
         if math.isfinite(trial.length):
@@ -75,6 +78,7 @@ class Guard:
 
     def remember(self, partner: str, digest: bytes) -> None:
         """A payload of ``partner`` was merged."""
+        _newest(self._known, partner, None, KNOWN)
         _newest(self._payloads, (partner, digest), None, REMEMBERED)
 
 
@@ -85,6 +89,7 @@ class Trial:
     guard: Guard
     partner: str
     numel: int
+    known: bool = True  # it was met of late, and what it sent was merged
     seen: int = 0
     own: float = 0.0  # ‖s_own‖²
     theirs: float = 0.0  # ‖s_theirs‖²
@@ -119,6 +124,11 @@ class Trial:
         if enough and length > FAR * usual and self.strange:
             return Reason.FAR, f"the partner would change {length:.4g}, {usual:.4g} is usual, and has nothing in common"
         return None
+
+    @property
+    def usable(self) -> bool:
+        """May parts to which there is no objection be used before all have come?"""
+        return self.known or self.seen >= ENOUGH * self.numel
 
     @property
     def strange(self) -> bool:

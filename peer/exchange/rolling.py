@@ -93,8 +93,8 @@ class RollingExchange:
         verdict = self._network.call(guarded(work, stream, limit), limit + GRACE)
         merged = verdict.outcome is Outcome.MERGED
         self._codec.settle(merged)
-        if not merged and flight.landed_parts:
-            detail = f"{verdict.detail} (after {flight.landed_parts} of {len(flight.parts)} parts)"
+        if not merged and flight.used_parts:
+            detail = f"{verdict.detail} (after {flight.used_parts} of {len(flight.parts)} parts)"
             verdict = replace(verdict, detail=detail)
         averaged = tally.averaged(verdict, link, NOTHING)
         if merged:
@@ -134,7 +134,8 @@ class RollingExchange:
                 raise Unusable(Outcome.CORRUPT, f"part {index} does not match its digest", Reason.DIGEST)
             swap.digest = swap.digest or bytes(digest)
             opened = await swap.flight.own(index, swap.patience)
-            swap.flight.land(index, await asyncio.to_thread(self._correction, swap, start, data, opened))
+            correction = await asyncio.to_thread(self._correction, swap, start, data, opened)
+            swap.flight.land(index, correction, usable=swap.trial.usable)
 
     def _correction(self, swap: Swap, start: int, data: bytearray, opened: Opened) -> Tensor:
         """The mean, less our own; raises :class:`Unusable`."""

@@ -79,6 +79,7 @@ class _Side:
     learns: bool  # the codec wants to know what was trained
     verdict: Verdict = MERGED
     digest: bytes = b""  # of the first part that came
+    held: list[tuple[int, Tensor]] = field(default_factory=list)  # corrections that are not to be used yet
 
     def open(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """The outer step of a part, alone; its contribution, and what was trained of it."""
@@ -105,7 +106,11 @@ class _Side:
     def amend(self, start: int, correction: Tensor) -> None:
         outer = self.replica.state.outer
         assert isinstance(outer, NoLoCo)
-        outer.amend(start, correction)
+        self.held.append((start, correction))
+        if self.trial.usable:
+            for place, held in self.held:
+                outer.amend(place, held)
+            self.held.clear()
 
 
 @dataclass(eq=False)

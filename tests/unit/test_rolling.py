@@ -33,12 +33,17 @@ PACE = 0.02
 class Trainee:
     """A peer whose inner steps are sleeps and whose outer step is to take half the difference."""
 
-    def __init__(self, thread: LoopThread, vector: Tensor, codec: CodecName = "none", **other: str) -> None:
+    def __init__(
+        self, thread: LoopThread, vector: Tensor, codec: CodecName = "none", *, known: bool = True, **other: str
+    ) -> None:
         numel = vector.numel()
         self.vector, self.pace = vector, PACE
         coder, guard = build.codec(codec, numel), Guard()
+        if known:  # the other one was met before
+            guard.remember("B", b"")
         self.exchange = RollingExchange(thread, identity(numel, **other), coder, FAST, guard)
         self.late: list[int] = []
+        self.trained = 1.0  # share of what is sent
         self.open_at_once = 0
 
     def swap(self, meet: Callable[[], Group], steps: int = 2000) -> Averaged:
@@ -56,7 +61,7 @@ class Trainee:
                 start, stop = flight.parts[index]
                 own = self.vector[start:stop].clone()
                 opened[index] = step
-                flight.offer(index, Opened(own, own))
+                flight.offer(index, Opened(own, self.trained * own))
             self.open_at_once = max(self.open_at_once, len(flight._opened))
             time.sleep(self.pace)
         raise AssertionError("the swap never ended")
@@ -314,3 +319,21 @@ def test_parts_are_forgotten_while_others_are_opened(thread: LoopThread) -> None
             flight.offer(index, Opened(torch.zeros(1), torch.zeros(1)))
         landing.join(10)
         assert not landing.is_alive() and flight._opened == {}
+
+
+def test_of_who_is_not_known_nothing_is_used_before_it_can_be_told_from_a_stranger(thread: LoopThread) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    one, two = (Trainee(thread, torch.randn(NUMEL, generator=drawn), known=False) for _ in "ab")
+    for trainee in (one, two):
+        trainee.trained = 0.01
+    for _ in range(2):
+        before = one.vector.clone(), two.vector.clone()
+        averaged, _ = both(one, two, thread.call(stream_pair(), 5))
+        assert averaged.outcome in (Outcome.POISONED, Outcome.TIMEOUT) and averaged.strange, averaged
+        assert torch.equal(one.vector, before[0]) and torch.equal(two.vector, before[1])
+
+    two.vector = one.vector + 0.01 * torch.randn(NUMEL, generator=drawn)  # it has taken the weights of others
+    middle = (one.vector + two.vector) / 2
+    averaged, _ = both(one, two, thread.call(stream_pair(), 5))
+    assert averaged.outcome is Outcome.MERGED and not averaged.strange
+    torch.testing.assert_close(one.vector, middle)
