@@ -2,7 +2,8 @@
 
     both: header ─▶ ◀─ header       equal run, config, layout, size? and how long an inner step takes here
     both, at the same time: part, digest; part, digest; ...     each sent when the training thread has opened it
-    each part on arrival: digest right? the guard's questions, by the parts so far? then what it adds to the mean lands
+    each part on arrival: digest right? the guard's questions, by the parts so far? then what it adds to the mean lands,
+        of a partner that is not known yet together with the first eighth of all parts
     initiator: acknowledgement ─▶    responder, after it has read that one: ◀─ acknowledgement
 
 A swap that breaks off in the middle leaves some parts with the outer step of a group of two and the others with that of
