@@ -34,12 +34,14 @@ SLACK = {"cpu": 1.6, "cuda": 1.1}
 @dataclass(frozen=True)
 class Memory:
     """Bytes at the peak, on each device and on the host; on a CPU both are of the same memory, so add them.
-    ``parts`` sum up to both together.
+    ``parts`` sum up to both together. ``giving_bytes``: on the host, on top of all that, for as long as a newcomer
+    takes φ and δ from this peer, which sends copies; two newcomers may do so at once.
     """
 
     device_bytes: int
     host_bytes: int
     parts: dict[str, int]
+    giving_bytes: int
 
 
 def estimate(run: Run, peer: Peer, ranks: int = 1) -> Memory:
@@ -71,7 +73,8 @@ def estimate(run: Run, peer: Peer, ranks: int = 1) -> Memory:
         "checkpoint": 2 * weights if pinned or ranks > 1 else 0,  # AdamW's moments on their way to the disk
         "process": PROCESS * ranks,
     }
-    return Memory(sum(on_device.values()), sum(on_host.values()), {**on_device, **on_host})
+    giving = weights * (1 + bool(on_host["momentum"]))
+    return Memory(sum(on_device.values()), sum(on_host.values()), {**on_device, **on_host}, giving)
 
 
 def gathered_bytes(outline: nn.Module, *, bf16: bool) -> int:

@@ -22,6 +22,7 @@ def memory(config: Config, ranks: int = 1) -> Iterator[Finding]:
     from peer import build
     from peer.memory import estimate
     from peer.ranks import launch
+    from peer.swarm.donor import CLIENTS
 
     where = build.pick_device(config.peer.device)
     if ranks > 1:
@@ -38,7 +39,7 @@ def memory(config: Config, ranks: int = 1) -> Iterator[Finding]:
         what, host = f"{what}, slow weights, swap", ranks * needed.device_bytes + needed.host_bytes
     available = available_memory()
     if available is not None:
-        yield _compared("memory", host, available, what, advice)
+        yield _compared("memory", host, available, what, advice, CLIENTS * needed.giving_bytes)
 
 
 def disk(config: Config) -> Iterator[Finding]:
@@ -77,11 +78,13 @@ def _of_container() -> list[int]:
     return [max(0, limit - used)]
 
 
-def _compared(topic: str, needed: int, free: int, what: str, advice: str) -> Finding:
-    text = f"about {_gib(needed)} needed ({what}), {_gib(free)} free"
+def _compared(topic: str, needed: int, free: int, what: str, advice: str, at_times: int = 0) -> Finding:
+    """``at_times``: what is needed on top of it, for a while only."""
+    more = f", up to {_gib(at_times)} more while newcomers take its weights" if at_times else ""
+    text = f"about {_gib(needed)} needed ({what}){more}, {_gib(free)} free"
     if TIGHT * needed > free:
         return fail(topic, text, advice)
-    return warn(topic, f"{text}: tight", advice) if needed > TIGHT * free else ok(topic, text)
+    return warn(topic, f"{text}: tight", advice) if needed + at_times > TIGHT * free else ok(topic, text)
 
 
 def _parameters(config: Config) -> int:

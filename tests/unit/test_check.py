@@ -17,7 +17,9 @@ from peer.check import local, space
 from peer.check.finding import Finding, warn
 from peer.check.members import spoken, unlike_protocols
 from peer.config import Config
+from peer.memory import estimate
 from peer.settings import load
+from peer.swarm.donor import CLIENTS
 
 
 def config(*sets: str) -> Config:
@@ -79,6 +81,15 @@ def test_too_little_disk_and_memory_is_found(tmp_path: Path, monkeypatch: pytest
     found = [*space.disk(small), *space.memory(small)]
     assert levels(found) == ["fail", "fail"]
     assert "peer.checkpoint.keep" in found[0].advice and "peer.micro_batch" in found[1].advice
+
+
+def test_memory_that_is_short_only_while_newcomers_are_served_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = config("peer.device=cpu", "run.model.hidden_size=1024")
+    needed = estimate(large.run, large.peer)
+    usual, served = needed.device_bytes + needed.host_bytes, CLIENTS * needed.giving_bytes
+    for free, level in ((usual + served / 2, "warn"), (1.2 * (usual + served), "ok"), (usual / 2, "fail")):
+        monkeypatch.setattr(space, "available_memory", lambda free=free: int(free))
+        assert levels(space.memory(large)) == [level], free
 
 
 def test_protocols_of_another_version_are_named() -> None:

@@ -71,7 +71,9 @@ def test_the_parts_add_up_and_say_what_the_settings_change() -> None:
         less = config(*MIDDLE, override)
         assert estimate(less.run, less.peer).parts["activations"] < 0.8 * plain.parts["activations"], override
     alone = config(*MIDDLE, "run.outer={name: local}")
-    assert estimate(alone.run, alone.peer).parts["momentum"] == 0
+    without = estimate(alone.run, alone.peer)
+    assert without.parts["momentum"] == 0
+    assert plain.giving_bytes == 2 * without.giving_bytes == 2 * plain.parts["weights"]
 
 
 def test_a_large_model_is_estimated_without_making_it() -> None:
