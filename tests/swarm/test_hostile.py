@@ -50,7 +50,7 @@ def test_a_newcomer_that_was_given_bad_weights_comes_right(swarm: Swarm) -> None
     for peer in honest:
         peer.signal(signal.SIGCONT)
 
-    newcomer.line("this peer has nothing in common with the swarm: took its weights", 120)
+    newcomer.line("took its weights: own_round", 120)  # as a stranger, or a latecomer if the liar had met nobody yet
     since = len(swarm.rounds("newcomer"))
 
     def met() -> set[str]:
