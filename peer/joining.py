@@ -1,4 +1,4 @@
-"""How a peer's state becomes a member's: when it starts, or later if nobody was to be seen then.
+"""How a peer's state becomes a member's: when it starts, or later if it cannot be averaged with the others'.
 
 Previous stations: outer_state.py and swarm/presence.py. Next stations: membership.py, training.py.
 """

@@ -12,8 +12,8 @@ its own progress, and the way to where it stands. Refused is, each for its :clas
 "Usual" is the median of one's own βΔ and of the last x of each partner of late, refused or not, so a minority cannot
 move it. However unusual, x is not too long while the two contributions have something in common: of replicas that
 trained by themselves for long their cosine was still about 0.3. A guard that refuses who has been alone for long would
-leave it alone for longer. x may point anywhere: honest ones do, and the harm of a false direction is bounded (README,
-"One hostile peer in eight").
+leave it alone for longer. (Two that have nothing in common at all: swarm/strangers.py.) x may point anywhere: honest
+ones do, and the harm of a false direction is bounded (README, "One hostile peer in eight").
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Guard:
         self.max_norm_ratio = max_norm_ratio
         self._change = 0.0  # ‖βΔ‖ of this peer in its last swap
         self._partners: OrderedDict[str, float] = OrderedDict()  # length of x by partner, newest last
-        self._known: OrderedDict[str, None] = OrderedDict()  # partners of whom the last swap was merged, newest last
+        self._known: OrderedDict[str, None] = OrderedDict()  # partners whose last one was accepted, newest last
         self._payloads: OrderedDict[tuple[str, bytes], None] = OrderedDict()  # partner and digest of what was merged
 
     def trial(self, partner: str, numel: int) -> Trial:
@@ -89,7 +89,7 @@ class Trial:
     guard: Guard
     partner: str
     numel: int
-    known: bool = True  # it was met of late, and what it sent was merged
+    known: bool = True  # it was met of late, and what it sent was accepted
     seen: int = 0
     own: float = 0.0  # ‖s_own‖²
     theirs: float = 0.0  # ‖s_theirs‖²

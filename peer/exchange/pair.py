@@ -84,7 +84,8 @@ class PairExchange:
         """When merged, the buffer holds the mean."""
         stall = self._settings.stall
         header = await greeting.exchange(stream, stall)
-        theirs, trial.ahead = share(header.tokens, greeting.tokens), header.round - greeting.round
+        trial.ahead = header.round - greeting.round
+        theirs = share(header.tokens, greeting.tokens)
         digest: bytes | None = None
 
         async def receive() -> None:

@@ -213,7 +213,9 @@ class OuterLoop:
 
     @property
     def adopted(self) -> bool:
-        """:meth:`start` has taken a member's weights: moments of an optimizer it was not given are of no use."""
+        """A member's weights were taken, at the start or later: moments of an optimizer that :meth:`start` was not
+        given are of no use.
+        """
         return self._state.adopted
 
     @property

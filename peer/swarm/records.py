@@ -71,7 +71,7 @@ class MemberRecord(Message):
     metrics: Text | None  # host:port of the Prometheus endpoint
     report: Report = NO_REPORT
     root: Root = ""
-    taken: Count = 0  # how often its weights were replaced by those of others since it was first announced
+    taken: Count = 0  # how often its weights were replaced by those of others since its process started
 
 
 def members_key(run: str, bucket: Bucket) -> str:
