@@ -116,7 +116,7 @@ class Presence:
         """
         others = self.others()
         self._forgive(self._strangers.changed(others))
-        return [it.peer_id for it in self._strangers.outnumber(self._node.peer_id, self._vitals().round, others)]
+        return self._strangers.outnumber(self._node.peer_id, self._vitals().round, others)
 
     def settle(self, strangers: Collection[str], *, taken: bool) -> None:
         """This peer's weights were replaced by those of others (``taken``), or these could not be had."""

@@ -56,16 +56,16 @@ class Strangers:
             del self._partners[peer_id]
         return changed
 
-    def outnumber(self, peer_id: str, round: int, others: Sequence[MemberRecord]) -> list[MemberRecord]:
-        """The strangers among the live ``others`` if this peer (``peer_id``, at ``round``) belongs to those who give
-        way; else nobody. Who has not been met of late is taken for one of its own part.
+    def outnumber(self, peer_id: str, round: int, others: Sequence[MemberRecord]) -> list[str]:
+        """Ids of the strangers among the live ``others`` if this peer (``peer_id``, at ``round``) belongs to those who
+        give way; else nobody. Who has not been met of late is taken for one of its own part.
         """
         marks = {record.peer_id: self._mark(record, round) for record in others}
-        strange = [record for record in others if marks[record.peer_id].times]
+        strange = [other for other, mark in marks.items() if mark.times]
         ours = 1 + min(len(others), RECENT) - len(strange)
         if sum(mark.times for mark in marks.values()) < TWICE or len(strange) < ours:
             return []
-        theirs = max((mark.ahead, other) for other, mark in marks.items() if mark.times)
+        theirs = max((marks[other].ahead, other) for other in strange)
         near = [(mark.ahead, other) for other, mark in marks.items() if not mark.times]
         return [] if len(strange) == ours and theirs < max([*near, (0, peer_id)]) else strange
 

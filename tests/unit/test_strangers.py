@@ -60,7 +60,7 @@ class Member:
         others = [record for record in records if record.peer_id != self.peer_id]
         donors = self.strangers.outnumber(self.peer_id, self.round, others)
         if donors:
-            chosen = chance.choice(donors).peer_id
+            chosen = chance.choice(donors)
             donor = next(member for member in members if member.peer_id == chosen)
             self.line, self.round = donor.line, donor.round
             self.taken += 1
