@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 
 from peer.ranks import launch, worker
 from peer.ranks.orders import Step
+
+SETTLE = 5.0  # seconds; what is held on purpose is still there then
 
 
 def private_bytes(shared: torch.Tensor) -> int:
@@ -31,6 +34,17 @@ def private_bytes(shared: torch.Tensor) -> int:
     return sum(sizes.values())
 
 
+def settled_bytes(member: worker.Member) -> int:
+    """What stays: gloo's threads keep a collective's tensors for a moment after its end, until they get the GIL."""
+    optimizer = member._loop.optimizer
+    parts = [*member._loop.model.parameters(), *(it for state in optimizer.state.values() for it in state.values())]
+    own = sum((it.to_local() if hasattr(it, "to_local") else it).nbytes for it in parts)
+    deadline = time.monotonic() + SETTLE
+    while (held := private_bytes(member._shards.phi)) > 1.02 * own and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return held
+
+
 def main() -> None:
     file = Path(sys.argv[1])
     obey = worker.Member.obey
@@ -40,7 +54,7 @@ def main() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total of 3 GiB.")
         answered = obey(self, order)
         with torch.no_grad():
-            held = {"order": type(order).__name__, "bytes": private_bytes(self._shards.phi)}
+            held = {"order": type(order).__name__, "bytes": settled_bytes(self)}
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(held) + "\n")
         return answered

@@ -159,7 +159,7 @@ def test_a_rank_holds_its_shard_and_nothing_whole(tmp_path: Path) -> None:
     held = [json.loads(line) for line in account.read_text().splitlines()]
     assert {row["order"] for row in held} >= {"Step", "Read", "Write", "Evaluate"}
     whole = 4 * state.outer.slow.numel
-    assert max(row["bytes"] for row in held) < 0.5 * 3 * whole * 1.1, held  # half of the weights and of two moments
+    assert max(row["bytes"] for row in held) < 0.5 * 3 * whole * 1.02, held  # half of the weights and of two moments
     assert held[-1]["bytes"] > 0.5 * 3 * whole
 
 
