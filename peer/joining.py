@@ -23,6 +23,8 @@ from peer.swarm.presence import Presence
 log = get_logger("joining")
 ROOT_BYTES = 8
 WORSE = 1.25  # times one's own loss: small validation sets are noisy
+LEARNED = 0.98  # times the loss of who only guesses: noise may guess a little better
+DONORS = 3  # that are asked, one after the other, while their weights are no good
 
 
 class Judge(Protocol):
@@ -93,19 +95,25 @@ def _others(round: int, presence: Presence, *, judged: bool) -> Others | None:
 
 
 def _state_of(others: Others, state: OuterState, presence: Presence, judge: Judge | None) -> State | None:
-    try:  # who is asked may be hostile: one try, and training goes on
-        taken = presence.join(state.room(), 0.0, above=others.above, among=others.ids)
-    except (RunError, UserError) as error:
-        log.warning("%s, and nobody gives its weights: %s", others.why, error)
-        return None
-    if taken is None or judge is None:
-        return taken
-    # who says that it is further must not be much worse; of the larger part it is enough that it has learned something
-    loss, limit = judge.loss_of(taken.vectors[0]), judge.chance if others.ids else WORSE * judge.own_loss()
-    if loss < limit:
-        return taken
-    log.warning("%s, but its weights are no good: %s", others.why, fields(val_loss=loss, limit=limit))
+    bad: set[str] = set()
+    while len(bad) < DONORS:
+        try:  # who is asked may be hostile: they are asked once, and training goes on
+            taken = presence.join(state.room(), 0.0, above=others.above, among=others.ids, without=bad)
+        except (RunError, UserError) as error:
+            log.warning("%s, and nobody gives its weights: %s", others.why, error)
+            return None
+        if taken is None or judge is None or _good(taken, others, judge):
+            return taken
+        bad.add(taken.donor)
     return None
+
+
+def _good(taken: State, others: Others, judge: Judge) -> bool:
+    """Who says that it is further must not be much worse; of the larger part it is enough that it has learned a bit."""
+    loss, limit = judge.loss_of(taken.vectors[0]), LEARNED * judge.chance if others.ids else WORSE * judge.own_loss()
+    if loss >= limit:
+        log.warning("%s, but these weights are no good: %s", others.why, fields(val_loss=loss, limit=limit))
+    return loss < limit
 
 
 def _begin(state: OuterState, presence: Presence, *, alone: bool = False) -> None:

@@ -1,9 +1,9 @@
 """A member gives its slow weights, momentum and step to a newcomer.
 
-    newcomer: StateRequest   donor: StateHeader | Decline, then parts, each with its digest   newcomer: Received
+    newcomer: StateRequest   donor: StateHeader | Full | Decline, then parts, each with its digest   newcomer: Received
 
 The donor sends a snapshot, so that its own training goes on. A newcomer that has lost its donor in mid-way says how
-many parts it has already. Next station: join.py, the newcomer's side.
+many parts it has already. Next stations: join.py and taking.py, the newcomer's side.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from peer.vectors import Vector, parts
 
 log = get_logger("join")
 
-PROTOCOL = "noloco/state/3"
+PROTOCOL = "noloco/state/4"
 TALK_TIMEOUT = 10.0  # seconds for one message
 STALL = 10.0  # seconds without a byte
 TRANSFER_LIMIT = 3600.0  # seconds for all vectors
@@ -66,6 +66,12 @@ class StateHeader(Message):
     first: Annotated[int, Field(ge=0)]
 
 
+class Full(Message):
+    """I serve as many newcomers as I can: ask me again in a while."""
+
+    kind: Literal["full"] = "full"
+
+
 class Received(Message):
     """All vectors arrived; the donor may close."""
 
@@ -73,13 +79,18 @@ class Received(Message):
 
 
 REQUEST: TypeAdapter[StateRequest] = TypeAdapter(StateRequest)
-ANSWER: TypeAdapter[StateHeader | Decline] = TypeAdapter(Annotated[StateHeader | Decline, Field(discriminator="kind")])
+ANSWER: TypeAdapter[StateHeader | Full | Decline] = TypeAdapter(
+    Annotated[StateHeader | Full | Decline, Field(discriminator="kind")]
+)
 RECEIVED: TypeAdapter[Received] = TypeAdapter(Received)
 
 
 @dataclass(frozen=True)
 class State:
-    """A peer's outer state at a boundary, ``phase_steps_done`` inner steps ago; ``vectors``: flat fp32, host."""
+    """A peer's outer state at a boundary, ``phase_steps_done`` inner steps ago; ``vectors``: flat fp32, host.
+
+    ``donor``: the id of who gave it.
+    """
 
     step: int
     round: int
@@ -87,6 +98,7 @@ class State:
     lineage: Lineage = NO_ROUNDS
     phase_steps_done: int = 0
     root: str = ""
+    donor: str = ""
 
 
 class Donor:
@@ -100,9 +112,9 @@ class Donor:
         """One newcomer's stream, from request to acknowledgement."""
         try:
             request = await stream.receive(REQUEST, TALK_TIMEOUT)
-            decline = self._objection(request)
-            if decline is not None:
-                await stream.send(decline, TALK_TIMEOUT)
+            objection = self._objection(request)
+            if objection is not None:
+                await stream.send(objection, TALK_TIMEOUT)
                 await stream.until_closed(TALK_TIMEOUT)
                 return
             self._clients += 1
@@ -136,7 +148,7 @@ class Donor:
         await stream.receive(RECEIVED, STALL)
         log.info("gave the state away: %s", fields(peer=stream.remote[-6:], step=state.step, first=first))
 
-    def _objection(self, request: StateRequest) -> Decline | None:
+    def _objection(self, request: StateRequest) -> Full | Decline | None:
         if request.run != self._me.run:
             return Decline(reason="another run")
         if request.config != self._me.config:
@@ -144,7 +156,7 @@ class Donor:
         if request.layout != self._layout:
             return Decline(reason="another model layout")
         if self._clients >= CLIENTS:
-            return Decline(reason="serves other newcomers")
+            return Full()
         return None
 
 

@@ -12,41 +12,30 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from peer.config_digest import first_difference
-from peer.errors import RunError, UserError
+from peer.errors import RunError
 from peer.logs import fields, get_logger
-from peer.payload import receive_part
-from peer.rounds import NO_ROUNDS, Lineage, Seat
 from peer.streams import BadMessage, StreamLost
-from peer.swarm.donor import ANSWER, PROTOCOL, STALL, TALK_TIMEOUT, TRANSFER_LIMIT, Received, State, StateRequest
-from peer.swarm.meeting import Decline, Party
+from peer.swarm.donor import TALK_TIMEOUT, TRANSFER_LIMIT, State
+from peer.swarm.meeting import Party
 from peer.swarm.members import Members
 from peer.swarm.node import Node
 from peer.swarm.records import MemberRecord
-from peer.vectors import parts
+from peer.swarm.taking import Behind, Busy, Declined, Slow, Taken, take
 
 log = get_logger("join")
 
 CHOOSY = 3  # donors that are asked whether they have our last rounds: each copies its state to answer
 HEEDS = 0.2  # seconds until a stop is heard
 PAUSE = 1.0  # seconds between two rounds of asking everybody
+LONGEST = 4 * TRANSFER_LIMIT  # seconds of hope
+SAY = 60.0  # seconds between two lines of log about it
+PART_LIMIT = 20.0  # seconds for a part of 1 MiB while others can be asked
+SLOW = 2  # donors that are left for being slower than that; then it is our own link that is slow
 NEAR = 5  # rounds behind the furthest member: a state as good as its
-
-
-@dataclass
-class Taken:
-    """What a newcomer has so far: ``have`` parts in ``room``, from donors of ``lineage`` behind ``round``."""
-
-    room: Sequence[Tensor]
-    have: int = 0
-    lineage: Lineage = NO_ROUNDS
-    round: int = 0
 
 
 def take_state(
@@ -60,43 +49,100 @@ def take_state(
     above: int,
     reached: int = 0,
     among: Collection[str] = (),
+    without: Collection[str] = (),
     stopped: Callable[[], bool] = lambda: False,
 ) -> State | None:
     """A verified state of a random one of the furthest members; ``None`` when nobody is beyond round ``above``, and
     when this peer is ``stopped`` meanwhile.
 
     ``room``: a flat fp32 host vector for each vector of the state, to be filled. ``reached``: see :func:`donors_of`.
-    ``among``: ids of the only ones that may be asked.
+    ``among``: ids of the only ones that may be asked, however far they are; ``without``: of those that may not.
+    ``timeout``: seconds of trying, from the last part that came and
+    from when a donor last served others instead; with 0 all are asked once.
     Raises :class:`UserError` when the swarm trains another configuration, :class:`RunError` when members are there
-    and none of them gives its state within ``timeout`` seconds.
+    and none of them gives its state.
     """
-    deadline, taken = time.monotonic() + timeout, Taken(room)
+    taken = Taken(room)
+    tour, clock = _Tour(node, members, me, layout, taken, stopped), _Patience(timeout)
     while True:
         present = members.refresh_all()
         # a misconfigured stranger must not keep us from our own swarm, and our own mistake must be told
-        ours = [it for it in present if it.config == me.config and (not among or it.peer_id in among)]
-        donors = donors_of(ours, above, reached) if ours or among else present
+        ours = [it for it in present if it.config == me.config and it.peer_id not in without]
+        if among:
+            donors = [it for it in ours if it.peer_id in among]
+        else:
+            donors = donors_of(ours, above, reached) if ours or without else present
         if not donors:
             return None
         random.shuffle(donors)
-        reasons = []
-        asked = deque((record, reached if place < CHOOSY else 0) for place, record in enumerate(donors))
-        while asked:
-            record, least = asked.popleft()
-            work = _until_stopped(_take(node, record, me, layout, taken, least), stopped)
-            try:
-                return node.call(work, TRANSFER_LIMIT + TALK_TIMEOUT)
-            except _Behind:
-                asked.append((record, 0))  # its record is some seconds old, as are those of others
-            except (StreamLost, BadMessage, TimeoutError, _Declined) as error:
-                reasons.append(f"{record.name}: {str(error) or 'does not answer'}")
-                log.warning("donor failed: %s", fields(peer=record.name, reason=str(error), parts=taken.have))
-                members.forget(record.peer_id)
-        if time.monotonic() > deadline:
-            raise RunError(f"no member gave its weights ({'; '.join(reasons)[:300]}); try again, or look at their logs")
-        if stopped():
-            return None
+        state = tour.ask(donors, reached)
+        if state is not None or stopped():
+            return state
+        if clock.lost(taken.have, busy=tour.busy):
+            why = "; ".join(tour.reasons)[:300]
+            raise RunError(f"no member gave its weights ({why}); try again, or look at their logs")
         time.sleep(PAUSE)
+
+
+class _Patience:
+    """How long a newcomer tries: as long as there is hope, within bounds."""
+
+    def __init__(self, timeout: float) -> None:
+        now = time.monotonic()
+        self._timeout, self._deadline, self._end = timeout, now + timeout, now + LONGEST
+        self._most, self._said = 0, float("-inf")
+
+    def lost(self, have: int, *, busy: bool) -> bool:
+        """Is it time to give up? ``have``: parts. ``busy``: a donor serves other newcomers, and us when it has done."""
+        now, more = time.monotonic(), have > self._most
+        self._most = max(self._most, have)
+        if self._timeout and (busy or more):
+            self._deadline = min(now + self._timeout, self._end)
+            if busy and now - self._said > SAY:
+                log.info("waiting for weights: who has them gives them to other newcomers")
+                self._said = now
+        return now >= self._deadline
+
+
+class _Tour:
+    """Donors asked one after the other. ``reasons``: of the last :meth:`ask`, why none gave its state."""
+
+    def __init__(
+        self, node: Node, members: Members, me: Party, layout: str, taken: Taken, stopped: Callable[[], bool]
+    ) -> None:
+        self._node, self._members, self._me, self._layout = node, members, me, layout
+        self._taken, self._stopped = taken, stopped
+        self._slow = 0
+        self.reasons: list[str] = []
+        self.busy = False
+
+    def ask(self, donors: Sequence[MemberRecord], reached: int) -> State | None:
+        """The first state that one of them gives; ``None`` also when this peer was stopped."""
+        self.reasons, self.busy = [], False
+        asked = deque((record, reached if place < CHOOSY else 0) for place, record in enumerate(donors))
+        while asked and not self._stopped():
+            record, least = asked.popleft()
+            try:
+                return self._one(record, least, PART_LIMIT if asked and self._slow < SLOW else TRANSFER_LIMIT)
+            except Behind:
+                asked.append((record, 0))  # its record is some seconds old, as are those of others
+            except Slow:
+                self._slow += 1
+                asked.append((record, least))
+                log.info("donor is slow, asking others: %s", fields(peer=record.name, parts=self._taken.have))
+            except Busy as error:
+                self.busy = True
+                self.reasons.append(f"{record.name}: {error}")
+            except (StreamLost, BadMessage, TimeoutError, Declined) as error:
+                self.reasons.append(f"{record.name}: {str(error) or 'does not answer'}")
+                reason = fields(peer=record.name, reason=str(error), parts=self._taken.have)
+                log.warning("donor failed: %s", reason)
+                self._members.forget(record.peer_id)
+        return None
+
+    def _one(self, record: MemberRecord, least: int, part_limit: float) -> State | None:
+        work = take(self._node, record, self._me, self._layout, self._taken, least, part_limit)
+        return self._node.call(_until_stopped(work, self._stopped), TRANSFER_LIMIT + TALK_TIMEOUT)
 
 
 async def _until_stopped(work: Coroutine[Any, Any, State], stopped: Callable[[], bool]) -> State | None:
@@ -120,63 +166,3 @@ def donors_of(records: Sequence[MemberRecord], above: int, reached: int) -> list
     furthest = rounds[-2] if len(rounds) > 2 else rounds[-1]
     least = max(above + 1, furthest - NEAR + 1, min(reached, furthest))
     return [record for record in records if record.round >= least]
-
-
-class _Declined(Exception):
-    pass
-
-
-class _Behind(Exception):
-    pass
-
-
-def take_state_of(
-    node: Node, donor: Seat, me: Party, layout: str, room: Sequence[Tensor], timeout: float
-) -> State | None:
-    """The verified state of one member, or ``None`` when it did not give it within ``timeout`` seconds."""
-    try:
-        return node.call(_take(node, donor, me, layout, Taken(room)), timeout)
-    except (StreamLost, BadMessage, TimeoutError, RunError, _Declined) as error:
-        log.warning("donor failed: %s", fields(peer=donor.name, reason=str(error)))
-        return None
-
-
-async def _take(node: Node, record: MemberRecord | Seat, me: Party, layout: str, taken: Taken, least: int = 0) -> State:
-    stream = await node.open(record.peer_id, PROTOCOL, record.addresses)
-    try:
-        request = StateRequest(
-            run=me.run, config=me.config, layout=layout, have=taken.have, lineage=taken.lineage, round=taken.round
-        )
-        await stream.send(request, TALK_TIMEOUT)
-        answer = await stream.receive(ANSWER, TALK_TIMEOUT)
-        if isinstance(answer, Decline):
-            if answer.run is not None:
-                difference = first_difference(me.canonical, answer.run)
-                raise UserError(f"this configuration is not the swarm's: {difference} (at peer {record.name})")
-            raise _Declined(answer.reason)
-        if (answer.vectors, answer.numel) != (len(taken.room), taken.room[0].numel()):
-            raise BadMessage(f"a state of {answer.vectors} × {answer.numel} elements does not fit")
-        if answer.first not in (0, taken.have):
-            raise BadMessage(f"a state from part {answer.first} on does not go on behind {taken.have}")
-        if answer.round < least:
-            raise _Behind
-        taken.have, taken.lineage, taken.round = answer.first, answer.lineage, answer.round
-        pieces = [vector[start:stop] for vector in taken.room for start, stop in parts(vector.numel())]
-        async with asyncio.timeout(TRANSFER_LIMIT):
-            for piece in pieces[taken.have :]:
-                if not await receive_part(stream, piece, STALL):
-                    raise BadMessage("a part does not match its digest")
-                if not await asyncio.to_thread(_finite, piece):
-                    raise BadMessage("a part is not finite")
-                taken.have += 1
-        await stream.send(Received(), TALK_TIMEOUT)
-        await stream.until_closed(1.0)
-        what = fields(peer=record.name, step=answer.step, round=answer.round, first=answer.first)
-        log.info("took the state of a member: %s", what)
-        return State(answer.step, answer.round, taken.room, answer.lineage, answer.phase_steps_done, answer.root)
-    finally:
-        stream.close()
-
-
-def _finite(piece: Tensor) -> bool:
-    return bool(torch.isfinite(piece).all())

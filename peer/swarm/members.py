@@ -14,7 +14,7 @@ from peer.logs import get_logger
 from peer.swarm import directory, records
 from peer.swarm.directory import Bucket
 from peer.swarm.node import RPC_TIMEOUT, Node
-from peer.swarm.reading import BEAM, Reader, is_live
+from peer.swarm.reading import BEAM, LOOKS, Reader, is_live
 from peer.swarm.records import MemberRecord
 
 log = get_logger("members")
@@ -37,7 +37,7 @@ class Members:
 
     def refresh_all(self) -> list[MemberRecord]:
         """Read many buckets now, all of a small swarm, and return the live members, this peer left out."""
-        self._node.call(self._reader.look_around(directory.WELCOME), 8 * RPC_TIMEOUT)
+        self._node.call(self._reader.look_around(directory.WELCOME), LOOKS * 8 * RPC_TIMEOUT)
         return self.live()
 
     def announce(self) -> None:

@@ -25,7 +25,7 @@ from peer.swarm.addresses import is_loopback, owner_of, tcp_of
 from peer.swarm.authority import Authority
 from peer.swarm.daemon import Daemon
 from peer.swarm.dial import Unreachable, connect_any, dial, disconnect
-from peer.swarm.entry import join_dht, keep_in_touch, objection_of
+from peer.swarm.entry import asked_in_vain, join_dht, keep_in_touch, objection_of
 from peer.swarm.gate import PROTOCOL as ADMISSION
 from peer.swarm.gate import Gate
 from peer.swarm.reach import Stand, decide
@@ -241,6 +241,10 @@ class Node:
 
         await self.p2p.add_binary_stream_handler(protocol, handle)
         self._served.add(protocol)
+
+    async def asked_in_vain(self) -> bool:
+        """After a search that has found nothing: look again? See :func:`peer.swarm.entry.asked_in_vain`."""
+        return await asked_in_vain(self.p2p, self.dht, self._settings.initial_peers)
 
     async def visible(self) -> tuple[str, ...]:
         """The daemon's own addresses, with this node's id; a router's port mapping comes some seconds late."""

@@ -20,7 +20,7 @@ from peer.swarm.convening import CATCH_UP
 from peer.swarm.donor import Donor, State, start_serving
 from peer.swarm.footing import Footing
 from peer.swarm.gathering import Gathering
-from peer.swarm.join import take_state, take_state_of
+from peer.swarm.join import take_state
 from peer.swarm.latecomer import Beginning
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
@@ -28,6 +28,7 @@ from peer.swarm.node import Node
 from peer.swarm.records import NO_REPORT, MemberRecord, Report
 from peer.swarm.rendezvous import Rendezvous
 from peer.swarm.strangers import Strangers
+from peer.swarm.taking import take_state_of
 from peer.swarm.twin import LOOK, twin_of
 
 log = get_logger("presence")
@@ -91,7 +92,14 @@ class Presence:
             )
 
     def join(
-        self, room: Sequence[Tensor], timeout: float, *, above: int, reached: int = 0, among: Collection[str] = ()
+        self,
+        room: Sequence[Tensor],
+        timeout: float,
+        *,
+        above: int,
+        reached: int = 0,
+        among: Collection[str] = (),
+        without: Collection[str] = (),
     ) -> State | None:
         """The verified state of a member beyond round ``above``; ``None`` when there is none: :func:`take_state`."""
         return take_state(
@@ -99,6 +107,7 @@ class Presence:
             above=above,
             reached=reached,
             among=among,
+            without=without,
             stopped=lambda: self._stop.requested,
         )
 

@@ -16,6 +16,8 @@ from peer.swarm.records import MemberRecord
 
 BEAM = 8  # nodes nearest to a key that are asked, of which five keep it; each answers with all that it has
 
+LOOKS = 3  # at a directory that seems empty because an initial peer has not answered
+
 
 class Entry(NamedTuple):
     """A member's record; ``expires`` in unix seconds of its clock."""
@@ -63,9 +65,12 @@ class Reader:
 
     async def look_around(self, count: int) -> None:
         """As a newcomer: find out how many there are, then read ``count`` buckets."""
-        found = await self._take_in(directory.probes(self._node.peer_id))
-        self._size = directory.Size(directory.estimate(found))
-        await self._take_in(directory.reads(self.members, count, self.chance))
+        for _ in range(LOOKS):
+            found = await self._take_in(directory.probes(self._node.peer_id))
+            self._size = directory.Size(directory.estimate(found))
+            await self._take_in(directory.reads(self.members, count, self.chance))
+            if self.known or not await self._node.asked_in_vain():
+                return
 
     @property
     def members(self) -> float:

@@ -33,11 +33,11 @@ from peer.progress import Progress, Stop
 from peer.rounds import Seat
 from peer.state import PeerState
 from peer.swarm.donor import Donor, start_serving
-from peer.swarm.join import take_state_of
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
 from peer.swarm.node import Node
 from peer.swarm.records import MemberRecord
+from peer.swarm.taking import take_state_of
 from tests.benchmarks.common import finish, options
 from tests.benchmarks.wan_goodput import node_on
 from tests.netlab.peers import LabSwarm

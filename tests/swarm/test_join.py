@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -13,14 +14,16 @@ import torch
 
 from peer.errors import RunError
 from peer.rounds import NO_ROUNDS, Lineage, Seat
-from peer.streams import StreamLost
-from peer.swarm import identity
-from peer.swarm.donor import State
-from peer.swarm.join import Taken, _take, take_state
+from peer.streams import Stream, StreamLost
+from peer.swarm import identity, join
+from peer.swarm.donor import ANSWER, CLIENTS, PROTOCOL, REQUEST, State, StateHeader, StateRequest
+from peer.swarm.entry import DHT_TIMEOUT
+from peer.swarm.join import take_state
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
 from peer.swarm.node import Node, NodeSettings
 from peer.swarm.records import MemberRecord
+from peer.swarm.taking import Taken, take
 from peer.vectors import PART
 from tests.swarm.node_peer import Peer
 
@@ -51,7 +54,7 @@ class Scene:
     def take(self, donor: Peer) -> State:
         addresses = tuple(address.partition("/p2p/")[0] for address in donor.node.addresses)
         seat = Seat(donor.node.peer_id, donor.name, addresses)
-        return self.node.call(_take(self.node, seat, ME, "layout", self.taken), 60)
+        return self.node.call(take(self.node, seat, ME, "layout", self.taken), 60)
 
     def lose_the_first_donor(self) -> int:
         """Kill it when some parts have come; returns how many came before."""
@@ -122,6 +125,68 @@ def test_a_stop_is_heard_while_a_donor_keeps_us_waiting(tmp_path: Path) -> None:
         found = take_state(scene.node, listed, ME, "layout", room, 60, above=0, stopped=asked.is_set)  # type: ignore[arg-type]
         assert found is None
         assert 1.0 <= time.monotonic() - began < 5.0
+
+
+def test_a_donor_that_gives_its_state_in_drops_is_left_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def drops(stream: Stream) -> None:
+        await stream.receive(REQUEST, 10)
+        header = StateHeader(step=30, round=3, phase_steps_done=0, lineage=NO_ROUNDS, vectors=2, numel=NUMEL, first=0)
+        await stream.send(header, 10)
+        for _ in range(100):  # never a second without a byte: no stall
+            await stream.write(bytes(4), 10)
+            await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(join, "PART_LIMIT", 2.0)
+    monkeypatch.setattr(join.random, "shuffle", lambda donors: None)
+    with ExitStack() as stack:
+        scene = Scene(tmp_path, stack, state(1.0), state(2.0))
+        one = scene.one.node
+        one.call(one.p2p.remove_binary_stream_handler(PROTOCOL), 10)
+        one.call(one.serve(PROTOCOL, drops), 10)
+        listed, began = Listed(scene.one, scene.two), time.monotonic()
+        found = take_state(scene.node, listed, ME, "layout", scene.taken.room, 60, above=0)  # type: ignore[arg-type]
+        assert found is not None and bool((found.vectors[0] == 2).all())
+        assert 2.0 <= time.monotonic() - began < 15.0
+
+
+def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
+    """Here others that read nothing: a donor gives them up after ten seconds."""
+
+    async def begin(donor: Peer) -> Stream:
+        stream = await scene.node.open(donor.node.peer_id, PROTOCOL, addresses)
+        await stream.send(StateRequest(run=ME.run, config=ME.config, layout="layout"), 10)
+        assert isinstance(await stream.receive(ANSWER, 10), StateHeader)
+        return stream
+
+    with ExitStack() as stack:
+        scene = Scene(tmp_path, stack, state(1.0), state(2.0))
+        addresses = tuple(it.partition("/p2p/")[0] for it in scene.one.node.addresses)
+        others = [scene.node.call(begin(scene.one), 20) for _ in range(CLIENTS)]
+        listed, began = Listed(scene.one), time.monotonic()
+        with pytest.raises(RunError, match="one: serves other newcomers"):
+            take_state(scene.node, listed, ME, "layout", scene.taken.room, 0.0, above=0)  # type: ignore[arg-type]
+        found = take_state(scene.node, listed, ME, "layout", scene.taken.room, 3.0, above=0)  # type: ignore[arg-type]
+        assert found is not None and bool((found.vectors[0] == 1).all())
+        assert 3.0 < time.monotonic() - began < 40.0
+        for it in others:
+            it.close()
+
+
+def test_a_bootstrap_that_answers_late_is_no_empty_swarm(tmp_path: Path) -> None:
+    """hivemind says of a request that was not answered that nothing was found."""
+    with ExitStack() as stack:
+        one = Peer("one", tmp_path, (), snapshot=state(1.0))
+        stack.callback(one.presence.leave)
+        one.presence._members.announce()
+        node = Node(NodeSettings(None, "127.0.0.1", 0, initial_peers=one.node.addresses))
+        node.start()
+        stack.callback(node.stop)
+        members = Members(node, "test", lambda: None)  # type: ignore[arg-type, return-value]
+        node.dht.protocol.storage.clear()  # what it was handed as a new node: on a busy machine that comes too late
+        one.node.loop.call_soon_threadsafe(time.sleep, 2 * DHT_TIMEOUT)
+        assert [it.name for it in members.refresh_all()] == ["one"]
 
 
 class Listed:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peer.errors import RunError
+from peer.streams import StreamLost
 from peer.swarm import join
 from peer.swarm.donor import State
 from peer.swarm.join import CHOOSY, NEAR, donors_of, take_state
 from peer.swarm.meeting import Party
 from peer.swarm.records import MemberRecord
+from peer.swarm.taking import Behind, Busy, Slow
 from peer.swarm.thread import LoopThread
 
 ROUNDS = st.integers(0, 40)
@@ -65,22 +69,101 @@ class Listed:
     def refresh_all(self) -> list[MemberRecord]:
         return [record(number, 5) for number in range(20)]
 
+    def forget(self, peer_id: str) -> None:
+        """It failed."""
+
+
+def taken(timeout: float, reached: int = 0) -> State | None:
+    thread = LoopThread()
+    me = Party("a", "r", "c0ffee", "{}")
+    try:
+        return take_state(thread, Listed(), me, "layout", [], timeout, above=0, reached=reached)  # type: ignore[arg-type]
+    finally:
+        thread.close()
+
 
 def test_few_are_asked_for_rounds_that_perhaps_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each copies its state to answer."""
     asked: list[int] = []
 
     async def take(*who: Any) -> State:
-        asked.append(who[-1])
-        if who[-1] > 5:
-            raise join._Behind
+        asked.append(who[5])
+        if who[5] > 5:
+            raise Behind
         return State(125, 5, [])
 
-    monkeypatch.setattr(join, "_take", take)
-    thread = LoopThread()
-    try:
-        found = take_state(thread, Listed(), Party("a", "r", "c0ffee", "{}"), "layout", [], 5, above=0, reached=9)  # type: ignore[arg-type]
-    finally:
-        thread.close()
+    monkeypatch.setattr(join, "take", take)
+    found = taken(5, reached=9)
     assert found is not None and found.round == 5
     assert asked == [9] * CHOOSY + [0]
+
+
+@pytest.mark.parametrize(
+    ("slow", "order"),
+    [
+        ({0}, [0, 1]),
+        ({0, 1}, [0, 1, 2]),
+        ({0, 1, 2}, [0, 1, 2]),  # our own link is: the third is waited for
+    ],
+)
+def test_a_slow_donor_is_left_for_others_until_it_is_our_own_link(
+    monkeypatch: pytest.MonkeyPatch, slow: set[int], order: list[int]
+) -> None:
+    asked: list[int] = []
+
+    async def take(*who: Any) -> State:
+        number = int(who[1].name.removeprefix("peer-"))
+        asked.append(number)
+        if number in slow and who[6] == join.PART_LIMIT:
+            raise Slow
+        return State(125, 5, [])
+
+    monkeypatch.setattr(join, "take", take)
+    monkeypatch.setattr(join.random, "shuffle", lambda donors: None)
+    assert taken(5) is not None
+    assert asked == order
+
+
+def test_donors_that_serve_others_are_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, free_at = 0, 20 * 30  # requests to twenty members
+
+    async def take(*who: Any) -> State:
+        nonlocal asked
+        asked += 1
+        if asked <= free_at:
+            raise Busy("serves other newcomers")
+        return State(125, 5, [])
+
+    monkeypatch.setattr(join, "take", take)
+    monkeypatch.setattr(join, "PAUSE", 0.05)
+    with pytest.raises(RunError, match="serves other newcomers"):
+        taken(0.0)  # a peer that trains meanwhile asks once
+    assert asked == 20
+    began = time.monotonic()
+    assert taken(0.3) is not None
+    assert time.monotonic() - began > 0.5
+    free_at, began = 10**9, time.monotonic()
+    monkeypatch.setattr(join, "LONGEST", 1.0)
+    with pytest.raises(RunError, match="serves other newcomers"):
+        taken(0.3)  # never free
+    assert 1.0 <= time.monotonic() - began < 5.0
+
+
+def test_who_gets_on_from_donor_to_donor_does_not_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is lost in mid-way."""
+
+    async def take(*who: Any) -> State:
+        taken, last = who[4], int(who[1].name.removeprefix("peer-")) == 19
+        taken.have += last and taken.have < 10
+        if taken.have < 10 or not done:
+            raise StreamLost("it has hung up")
+        return State(125, 5, [])
+
+    monkeypatch.setattr(join, "take", take)
+    monkeypatch.setattr(join, "PAUSE", 0.1)
+    done = True
+    assert taken(0.3) is not None
+    done, began = False, time.monotonic()
+    with pytest.raises(RunError, match="it has hung up"):
+        taken(0.3)
+    assert 1.0 <= time.monotonic() - began < 10.0  # ten parts, and then no more

@@ -29,7 +29,7 @@ class Strangers:
 
     def __init__(self, phi: Tensor | None, further: int = 0) -> None:
         self.phi, self.beginning, self.settled = phi, Beginning(), list[bool]()
-        self.ids = ["b"]
+        self.ids, self.liars, self.asked = ["b"], list[str](), list[str]()
         self._further = further  # a latecomer's swarm is, by as many rounds
 
     def late(self, *, judged: bool) -> bool:
@@ -39,14 +39,21 @@ class Strangers:
     def outnumbered_by(self) -> list[str]:
         return self.ids
 
-    def join(self, room: Sequence[Tensor], timeout: float, *, above: int, among: Collection[str]) -> State | None:
-        assert list(among) == ([] if self._further else ["b"]) and timeout == 0
+    def join(
+        self, room: Sequence[Tensor], timeout: float, *, above: int, among: Collection[str], without: Collection[str]
+    ) -> State | None:
+        assert list(among) == ([] if self._further else self.ids) and timeout == 0
         if self.phi is None:
             raise RunError("no member gave its weights")
+        donors = [*self.liars, "b"]
+        donor = next((it for it in donors if it not in without), None)
+        if donor is None:
+            return None
+        self.asked.append(donor)
         for vector in room:
-            vector.copy_(self.phi)
+            vector.copy_(noise(self.phi) if donor in self.liars else self.phi)
         round = 7 + self._further
-        return State(step=round * H, round=round, vectors=room)
+        return State(step=round * H, round=round, vectors=room, donor=donor)
 
     def settle(self, strangers: Collection[str], *, taken: bool) -> None:
         self.settled.append(taken)
@@ -115,6 +122,19 @@ def test_without_good_ones_everything_is_as_it_was_to_the_bit(phi: str) -> None:
     assert all(torch.equal(one, two) for one, two in zip(before, everything(state), strict=True))
     assert (state.counters.round, state.inner.step) == (9, 9 * H)
     assert presence.settled == [False]
+
+
+@pytest.mark.parametrize("liars", [1, 2, 3])
+def test_a_liar_among_the_donors_does_not_keep_a_peer_from_the_others(liars: int) -> None:
+    state = trained()
+    donor, before = trained(7), everything(state)
+    presence = Strangers(donor.outer.slow.phi)
+    presence.liars = [f"liar {number}" for number in range(liars)]
+    taken = liars < 3  # else training goes on for a while
+    assert join_late(state, presence, clock(), loop(state)) is taken  # type: ignore[arg-type]
+    assert presence.asked == [*presence.liars, "b"][:3] and presence.settled == [taken]
+    found = everything(state)
+    assert torch.equal(found[1], donor.outer.slow.phi if taken else before[1])
 
 
 def test_who_says_that_it_is_further_must_not_be_much_worse() -> None:

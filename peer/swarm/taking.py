@@ -1,0 +1,132 @@
+"""One donor's state, part by part: nothing is used that is not verified, and what has come survives the donor.
+
+Previous station: join.py, which chooses the donors. On the other side: donor.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peer.config_digest import first_difference
+from peer.errors import RunError, UserError
+from peer.logs import fields, get_logger
+from peer.payload import receive_part
+from peer.rounds import NO_ROUNDS, Lineage, Seat
+from peer.streams import BadMessage, Stream, StreamLost
+from peer.swarm.donor import ANSWER, PROTOCOL, STALL, TALK_TIMEOUT, TRANSFER_LIMIT, Full, Received, State, StateRequest
+from peer.swarm.meeting import Decline, Party
+from peer.swarm.node import Node
+from peer.swarm.records import MemberRecord
+from peer.vectors import parts
+
+log = get_logger("join")
+
+
+@dataclass
+class Taken:
+    """What a newcomer has so far: ``have`` parts in ``room``, from donors of ``lineage`` behind ``round``."""
+
+    room: Sequence[Tensor]
+    have: int = 0
+    lineage: Lineage = NO_ROUNDS
+    round: int = 0
+
+
+class Declined(Exception):
+    """It will not give us its state."""
+
+
+class Busy(Exception):
+    """It serves as many newcomers as it can."""
+
+
+class Behind(Exception):
+    """It does not have the rounds that were asked for."""
+
+
+class Slow(Exception):
+    """A part took too long; those before it have come."""
+
+
+def take_state_of(
+    node: Node, donor: Seat, me: Party, layout: str, room: Sequence[Tensor], timeout: float
+) -> State | None:
+    """The verified state of one member, or ``None`` when it did not give it within ``timeout`` seconds."""
+    try:
+        return node.call(take(node, donor, me, layout, Taken(room)), timeout)
+    except (StreamLost, BadMessage, TimeoutError, RunError, Declined, Busy) as error:
+        log.warning("donor failed: %s", fields(peer=donor.name, reason=str(error)))
+        return None
+
+
+async def take(
+    node: Node,
+    record: MemberRecord | Seat,
+    me: Party,
+    layout: str,
+    taken: Taken,
+    least: int = 0,
+    part_limit: float = TRANSFER_LIMIT,
+) -> State:
+    """Fill ``taken.room`` from part ``taken.have`` on, with the state of a donor behind round ``least`` or a later one.
+
+    Raises :class:`UserError` when it trains another configuration, :class:`Slow` when a part took longer than
+    ``part_limit`` seconds, :class:`Declined`, :class:`Busy`, :class:`Behind`, and what streams raise.
+    """
+    stream = await node.open(record.peer_id, PROTOCOL, record.addresses)
+    try:
+        request = StateRequest(
+            run=me.run, config=me.config, layout=layout, have=taken.have, lineage=taken.lineage, round=taken.round
+        )
+        await stream.send(request, TALK_TIMEOUT)
+        answer = await stream.receive(ANSWER, TALK_TIMEOUT)
+        if isinstance(answer, Decline):
+            if answer.run is not None:
+                difference = first_difference(me.canonical, answer.run)
+                raise UserError(f"this configuration is not the swarm's: {difference} (at peer {record.name})")
+            raise Declined(answer.reason)
+        if isinstance(answer, Full):
+            raise Busy("serves other newcomers")
+        if (answer.vectors, answer.numel) != (len(taken.room), taken.room[0].numel()):
+            raise BadMessage(f"a state of {answer.vectors} × {answer.numel} elements does not fit")
+        if answer.first not in (0, taken.have):
+            raise BadMessage(f"a state from part {answer.first} on does not go on behind {taken.have}")
+        if answer.round < least:
+            raise Behind
+        taken.have, taken.lineage, taken.round = answer.first, answer.lineage, answer.round
+        pieces = [vector[start:stop] for vector in taken.room for start, stop in parts(vector.numel())]
+        async with asyncio.timeout(TRANSFER_LIMIT):
+            for piece in pieces[taken.have :]:
+                await _take_part(stream, piece, part_limit)
+                taken.have += 1
+        await stream.send(Received(), TALK_TIMEOUT)
+        await stream.until_closed(1.0)
+        what = fields(peer=record.name, step=answer.step, round=answer.round, first=answer.first)
+        log.info("took the state of a member: %s", what)
+        done, donor = answer.phase_steps_done, record.peer_id
+        return State(answer.step, answer.round, taken.room, answer.lineage, done, answer.root, donor)
+    finally:
+        stream.close()
+
+
+async def _take_part(stream: Stream, piece: Tensor, limit: float) -> None:
+    try:
+        async with asyncio.timeout(limit) as clock:
+            whole = await receive_part(stream, piece, STALL)
+    except TimeoutError:
+        if clock.expired():
+            raise Slow from None
+        raise
+    if not whole:
+        raise BadMessage("a part does not match its digest")
+    if not await asyncio.to_thread(_finite, piece):
+        raise BadMessage("a part is not finite")
+
+
+def _finite(piece: Tensor) -> bool:
+    return bool(torch.isfinite(piece).all())
