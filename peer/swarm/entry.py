@@ -85,15 +85,15 @@ async def back_in_touch(p2p: P2P, dht: DHTNode, address: str) -> Touch:
 
 
 async def asked_in_vain(p2p: P2P, dht: DHTNode, addresses: Sequence[str]) -> bool:
-    """Has an initial peer not answered the DHT's last request? Then what was looked for may be there all the same.
+    """Has a node not answered the DHT's last request? Then what was looked for may be there all the same.
 
-    hivemind leaves out who was late once; here each such peer is let in again and pinged, so that a search can follow.
+    hivemind leaves out who was late once, for a while; here they are let in again, so that a search can follow.
     """
-    ids = {address: PeerID.from_base58(owner_of(address)) for address in addresses}
-    silent = [address for address, peer_id in ids.items() if dht.blacklist.ban_counter[peer_id]]
-    for address in silent:
-        dht.blacklist.register_success(ids[address])
-        await back_in_touch(p2p, dht, address)
+    silent = {str(peer_id) for peer_id, times in dht.blacklist.ban_counter.items() if times}
+    dht.blacklist.clear()
+    for address in addresses:
+        if owner_of(address) in silent:
+            await back_in_touch(p2p, dht, address)
     return bool(silent)
 
 

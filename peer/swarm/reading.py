@@ -16,7 +16,7 @@ from peer.swarm.records import MemberRecord
 
 BEAM = 8  # nodes nearest to a key that are asked, of which five keep it; each answers with all that it has
 
-LOOKS = 3  # at a directory that seems empty because an initial peer has not answered
+LOOKS = 3  # at a directory that seems empty and of which a node has not answered
 
 
 class Entry(NamedTuple):
