@@ -57,8 +57,8 @@ def take_state(
 
     ``room``: a flat fp32 host vector for each vector of the state, to be filled. ``reached``: see :func:`donors_of`.
     ``among``: ids of the only ones that may be asked, however far they are; ``without``: of those that may not.
-    ``timeout``: seconds of trying, from the last part that came and
-    from when a donor last served others instead; with 0 all are asked once.
+    ``timeout``: seconds of trying, from the last part that came and from when a donor last served others instead; with
+    0 all are asked once.
     Raises :class:`UserError` when the swarm trains another configuration, :class:`RunError` when members are there
     and none of them gives its state.
     """
