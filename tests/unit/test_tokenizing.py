@@ -24,7 +24,8 @@ def run(patterns: list[str], out: Path, tokenizer: str = "bytes", **more: str) -
 def documents(out: Path, tokenizer: object) -> list[str]:
     from transformers import AutoTokenizer
 
-    data = ParquetData(name="parquet", train=(f"{out}/*.parquet",), tokenizer=tokenizer, sequence_length=16)  # type: ignore[arg-type]
+    files = (f"{out}/*.parquet",)  # also to validate on: of so few documents the held-out ones may be none
+    data = ParquetData(name="parquet", train=files, validation=files, tokenizer=tokenizer, sequence_length=16)  # type: ignore[arg-type]
     train = corpus.load(data).train
     assert isinstance(train, Split)
     fast = AutoTokenizer.from_pretrained(data.tokenizer.path)
