@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from peer.data import Cursor, Stream
 from peer.errors import RunError, UserError
+from peer.waiting import slices
 
 DEPTH = 8  # batches
 PATIENCE = 600.0  # seconds without a batch
@@ -76,15 +76,10 @@ class _Reader:
         self._thread.start()
 
     def next(self) -> _Read:
-        until = time.monotonic() + PATIENCE
-        while True:
+        for patience in slices(PATIENCE, LOOK):
             try:
-                found = self._queue.get(timeout=LOOK)
+                found = self._queue.get(timeout=patience)
             except queue.Empty:
-                if time.monotonic() > until:
-                    raise RunError(
-                        f"run.data: no batch came in {PATIENCE:.0f} s; is the disk or network slow?"
-                    ) from None
                 if not self._thread.is_alive() and self._queue.empty():
                     raise RunError("run.data: the thread that reads it has ended") from None
                 continue
@@ -93,6 +88,7 @@ class _Reader:
             if isinstance(found, Exception):
                 raise RunError(f"run.data: {type(found).__name__}: {found}") from found
             return found
+        raise RunError(f"run.data: no batch came in {PATIENCE:.0f} s; is the disk or network slow?")
 
     def close(self) -> None:
         self._closing.set()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
@@ -22,6 +21,7 @@ from peer.logs import get_logger
 from peer.ranks import channel
 from peer.ranks.launch import Rank
 from peer.ranks.orders import Answer, Failed, Order, Stop
+from peer.waiting import slices
 
 log = get_logger("ranks")
 
@@ -66,16 +66,15 @@ class Crew:
         with self._lock:
             self.tell(lambda _: order)
             meanwhile()
-            until = time.monotonic() + PATIENCE
-            for number, answers in self._answers.items():
-                try:
-                    answer = answers.get(timeout=max(0.0, until - time.monotonic()))
-                except queue.Empty:
-                    raise RunError(
-                        f"rank {number} of this peer did not answer in {PATIENCE:.0f} s; is it stopped?"
-                    ) from None
-                if answer is None:
+            for number in self._answers:
+                if self._answer_of(number) is None:
                     self._require()
+
+    def _answer_of(self, number: int) -> Answer | None:
+        for patience in slices(PATIENCE):
+            with contextlib.suppress(queue.Empty):
+                return self._answers[number].get(timeout=patience)
+        raise RunError(f"rank {number} of this peer did not answer in {PATIENCE:.0f} s; is it stopped?")
 
     @contextmanager
     def together(self) -> Iterator[None]:

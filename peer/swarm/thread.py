@@ -10,18 +10,16 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-import time
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 from peer.errors import RunError
 from peer.logs import get_logger
+from peer.waiting import slices
 
 log = get_logger("network")
 T = TypeVar("T")
 
-SLICE = 1.0  # seconds of waiting between two looks at the clock,
-LATE = 1.0  # and by how much one may be longer on a busy machine; more was a freeze
 SPAWN_TIMEOUT = 5.0  # seconds for a coroutine to be started
 CANCEL_TIMEOUT = 3.0  # seconds for cancelled tasks to end
 GOODBYE_TIMEOUT = 10.0  # seconds for the last coroutine
@@ -42,19 +40,14 @@ class LoopThread:
         return self._thread.is_alive()
 
     def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        """Run ``work`` and wait at most ``timeout`` seconds for it. From any other thread.
-
-        Time in which the whole process was frozen (a suspended machine, SIGSTOP) does not count: neither thread ran.
-        """
-        future, left = asyncio.run_coroutine_threadsafe(work, self.loop), timeout
-        while left > 0:
-            began, patience = time.monotonic(), min(left, SLICE)
+        """Run ``work`` and wait at most ``timeout`` seconds for it. From any other thread."""
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        for patience in slices(timeout):
             try:
                 return future.result(patience)
             except concurrent.futures.TimeoutError:
                 if future.done():  # it is what ``work`` has raised
                     raise
-            left -= min(time.monotonic() - began, patience + LATE)
         future.cancel()
         raise RunError(f"the network thread gave no answer within {timeout:.0f} s")
 
