@@ -30,6 +30,7 @@ CLOCK_TOLERANCE = 3.0  # seconds; hivemind refuses more
 DHT_TIMEOUT = 2.0  # seconds for one DHT request: a frozen member must not hold up a whole search
 OPEN_TIMEOUT = 5.0  # seconds for a notice
 PING_TIMEOUT = 5.0  # seconds
+PINGS = 3  # of an initial peer that is there and late
 REDIAL_SECONDS = 20.0  # between two looks at the initial peers,
 AWAY_SECONDS = 5.0  # and while one of them does not answer
 
@@ -92,8 +93,9 @@ async def asked_in_vain(p2p: P2P, dht: DHTNode, addresses: Sequence[str]) -> boo
     silent = {str(peer_id) for peer_id, times in dht.blacklist.ban_counter.items() if times}
     dht.blacklist.clear()
     for address in addresses:
-        if owner_of(address) in silent:
-            await back_in_touch(p2p, dht, address)
+        for _ in range(PINGS if owner_of(address) in silent else 0):
+            if await back_in_touch(p2p, dht, address) is not Touch.SILENT:
+                break
     return bool(silent)
 
 
