@@ -66,12 +66,13 @@ class Crew:
         with self._lock:
             self.tell(lambda _: order)
             meanwhile()
+            waits = slices(PATIENCE)  # for all of them
             for number in self._answers:
-                if self._answer_of(number) is None:
+                if self._answer_of(number, waits) is None:
                     self._require()
 
-    def _answer_of(self, number: int) -> Answer | None:
-        for patience in slices(PATIENCE):
+    def _answer_of(self, number: int, waits: Iterator[float]) -> Answer | None:
+        for patience in waits:
             with contextlib.suppress(queue.Empty):
                 return self._answers[number].get(timeout=patience)
         raise RunError(f"rank {number} of this peer did not answer in {PATIENCE:.0f} s; is it stopped?")

@@ -15,7 +15,6 @@ from peer.swarm.node import RPC_TIMEOUT, Node
 from peer.swarm.records import MemberRecord
 
 BEAM = 8  # nodes nearest to a key that are asked, of which five keep it; each answers with all that it has
-
 LOOKS = 3  # at a directory that seems empty and of which a node has not answered
 
 
