@@ -21,8 +21,7 @@ from pathlib import Path
 from dht_bootstrap.files import write_whole
 from peer import __version__, logs
 from peer.errors import RunError, UserError
-from peer.progress import Stop
-from peer.signals import Signals, stop_with_parent
+from peer.process import Signals, Stop, stop_with_parent
 
 DEFAULT_PORT = 31337
 DEFAULT_HTTP_PORT = 9400

@@ -14,8 +14,8 @@ from peer.corpus import Corpus
 from peer.logs import fields
 from peer.membership import Ground, Membership, grounded
 from peer.overlapped import OverlappedTrainer
+from peer.process import Signals
 from peer.ranks.crew import Crew
-from peer.signals import Signals
 from peer.state import PeerState
 from peer.swarm import identity
 from peer.trainer import Trainer

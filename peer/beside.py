@@ -21,7 +21,8 @@ from peer.exchange.rolling import RollingExchange
 from peer.metrics import PhaseClock
 from peer.outer.method import PartwiseMethod
 from peer.outer_state import OuterState
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.report import Counted
 from peer.rounds import Averaged, Group
 from peer.swarm.presence import Presence

@@ -28,7 +28,8 @@ from peer.outer.method import OuterMethod
 from peer.outer.noloco import NoLoCo as NoLoCoMethod
 from peer.outer.slow_weights import SlowWeights
 from peer.prefetch import Prefetched
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.ranks import replica as ranks
 from peer.ranks.crew import Crew
 from peer.sources.documents import Split

@@ -155,8 +155,7 @@ def _train(args: argparse.Namespace) -> int:
 
         return worker.run(rank)
     config = _loaded(args)
-    from peer.progress import Stop
-    from peer.signals import Signals, stop_with_parent
+    from peer.process import Signals, Stop, stop_with_parent
 
     signals = Signals(Stop())
     if args.stop_with_parent:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from peer.exchange.average import GroupAverage
 from peer.metrics import PhaseClock
 from peer.outer_state import OuterState
-from peer.progress import Stop
+from peer.process import Stop
 from peer.rounds import Averaged, Group, Grouping, Outcome
 from peer.swarm.presence import Presence
 

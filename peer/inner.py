@@ -17,7 +17,8 @@ from torch.nn import functional
 
 from peer.config import Inner as Settings
 from peer.logs import get_logger
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 
 log = get_logger("inner")
 

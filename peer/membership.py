@@ -38,7 +38,8 @@ from peer.outer.decoupled import Decoupled
 from peer.outer.noloco import NoLoCo
 from peer.outer_state import OuterState
 from peer.place import Place
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.report import Counted, Reporter
 from peer.rounds import Averaged, Grouping
 from peer.standing import Standing

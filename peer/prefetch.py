@@ -13,7 +13,7 @@ from torch import Tensor
 
 from peer.data import Cursor, Stream
 from peer.errors import RunError, UserError
-from peer.waiting import slices
+from peer.process import slices
 
 DEPTH = 8  # batches
 PATIENCE = 600.0  # seconds without a batch

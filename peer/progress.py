@@ -6,7 +6,6 @@ Written by the inner loop once a step (two float stores), read by the rendezvous
 from __future__ import annotations
 
 import math
-import threading
 import time
 
 SMOOTHING = 0.2
@@ -63,17 +62,3 @@ class Progress:
             return None
         now = time.monotonic()
         return max(0.0, min(self._step_seconds * self._remaining - (now - self._last), self._until - now))
-
-
-class Stop:
-    """A request to leave: set by a signal handler, seen by every loop."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def request(self) -> None:
-        self._event.set()
-
-    @property
-    def requested(self) -> bool:
-        return self._event.is_set()

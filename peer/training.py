@@ -19,7 +19,8 @@ from peer.inner import InnerReport
 from peer.inner_phase import InnerPhase
 from peer.joining import join_late
 from peer.metrics import PhaseClock
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.report import Counted, Reporter, RoundReport
 from peer.rounds import Averaged
 from peer.state import PeerState

@@ -36,7 +36,7 @@ from peer.own.account import Round, Window, learning_rate
 from peer.own.config import OwnConfig, resolve
 from peer.own.state import OwnState
 from peer.own.weights import require_finite, require_same, require_trains, trained
-from peer.progress import Stop
+from peer.process import Stop
 from peer.report import Counted, RoundReport
 from peer.rounds import Averaged
 

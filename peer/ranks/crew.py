@@ -18,10 +18,10 @@ from torch import distributed
 
 from peer.errors import RunError, UserError
 from peer.logs import get_logger
+from peer.process import slices
 from peer.ranks import channel
 from peer.ranks.launch import Rank
 from peer.ranks.orders import Answer, Failed, Order, Stop
-from peer.waiting import slices
 
 log = get_logger("ranks")
 

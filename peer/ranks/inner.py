@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 from peer.inner import InnerLoop, mean_loss
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.ranks.crew import Crew
 from peer.ranks.orders import Evaluate, Plan, Step, rows_of
 from peer.ranks.sharding import reshard

@@ -10,7 +10,8 @@ from peer.config import Config
 from peer.errors import UserError
 from peer.inner import InnerLoop
 from peer.outer.slow_weights import SlowWeights
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.ranks import launch, sharding, shared
 from peer.ranks.crew import Crew
 from peer.ranks.inner import LeadingLoop

@@ -18,7 +18,8 @@ import torch
 from peer import logs
 from peer.errors import RunError, UserError
 from peer.inner import out_of_memory
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.ranks import channel, orders, sharding
 from peer.ranks.channel import Line
 from peer.ranks.inner import RankLoop

@@ -21,7 +21,8 @@ from peer.config import Config, Local
 from peer.corpus import Corpus
 from peer.exchange.guard import Guard
 from peer.place import require_folder, set_aside
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.rounds import Outcome
 from peer.simulate.draw import draw
 from peer.simulate.options import Method, Options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from peer.progress import Stop
+from peer.process import Stop
 from peer.swarm.boundary import Boundary
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members

@@ -12,7 +12,8 @@ from torch import Tensor
 from peer.config import Rendezvous as RendezvousSettings
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.rounds import Averaged, Group, Grouping, Lineage, Outcome, Seat
 from peer.swarm.addresses import for_record
 from peer.swarm.boundary import Boundary

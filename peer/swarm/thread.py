@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from peer.errors import RunError
 from peer.logs import get_logger
-from peer.waiting import slices
+from peer.process import slices
 
 log = get_logger("network")
 T = TypeVar("T")

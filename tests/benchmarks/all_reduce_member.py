@@ -29,7 +29,8 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
     from peer.exchange.group import GroupExchange
     from peer.exchange.mesh import PROTOCOL, Lobby
     from peer.exchange.wire import Identity
-    from peer.progress import Progress, Stop
+    from peer.process import Stop
+    from peer.progress import Progress
     from peer.rounds import Grouping, Lineage
     from peer.swarm.donor import State
     from peer.swarm.meeting import Party

@@ -29,7 +29,8 @@ from peer.config_digest import canonical, digest
 from peer.corpus import load as load_text
 from peer.exchange.wire import layout_digest
 from peer.launch.tail import Tail
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.rounds import Seat
 from peer.state import PeerState
 from peer.swarm.donor import Donor, start_serving

@@ -30,7 +30,8 @@ from peer.data import TokenStream
 from peer.inner import InnerLoop, learning_rate
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.rounds import Outcome
 from peer.swarm.node import Node
 from tests.benchmarks.common import finish, options

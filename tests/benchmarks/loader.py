@@ -30,7 +30,8 @@ from peer import build, corpus, model, tokenizing
 from peer.config import Config, Run
 from peer.config_data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, StdlibData
 from peer.inner import InnerLoop
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from tests.benchmarks.common import finish, options
 from tests.unit.data_harness import bpe
 

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from peer import build, corpus, settings
 from peer.inner import InnerLoop
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.state import PeerState
 
 WAIT = 60.0

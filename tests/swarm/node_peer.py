@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from peer.config import Rendezvous as Settings
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.rounds import Group, Grouping, Lineage
 from peer.swarm import identity
 from peer.swarm.donor import State

@@ -19,7 +19,8 @@ from peer import build, corpus, settings
 from peer.build import Signs
 from peer.checkpoint import Checkpoints
 from peer.exchange.average import copy_own
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.state import PeerState
 
 

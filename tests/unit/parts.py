@@ -12,7 +12,8 @@ from peer.data import TokenStream
 from peer.inner import InnerLoop
 from peer.outer.noloco import NoLoCo as NoLoCoMethod
 from peer.outer.slow_weights import SlowWeights
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.state import PeerState
 
 LENGTH = 16

@@ -15,7 +15,8 @@ from torch import distributed
 from peer import build, corpus
 from peer.build import Signs
 from peer.config import Config
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.ranks.crew import Crew
 from peer.ranks.launch import Rank
 from peer.state import PeerState

@@ -22,7 +22,8 @@ from peer.config import Config
 from peer.config_digest import digest
 from peer.export import tokenizer
 from peer.inner import mean_loss
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.state import PeerState
 from peer.tokenizer import END_OF_TEXT
 from tests.unit.data_harness import bpe

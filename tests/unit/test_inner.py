@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from peer.config import Inner
 from peer.inner import learning_rate
-from peer.progress import Stop
+from peer.process import Stop
 from tests.unit import parts
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from peer.errors import RunError
 from peer.joining import join_late
 from peer.metrics import Metrics, PhaseClock
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from peer.settings import load
 from peer.state import PeerState
 from peer.swarm.donor import State

@@ -13,7 +13,8 @@ from peer import build, corpus, settings
 from peer.build import Signs
 from peer.config import Config
 from peer.memory import estimate, step_bytes
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 from tests.unit.memory_peer import torch_peak
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,8 @@ from peer.config import Config, Run
 from peer.config_digest import canonical, digest, first_difference
 from peer.errors import UserError
 from peer.model_config import AutoModel, LlamaModel
-from peer.progress import Progress, Stop
+from peer.process import Stop
+from peer.progress import Progress
 
 ROOT = Path(__file__).parents[2]
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 40

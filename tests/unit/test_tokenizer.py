@@ -129,7 +129,8 @@ def test_a_replica_of_a_run_with_another_tokenizer_has_its_vocabulary(tmp_path: 
     import torch
 
     from peer.config import Config
-    from peer.progress import Progress, Stop
+    from peer.process import Stop
+    from peer.progress import Progress
 
     own = bpe(tmp_path / "tok", 320)
     jsonl(tmp_path / "a.jsonl", texts())

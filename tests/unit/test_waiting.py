@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer import waiting
-from peer.waiting import LATE, SLICE, slices
+from peer.process import LATE, SLICE, slices
 
 
 def quarters(most: int) -> st.SearchStrategy[float]:

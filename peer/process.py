@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from peer.logs import get_logger
-from peer.progress import Stop
 
 log = get_logger("signals")
 
@@ -46,3 +46,32 @@ def stop_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+class Stop:
+    """A request to leave: set by a signal handler, seen by every loop."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def request(self) -> None:
+        self._event.set()
+
+    @property
+    def requested(self) -> bool:
+        return self._event.is_set()
+
+
+SLICE = 1.0  # seconds of waiting between two looks at the clock
+
+
+LATE = 1.0  # seconds by which one may be longer on a busy machine; more was a freeze
+
+
+def slices(seconds: float, length: float = SLICE) -> Iterator[float]:
+    """How long to wait, again and again, until it has been for ``seconds`` in all."""
+    left = seconds
+    while left > 0:
+        began, patience = time.monotonic(), min(left, length)
+        yield patience
+        left -= min(time.monotonic() - began, patience + LATE)
