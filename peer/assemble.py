@@ -9,7 +9,7 @@ import torch
 
 from peer import build, corpus, logs, model_source, own_tokenizer
 from peer.checkpoint import Checkpoints
-from peer.config import Config
+from peer.config.schema import Config
 from peer.corpus import Corpus
 from peer.logs import fields
 from peer.membership import Ground, Membership, grounded

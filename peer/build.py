@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from peer import __version__, data, model
-from peer.config import CodecName, Config, Decoupled, DiLoCo, Local, NoLoCo, Run, SwarmRun
-from peer.config_data import Streamed
-from peer.config_digest import digest
+from peer.config.data import Streamed
+from peer.config.digest import digest
+from peer.config.schema import CodecName, Config, Decoupled, DiLoCo, Local, NoLoCo, Run, SwarmRun
 from peer.corpus import Corpus, Tokens
 from peer.errors import UserError
 from peer.exchange.codec import Cast, Codec

@@ -17,9 +17,10 @@ import os
 import sys
 from pathlib import Path
 
-from peer import __version__, logs, settings
-from peer.config import Config
-from peer.config_digest import digest
+from peer import __version__, logs
+from peer.config import load
+from peer.config.digest import digest
+from peer.config.schema import Config
 from peer.errors import RunError, UserError
 from peer.ranks import launch
 
@@ -98,7 +99,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
 
     _common(parser)
     command.add_options(parser)
-    parser.set_defaults(run=lambda args: command.run(settings.load(args.config, args.overrides), args))
+    parser.set_defaults(run=lambda args: command.run(load.load(args.config, args.overrides), args))
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
@@ -133,7 +134,7 @@ def _initial_peers(parser: argparse.ArgumentParser) -> None:
 
 
 def _loaded(args: argparse.Namespace) -> Config:
-    return settings.load(args.config, _overrides(args))
+    return load.load(args.config, _overrides(args))
 
 
 def _overrides(args: argparse.Namespace) -> list[str]:
@@ -183,7 +184,7 @@ def _train(args: argparse.Namespace) -> int:
 def _swarm(args: argparse.Namespace) -> int:
     from peer.launch.swarm import LocalSwarm
 
-    config = settings.load(args.config, args.overrides)
+    config = load.load(args.config, args.overrides)
     return LocalSwarm(config, args.config, args.overrides, peers=args.peers, resume=args.resume).run()
 
 
@@ -202,7 +203,7 @@ def _tokenize(args: argparse.Namespace) -> int:
 def _status(args: argparse.Namespace) -> int:
     from peer import status
 
-    known = dict(settings.from_environment(os.environ))
+    known = dict(load.from_environment(os.environ))
     invitation = args.invitation or known.get("peer.invitation")
     return status.run(args.initial_peers or known.get("peer.initial_peers", []), invitation and Path(invitation))
 
@@ -215,7 +216,7 @@ def _check(args: argparse.Namespace) -> int:
     if args.own_loop and args.ranks > 1:
         raise UserError("check: --ranks is for a peer of several GPUs; a loop of one's own is one process")
     if args.own_loop:
-        config = settings.resolve(OwnConfig, args.config, settings.overridden(_overrides(args)))
+        config = load.resolve(OwnConfig, args.config, load.overridden(_overrides(args)))
     elif args.config is None:
         raise UserError("check: --config is needed, or --own-loop for a program with peer.OuterLoop")
     else:
@@ -228,7 +229,7 @@ def _check(args: argparse.Namespace) -> int:
 def _show_config(args: argparse.Namespace) -> int:
     from peer import model, model_source
 
-    config: Config = model_source.pinned(settings.load(args.config, args.overrides))
+    config: Config = model_source.pinned(load.load(args.config, args.overrides))
     outline = model.outline(
         config.run.model,
         sequence_length=config.run.data.sequence_length,
@@ -237,5 +238,5 @@ def _show_config(args: argparse.Namespace) -> int:
     parameters, embeddings = model.parameter_count(outline), model.embedding_count(outline)
     print(f"# digest {digest(config.run)}: equal in the whole swarm for everything under run, paths left out")
     print(f"# {parameters:,} parameters, {embeddings:,} of them embeddings")
-    print(settings.dump(config), end="")
+    print(load.dump(config), end="")
     return 0

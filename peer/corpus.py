@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from peer.config_data import BYTE_VOCABULARY as VOCABULARY
-from peer.config_data import AnyData, StdlibData, TextData
+from peer.config.data import BYTE_VOCABULARY as VOCABULARY
+from peer.config.data import AnyData, StdlibData, TextData
 from peer.errors import UserError
 from peer.sources import opening
 from peer.sources.documents import AT_ONCE, Split

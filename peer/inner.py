@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from peer.config import Inner as Settings
+from peer.config.schema import Inner as Settings
 from peer.logs import get_logger
 from peer.process import Stop
 from peer.progress import Progress

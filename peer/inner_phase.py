@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 
-from peer.config import SwarmRun
+from peer.config.schema import SwarmRun
 from peer.outer_state import OuterState
 from peer.progress import Progress
 from peer.schedule import phase_steps

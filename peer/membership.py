@@ -18,8 +18,8 @@ import torch
 
 from peer import build, place, trackers
 from peer.beside import Beside
-from peer.config import Member, SwarmRun
-from peer.config_digest import canonical, digest
+from peer.config.digest import canonical, digest
+from peer.config.schema import Member, SwarmRun
 from peer.crossing import Crossing
 from peer.errors import UserError
 from peer.exchange.average import GroupAverage

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from peer import build, model
-from peer.config import Local, Peer, Run
+from peer.config.schema import Local, Peer, Run
 from peer.inner import batch_loss
 from peer.ranks.sharding import blocks_of
 from peer.ranks.shared import WINDOW

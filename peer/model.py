@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from peer.config_data import BYTE_VOCABULARY as VOCABULARY
+from peer.config.data import BYTE_VOCABULARY as VOCABULARY
+from peer.config.model import AutoModel, LlamaModel
 from peer.errors import UserError
-from peer.model_config import AutoModel, LlamaModel
 from peer.model_source import locate, weight_files
 
 

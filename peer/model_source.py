@@ -12,9 +12,9 @@ from typing import Any
 
 import xxhash
 
-from peer.config import Config, Run
+from peer.config.model import AutoModel
+from peer.config.schema import Config, Run
 from peer.errors import UserError
-from peer.model_config import AutoModel
 
 # In config.json without a say in what is computed: which program wrote it, from where, and how it stores weights.
 IDLE_KEYS = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}

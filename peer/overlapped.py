@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from peer.beside import Beside
-from peer.config import Config
+from peer.config.schema import Config
 from peer.report import Counted
 from peer.rounds import Averaged
 from peer.training import Parts, Training

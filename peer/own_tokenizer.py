@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer import tokenizer
-from peer.config import Run
-from peer.config_data import BYTES
-from peer.config_data import Tokenizer as Settings
+from peer.config.data import BYTES
+from peer.config.data import Tokenizer as Settings
+from peer.config.model import AutoModel
+from peer.config.schema import Run
 from peer.errors import UserError
 from peer.logs import get_logger
-from peer.model_config import AutoModel
 from peer.model_source import TOKENIZER_FILES, locate
 
 log = get_logger("tokenizer")

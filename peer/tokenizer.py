@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.config_data import BYTE_VOCABULARY, BYTES
-from peer.config_data import Tokenizer as Settings
+from peer.config.data import BYTE_VOCABULARY, BYTES
+from peer.config.data import Tokenizer as Settings
 from peer.errors import UserError
 
 SEPARATOR = 256  # ends a document of bytes

@@ -15,8 +15,8 @@ from zlib import crc32
 
 import numpy as np
 
-from peer.config_data import BYTES
-from peer.config_data import Tokenizer as Settings
+from peer.config.data import BYTES
+from peer.config.data import Tokenizer as Settings
 from peer.errors import RunError, UserError
 from peer.sources.documents import Split
 from peer.sources.opening import by_ending

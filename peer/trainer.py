@@ -5,7 +5,7 @@ inner: H steps of AdamW → crossing.py: match, exchange, apply → a line in th
 
 from __future__ import annotations
 
-from peer.config import Config
+from peer.config.schema import Config
 from peer.crossing import Crossing
 from peer.training import Parts, Training
 

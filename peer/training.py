@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from peer.checkpoint import Checkpoints
-from peer.config import Config
+from peer.config.schema import Config
 from peer.errors import RunError
 from peer.inner import InnerReport
 from peer.inner_phase import InnerPhase

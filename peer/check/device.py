@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from peer.check.finding import Finding, ok, warn
-from peer.config import Config
+from peer.config.schema import Config
 
 
 def device(config: Config, ranks: int = 1) -> Iterator[Finding]:

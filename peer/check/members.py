@@ -10,7 +10,7 @@ from peer import __version__
 from peer.check.finding import Finding, fail, ok, warn
 from peer.check.local import identity_file
 from peer.check.subject import Subject
-from peer.config_digest import canonical, digest, first_difference
+from peer.config.digest import canonical, digest, first_difference
 
 if TYPE_CHECKING:
     from peer.swarm.authority import Authority

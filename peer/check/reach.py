@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from peer.check.finding import Finding, ok, warn
-from peer.config import Network
+from peer.config.schema import Network
 
 if TYPE_CHECKING:
     from peer.swarm.node import Node

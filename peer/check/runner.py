@@ -19,7 +19,7 @@ from peer.check.network import network
 from peer.check.space import disk, memory
 from peer.check.subject import Subject
 from peer.check.tokenizer import tokenizer
-from peer.config import Config
+from peer.config.schema import Config
 from peer.errors import RunError, UserError
 
 Topics = tuple[tuple[str, Callable[[], Iterator[Finding]]], ...]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from peer.check.finding import Finding, fail, ok, warn
-from peer.config import Config
+from peer.config.schema import Config
 
 CHECKPOINT_VECTORS = 5  # θ, φ, δ and AdamW's two moments, as in state.py
 TIGHT = 0.87  # an estimate is within 15%

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.config import Config
+from peer.config.schema import Config
 from peer.own.config import OwnConfig
 
 Subject = Config | OwnConfig

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from peer.config import CodecName
+from peer.config.schema import CodecName
 from peer.rounds import Contribution
 from peer.vectors import PART, parts, scratch
 

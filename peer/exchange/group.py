@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import xxhash
 
-from peer.config import Exchange as Settings
+from peer.config.schema import Exchange as Settings
 from peer.exchange.average import copy_own, mean_of_senders
 from peer.exchange.deadline import Deadline
 from peer.exchange.group_wire import REPORT, VERDICT, Failed, Report, Verdict

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from peer.config import Exchange as Settings
+from peer.config.schema import Exchange as Settings
 from peer.exchange.average import Verdict, copy_own, merge
 from peer.exchange.guard import Guard, judge
 from peer.rounds import Averaged, Contribution, Group, Outcome, Sparse

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from peer.config import CodecName
+from peer.config.schema import CodecName
 from peer.exchange.codec import BLOCK, BLOCK_BYTES, cast, uncast
 from peer.logs import fields, get_logger
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from peer.config import Exchange as Settings
+from peer.config.schema import Exchange as Settings
 from peer.exchange.average import Verdict, copy_own
 from peer.exchange.codec import Codec, prepare
 from peer.exchange.coded import receive_coded, send_coded

@@ -21,8 +21,8 @@ import torch
 import xxhash
 from torch import Tensor
 
-from peer.config import CodecName
-from peer.config import Exchange as Settings
+from peer.config.schema import CodecName
+from peer.config.schema import Exchange as Settings
 from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec, size
 from peer.exchange.deadline import Deadline

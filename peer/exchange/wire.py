@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import xxhash
 from pydantic import Field, TypeAdapter
 
-from peer.config import CodecName
+from peer.config.schema import CodecName
 from peer.exchange.codec import payload_bytes
 from peer.rounds import Outcome
 from peer.streams import Message

@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from peer.checkpoint import STATE, Checkpoints, Saved, Tensors, load
-from peer.config import Run
-from peer.config_digest import canonical, first_difference
+from peer.config.digest import canonical, first_difference
+from peer.config.schema import Run
 from peer.errors import UserError
 from peer.report import EVALS, ROUNDS
 

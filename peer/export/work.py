@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from peer import build, corpus, model
+from peer.config.model import AutoModel
 from peer.errors import UserError
 from peer.export import folder, sources
 from peer.export.card import card
 from peer.export.mixing import Mixed, mix
 from peer.export.sources import Source
 from peer.inner import mean_loss
-from peer.model_config import AutoModel
 from peer.tokenizer import load as load_tokenizer
 
 

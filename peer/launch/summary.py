@@ -11,7 +11,7 @@ import torch
 
 from peer import corpus, data, model
 from peer.checkpoint import Checkpoints, Tensors
-from peer.config import Config
+from peer.config.schema import Config
 from peer.inner import mean_loss
 from peer.launch.tail import Tail
 from peer.rounds import Outcome

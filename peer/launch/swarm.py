@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from peer.config import Config
+from peer.config.schema import Config
 from peer.errors import UserError
 from peer.launch.processes import Child, entry_of, stop_all
 from peer.launch.summary import in_words, summarize

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from peer.config import Decoupled as Settings
+from peer.config.schema import Decoupled as Settings
 from peer.outer.dct import tilings
 from peer.outer.slow_weights import Change, SlowWeights
 from peer.rounds import Grouping, Sparse

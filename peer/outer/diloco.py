@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from peer.config import DiLoCo as Settings
+from peer.config.schema import DiLoCo as Settings
 from peer.outer.slow_weights import Change, SlowWeights
 from peer.rounds import Grouping
 

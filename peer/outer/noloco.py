@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from peer.config import NoLoCo as Settings
+from peer.config.schema import NoLoCo as Settings
 from peer.outer.slow_weights import SlowWeights
 from peer.rounds import Contribution, Grouping
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from peer import settings
-from peer.config import Member, Peer, Run, SwarmRun
+from peer.config import load
+from peer.config.fields import Name, Section
+from peer.config.schema import Member, Peer, Run, SwarmRun
 from peer.errors import UserError
-from peer.sections import Name, Section
 
 
 def _without(value: Any, whole: type[Section], section: type[Section]) -> Any:
@@ -80,7 +80,7 @@ def resolve(
         return config
     if config is not None and not isinstance(config, str | Path):
         raise UserError(f"OuterLoop: config is a file or an OwnConfig, not {type(config).__name__}")
-    return settings.resolve(OwnConfig, None if config is None else Path(config), _values(keywords, others), environment)
+    return load.resolve(OwnConfig, None if config is None else Path(config), _values(keywords, others), environment)
 
 
 def _values(keywords: Mapping[str, Any], others: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from peer import build, logs
 from peer.beside import Beside
-from peer.config_digest import digest
+from peer.config.digest import digest
 from peer.errors import RunError, UserError
 from peer.inner import InnerReport
 from peer.inner_phase import InnerPhase

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from peer.config import Config
+from peer.config.schema import Config
 from peer.errors import UserError
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peer.config import Config
+from peer.config.schema import Config
 
 Rows = NDArray[np.int64]  # token ids, this rank's share of a batch
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from peer import model
-from peer.config import Config
+from peer.config.schema import Config
 from peer.errors import UserError
 from peer.inner import InnerLoop
 from peer.outer.slow_weights import SlowWeights

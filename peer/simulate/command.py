@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from peer.config import Config
+from peer.config.schema import Config
 from peer.errors import UserError
 from peer.simulate.options import Method, Options, with_method
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from peer.config import Config, Decoupled, DiLoCo, Local, NoLoCo
+from peer.config.schema import Config, Decoupled, DiLoCo, Local, NoLoCo
 from peer.errors import UserError
 
 MAX_REPLICAS = 64

@@ -17,7 +17,7 @@ import torch
 
 from peer import build, corpus
 from peer.build import Signs
-from peer.config import Config, Local
+from peer.config.schema import Config, Local
 from peer.corpus import Corpus
 from peer.exchange.guard import Guard
 from peer.place import require_folder, set_aside

@@ -9,7 +9,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from peer.config import CodecName
+from peer.config.schema import CodecName
 from peer.exchange.average import Verdict, merge
 from peer.exchange.codec import Codec, prepare, size
 from peer.exchange.flight import rolling_parts

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from peer.config import Config
+from peer.config.schema import Config
 from peer.exchange.average import Verdict
 from peer.grudges import SULK, Grudges
 from peer.rounds import Grouping, Outcome

@@ -13,7 +13,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from peer.config_data import HuggingFaceData
+from peer.config.data import HuggingFaceData
 from peer.errors import UserError
 from peer.sources.source import PIECES, Document, Source, Wanted, document, parts, unmasked
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.config_data import C4Data, HuggingFaceData, JsonlData, ParquetData
+from peer.config.data import C4Data, HuggingFaceData, JsonlData, ParquetData
 from peer.errors import UserError
 from peer.sources import huggingface
 from peer.sources.documents import Split

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
 
-from peer.config_digest import first_difference
+from peer.config.digest import first_difference
 from peer.logs import get_logger
 from peer.streams import Message, Stream
 from peer.swarm.latecomer import Root

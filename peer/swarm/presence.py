@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from peer.config import Rendezvous as RendezvousSettings
+from peer.config.schema import Rendezvous as RendezvousSettings
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.process import Stop

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Iterable
 
-from peer.config import Rendezvous as Settings
+from peer.config.schema import Rendezvous as Settings
 from peer.grudges import SULK, Grudges
 from peer.logs import fields, get_logger
 from peer.schedule import NOW, OPENS, PAUSE

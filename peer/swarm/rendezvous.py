@@ -17,7 +17,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 
-from peer.config import Rendezvous as Settings
+from peer.config.schema import Rendezvous as Settings
 from peer.logs import fields, get_logger
 from peer.rounds import Group, Link
 from peer.streams import StreamLost

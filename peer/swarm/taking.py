@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peer.config_digest import first_difference
+from peer.config.digest import first_difference
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.payload import receive_part

@@ -25,7 +25,7 @@ KILLED = 2  # place of the member that is killed
 
 def ours(address: str, place: int, members: int, numel: int, rounds: int) -> None:
     """The peer's own gathering and group exchange."""
-    from peer.config import Exchange, Rendezvous
+    from peer.config.schema import Exchange, Rendezvous
     from peer.exchange.group import GroupExchange
     from peer.exchange.mesh import PROTOCOL, Lobby
     from peer.exchange.wire import Identity

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from peer.config import CodecName, Config, Evaluation, Exchange, Inner, LlamaModel, Run, StdlibData
+from peer.config.schema import CodecName, Config, Evaluation, Exchange, Inner, LlamaModel, Run, StdlibData
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from typing import Any
 
 import torch
 
-from peer import build, logs, settings
-from peer.config_digest import canonical, digest
+from peer import build, logs
+from peer.config import load as settings
+from peer.config.digest import canonical, digest
 from peer.corpus import load as load_text
 from peer.exchange.wire import layout_digest
 from peer.launch.tail import Tail

@@ -92,7 +92,7 @@ def run_one(job: Job) -> list[Row]:
 def starts(case: Case) -> Iterator[tuple[str, nn.Module]]:
     """What a pre-training leaves behind: the average of the replicas, and where they differ, the first one too."""
     from peer import model
-    from peer.config import Evaluation
+    from peer.config.schema import Evaluation
     from peer.outer.slow_weights import SlowWeights
     from peer.simulate.options import Method, Options
     from peer.simulate.simulation import Simulation

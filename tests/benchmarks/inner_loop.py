@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from peer import corpus, logs, model
-from peer.config import Config, LlamaModel
+from peer.config.schema import Config, LlamaModel
 from peer.data import TokenStream
 from peer.inner import InnerLoop, learning_rate
 from peer.outer.noloco import NoLoCo

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from peer import build, corpus, model, tokenizing
-from peer.config import Config, Run
-from peer.config_data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, StdlibData
+from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, StdlibData
+from peer.config.schema import Config, Run
 from peer.inner import InnerLoop
 from peer.process import Stop
 from peer.progress import Progress

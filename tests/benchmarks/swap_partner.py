@@ -15,7 +15,7 @@ from queue import Queue
 import torch
 
 from peer import logs
-from peer.config import Exchange
+from peer.config.schema import Exchange
 from peer.exchange.codec import Cast
 from peer.exchange.pair import PairExchange
 from peer.exchange.wire import Identity

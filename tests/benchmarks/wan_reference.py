@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peer import build, corpus, settings
+from peer import build, corpus
+from peer.config import load
 from peer.inner import InnerLoop
 from peer.process import Stop
 from peer.progress import Progress
@@ -73,7 +74,7 @@ class Wrapped:
 def replica(seat: Seat) -> tuple[PeerState, list[Tensor], int]:
     """This process's share of the training, its validation batches and H."""
     torch.set_num_threads(1)
-    config = settings.load(Path(seat.config), list(seat.overrides))
+    config = load.load(Path(seat.config), list(seat.overrides))
     text = corpus.load(config.run.data)
     signs = build.Signs(Progress(), Stop())
     state = build.replica(config, text.train, stream=seat.index, device=torch.device("cpu"), signs=signs)
@@ -142,7 +143,7 @@ LIBRARIES = {"hivemind": hivemind, "torchft": torchft}
 def train(library: str, seat: Seat) -> None:
     """All steps; one line of JSON with what came of it."""
     state, validation, h = replica(seat)
-    config = settings.load(Path(seat.config), list(seat.overrides))
+    config = load.load(Path(seat.config), list(seat.overrides))
     with LIBRARIES[library](state.inner, seat, h, config.run.batch_size):
         timed = Timed(state.inner.optimizer)
         (Path(seat.folder) / f"{seat.index}.ready").touch()

@@ -29,8 +29,9 @@ from pydantic import TypeAdapter
 from dht_bootstrap.history import RunHistory
 from dht_bootstrap.targets import targets as targets_of
 from dht_bootstrap.view import run_view
-from peer import build, settings
-from peer.config import CodecName, Config
+from peer import build
+from peer.config import load
+from peer.config.schema import CodecName, Config
 from peer.errors import UserError
 from peer.exchange import group_wire, wire
 from peer.exchange.codec import size
@@ -208,7 +209,7 @@ def invitation(data: bytes) -> None:
 def config(data: bytes) -> None:
     file = _folder() / "x.yaml"
     file.write_bytes(data)
-    _one_line(lambda: settings.load(file, environment={}))
+    _one_line(lambda: load.load(file, environment={}))
 
 
 # -- right ones to begin with

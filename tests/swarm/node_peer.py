@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from peer.config import Rendezvous as Settings
+from peer.config.schema import Rendezvous as Settings
 from peer.process import Stop
 from peer.progress import Progress
 from peer.rounds import Group, Grouping, Lineage

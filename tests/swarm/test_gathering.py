@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.config import Exchange, Rendezvous
+from peer.config.schema import Exchange, Rendezvous
 from peer.exchange.group import GroupExchange
 from peer.exchange.mesh import PROTOCOL, Lobby
 from peer.exchange.wire import Identity

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from peer import build, corpus
-from peer.config import Run
-from peer.config_data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, Tokenizer
+from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, Tokenizer
+from peer.config.schema import Run
 from peer.data import Stream
 
 LENGTH, BATCH = 16, 4

@@ -14,7 +14,7 @@ from queue import Queue
 from torch import Tensor
 
 from peer import build
-from peer.config import CodecName, Exchange
+from peer.config.schema import CodecName, Exchange
 from peer.exchange.average import GroupAverage
 from peer.exchange.guard import Guard
 from peer.exchange.loopback import Hub, LoopbackExchange

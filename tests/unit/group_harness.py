@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from peer.config import Exchange
+from peer.config.schema import Exchange
 from peer.exchange.group import GroupExchange
 from peer.exchange.mesh import Lobby
 from peer.rounds import Assembly, Averaged, Contribution, Group, Link, Seat, Sparse

@@ -15,9 +15,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import peer.assemble  # noqa: F401  all that a peer loads
-from peer import build, corpus, settings
+from peer import build, corpus
 from peer.build import Signs
 from peer.checkpoint import Checkpoints
+from peer.config import load
 from peer.exchange.average import copy_own
 from peer.process import Stop
 from peer.progress import Progress
@@ -46,7 +47,7 @@ def torch_peak(state: PeerState) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
-    config = settings.load(Path(sys.argv[1]), sys.argv[2:], environment={})
+    config = load.load(Path(sys.argv[1]), sys.argv[2:], environment={})
     text = corpus.load(config.run.data)
     state = build.replica(config, text.train, stream=1, device=torch.device("cpu"), signs=Signs(Progress(), Stop()))
     buffer = torch.empty(state.outer.slow.numel)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from peer import model
-from peer.config import Inner, LlamaModel, NoLoCo
+from peer.config.schema import Inner, LlamaModel, NoLoCo
 from peer.data import TokenStream
 from peer.inner import InnerLoop
 from peer.outer.noloco import NoLoCo as NoLoCoMethod

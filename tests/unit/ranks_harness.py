@@ -14,7 +14,7 @@ from torch import distributed
 
 from peer import build, corpus
 from peer.build import Signs
-from peer.config import Config
+from peer.config.schema import Config
 from peer.process import Stop
 from peer.progress import Progress
 from peer.ranks.crew import Crew

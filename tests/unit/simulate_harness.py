@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from peer import build
-from peer.config import Config, Evaluation, Inner, LlamaModel, Run, StdlibData
+from peer.config.schema import Config, Evaluation, Inner, LlamaModel, Run, StdlibData
 from peer.exchange.guard import Guard
 from peer.simulate.options import Method, Options, with_method
 from peer.simulate.replica import Replica

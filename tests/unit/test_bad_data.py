@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer import corpus
-from peer.config_data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData
+from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData
 from peer.data import TokenStream
 from peer.errors import RunError, UserError
 from peer.prefetch import Prefetched

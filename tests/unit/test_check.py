@@ -16,9 +16,9 @@ from peer import cli
 from peer.check import local, space
 from peer.check.finding import Finding, warn
 from peer.check.members import spoken, unlike_protocols
-from peer.config import Config
+from peer.config.load import load
+from peer.config.schema import Config
 from peer.memory import estimate
-from peer.settings import load
 from peer.swarm.donor import CLIENTS
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peer import build
-from peer.config import CodecName
+from peer.config.schema import CodecName
 from peer.exchange.codec import BLOCK, Codec, payload_bytes, size
 from peer.exchange.modulo import MARGIN, WIDEN, Modulo
 

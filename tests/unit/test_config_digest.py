@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.config import Inner, NoLoCo, Run
-from peer.config_data import TextData
-from peer.config_digest import canonical, digest, first_difference
+from peer.config.data import TextData
+from peer.config.digest import canonical, digest, first_difference
+from peer.config.schema import Inner, NoLoCo, Run
 
 
 def test_places_are_not_part_of_the_digest() -> None:

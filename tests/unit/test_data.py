@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from peer import corpus
-from peer.config_data import StdlibData, TextData
+from peer.config.data import StdlibData, TextData
 from peer.data import TokenStream, validation_batches
 from peer.errors import UserError
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from peer import settings
-from peer.config_digest import canonical, digest
+from peer.config import load as settings
+from peer.config.digest import canonical, digest
 from peer.metrics import Metrics
 from peer.report import Reporter
 from peer.standing import Standing

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from peer import corpus, model
-from peer.config import LlamaModel
-from peer.config_data import StdlibData
+from peer.config.data import StdlibData
+from peer.config.schema import LlamaModel
 from tests.benchmarks.downstream import DDP, DDP_EARLY, DILOCO, NOLOCO, NOLOCO_ONE, STARTS, figures, jobs
 from tests.benchmarks.downstream_set import ANSWERS, ASK, CHOICE, END, NEAR, Task, documents, make, tensors
 from tests.benchmarks.downstream_tuning import Tuning, fine_tune, nats, score

@@ -18,8 +18,8 @@ from peer import build, corpus
 from peer.build import Signs
 from peer.checkpoint import Checkpoints
 from peer.cli import main
-from peer.config import Config
-from peer.config_digest import digest
+from peer.config.digest import digest
+from peer.config.schema import Config
 from peer.export import tokenizer
 from peer.inner import mean_loss
 from peer.process import Stop

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from peer.config import Exchange
+from peer.config.schema import Exchange
 from peer.exchange import lane, reduce
 from peer.exchange.average import mean_of_senders
 from peer.exchange.group_wire import REPORT, Report, pack, unpack

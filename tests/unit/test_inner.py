@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from peer.config import Inner
+from peer.config.schema import Inner
 from peer.inner import learning_rate
 from peer.process import Stop
 from tests.unit import parts

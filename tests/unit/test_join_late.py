@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from peer.config.load import load
 from peer.errors import RunError
 from peer.joining import join_late
 from peer.metrics import Metrics, PhaseClock
 from peer.process import Stop
 from peer.progress import Progress
-from peer.settings import load
 from peer.state import PeerState
 from peer.swarm.donor import State
 from peer.swarm.latecomer import Beginning

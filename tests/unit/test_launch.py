@@ -11,7 +11,7 @@ import torch
 
 from peer import corpus, model
 from peer.checkpoint import Checkpoints
-from peer.config import Config, Evaluation, LlamaModel, Run, StdlibData
+from peer.config.schema import Config, Evaluation, LlamaModel, Run, StdlibData
 from peer.data import validation_batches
 from peer.inner import mean_loss
 from peer.launch.summary import in_words, summarize

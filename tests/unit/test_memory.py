@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer import build, corpus, settings
+from peer import build, corpus
 from peer.build import Signs
-from peer.config import Config
+from peer.config import load
+from peer.config.schema import Config
 from peer.memory import estimate, step_bytes
 from peer.process import Stop
 from peer.progress import Progress
@@ -28,7 +29,7 @@ MIDDLE = (
 
 
 def config(*overrides: str) -> Config:
-    return settings.load(DEMO, overrides, environment={})
+    return load.load(DEMO, overrides, environment={})
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_the_parts_add_up_and_say_what_the_settings_change() -> None:
 
 
 def test_a_large_model_is_estimated_without_making_it() -> None:
-    large = settings.load(ROOT / "configs" / "noloco-6.8b.yaml", environment={})
+    large = load.load(ROOT / "configs" / "noloco-6.8b.yaml", environment={})
     memory = estimate(large.run, large.peer)
     assert memory.parts["weights"] == 4 * 9_638_793_216
     assert 4 * memory.parts["weights"] < memory.device_bytes < 5 * memory.parts["weights"]

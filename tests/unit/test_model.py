@@ -18,10 +18,10 @@ from torch import nn
 
 from peer import build, corpus, model, model_source
 from peer.build import Signs
-from peer.config import Config, Run
-from peer.config_digest import canonical, digest, first_difference
+from peer.config.digest import canonical, digest, first_difference
+from peer.config.model import AutoModel, LlamaModel
+from peer.config.schema import Config, Run
 from peer.errors import UserError
-from peer.model_config import AutoModel, LlamaModel
 from peer.process import Stop
 from peer.progress import Progress
 

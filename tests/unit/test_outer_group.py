@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from scipy.fft import dctn, idctn
 from torch import Tensor, nn
 
-from peer.config import Decoupled as DecoupledSettings
-from peer.config import DiLoCo as DiLoCoSettings
-from peer.config import NoLoCo as NoLoCoSettings
+from peer.config.schema import Decoupled as DecoupledSettings
+from peer.config.schema import DiLoCo as DiLoCoSettings
+from peer.config.schema import NoLoCo as NoLoCoSettings
 from peer.exchange.average import mean_of, mean_of_senders
 from peer.outer.dct import basis, tilings
 from peer.outer.decoupled import Decoupled

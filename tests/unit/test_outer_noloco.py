@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from peer.config import NoLoCo as Settings
+from peer.config.schema import NoLoCo as Settings
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from peer.config import DiLoCo, NoLoCo
-from peer.config_digest import canonical, digest, first_difference
+from peer.config.digest import canonical, digest, first_difference
+from peer.config.schema import DiLoCo, NoLoCo
 from peer.errors import RunError, UserError
 from peer.outer.diloco import DiLoCo as DiLoCoMethod
 from peer.outer.method import OuterMethod

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from peer import own_tokenizer, settings
+from peer import own_tokenizer
 from peer.check.finding import Finding
 from peer.check.runner import findings
-from peer.config import Config, Run
-from peer.config_data import StdlibData, Tokenizer
+from peer.config import load
+from peer.config.data import StdlibData, Tokenizer
+from peer.config.model import AutoModel, LlamaModel
+from peer.config.schema import Config, Run
 from peer.errors import UserError
 from peer.export import tokenizer as byte_tokenizer
-from peer.model_config import AutoModel, LlamaModel
 from peer.tokenizer import Bytes
 from tests.unit.data_harness import bpe, texts
 
@@ -66,7 +67,7 @@ def test_another_is_said_with_what_to_set_and_this_is_right(folder: Path, tmp_pa
     other = compared(folder, backwards)
     assert "other is not" in other.text and "of 300 ids" in other.text
     override = embedded.advice.removeprefix("set ").removesuffix(", unless you mean it")
-    chosen = settings.load(None, ["run.data.name=stdlib", override], environment={}).run.data.tokenizer
+    chosen = load.load(None, ["run.data.name=stdlib", override], environment={}).run.data.tokenizer
     assert chosen.path == folder and compared(folder, chosen).advice == ""
 
 

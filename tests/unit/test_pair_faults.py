@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from peer.config import CodecName
+from peer.config.schema import CodecName
 from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement
 from peer.payload import receive_payload, send_payload
 from peer.rounds import Averaged, Group, Link, Outcome

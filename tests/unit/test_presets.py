@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from peer import model, settings
+from peer import model
 from peer.cli import main
-from peer.config import LlamaModel, Run
+from peer.config import load as settings
+from peer.config.schema import LlamaModel, Run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

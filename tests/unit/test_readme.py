@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dht_bootstrap.cli import _parser as bootstrap_parser
-from peer import OuterLoop, settings
+from peer import OuterLoop
 from peer.cli import _parser as peer_parser
+from peer.config import load
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,7 +30,7 @@ def test_a_command_parses_and_its_settings_are_known(line: str) -> None:
         return
     args = peer_parser().parse_args(arguments)
     if getattr(args, "config", None) is not None:
-        settings.load([ROOT / file for file in args.config], args.overrides, environment={})
+        load.load([ROOT / file for file in args.config], args.overrides, environment={})
 
 
 def test_there_are_commands_and_make_targets() -> None:
@@ -65,5 +66,5 @@ def test_the_calls_of_a_loop_of_ones_own_are_there() -> None:
 
 
 def test_the_environment_variables_are_all_named() -> None:
-    for name in {**settings.ENVIRONMENT, **dict.fromkeys(settings.OTHER_VARIABLES)}:
+    for name in {**load.ENVIRONMENT, **dict.fromkeys(load.OTHER_VARIABLES)}:
         assert name in README

@@ -15,7 +15,7 @@ import xxhash
 from torch import Tensor
 
 from peer import build
-from peer.config import CodecName
+from peer.config.schema import CodecName
 from peer.exchange.flight import Flight, Opened, rolling_parts
 from peer.exchange.guard import Guard
 from peer.exchange.rolling import RollingExchange

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from peer.config import Config
+from peer.config.schema import Config
 from peer.errors import UserError
 from peer.inner import InnerReport
 from peer.launch.summary import in_words, summarize

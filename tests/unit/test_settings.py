@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from peer import settings
-from peer.config import Config, Local, NoLoCo, Peer, Run
+from peer.config import load as settings
+from peer.config.schema import Config, Local, NoLoCo, Peer, Run
 from peer.errors import UserError
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))

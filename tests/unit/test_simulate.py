@@ -13,13 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.config import (
-    Decoupled,
-    DiLoCo,
-    Exchange,
-    Inner,
-    NoLoCo,
-)
+from peer.config.schema import Decoupled, DiLoCo, Exchange, Inner, NoLoCo
 from peer.errors import RunError, UserError
 from peer.exchange.average import merge
 from peer.rounds import Outcome

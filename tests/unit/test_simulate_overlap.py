@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from peer.config import CodecName, Exchange
+from peer.config.schema import CodecName, Exchange
 from peer.simulate.replica import Replica
 from peer.simulate.swap import Rolling, swap
 from tests.unit import parts

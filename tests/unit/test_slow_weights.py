@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from peer.config import NoLoCo as Settings
+from peer.config.schema import NoLoCo as Settings
 from peer.outer.local import Local
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from peer import corpus
-from peer.config_data import JsonlData
+from peer.config.data import JsonlData
 from peer.prefetch import Prefetched
 from peer.sources.documents import Place, Split
 from peer.tokenizer import SEPARATOR

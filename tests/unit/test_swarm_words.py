@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from peer.config import Inner, Run
-from peer.config_digest import canonical
+from peer.config.digest import canonical
+from peer.config.schema import Inner, Run
 from peer.exchange.deadline import FACTOR, FLOOR, Deadline
 from peer.progress import Progress
 from peer.swarm import records

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer import build, corpus, model
-from peer.config import LlamaModel, Run
-from peer.config_data import JsonlData, StdlibData, TextData, Tokenizer
-from peer.config_digest import digest
+from peer.config.data import JsonlData, StdlibData, TextData, Tokenizer
+from peer.config.digest import digest
+from peer.config.schema import LlamaModel, Run
 from peer.errors import UserError
 from peer.sources import text
 from peer.tokenizer import Bytes, load
@@ -128,7 +128,7 @@ def test_bytes_are_utf_8(said: str) -> None:
 def test_a_replica_of_a_run_with_another_tokenizer_has_its_vocabulary(tmp_path: Path) -> None:
     import torch
 
-    from peer.config import Config
+    from peer.config.schema import Config
     from peer.process import Stop
     from peer.progress import Progress
 

@@ -9,7 +9,7 @@ import pytest
 
 from peer import corpus, tokenizing
 from peer.cli import main
-from peer.config_data import ParquetData
+from peer.config.data import ParquetData
 from peer.errors import UserError
 from peer.sources.documents import Split
 from tests.unit.data_harness import bpe, jsonl, texts

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from peer import model
-from peer.config import Config
+from peer.config.schema import Config
 from peer.exchange.codec import payload_bytes
 from peer.place import require_folder, set_aside
 from peer.simulate.network.conditions import Conditions, Figures

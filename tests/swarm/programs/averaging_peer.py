@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from peer import logs
-from peer.config import Exchange, NoLoCo
+from peer.config.schema import Exchange, NoLoCo
 from peer.exchange.codec import Cast
 from peer.exchange.pair import PairExchange
 from peer.exchange.wire import Identity

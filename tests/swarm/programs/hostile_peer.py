@@ -16,7 +16,7 @@ import torch
 
 from peer import build, membership
 from peer.cli import main
-from peer.config import Exchange
+from peer.config.schema import Exchange
 from peer.outer_state import OuterState
 from peer.swarm.donor import State
 from tests.swarm.attacks import Attack, Hostile, Unguarded

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from peer.config import SwarmRun
+from peer.config.schema import SwarmRun
 
 
 def shared(section: BaseModel) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from peer.config_data import AnyData, StdlibData
-from peer.model_config import AutoModel, LlamaModel
-from peer.sections import LOCAL, Fraction, LocalPath, Name, Port, Positive, Section, Words
+from peer.config.data import AnyData, StdlibData
+from peer.config.fields import LOCAL, Fraction, LocalPath, Name, Port, Positive, Section, Words
+from peer.config.model import AutoModel, LlamaModel
 
 
 class Inner(Section):

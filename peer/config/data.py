@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from peer.sections import LOCAL, PathText, Section, Words
+from peer.config.fields import LOCAL, PathText, Section, Words
 
 BYTES = "bytes"
 BYTE_VOCABULARY = 257  # the bytes and the end of a document

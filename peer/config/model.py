@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from peer.sections import LOCAL, Section
+from peer.config.fields import LOCAL, Section
 
 
 class LlamaModel(Section):

@@ -1,4 +1,4 @@
-"""From files, environment and ``--set`` to a checked :class:`peer.config.Config`.
+"""From files, environment and ``--set`` to a checked :class:`peer.config.schema.Config`.
 
 Precedence: defaults < files (a later one wins) < environment < ``--set``. Every mistake is one line that names the key.
 """
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from peer.config import Config
+from peer.config.schema import Config
 from peer.errors import UserError
 from peer.logs import get_logger
 
