@@ -22,9 +22,10 @@ from peer.metrics import PhaseClock
 from peer.outer.method import PartwiseMethod
 from peer.outer_state import OuterState
 from peer.process import Stop
-from peer.progress import Progress
 from peer.report import Counted
-from peer.rounds import Averaged, Group
+from peer.rounds.contribution import Averaged
+from peer.rounds.progress import Progress
+from peer.rounds.types import Group
 from peer.swarm.presence import Presence
 
 LEAVING = 10.0  # seconds for a swap that is on its way when this peer is asked to stop

@@ -29,9 +29,9 @@ from peer.outer.noloco import NoLoCo as NoLoCoMethod
 from peer.outer.slow_weights import SlowWeights
 from peer.prefetch import Prefetched
 from peer.process import Stop
-from peer.progress import Progress
 from peer.ranks import replica as ranks
 from peer.ranks.crew import Crew
+from peer.rounds.progress import Progress
 from peer.sources.documents import Split
 from peer.sources.stream import DocumentStream, Shape
 from peer.state import PeerState

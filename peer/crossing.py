@@ -11,7 +11,8 @@ from peer.exchange.average import GroupAverage
 from peer.metrics import PhaseClock
 from peer.outer_state import OuterState
 from peer.process import Stop
-from peer.rounds import Averaged, Group, Grouping, Outcome
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Group, Grouping, Outcome
 from peer.swarm.presence import Presence
 
 MERGED, ALONE = Outcome.MERGED, Outcome.ALONE

@@ -18,7 +18,7 @@ from torch.nn import functional
 from peer.config.schema import Inner as Settings
 from peer.logs import get_logger
 from peer.process import Stop
-from peer.progress import Progress
+from peer.rounds.progress import Progress
 
 log = get_logger("inner")
 

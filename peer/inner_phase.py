@@ -10,8 +10,8 @@ import time
 
 from peer.config.schema import SwarmRun
 from peer.outer_state import OuterState
-from peer.progress import Progress
-from peer.schedule import phase_steps
+from peer.rounds.progress import Progress
+from peer.rounds.schedule import phase_steps
 
 
 class InnerPhase:

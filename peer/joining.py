@@ -16,7 +16,7 @@ from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.metrics import PhaseClock
 from peer.outer_state import OuterState
-from peer.swarm.donor import State
+from peer.rounds.state import State
 from peer.swarm.latecomer import STALE_ROUNDS
 from peer.swarm.presence import Presence
 

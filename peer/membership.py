@@ -39,9 +39,10 @@ from peer.outer.noloco import NoLoCo
 from peer.outer_state import OuterState
 from peer.place import Place
 from peer.process import Stop
-from peer.progress import Progress
 from peer.report import Counted, Reporter
-from peer.rounds import Averaged, Grouping
+from peer.rounds.contribution import Averaged
+from peer.rounds.progress import Progress
+from peer.rounds.types import Grouping
 from peer.standing import Standing
 from peer.swarm import identity
 from peer.swarm.authority import Authority, invited

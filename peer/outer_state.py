@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from peer.outer.method import OuterMethod
-from peer.rounds import NO_ROUNDS, Lineage
-from peer.swarm.donor import State
-from peer.vectors import parts
+from peer.rounds.lineage import NO_ROUNDS, Lineage
+from peer.rounds.state import State
+from peer.rounds.vectors import parts
 
 
 class Trained(Protocol):

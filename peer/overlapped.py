@@ -14,7 +14,7 @@ from torch import Tensor
 from peer.beside import Beside
 from peer.config.schema import Config
 from peer.report import Counted
-from peer.rounds import Averaged
+from peer.rounds.contribution import Averaged
 from peer.training import Parts, Training
 
 Report = Callable[[Counted, Averaged], None]

@@ -15,7 +15,8 @@ from typing import Any, TextIO
 from peer.inner import InnerReport
 from peer.logs import fields, get_logger
 from peer.metrics import Metrics
-from peer.rounds import Averaged, Outcome
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Outcome
 from peer.standing import Standing
 from peer.trackers import Trackers
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from peer.rounds import Outcome, Reason
+from peer.rounds.types import Outcome, Reason
 
 PREFIX = "noloco_"
 PHASES = ("inner", "match", "exchange", "apply", "checkpoint", "eval", "join")

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from peer import __version__
-from peer.rounds import Averaged, Outcome
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Outcome
 from peer.series import IDLE
 from peer.swarm.records import Report
 

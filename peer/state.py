@@ -18,7 +18,7 @@ from peer.data import Stream
 from peer.inner import InnerLoop
 from peer.outer.method import OuterMethod
 from peer.outer_state import OuterState
-from peer.rounds import Lineage
+from peer.rounds.lineage import Lineage
 
 
 class PeerState(OuterState):

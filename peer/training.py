@@ -20,9 +20,9 @@ from peer.inner_phase import InnerPhase
 from peer.joining import join_late
 from peer.metrics import PhaseClock
 from peer.process import Stop
-from peer.progress import Progress
 from peer.report import Counted, Reporter, RoundReport
-from peer.rounds import Averaged
+from peer.rounds.contribution import Averaged
+from peer.rounds.progress import Progress
 from peer.state import PeerState
 from peer.swarm.presence import Presence
 

@@ -13,8 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from peer.rounds import Averaged, Contribution, Group, Outcome, Reason, Sparse
-from peer.vectors import parts, scratch
+from peer.rounds.contribution import Averaged, Contribution, Sparse
+from peer.rounds.types import Group, Outcome, Reason
+from peer.rounds.vectors import parts, scratch
 
 
 class GroupAverage(Protocol):

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from peer.config.schema import CodecName
-from peer.rounds import Contribution
-from peer.vectors import PART, parts, scratch
+from peer.rounds.contribution import Contribution
+from peer.rounds.vectors import PART, parts, scratch
 
 
 def payload_bytes(name: CodecName, numel: int) -> int:

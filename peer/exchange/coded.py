@@ -16,9 +16,9 @@ from peer.exchange.codec import Codec, size
 from peer.exchange.guard import Trial
 from peer.exchange.wire import Header
 from peer.payload import DIGEST_BYTES
-from peer.rounds import Contribution
+from peer.rounds.contribution import Contribution
+from peer.rounds.vectors import parts, scratch
 from peer.streams import Stream
-from peer.vectors import parts, scratch
 
 
 async def send_coded(stream: Stream, own: Contribution, codec: Codec, stall: float) -> None:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from peer.exchange.codec import BLOCK
-from peer.rounds import Averaged
-from peer.vectors import PART
+from peer.rounds.contribution import Averaged
+from peer.rounds.vectors import PART
 
 PARTS = 64  # at least, where the model has that many blocks
 FEWEST = 2  # parts open at once

@@ -13,7 +13,8 @@ from pydantic import Field, TypeAdapter
 from torch import Tensor
 
 from peer.exchange.wire import Header
-from peer.rounds import Outcome, Sparse
+from peer.rounds.contribution import Sparse
+from peer.rounds.types import Outcome
 from peer.streams import Message
 
 Index = Annotated[int, Field(ge=0, lt=256)]

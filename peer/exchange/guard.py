@@ -28,8 +28,9 @@ import xxhash
 from torch import Tensor
 
 from peer.exchange.average import Verdict, square
-from peer.rounds import Contribution, Outcome, Reason
-from peer.vectors import parts, scratch
+from peer.rounds.contribution import Contribution
+from peer.rounds.types import Outcome, Reason
+from peer.rounds.vectors import parts, scratch
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")

@@ -17,7 +17,8 @@ from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec
 from peer.exchange.guard import Trial
 from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Header, Identity
-from peer.rounds import Averaged, Link, Outcome, Reason
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Link, Outcome, Reason
 from peer.streams import BadMessage, Stream, StreamLost
 
 OFFENCES = (Outcome.CORRUPT, Outcome.POISONED)

@@ -15,7 +15,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from peer.payload import send_payload
-from peer.rounds import Readable
+from peer.rounds.contribution import Readable
 from peer.streams import BadMessage, Stream
 
 PART, GOT, WAITS = 1, 2, 3  # of a payload; a payload is through; nothing to send yet

@@ -12,7 +12,8 @@ from torch import Tensor
 from peer.config.schema import Exchange as Settings
 from peer.exchange.average import Verdict, copy_own, merge
 from peer.exchange.guard import Guard, judge
-from peer.rounds import Averaged, Contribution, Group, Outcome, Sparse
+from peer.rounds.contribution import Averaged, Contribution, Sparse
+from peer.rounds.types import Group, Outcome
 
 
 @dataclass

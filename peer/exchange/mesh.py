@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from peer.exchange.group_wire import HELLO, Failed, Hello
 from peer.exchange.wire import Identity
-from peer.rounds import Assembly, Outcome
+from peer.rounds.types import Assembly, Outcome
 from peer.streams import BadMessage, Stream, StreamLost
 
 T = TypeVar("T")

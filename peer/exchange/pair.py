@@ -29,7 +29,8 @@ from peer.exchange.deadline import Deadline
 from peer.exchange.guard import Guard, Trial
 from peer.exchange.handshake import Greeting, Tally, both_ways, guarded, part, share
 from peer.exchange.wire import Identity
-from peer.rounds import Averaged, Contribution, Group, Outcome, Reason, Sparse
+from peer.rounds.contribution import Averaged, Contribution, Sparse
+from peer.rounds.types import Group, Outcome, Reason
 from peer.streams import Stream
 
 T = TypeVar("T")

@@ -22,8 +22,9 @@ from peer.exchange.group_wire import Failed, pack, unpack
 from peer.exchange.lane import Lane, turns
 from peer.exchange.mesh import Mesh, together
 from peer.payload import DIGEST_BYTES, Channel, receive_payload
-from peer.rounds import Contribution, Outcome, Sparse
-from peer.vectors import Vector, parts, scratch
+from peer.rounds.contribution import Contribution, Sparse
+from peer.rounds.types import Outcome
+from peer.rounds.vectors import Vector, parts, scratch
 
 
 async def all_reduce(own: Contribution, mesh: Mesh, out: Tensor, *, stall: float, max_norm_ratio: float) -> None:

@@ -32,7 +32,8 @@ from peer.exchange.handshake import Greeting, Tally, Unusable, both_ways, guarde
 from peer.exchange.pair import GRACE, Network
 from peer.exchange.wire import Identity
 from peer.payload import DIGEST_BYTES
-from peer.rounds import Averaged, Group, Outcome, Reason
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Group, Outcome, Reason
 from peer.streams import Stream
 
 PATIENCE = 6.0  # inner steps of both without a part: a partner that trains only opens parts between its steps

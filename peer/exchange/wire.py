@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter
 
 from peer.config.schema import CodecName
 from peer.exchange.codec import payload_bytes
-from peer.rounds import Outcome
+from peer.rounds.types import Outcome
 from peer.streams import Message
 
 VERSION = 2

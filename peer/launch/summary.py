@@ -14,7 +14,7 @@ from peer.checkpoint import Checkpoints, Tensors
 from peer.config.schema import Config
 from peer.inner import mean_loss
 from peer.launch.tail import Tail
-from peer.rounds import Outcome
+from peer.rounds.types import Outcome
 
 
 def summarize(config: Config, tails: Sequence[Tail], wall_seconds: float) -> dict[str, Any]:

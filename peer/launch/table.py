@@ -12,7 +12,7 @@ from rich.table import Table
 
 from peer.launch.tail import Tail
 from peer.logs import fields
-from peer.rounds import Outcome
+from peer.rounds.types import Outcome
 
 COLORS = {Outcome.MERGED: "green", Outcome.ALONE: "yellow"}
 

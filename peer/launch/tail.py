@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.report import EVALS, ROUNDS
-from peer.rounds import Outcome
+from peer.rounds.types import Outcome
 from peer.series import IDLE
 
 Row = dict[str, Any]

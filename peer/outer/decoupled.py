@@ -24,7 +24,8 @@ from torch import Tensor
 from peer.config.schema import Decoupled as Settings
 from peer.outer.dct import tilings
 from peer.outer.slow_weights import Change, SlowWeights
-from peer.rounds import Grouping, Sparse
+from peer.rounds.contribution import Sparse
+from peer.rounds.types import Grouping
 
 
 class Decoupled:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from peer.config.schema import DiLoCo as Settings
 from peer.outer.slow_weights import Change, SlowWeights
-from peer.rounds import Grouping
+from peer.rounds.types import Grouping
 
 
 class DiLoCo:

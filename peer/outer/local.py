@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from peer.outer.slow_weights import SlowWeights
-from peer.rounds import Grouping
+from peer.rounds.types import Grouping
 
 
 class Local:

@@ -7,7 +7,8 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from peer.outer.slow_weights import SlowWeights
-from peer.rounds import Contribution, Grouping, Sparse
+from peer.rounds.contribution import Contribution, Sparse
+from peer.rounds.types import Grouping
 
 
 class PartwiseMethod(Protocol):

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from peer.config.schema import NoLoCo as Settings
 from peer.outer.slow_weights import SlowWeights
-from peer.rounds import Contribution, Grouping
+from peer.rounds.contribution import Contribution
+from peer.rounds.types import Grouping
 
 
 class NoLoCo:

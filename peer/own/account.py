@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peer.inner import InnerReport
 from peer.report import RoundReport
-from peer.rounds import Outcome
+from peer.rounds.types import Outcome
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from peer.own.state import OwnState
 from peer.own.weights import require_finite, require_same, require_trains, trained
 from peer.process import Stop
 from peer.report import Counted, RoundReport
-from peer.rounds import Averaged
+from peer.rounds.contribution import Averaged
 
 log = logs.get_logger("outer_loop")
 

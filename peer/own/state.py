@@ -16,8 +16,8 @@ from peer.errors import UserError
 from peer.logs import get_logger
 from peer.outer.method import OuterMethod
 from peer.outer_state import Counters, OuterState
-from peer.rounds import Lineage
-from peer.vectors import parts
+from peer.rounds.lineage import Lineage
+from peer.rounds.vectors import parts
 
 log = get_logger("outer_loop")
 

@@ -11,10 +11,10 @@ from torch import Tensor, distributed, nn
 
 from peer.inner import InnerLoop, mean_loss
 from peer.process import Stop
-from peer.progress import Progress
 from peer.ranks.crew import Crew
 from peer.ranks.orders import Evaluate, Plan, Step, rows_of
 from peer.ranks.sharding import reshard
+from peer.rounds.progress import Progress
 
 
 class RankLoop(InnerLoop):

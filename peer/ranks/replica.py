@@ -11,12 +11,12 @@ from peer.errors import UserError
 from peer.inner import InnerLoop
 from peer.outer.slow_weights import SlowWeights
 from peer.process import Stop
-from peer.progress import Progress
 from peer.ranks import launch, sharding, shared
 from peer.ranks.crew import Crew
 from peer.ranks.inner import LeadingLoop
 from peer.ranks.orders import Plan
 from peer.ranks.weights import Gathered
+from peer.rounds.progress import Progress
 
 
 def build(

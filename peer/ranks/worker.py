@@ -19,7 +19,6 @@ from peer import logs
 from peer.errors import RunError, UserError
 from peer.inner import out_of_memory
 from peer.process import Stop
-from peer.progress import Progress
 from peer.ranks import channel, orders, sharding
 from peer.ranks.channel import Line
 from peer.ranks.inner import RankLoop
@@ -27,6 +26,7 @@ from peer.ranks.launch import Rank
 from peer.ranks.orders import Done, Failed, Order, Plan
 from peer.ranks.shared import Shared
 from peer.ranks.weights import Shards
+from peer.rounds.progress import Progress
 
 GRACE = 10.0  # seconds for what has been ordered before, and to take leave of the others
 LATER = 2.0  # seconds: let the loss of another rank be known before what follows from it

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from peer.exchange.average import mean_of, mean_of_senders
 from peer.exchange.wire import SPARSE_BYTES
-from peer.rounds import Contribution, Sparse
+from peer.rounds.contribution import Contribution, Sparse
 from peer.simulate.replica import Replica
 
 

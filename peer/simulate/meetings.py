@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from peer.rounds import Outcome
+from peer.rounds.types import Outcome
 from peer.simulate.replica import Replica
 
 SAME_TIME = 1e-9

@@ -13,8 +13,9 @@ from torch import Tensor
 from peer.errors import RunError
 from peer.exchange.codec import Codec
 from peer.exchange.guard import Guard
-from peer.rounds import Contribution, Outcome, Sparse
-from peer.schedule import phase_steps
+from peer.rounds.contribution import Contribution, Sparse
+from peer.rounds.schedule import phase_steps
+from peer.rounds.types import Outcome
 from peer.state import PeerState
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from peer.inner import mean_loss
+from peer.rounds.vectors import parts, scratch
 from peer.simulate.replica import Replica
-from peer.vectors import parts, scratch
 
 Row = dict[str, Any]
 

@@ -22,8 +22,8 @@ from peer.corpus import Corpus
 from peer.exchange.guard import Guard
 from peer.place import require_folder, set_aside
 from peer.process import Stop
-from peer.progress import Progress
-from peer.rounds import Outcome
+from peer.rounds.progress import Progress
+from peer.rounds.types import Outcome
 from peer.simulate.draw import draw
 from peer.simulate.options import Method, Options
 from peer.simulate.replica import Replica

@@ -15,9 +15,10 @@ from peer.exchange.codec import Codec, prepare, size
 from peer.exchange.flight import rolling_parts
 from peer.exchange.guard import Trial, judge
 from peer.outer.noloco import NoLoCo
-from peer.rounds import Contribution, Outcome
+from peer.rounds.contribution import Contribution
+from peer.rounds.types import Outcome
+from peer.rounds.vectors import parts
 from peer.simulate.replica import Replica
-from peer.vectors import parts
 
 MERGED = Verdict(Outcome.MERGED)
 

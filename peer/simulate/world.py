@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from peer.config.schema import Config
 from peer.exchange.average import Verdict
-from peer.grudges import SULK, Grudges
-from peer.rounds import Grouping, Outcome
+from peer.rounds.backoff import SULK, Grudges
+from peer.rounds.types import Grouping, Outcome
 from peer.simulate.averaging import average
 from peer.simulate.meetings import SAME_TIME, Arrivals, choose_pairs
 from peer.simulate.options import Method, Options

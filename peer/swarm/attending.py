@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from peer.logs import fields, get_logger
-from peer.rounds import Assembly, Group, Lineage, Link, Seat
+from peer.rounds.lineage import Lineage
+from peer.rounds.types import Assembly, Group, Link, Seat
 from peer.streams import BadMessage, Stream, StreamLost
 from peer.swarm.convening import CATCH_UP
 from peer.swarm.convention import ANSWER, CONVENER_WORD, Admit, Attend, Behind, Follow, Place, Ready, Roster, Wait

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from peer.progress import Progress
+from peer.rounds.progress import Progress
 
 
 class Boundary:

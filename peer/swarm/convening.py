@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peer.logs import fields, get_logger
-from peer.rounds import Assembly, Group, Lineage, Link, Seat
+from peer.rounds.lineage import Lineage
+from peer.rounds.types import Assembly, Group, Link, Seat
 from peer.streams import BadMessage, Stream, StreamLost
 from peer.swarm.convention import MEMBER_WORD, Attend, Behind, Follow, Place, Ready, Roster, Wait
 

@@ -15,7 +15,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from peer.rounds import Lineage, Seat
+from peer.rounds.lineage import Lineage
+from peer.rounds.types import Seat
 from peer.streams import Message
 from peer.swarm.meeting import Decline, Seconds
 
@@ -25,7 +26,7 @@ Short = Annotated[str, Field(max_length=64)]
 
 
 class Place(Message):
-    """A :class:`peer.rounds.Seat` on the wire."""
+    """A :class:`peer.rounds.types.Seat` on the wire."""
 
     peer_id: Text
     name: Short

@@ -9,21 +9,19 @@ many parts it has already. Next stations: join.py and taking.py, the newcomer's 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
-from torch import Tensor
 
 from peer.logs import fields, get_logger
 from peer.payload import send_parts
-from peer.rounds import NO_ROUNDS, Lineage
+from peer.rounds.lineage import NO_ROUNDS, Lineage
+from peer.rounds.state import Root, State
+from peer.rounds.vectors import Vector, parts
 from peer.streams import Message, Stream
-from peer.swarm.latecomer import Root
 from peer.swarm.meeting import Decline, Party
 from peer.swarm.node import OPEN_TIMEOUT, Node
-from peer.vectors import Vector, parts
 
 log = get_logger("join")
 
@@ -83,22 +81,6 @@ ANSWER: TypeAdapter[StateHeader | Full | Decline] = TypeAdapter(
     Annotated[StateHeader | Full | Decline, Field(discriminator="kind")]
 )
 RECEIVED: TypeAdapter[Received] = TypeAdapter(Received)
-
-
-@dataclass(frozen=True)
-class State:
-    """A peer's outer state at a boundary, ``phase_steps_done`` inner steps ago; ``vectors``: flat fp32, host.
-
-    ``donor``: the id of who gave it.
-    """
-
-    step: int
-    round: int
-    vectors: Sequence[Tensor]
-    lineage: Lineage = NO_ROUNDS
-    phase_steps_done: int = 0
-    root: str = ""
-    donor: str = ""
 
 
 class Donor:

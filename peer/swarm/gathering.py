@@ -14,7 +14,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from peer.rounds import Group, Lineage
+from peer.rounds.lineage import Lineage
+from peer.rounds.types import Group
 from peer.streams import Stream
 from peer.swarm.attending import PERIOD, TRIES, Attending
 from peer.swarm.convening import CATCH_UP, SLACK, Convener

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from peer.errors import RunError
 from peer.logs import fields, get_logger
+from peer.rounds.state import State
 from peer.streams import BadMessage, StreamLost
-from peer.swarm.donor import TALK_TIMEOUT, TRANSFER_LIMIT, State
+from peer.swarm.donor import TALK_TIMEOUT, TRANSFER_LIMIT
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
 from peer.swarm.node import Node

@@ -12,12 +12,8 @@ Previous station: join.py. Next stations: proposing.py, which meets nobody meanw
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
-
-from pydantic import Field
 
 STALE_ROUNDS = 2  # a peer that is as little behind keeps its own weights: a state costs what two swaps cost
-Root = Annotated[str, Field(max_length=32)]
 
 
 class Beginning:

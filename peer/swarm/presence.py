@@ -13,12 +13,15 @@ from peer.config.schema import Rendezvous as RendezvousSettings
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.process import Stop
-from peer.progress import Progress
-from peer.rounds import Averaged, Group, Grouping, Lineage, Outcome, Seat
+from peer.rounds.contribution import Averaged
+from peer.rounds.lineage import Lineage
+from peer.rounds.progress import Progress
+from peer.rounds.state import State
+from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.swarm.addresses import for_record
 from peer.swarm.boundary import Boundary
 from peer.swarm.convening import CATCH_UP
-from peer.swarm.donor import Donor, State, start_serving
+from peer.swarm.donor import Donor, start_serving
 from peer.swarm.footing import Footing
 from peer.swarm.gathering import Gathering
 from peer.swarm.join import take_state

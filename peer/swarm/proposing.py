@@ -13,14 +13,15 @@ import time
 from collections.abc import Iterable
 
 from peer.config.schema import Rendezvous as Settings
-from peer.grudges import SULK, Grudges
 from peer.logs import fields, get_logger
-from peer.schedule import NOW, OPENS, PAUSE
+from peer.rounds.backoff import SULK, Grudges
+from peer.rounds.pairing_rule import askable, near
+from peer.rounds.schedule import NOW, OPENS, PAUSE
 from peer.streams import BadMessage, Stream, StreamLost
 from peer.swarm.appointment import Appointment
 from peer.swarm.footing import Footing
 from peer.swarm.latecomer import Beginning
-from peer.swarm.meeting import PROPOSAL, REPLY, Accept, Decline, Propose, askable, near
+from peer.swarm.meeting import PROPOSAL, REPLY, Accept, Decline, Propose
 from peer.swarm.records import MemberRecord
 
 log = get_logger("rendezvous")

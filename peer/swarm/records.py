@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from peer.rounds.state import Root
 from peer.streams import Message
 from peer.swarm.directory import Bucket
 from peer.swarm.invitation import Revocations
-from peer.swarm.latecomer import Root
 
 RECORD_BYTES = 1024
 REVOCATIONS_BYTES = 64 * 1024

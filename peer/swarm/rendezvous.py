@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 from peer.config.schema import Rendezvous as Settings
 from peer.logs import fields, get_logger
-from peer.rounds import Group, Link
+from peer.rounds.types import Group, Link
 from peer.streams import StreamLost
 from peer.swarm.appointment import Appointment
 from peer.swarm.footing import Footing

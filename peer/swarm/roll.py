@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from peer.grudges import Grudges
 from peer.logs import fields, get_logger
-from peer.rounds import Seat
+from peer.rounds.backoff import Grudges
+from peer.rounds.types import Seat
 from peer.streams import StreamLost
 from peer.swarm.addresses import for_record
 from peer.swarm.convention import Place, Summon

@@ -30,12 +30,13 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
     from peer.exchange.mesh import PROTOCOL, Lobby
     from peer.exchange.wire import Identity
     from peer.process import Stop
-    from peer.progress import Progress
-    from peer.rounds import Grouping, Lineage
-    from peer.swarm.donor import State
+    from peer.rounds.lineage import Lineage
+    from peer.rounds.progress import Progress
+    from peer.rounds.state import State
+    from peer.rounds.types import Grouping
+    from peer.rounds.vectors import Vector
     from peer.swarm.meeting import Party
     from peer.swarm.presence import Presence, Vitals
-    from peer.vectors import Vector
     from tests.benchmarks.swap_partner import peer_node
 
     vector = torch.full((numel,), place + 1.0)

@@ -31,8 +31,8 @@ from peer.corpus import load as load_text
 from peer.exchange.wire import layout_digest
 from peer.launch.tail import Tail
 from peer.process import Stop
-from peer.progress import Progress
-from peer.rounds import Seat
+from peer.rounds.progress import Progress
+from peer.rounds.types import Seat
 from peer.state import PeerState
 from peer.swarm.donor import Donor, start_serving
 from peer.swarm.meeting import Party

@@ -19,7 +19,7 @@ from statistics import mean
 from typing import Any
 
 from peer.errors import RunError
-from peer.rounds import Outcome
+from peer.rounds.types import Outcome
 from peer.simulate.options import Method, Options
 from peer.simulate.replica import Replica
 from peer.simulate.simulation import Simulation

@@ -31,8 +31,8 @@ from peer.inner import InnerLoop, learning_rate
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 from peer.process import Stop
-from peer.progress import Progress
-from peer.rounds import Outcome
+from peer.rounds.progress import Progress
+from peer.rounds.types import Outcome
 from peer.swarm.node import Node
 from tests.benchmarks.common import finish, options
 from tests.benchmarks.swap_partner import Pairing, peer_node

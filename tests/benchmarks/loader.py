@@ -31,7 +31,7 @@ from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, Parque
 from peer.config.schema import Config, Run
 from peer.inner import InnerLoop
 from peer.process import Stop
-from peer.progress import Progress
+from peer.rounds.progress import Progress
 from tests.benchmarks.common import finish, options
 from tests.unit.data_harness import bpe
 

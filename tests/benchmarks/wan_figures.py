@@ -9,7 +9,7 @@ from statistics import mean, median
 from typing import Any
 
 from peer.launch.tail import Row, Tail
-from peer.rounds import Outcome
+from peer.rounds.types import Outcome
 
 
 def figures(tails: Sequence[Tail], inner_steps: int) -> dict[str, Any]:

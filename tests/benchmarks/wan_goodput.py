@@ -23,11 +23,11 @@ from statistics import median
 import torch
 
 from peer import logs
-from peer.rounds import Outcome
+from peer.rounds.types import Outcome
+from peer.rounds.vectors import Vector
 from peer.streams import Stream
 from peer.swarm import identity
 from peer.swarm.node import Node, NodeSettings
-from peer.vectors import Vector
 from tests.benchmarks.swap_partner import WAIT, bench_exchange, group_of
 from tests.netlab.lab import ROOT, Lab
 from tests.netlab.plan import Access, Path_, Plan

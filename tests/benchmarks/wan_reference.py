@@ -27,7 +27,7 @@ from peer import build, corpus
 from peer.config import load
 from peer.inner import InnerLoop
 from peer.process import Stop
-from peer.progress import Progress
+from peer.rounds.progress import Progress
 from peer.state import PeerState
 
 WAIT = 60.0

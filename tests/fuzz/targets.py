@@ -36,7 +36,7 @@ from peer.errors import UserError
 from peer.exchange import group_wire, wire
 from peer.exchange.codec import size
 from peer.payload import receive_part
-from peer.rounds import Sparse
+from peer.rounds.contribution import Sparse
 from peer.streams import BadMessage, Stream, StreamLost
 from peer.swarm import addresses, circuit, convention, dialback, donor, gate, identity, meeting, records, relay
 from peer.swarm.authority import Authority

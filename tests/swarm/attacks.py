@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peer.exchange.codec import Cast
 from peer.exchange.guard import Guard, Trial
-from peer.rounds import Reason
+from peer.rounds.types import Reason
 
 
 class Attack(StrEnum):

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from peer.config.schema import Rendezvous as Settings
 from peer.process import Stop
-from peer.progress import Progress
-from peer.rounds import Group, Grouping, Lineage
+from peer.rounds.lineage import Lineage
+from peer.rounds.progress import Progress
+from peer.rounds.state import State
+from peer.rounds.types import Group, Grouping
 from peer.swarm import identity
-from peer.swarm.donor import State
 from peer.swarm.meeting import Party
 from peer.swarm.node import Node, NodeSettings
 from peer.swarm.presence import Presence, Vitals

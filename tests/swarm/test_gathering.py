@@ -15,10 +15,12 @@ from peer.config.schema import Exchange, Rendezvous
 from peer.exchange.group import GroupExchange
 from peer.exchange.mesh import PROTOCOL, Lobby
 from peer.exchange.wire import Identity
-from peer.rounds import Averaged, Group, Grouping, Lineage, Outcome
+from peer.rounds.contribution import Averaged
+from peer.rounds.lineage import Lineage
+from peer.rounds.state import State
+from peer.rounds.types import Group, Grouping, Outcome
+from peer.rounds.vectors import Vector
 from peer.swarm import attending, convening
-from peer.swarm.donor import State
-from peer.vectors import Vector
 from tests.swarm.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all, train_all
 
 PHASE = STEPS * STEP_SECONDS

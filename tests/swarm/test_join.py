@@ -13,10 +13,13 @@ import pytest
 import torch
 
 from peer.errors import RunError
-from peer.rounds import NO_ROUNDS, Lineage, Seat
+from peer.rounds.lineage import NO_ROUNDS, Lineage
+from peer.rounds.state import State
+from peer.rounds.types import Seat
+from peer.rounds.vectors import PART
 from peer.streams import Stream, StreamLost
 from peer.swarm import identity, join
-from peer.swarm.donor import ANSWER, CLIENTS, PROTOCOL, REQUEST, State, StateHeader, StateRequest
+from peer.swarm.donor import ANSWER, CLIENTS, PROTOCOL, REQUEST, StateHeader, StateRequest
 from peer.swarm.entry import DHT_TIMEOUT
 from peer.swarm.join import take_state
 from peer.swarm.meeting import Party
@@ -24,7 +27,6 @@ from peer.swarm.members import Members
 from peer.swarm.node import Node, NodeSettings
 from peer.swarm.records import MemberRecord
 from peer.swarm.taking import Taken, take
-from peer.vectors import PART
 from tests.swarm.node_peer import Peer
 
 PARTS = 96

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.rounds import Grouping
+from peer.rounds.types import Grouping
 from tests.swarm.harness import wait_for
 from tests.swarm.node_peer import Peer, in_threads, join_all
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from peer import OuterLoop, RunError, UserError
 from peer.own.account import Round
-from peer.rounds import Outcome
+from peer.rounds.types import Outcome
 from peer.swarm.members import Members
 from peer.swarm.records import MemberRecord
 from tests.swarm.harness import Swarm, wait_for

@@ -20,10 +20,11 @@ from peer.exchange.guard import Guard
 from peer.exchange.loopback import Hub, LoopbackExchange
 from peer.exchange.pair import Network, PairExchange
 from peer.exchange.wire import Identity
-from peer.rounds import Averaged, Group, Link
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Group, Link
+from peer.rounds.vectors import Vector
 from peer.streams import Stream
 from peer.swarm.thread import LoopThread
-from peer.vectors import Vector
 
 FAST = Exchange(stall=1.0, timeout=4.0)  # so that a fault is noticed within a test
 

@@ -21,7 +21,7 @@ from peer.checkpoint import Checkpoints
 from peer.config import load
 from peer.exchange.average import copy_own
 from peer.process import Stop
-from peer.progress import Progress
+from peer.rounds.progress import Progress
 from peer.state import PeerState
 
 

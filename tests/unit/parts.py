@@ -13,7 +13,7 @@ from peer.inner import InnerLoop
 from peer.outer.noloco import NoLoCo as NoLoCoMethod
 from peer.outer.slow_weights import SlowWeights
 from peer.process import Stop
-from peer.progress import Progress
+from peer.rounds.progress import Progress
 from peer.state import PeerState
 
 LENGTH = 16

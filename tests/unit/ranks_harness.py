@@ -16,9 +16,9 @@ from peer import build, corpus
 from peer.build import Signs
 from peer.config.schema import Config
 from peer.process import Stop
-from peer.progress import Progress
 from peer.ranks.crew import Crew
 from peer.ranks.launch import Rank
+from peer.rounds.progress import Progress
 from peer.state import PeerState
 from tests.swarm.warm import Forked, warm
 

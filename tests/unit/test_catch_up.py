@@ -8,9 +8,9 @@ from torch import Tensor
 
 from peer.joining import catch_up
 from peer.outer_state import Counters
-from peer.rounds import Lineage
+from peer.rounds.lineage import Lineage
+from peer.rounds.state import State
 from peer.state import PeerState
-from peer.swarm.donor import State
 from peer.swarm.latecomer import STALE_ROUNDS, Beginning
 from tests.unit import parts
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from peer.rounds import Group, Lineage, Seat
+from peer.rounds.lineage import Lineage
+from peer.rounds.types import Group, Seat
 from peer.streams import Stream, StreamLost
 from peer.swarm import convening
 from peer.swarm.convening import Convener

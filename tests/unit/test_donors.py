@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.errors import RunError
+from peer.rounds.state import State
 from peer.streams import StreamLost
 from peer.swarm import join
-from peer.swarm.donor import State
 from peer.swarm.join import CHOOSY, NEAR, donors_of, take_state
 from peer.swarm.meeting import Party
 from peer.swarm.records import MemberRecord

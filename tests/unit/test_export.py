@@ -23,7 +23,7 @@ from peer.config.schema import Config
 from peer.export import tokenizer
 from peer.inner import mean_loss
 from peer.process import Stop
-from peer.progress import Progress
+from peer.rounds.progress import Progress
 from peer.state import PeerState
 from peer.tokenizer import END_OF_TEXT
 from tests.unit.data_harness import bpe

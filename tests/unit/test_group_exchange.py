@@ -20,8 +20,9 @@ from peer.exchange.average import mean_of_senders
 from peer.exchange.group_wire import REPORT, Report, pack, unpack
 from peer.exchange.lane import GOT, Lane
 from peer.payload import Channel
-from peer.rounds import Averaged, Group, Outcome, Readable, Sparse
-from peer.vectors import PART, Vector
+from peer.rounds.contribution import Averaged, Readable, Sparse
+from peer.rounds.types import Group, Outcome
+from peer.rounds.vectors import PART, Vector
 from tests.unit.exchange_harness import FAST
 from tests.unit.group_harness import many
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.grudges import DOUBLINGS, FORGIVEN, KEPT, MEMORY, Grudges
+from peer.rounds.backoff import DOUBLINGS, FORGIVEN, KEPT, MEMORY, Grudges
 
 
 class Clock:

@@ -11,7 +11,8 @@ from torch import Tensor
 from peer.exchange.codec import Cast
 from peer.exchange.guard import RECENT, Guard, judge
 from peer.exchange.pair import PairExchange
-from peer.rounds import Averaged, Group, Link, Outcome, Reason
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Group, Link, Outcome, Reason
 from peer.swarm.thread import LoopThread
 from tests.swarm.attacks import Attack, Hostile
 from tests.unit.exchange_harness import FAST, identity, stream_pair

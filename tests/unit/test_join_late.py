@@ -14,9 +14,9 @@ from peer.errors import RunError
 from peer.joining import join_late
 from peer.metrics import Metrics, PhaseClock
 from peer.process import Stop
-from peer.progress import Progress
+from peer.rounds.progress import Progress
+from peer.rounds.state import State
 from peer.state import PeerState
-from peer.swarm.donor import State
 from peer.swarm.latecomer import Beginning
 from peer.training import Parts, Training
 from tests.swarm.harness import DEMO, TINY

@@ -15,7 +15,7 @@ from peer.config import load
 from peer.config.schema import Config
 from peer.memory import estimate, step_bytes
 from peer.process import Stop
-from peer.progress import Progress
+from peer.rounds.progress import Progress
 from tests.unit.memory_peer import torch_peak
 
 ROOT = Path(__file__).parents[2]

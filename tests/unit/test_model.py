@@ -23,7 +23,7 @@ from peer.config.model import AutoModel, LlamaModel
 from peer.config.schema import Config, Run
 from peer.errors import UserError
 from peer.process import Stop
-from peer.progress import Progress
+from peer.rounds.progress import Progress
 
 ROOT = Path(__file__).parents[2]
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 40

@@ -13,9 +13,10 @@ import torch
 from peer.config.schema import CodecName
 from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement
 from peer.payload import receive_payload, send_payload
-from peer.rounds import Averaged, Group, Link, Outcome
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Group, Link, Outcome
+from peer.rounds.vectors import PART, Vector
 from peer.streams import Stream
-from peer.vectors import PART, Vector
 from tests.unit.exchange_harness import FAST, LoopThread, identity, pair_exchange, stream_pair
 
 NUMEL = PART + 100

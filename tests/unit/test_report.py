@@ -14,7 +14,8 @@ import torch
 from peer.inner import InnerReport
 from peer.metrics import Metrics
 from peer.report import Counted, Reporter, RoundReport
-from peer.rounds import Averaged, Outcome, Reason
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Outcome, Reason
 from peer.series import PHASES
 from peer.standing import Standing
 

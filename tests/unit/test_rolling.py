@@ -20,10 +20,11 @@ from peer.exchange.flight import Flight, Opened, rolling_parts
 from peer.exchange.guard import Guard
 from peer.exchange.rolling import RollingExchange
 from peer.exchange.wire import HEADER
-from peer.rounds import Averaged, Group, Link, Outcome
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Group, Link, Outcome
+from peer.rounds.vectors import PART
 from peer.streams import Stream
 from peer.swarm.thread import LoopThread
-from peer.vectors import PART
 from tests.unit.exchange_harness import FAST, identity, stream_pair
 
 NUMEL = 40_000

@@ -19,7 +19,8 @@ from peer.launch.tail import Tail
 from peer.metrics import Metrics
 from peer.place import claim
 from peer.report import Counted, Reporter, RoundReport
-from peer.rounds import Averaged, Outcome
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Outcome
 from peer.series import PHASES
 from peer.standing import Standing
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.rounds import Grouping
-from peer.schedule import SHORTEST, phase_steps
+from peer.rounds.schedule import SHORTEST, phase_steps
+from peer.rounds.types import Grouping
 
 
 def phases(steps: int, inner_steps: int, grouping: Grouping) -> list[int]:

@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from peer.config.digest import canonical
 from peer.config.schema import Inner, Run
 from peer.exchange.deadline import FACTOR, FLOOR, Deadline
-from peer.progress import Progress
+from peer.rounds.pairing_rule import LAST_CALL, MET_LAST, askable, near
+from peer.rounds.progress import Progress
 from peer.swarm import records
-from peer.swarm.meeting import LAST_CALL, MET_LAST, Meeting, Party, Propose, askable, near
+from peer.swarm.meeting import Meeting, Party, Propose
 from peer.swarm.records import MemberRecord
 from tests.unit.exchange_harness import stream_pair
 

@@ -130,7 +130,7 @@ def test_a_replica_of_a_run_with_another_tokenizer_has_its_vocabulary(tmp_path: 
 
     from peer.config.schema import Config
     from peer.process import Stop
-    from peer.progress import Progress
+    from peer.rounds.progress import Progress
 
     own = bpe(tmp_path / "tok", 320)
     jsonl(tmp_path / "a.jsonl", texts())

@@ -11,7 +11,7 @@ import heapq
 
 import numpy as np
 
-from peer.schedule import NOW, OPENS, PAUSE
+from peer.rounds.schedule import NOW, OPENS, PAUSE
 from peer.simulate.network.conditions import Chance, Conditions, Figures
 
 TRIES = 8  # peers asked at a boundary

@@ -24,7 +24,8 @@ from peer.exchange.pair import PairExchange
 from peer.exchange.wire import Identity
 from peer.outer.noloco import NoLoCo as Method
 from peer.outer.slow_weights import SlowWeights
-from peer.rounds import Contribution, Group, Link
+from peer.rounds.contribution import Contribution
+from peer.rounds.types import Group, Link
 from peer.streams import Stream
 from peer.swarm import identity
 from peer.swarm.node import Node, NodeSettings

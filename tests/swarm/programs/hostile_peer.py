@@ -18,7 +18,7 @@ from peer import build, membership
 from peer.cli import main
 from peer.config.schema import Exchange
 from peer.outer_state import OuterState
-from peer.swarm.donor import State
+from peer.rounds.state import State
 from tests.swarm.attacks import Attack, Hostile, Unguarded
 
 honest = OuterState.snapshot

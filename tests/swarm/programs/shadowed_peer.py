@@ -17,7 +17,8 @@ import torch
 
 from peer.cli import main
 from peer.exchange.pair import PairExchange
-from peer.rounds import Averaged, Contribution, Group, Outcome, Sparse
+from peer.rounds.contribution import Averaged, Contribution, Sparse
+from peer.rounds.types import Group, Outcome
 
 honest = PairExchange.average
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from peer.rounds import Grouping
+from peer.rounds.types import Grouping
 
 SHORTEST = 8  # parts of H
 OPENS = (0.3, 0.8)  # share of the inner phase that is left when a peer starts to look for a partner, drawn at random

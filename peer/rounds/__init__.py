@@ -1,0 +1,1 @@
+"""The words and rules of a round: pure, without network, files or threads."""
