@@ -15,17 +15,13 @@ from torch import Tensor, nn
 from peer import __version__, data, model
 from peer.config.data import Streamed
 from peer.config.digest import digest
-from peer.config.schema import CodecName, Config, Decoupled, DiLoCo, Local, NoLoCo, Run, SwarmRun
+from peer.config.schema import CodecName, Config, Run
 from peer.corpus import Corpus, Tokens
 from peer.errors import UserError
 from peer.exchange.codec import Cast, Codec
 from peer.exchange.modulo import Modulo
 from peer.inner import InnerLoop
-from peer.outer.decoupled import Decoupled as DecoupledMethod
-from peer.outer.diloco import DiLoCo as DiLoCoMethod
-from peer.outer.local import Local as LocalMethod
-from peer.outer.method import OuterMethod
-from peer.outer.noloco import NoLoCo as NoLoCoMethod
+from peer.outer.methods import outer_method
 from peer.outer.slow_weights import SlowWeights
 from peer.prefetch import Prefetched
 from peer.process import Stop
@@ -113,19 +109,6 @@ def origin(run: Run, network: nn.Module) -> dict[str, Any]:
         "run": run.model_dump(mode="json"),
         "architecture": json.loads(network.config.to_json_string(use_diff=False)),  # type: ignore[operator, union-attr]
     }
-
-
-def outer_method(run: SwarmRun, slow: SlowWeights) -> OuterMethod:
-    """The method that ``run.outer`` names."""
-    match run.outer:
-        case NoLoCo():
-            return NoLoCoMethod(slow, run.outer)
-        case DiLoCo():
-            return DiLoCoMethod(slow, run.outer)
-        case Decoupled():
-            return DecoupledMethod(slow, run.outer)
-        case Local():
-            return LocalMethod(slow)
 
 
 def codec(name: CodecName, numel: int) -> Codec:

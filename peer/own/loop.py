@@ -24,13 +24,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from peer import build, logs
+from peer import logs
 from peer.beside import Beside
 from peer.config.digest import digest
 from peer.errors import RunError, UserError
 from peer.inner import InnerReport
 from peer.inner_phase import InnerPhase
 from peer.membership import Membership, grounded
+from peer.outer.methods import outer_method
 from peer.outer.slow_weights import SlowWeights
 from peer.own.account import Round, Window, learning_rate
 from peer.own.config import OwnConfig, resolve
@@ -61,7 +62,7 @@ class OuterLoop:
             device = named[0][1].device
             ground = stack.enter_context(grounded(config.run, config.peer, device, self._stop))
             stack.enter_context(logs.attached(ground.home.name, ground.home.folder / "peer.log"))
-            outer = build.outer_method(config.run, SlowWeights(named))
+            outer = outer_method(config.run, SlowWeights(named))
             self._state = OwnState(outer, optimizers, digest(config.run))
             if state is not None:
                 self._state.load_state_dict(state)
