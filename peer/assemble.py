@@ -7,10 +7,12 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from peer import build, corpus, logs, model_source, own_tokenizer
+from peer import build, logs, model_source, own_tokenizer
 from peer.checkpoint import Checkpoints
 from peer.config.schema import Config
-from peer.corpus import Corpus
+from peer.data import corpus
+from peer.data.corpus import Corpus
+from peer.data.open import evaluated, read_ahead
 from peer.logs import fields
 from peer.membership import Ground, Membership, grounded
 from peer.overlapped import OverlappedTrainer
@@ -55,7 +57,7 @@ def _replica(config: Config, text: Corpus, ground: Ground, crew: Crew | None) ->
     stream = identity.stream_of(ground.peer_id) if own.stream is None else own.stream
     signs = build.Signs(ground.progress, ground.stop)
     state = build.replica(config, text.train, stream=stream, device=ground.device, signs=signs, crew=crew)
-    state.stream = build.read_ahead(config.run, state.stream, ground.device)
+    state.stream = read_ahead(config.run, state.stream, ground.device)
     try:
         yield state
     finally:
@@ -71,7 +73,7 @@ def _resume(config: Config, state: PeerState, checkpoints: Checkpoints) -> None:
 
 
 def _trainer(config: Config, state: PeerState, checkpoints: Checkpoints, member: Membership, text: Corpus) -> Training:
-    ground, sets = member.ground, build.evaluated(config.run, text)
+    ground, sets = member.ground, evaluated(config.run, text)
     clock = ground.phase, ground.progress, ground.stop
     parts = Parts(state, member.presence, checkpoints, member.reporter, *clock, *sets)
     if member.overlaps:

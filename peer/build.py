@@ -10,26 +10,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from peer import __version__, data, model
-from peer.config.data import Streamed
+from peer import __version__, model
 from peer.config.digest import digest
 from peer.config.schema import CodecName, Config, Run
-from peer.corpus import Corpus, Tokens
+from peer.data.corpus import Tokens
+from peer.data.open import batches
+from peer.data.sources.documents import Split
 from peer.errors import UserError
 from peer.exchange.codec import Cast, Codec
 from peer.exchange.modulo import Modulo
 from peer.inner import InnerLoop
 from peer.outer.methods import outer_method
 from peer.outer.slow_weights import SlowWeights
-from peer.prefetch import Prefetched
 from peer.process import Stop
 from peer.ranks import replica as ranks
 from peer.ranks.crew import Crew
 from peer.rounds.progress import Progress
-from peer.sources.documents import Split
-from peer.sources.stream import DocumentStream, Shape
 from peer.state import PeerState
 
 
@@ -85,23 +83,6 @@ def _whole(config: Config, device: torch.device, signs: Signs) -> tuple[InnerLoo
     return inner, SlowWeights(network.named_parameters())
 
 
-def batches(run: Run, tokens: Tokens | Split, stream: int) -> data.Stream:
-    """Data stream ``stream`` of the training split."""
-    length = run.data.sequence_length
-    if not isinstance(tokens, Split):
-        return data.TokenStream(tokens, batch_size=run.batch_size, sequence_length=length, seed=run.seed, stream=stream)
-    assert isinstance(run.data, Streamed)
-    return DocumentStream(tokens, Shape(run.batch_size, length, run.data.shuffle), seed=run.seed, stream=stream)
-
-
-def read_ahead(run: Run, stream: data.Stream, device: torch.device) -> data.Stream:
-    """``stream`` behind a thread where it takes time: while one block is trained on, the next is read."""
-    pin = device.type == "cuda"
-    if isinstance(run.data, Streamed):
-        return Prefetched(stream, pin=pin, depth=Shape(run.batch_size, 1, run.data.shuffle).batches)
-    return Prefetched(stream, pin=pin) if pin else stream  # tokens in memory take microseconds
-
-
 def origin(run: Run, network: nn.Module) -> dict[str, Any]:
     """What a checkpoint says of where it comes from, so that ``export`` needs nothing else."""
     return {
@@ -114,25 +95,6 @@ def origin(run: Run, network: nn.Module) -> dict[str, Any]:
 def codec(name: CodecName, numel: int) -> Codec:
     """The codec that ``run.exchange.codec`` names, for contributions of ``numel`` elements."""
     return Modulo(name, numel) if name in ("int8", "int4") else Cast(name)
-
-
-def validation(run: Run, corpus: Corpus) -> list[Tensor]:
-    """The run's validation batches; see :func:`peer.data.validation_batches`."""
-    return _validation(run, corpus.validation)
-
-
-def evaluated(run: Run, corpus: Corpus) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
-    """The same, and those of ``run.evaluation.sets`` by name."""
-    return validation(run, corpus), {name: _validation(run, tokens) for name, tokens in corpus.others.items()}
-
-
-def _validation(run: Run, tokens: Tokens) -> list[Tensor]:
-    return data.validation_batches(
-        tokens,
-        batches=run.evaluation.batches,
-        batch_size=run.batch_size,
-        sequence_length=run.data.sequence_length,
-    )
 
 
 def pick_device(wish: str) -> torch.device:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer import tokenizer
 from peer.config.data import BYTES
 from peer.config.data import Tokenizer as Settings
 from peer.config.model import AutoModel
 from peer.config.schema import Run
+from peer.data import tokenizer
 from peer.errors import UserError
 from peer.logs import get_logger
 from peer.model_source import TOKENIZER_FILES, locate

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from peer.checkpoint import Saved, Tensors
-from peer.data import Stream
+from peer.data.batches import Stream
 from peer.inner import InnerLoop
 from peer.outer.method import OuterMethod
 from peer.outer_state import OuterState

@@ -17,12 +17,12 @@ import numpy as np
 
 from peer.config.data import BYTES
 from peer.config.data import Tokenizer as Settings
+from peer.data.sources.documents import Split
+from peer.data.sources.opening import by_ending
+from peer.data.sources.parquet import MASK, TOKENIZER
+from peer.data.sources.source import paths, size
+from peer.data.tokenizer import Tokenizer, Tokens, load
 from peer.errors import RunError, UserError
-from peer.sources.documents import Split
-from peer.sources.opening import by_ending
-from peer.sources.parquet import MASK, TOKENIZER
-from peer.sources.source import paths, size
-from peer.tokenizer import Tokenizer, Tokens, load
 
 SOURCE = b"noloco.source"
 ROW_GROUP = 2**20  # tokens

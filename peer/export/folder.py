@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from peer.data.tokenizer import HuggingFace, Tokenizer
 from peer.errors import RunError, UserError
 from peer.export import tokenizer
-from peer.tokenizer import HuggingFace, Tokenizer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from peer.tokenizer import END_OF_TEXT, SEPARATOR, byte_letters
+from peer.data.tokenizer import END_OF_TEXT, SEPARATOR, byte_letters
 
 
 def save(folder: Path) -> None:

@@ -9,15 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from peer import build, corpus, model
+from peer import build, model
 from peer.config.model import AutoModel
+from peer.data import corpus
+from peer.data.open import validation
+from peer.data.tokenizer import load as load_tokenizer
 from peer.errors import UserError
 from peer.export import folder, sources
 from peer.export.card import card
 from peer.export.mixing import Mixed, mix
 from peer.export.sources import Source
 from peer.inner import mean_loss
-from peer.tokenizer import load as load_tokenizer
 
 
 def export(checkpoints: Sequence[Path], out: Path, *, dtype: str, evaluate: bool | None) -> Iterator[str]:
@@ -81,7 +83,7 @@ def _evaluation(source: Source, wish: bool | None) -> tuple[Callable[[nn.Module]
     if wish is False:
         return None, ""
     try:
-        batches = build.validation(source.run, corpus.load(source.run.data))
+        batches = validation(source.run, corpus.load(source.run.data))
     except UserError as error:
         if wish:
             raise

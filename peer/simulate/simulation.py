@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from peer import build, corpus
+from peer import build
 from peer.build import Signs
 from peer.config.schema import Config, Local
-from peer.corpus import Corpus
+from peer.data import corpus
+from peer.data.corpus import Corpus
+from peer.data.open import validation
 from peer.exchange.guard import Guard
 from peer.place import require_folder, set_aside
 from peer.process import Stop
@@ -50,7 +52,7 @@ class Simulation:
         torch.set_num_threads(1)  # small matrices: a thread a replica is faster than two threads a matrix
         self.replicas = replicas = self._replicas()
         scribble = self._build("mean", self.config, self._text, 0)
-        sampler = Sampler(replicas, scribble, build.validation(self.config.run, self._text), self.options.workers)
+        sampler = Sampler(replicas, scribble, validation(self.config.run, self._text), self.options.workers)
 
         def sample(at: float) -> None:
             if self.options.method is Method.DDP:

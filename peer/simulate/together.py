@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from peer.data import Cursor, Stream
+from peer.data.batches import Cursor, Stream
 
 
 class Together:

@@ -27,7 +27,7 @@ import torch
 from peer import build, logs
 from peer.config import load as settings
 from peer.config.digest import canonical, digest
-from peer.corpus import load as load_text
+from peer.data.corpus import load as load_text
 from peer.exchange.wire import layout_digest
 from peer.launch.tail import Tail
 from peer.process import Stop

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from peer.data import open
 from tests.benchmarks.common import Known, command_line, finish
 from tests.benchmarks.convergence_cases import CHOSEN, SMALL, Case
 from tests.benchmarks.downstream_set import ANSWERS, make
@@ -70,7 +71,7 @@ def jobs(seeds: Sequence[int], *, quick: bool) -> list[Job]:
 
 def run_one(job: Job) -> list[Row]:
     """A row a start. In a process of its own, on one core."""
-    from peer import build, corpus
+    from peer.data import corpus
     from peer.inner import mean_loss
     from tests.benchmarks.downstream_tuning import best_tuned, score
 
@@ -78,7 +79,7 @@ def run_one(job: Job) -> list[Row]:
     run = job.case.config().run if job.case.steps else replace(job.case, steps=1).config().run
     text = corpus.load(run.data)
     task = make(text.in_memory, text.validation, learn=job.learn, test=job.test, seed=job.case.seed)
-    validation = build.validation(run, text)
+    validation = open.validation(run, text)
     rows = []
     for start, network in starts(job.case):
         val_loss = mean_loss(network, validation, torch.device("cpu"))

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peer.tokenizer import SEPARATOR, Tokens
+from peer.data.tokenizer import SEPARATOR, Tokens
 
 # Signs that the text has too: tied embeddings of bytes that a model has never seen are all alike, and of no use to it.
 ASK, END = b"#", b"\n"

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from peer import corpus, logs, model
+from peer import logs, model
 from peer.config.schema import Config, LlamaModel
-from peer.data import TokenStream
+from peer.data import corpus
+from peer.data.batches import TokenStream
 from peer.inner import InnerLoop, learning_rate
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights

@@ -26,9 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peer import build, corpus, model, tokenizing
+from peer import model, tokenizing
 from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, StdlibData
 from peer.config.schema import Config, Run
+from peer.data import corpus, open
+from peer.data.open import read_ahead
 from peer.inner import InnerLoop
 from peer.process import Stop
 from peer.rounds.progress import Progress
@@ -88,8 +90,8 @@ def inner_loop() -> InnerLoop:
 def measure(settings: AnyData, inner: InnerLoop, pairs: int, steps: int) -> dict[str, float]:
     """``ratio``: median over ``pairs`` of tokens/s with this loader by tokens/s on ready batches beside it."""
     run = Run(data=settings, batch_size=BATCH)
-    stream = build.batches(run, corpus.load(settings).train, 1)
-    ahead = build.read_ahead(run, stream, torch.device("cpu"))
+    stream = open.batches(run, corpus.load(settings).train, 1)
+    ahead = read_ahead(run, stream, torch.device("cpu"))
     began = time.monotonic()
     ready = list(ahead.take(steps))
     first = time.monotonic() - began

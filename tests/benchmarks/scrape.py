@@ -17,8 +17,9 @@ from statistics import median, quantiles
 
 import torch
 
-from peer import corpus, logs, model
-from peer.data import TokenStream
+from peer import logs, model
+from peer.data import corpus
+from peer.data.batches import TokenStream
 from peer.metrics import Metrics, PhaseClock
 from tests.benchmarks.common import finish, options
 from tests.benchmarks.inner_loop import LENGTH, RUN, inner_loop

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peer import build, corpus
+from peer import build
 from peer.config import load
+from peer.data import corpus, open
 from peer.inner import InnerLoop
 from peer.process import Stop
 from peer.rounds.progress import Progress
@@ -78,7 +79,7 @@ def replica(seat: Seat) -> tuple[PeerState, list[Tensor], int]:
     text = corpus.load(config.run.data)
     signs = build.Signs(Progress(), Stop())
     state = build.replica(config, text.train, stream=seat.index, device=torch.device("cpu"), signs=signs)
-    return state, build.validation(config.run, text), config.run.inner_steps
+    return state, open.validation(config.run, text), config.run.inner_steps
 
 
 @contextmanager

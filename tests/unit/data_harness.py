@@ -10,10 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from peer import build, corpus
 from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, Tokenizer
 from peer.config.schema import Run
-from peer.data import Stream
+from peer.data import corpus
+from peer.data.batches import Stream
+from peer.data.open import batches
 
 LENGTH, BATCH = 16, 4
 WORDS = ("peer", "swap", "round", "tensor", "average", "momentum", "weight", "loss", "step", "phase")
@@ -91,7 +92,7 @@ def _hugging_face(kind: str, folder: Path, rows: Sequence[str], same: dict[str, 
 def stream(settings: AnyData, number: int = 0, *, batch_size: int = BATCH, seed: int = 0) -> Stream:
     """The training stream of a peer, as build.py makes it."""
     run = Run(data=settings, batch_size=batch_size, seed=seed)
-    return build.batches(run, corpus.load(settings).train, number)
+    return batches(run, corpus.load(settings).train, number)
 
 
 def bpe(folder: Path, vocabulary: int = 300, *, name: str = "small", words: Sequence[str] | None = None) -> Tokenizer:

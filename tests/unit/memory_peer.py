@@ -15,10 +15,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import peer.assemble  # noqa: F401  all that a peer loads
-from peer import build, corpus
+from peer import build
 from peer.build import Signs
 from peer.checkpoint import Checkpoints
 from peer.config import load
+from peer.data import corpus
+from peer.data.open import validation
 from peer.exchange.average import copy_own
 from peer.process import Stop
 from peer.rounds.progress import Progress
@@ -51,7 +53,7 @@ def main() -> None:
     text = corpus.load(config.run.data)
     state = build.replica(config, text.train, stream=1, device=torch.device("cpu"), signs=Signs(Progress(), Stop()))
     buffer = torch.empty(state.outer.slow.numel)
-    state.inner.evaluate(build.validation(config.run, text))
+    state.inner.evaluate(validation(config.run, text))
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2):
             state.inner.run(state.stream.take(1))

@@ -8,7 +8,7 @@ from torch import nn
 
 from peer import model
 from peer.config.schema import Inner, LlamaModel, NoLoCo
-from peer.data import TokenStream
+from peer.data.batches import TokenStream
 from peer.inner import InnerLoop
 from peer.outer.noloco import NoLoCo as NoLoCoMethod
 from peer.outer.slow_weights import SlowWeights

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import distributed
 
-from peer import build, corpus
+from peer import build
 from peer.build import Signs
 from peer.config.schema import Config
+from peer.data import corpus
 from peer.process import Stop
 from peer.ranks.crew import Crew
 from peer.ranks.launch import Rank

@@ -18,11 +18,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer import corpus
 from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData
-from peer.data import TokenStream
+from peer.data import corpus
+from peer.data.batches import TokenStream
+from peer.data.prefetch import Prefetched
 from peer.errors import RunError, UserError
-from peer.prefetch import Prefetched
 from tests.unit.data_harness import LENGTH, jsonl, padded, stream, texts
 from tests.unit.parts import TEXT
 
@@ -76,7 +76,7 @@ def test_a_bad_row_is_named(name: str, row: object, says: str, tmp_path: Path) -
 
 
 def test_a_line_that_is_no_json_and_one_without_end_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from peer.sources import jsonl as module
+    from peer.data.sources import jsonl as module
 
     settings = lines(tmp_path)
     (tmp_path / "bad.jsonl").write_bytes(b'{"text": "a"}\n{"text": "cut')

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from peer import corpus
 from peer.config.data import StdlibData, TextData
-from peer.data import TokenStream, validation_batches
+from peer.data import corpus
+from peer.data.batches import TokenStream, validation_batches
 from peer.errors import UserError
 
 TOKENS = np.arange(1000, dtype=np.uint16)

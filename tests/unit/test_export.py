@@ -14,18 +14,20 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer import build, corpus
+from peer import build
 from peer.build import Signs
 from peer.checkpoint import Checkpoints
 from peer.cli import main
 from peer.config.digest import digest
 from peer.config.schema import Config
+from peer.data import corpus
+from peer.data.open import validation
+from peer.data.tokenizer import END_OF_TEXT
 from peer.export import tokenizer
 from peer.inner import mean_loss
 from peer.process import Stop
 from peer.rounds.progress import Progress
 from peer.state import PeerState
-from peer.tokenizer import END_OF_TEXT
 from tests.unit.data_harness import bpe
 
 CPU = torch.device("cpu")
@@ -74,7 +76,7 @@ def loaded(folder: Path) -> Any:
 
 
 def loss_of(network: Any, settings: Config) -> float:
-    return mean_loss(network, build.validation(settings.run, corpus.load(settings.run.data)), CPU)
+    return mean_loss(network, validation(settings.run, corpus.load(settings.run.data)), CPU)
 
 
 def test_the_folder_is_the_training_model_to_the_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer import build, corpus
+from peer import build
 from peer.build import Signs
 from peer.config import load
 from peer.config.schema import Config
+from peer.data import corpus
 from peer.memory import estimate, step_bytes
 from peer.process import Stop
 from peer.rounds.progress import Progress

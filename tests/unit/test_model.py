@@ -16,11 +16,12 @@ import pytest
 import torch
 from torch import nn
 
-from peer import build, corpus, model, model_source
+from peer import build, model, model_source
 from peer.build import Signs
 from peer.config.digest import canonical, digest, first_difference
 from peer.config.model import AutoModel, LlamaModel
 from peer.config.schema import Config, Run
+from peer.data import corpus
 from peer.errors import UserError
 from peer.process import Stop
 from peer.rounds.progress import Progress

@@ -18,9 +18,9 @@ from peer.config import load
 from peer.config.data import StdlibData, Tokenizer
 from peer.config.model import AutoModel, LlamaModel
 from peer.config.schema import Config, Run
+from peer.data.tokenizer import Bytes
 from peer.errors import UserError
 from peer.export import tokenizer as byte_tokenizer
-from peer.tokenizer import Bytes
 from tests.unit.data_harness import bpe, texts
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from peer import corpus
 from peer.config.data import JsonlData
-from peer.prefetch import Prefetched
-from peer.sources.documents import Place, Split
-from peer.tokenizer import SEPARATOR
+from peer.data import corpus
+from peer.data.prefetch import Prefetched
+from peer.data.sources.documents import Place, Split
+from peer.data.tokenizer import SEPARATOR
 from tests.unit.data_harness import BATCH, KINDS, LENGTH, jsonl, padded, source, stream, texts
 
 
@@ -138,7 +138,7 @@ def test_two_peers_read_as_much_in_common_as_two_independent_drawings(kind: str,
 def test_a_file_in_ranges_has_every_row_once_whatever_the_borders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from peer.sources import jsonl as module
+    from peer.data.sources import jsonl as module
 
     rows = texts(200)
     path = jsonl(tmp_path / "a.jsonl", rows)

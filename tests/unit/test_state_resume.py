@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from peer.checkpoint import Checkpoints
+from peer.data.prefetch import Prefetched
 from peer.outer.local import Local
-from peer.prefetch import Prefetched
 from peer.state import PeerState
 from tests.unit import data_harness, parts
 

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer import build, corpus, model
+from peer import build, model
 from peer.config.data import JsonlData, StdlibData, TextData, Tokenizer
 from peer.config.digest import digest
 from peer.config.schema import LlamaModel, Run
+from peer.data import corpus
+from peer.data.sources import text
+from peer.data.tokenizer import Bytes, load
 from peer.errors import UserError
-from peer.sources import text
-from peer.tokenizer import Bytes, load
 from tests.unit.data_harness import bpe, jsonl, texts
 
 SMALL = LlamaModel(hidden_size=8, intermediate_size=16, layers=1, heads=1)

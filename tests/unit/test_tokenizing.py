@@ -7,11 +7,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from peer import corpus, tokenizing
+from peer import tokenizing
 from peer.cli import main
 from peer.config.data import ParquetData
+from peer.data import corpus
+from peer.data.sources.documents import Split
 from peer.errors import UserError
-from peer.sources.documents import Split
 from tests.unit.data_harness import bpe, jsonl, texts
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.config.data import C4Data, HuggingFaceData, JsonlData, ParquetData
+from peer.data.sources import huggingface
+from peer.data.sources.documents import Split
+from peer.data.sources.jsonl import JsonLines
+from peer.data.sources.parquet import Parquet
+from peer.data.sources.source import Source, paths
+from peer.data.sources.text import Texts
+from peer.data.tokenizer import Tokenizer
 from peer.errors import UserError
-from peer.sources import huggingface
-from peer.sources.documents import Split
-from peer.sources.jsonl import JsonLines
-from peer.sources.parquet import Parquet
-from peer.sources.source import Source, paths
-from peer.sources.text import Texts
-from peer.tokenizer import Tokenizer
 
 C4_TRAIN, C4_VALIDATION = "c4-train.*.json.gz", "c4-validation.*.json.gz"
 JSON_ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from peer.data.sources.source import Document, Wanted, document, parts, size, unmasked
 from peer.errors import UserError
-from peer.sources.source import Document, Wanted, document, parts, size, unmasked
 
 RANGE = 16 * 2**20  # bytes of a plain file that are a shard
 CHECKED = 2**30  # bytes; a compressed file up to this size is read through before it is used
@@ -38,7 +38,7 @@ class Range:
 
 
 class JsonLines:
-    """A :class:`peer.sources.source.Source` of ``files``; ``column`` has the text, or token ids."""
+    """A :class:`peer.data.sources.source.Source` of ``files``; ``column`` has the text, or token ids."""
 
     def __init__(self, files: list[Path], column: str) -> None:
         self._column = column

@@ -17,13 +17,13 @@ import numpy as np
 
 from peer.config.data import BYTE_VOCABULARY as VOCABULARY
 from peer.config.data import AnyData, StdlibData, TextData
+from peer.data.sources import opening
+from peer.data.sources.documents import AT_ONCE, Split
+from peer.data.sources.source import paths
+from peer.data.sources.text import PIECE, pieces
+from peer.data.tokenizer import SEPARATOR, Bytes, Tokenizer, Tokens, dtype
+from peer.data.tokenizer import load as load_tokenizer
 from peer.errors import UserError
-from peer.sources import opening
-from peer.sources.documents import AT_ONCE, Split
-from peer.sources.source import paths
-from peer.sources.text import PIECE, pieces
-from peer.tokenizer import SEPARATOR, Bytes, Tokenizer, Tokens, dtype
-from peer.tokenizer import load as load_tokenizer
 
 __all__ = ["PIECE", "SEPARATOR", "VOCABULARY", "Corpus", "Tokens", "load"]
 

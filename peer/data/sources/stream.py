@@ -2,8 +2,8 @@
 
 Documents, each with its end token, stand behind one another and are cut into windows of T + 1 tokens; the last token
 of a window is the first of the next, so every token is a target once. A *block* of windows is mixed by (seed, stream,
-block). Where a block begins is four integers (:class:`peer.sources.documents.Place`); they and the number of batches
-taken are all that a checkpoint holds, and a resume reads one block again, not the data before it.
+block). Where a block begins is four integers (:class:`peer.data.sources.documents.Place`); they and the number of
+batches taken are all that a checkpoint holds, and a resume reads one block again, not the data before it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peer.data import Cursor
+from peer.data.batches import Cursor
+from peer.data.sources.documents import Place, Split
+from peer.data.tokenizer import Tokens
 from peer.errors import UserError
 from peer.logs import get_logger
-from peer.sources.documents import Place, Split
-from peer.tokenizer import Tokens
 
 log = get_logger("data")
 
@@ -43,7 +43,7 @@ class Shape:
 
 
 class DocumentStream:
-    """An endless :class:`peer.data.Stream` of ``split``."""
+    """An endless :class:`peer.data.batches.Stream` of ``split``."""
 
     def __init__(self, split: Split, shape: Shape, *, seed: int, stream: int) -> None:
         self._split, self._shape, self._seed, self._stream = split, shape, seed, stream

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from peer.data.sources.source import Document, Wanted, document, parts, size, unmasked
 from peer.errors import UserError
-from peer.sources.source import Document, Wanted, document, parts, size, unmasked
 
 MASK = "attention_mask"
 ROWS = 256  # read at once
@@ -30,7 +30,7 @@ class RowGroup:
 
 
 class Parquet:
-    """A :class:`peer.sources.source.Source` of ``files``; ``columns``: the first of them that a file has is read.
+    """A :class:`peer.data.sources.source.Source` of ``files``; ``columns``: the first of them that a file has is read.
 
     A file that says with which tokenizer it was made must have been made with ``tokenizer``.
     """

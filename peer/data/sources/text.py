@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from peer.data.sources.source import Document, Wanted, parts, size
 from peer.errors import UserError
-from peer.sources.source import Document, Wanted, parts, size
 
 PIECE = 64 * 1024  # bytes
 
 
 class Texts:
-    """A :class:`peer.sources.source.Source` of ``files``, each a shard."""
+    """A :class:`peer.data.sources.source.Source` of ``files``, each a shard."""
 
     def __init__(self, files: list[Path]) -> None:
         self._files = files

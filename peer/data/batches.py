@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peer.tokenizer import Tokens
+from peer.data.tokenizer import Tokens
 
 Cursor = dict[str, Any]  # what JSON holds
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from peer.config.data import HuggingFaceData
+from peer.data.sources.source import PIECES, Document, Source, Wanted, document, parts, unmasked
 from peer.errors import UserError
-from peer.sources.source import PIECES, Document, Source, Wanted, document, parts, unmasked
 
 RANGE = 4096  # rows of a table that are a shard
 ROWS = 256  # read at once
@@ -24,7 +24,7 @@ MASK = "attention_mask"
 
 
 class Table:
-    """A :class:`peer.sources.source.Source` of a table with random access."""
+    """A :class:`peer.data.sources.source.Source` of a table with random access."""
 
     def __init__(self, table: Any, name: str, column: str) -> None:
         self._table, self._name, self._column = table, name, column
@@ -50,7 +50,7 @@ class Table:
 
 
 class Stream:
-    """A :class:`peer.sources.source.Source` of a data set that is read while it comes."""
+    """A :class:`peer.data.sources.source.Source` of a data set that is read while it comes."""
 
     def __init__(self, rows: Any, name: str, column: str) -> None:
         self._rows, self._name, self._column = rows, name, column

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from peer.data import Cursor, Stream
+from peer.data.batches import Cursor, Stream
 from peer.errors import RunError, UserError
 from peer.process import slices
 

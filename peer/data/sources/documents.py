@@ -18,9 +18,9 @@ from zlib import crc32
 
 import numpy as np
 
+from peer.data.sources.source import Document, Source
+from peer.data.tokenizer import Tokenizer, Tokens, dtype
 from peer.errors import UserError
-from peer.sources.source import Document, Source
-from peer.tokenizer import Tokenizer, Tokens, dtype
 
 HELD_OUT = 100  # one row in so many is validation, where a source has no validation split
 AT_ONCE = 64  # documents that are tokenised at once
