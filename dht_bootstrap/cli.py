@@ -113,8 +113,8 @@ def _serve(args: argparse.Namespace) -> None:
         stop_with_parent()
     from dht_bootstrap import owner
     from dht_bootstrap.monitor import Monitor
-    from peer.swarm import identity
-    from peer.swarm.node import Node, NodeSettings
+    from peer.p2p import identity
+    from peer.p2p.node import Node, NodeSettings
 
     identity.load_or_create(args.identity)
     authority = owner.authority(args.owner, args.identity) if args.owner else None

@@ -26,7 +26,7 @@ from dht_bootstrap.watch import Watch
 from peer import __version__
 from peer.errors import RunError, UserError
 from peer.logs import get_logger
-from peer.swarm.node import Node
+from peer.p2p.node import Node
 
 log = get_logger("monitor")
 ANSWER_SECONDS = 3.0

@@ -17,9 +17,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dht_bootstrap.files import write_whole
 from peer.errors import UserError
-from peer.swarm import identity
-from peer.swarm.authority import Authority
-from peer.swarm.invitation import REVOKED, Admission, Owner
+from peer.p2p import identity
+from peer.p2p.admission import invitation
+from peer.p2p.admission.dht_rules import Authority
+from peer.p2p.admission.invitation import REVOKED, Admission, Owner
 
 DAY = 86400.0
 PRIVATE = 0o600  # for the owner's eyes only
@@ -72,11 +73,11 @@ def invite(path: Path, name: str, days: float, out: Path) -> str:
     owner, book = load_or_create(path), read(path)
     if out.exists():
         raise UserError(f"--out {out}: it exists already; an invitation is for one peer, name another file")
-    invitation = identity.invite(owner, name, time.time() + days * DAY)
-    certificate = invitation.certificate
+    made = invitation.invite(owner, name, time.time() + days * DAY)
+    certificate = made.certificate
     book.invited.append(Entry(name=name, peer_id=certificate.peer_id, expires=certificate.expires))
     _write(path, book)
-    write_whole(out, invitation.model_dump_json(indent=1) + "\n", mode=PRIVATE)
+    write_whole(out, made.model_dump_json(indent=1) + "\n", mode=PRIVATE)
     until = time.strftime("%Y-%m-%d", time.gmtime(certificate.expires))
     return (
         f"invited {name} until {until}: {out} (peer.invitation; it is a key: send it by a safe way)\n"

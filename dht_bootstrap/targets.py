@@ -7,7 +7,7 @@ from ipaddress import AddressValueError, IPv4Address
 from typing import Any
 
 from dht_bootstrap.history import RunHistory
-from peer.swarm.addresses import is_circuit
+from peer.p2p.addresses import is_circuit
 from peer.swarm.records import MemberRecord
 
 HOST = re.compile(r"^/(?:ip4|dns4|dns)/([A-Za-z0-9.-]+)/")

@@ -8,7 +8,7 @@ import time
 
 from dht_bootstrap.history import RunHistory
 from peer.logs import get_logger
-from peer.swarm.node import Node
+from peer.p2p.node import Node
 from peer.swarm.observer import Onlooker
 
 log = get_logger("watch")

@@ -16,10 +16,10 @@ from peer.data.open import evaluated, read_ahead
 from peer.logs import fields
 from peer.membership import Ground, Membership, grounded
 from peer.overlapped import OverlappedTrainer
+from peer.p2p import identity
 from peer.process import Signals
 from peer.ranks.crew import Crew
 from peer.state import PeerState
-from peer.swarm import identity
 from peer.trainer import Trainer
 from peer.training import Parts, Training
 

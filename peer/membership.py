@@ -37,6 +37,9 @@ from peer.metrics import Metrics, PhaseClock
 from peer.outer.decoupled import Decoupled
 from peer.outer.noloco import NoLoCo
 from peer.outer_state import OuterState
+from peer.p2p import identity
+from peer.p2p.admission.dht_rules import Authority, invited
+from peer.p2p.node import OPEN_TIMEOUT, Node, NodeSettings
 from peer.place import Place
 from peer.process import Stop
 from peer.report import Counted, Reporter
@@ -44,10 +47,7 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.progress import Progress
 from peer.rounds.types import Grouping
 from peer.standing import Standing
-from peer.swarm import identity
-from peer.swarm.authority import Authority, invited
 from peer.swarm.meeting import Party
-from peer.swarm.node import OPEN_TIMEOUT, Node, NodeSettings
 from peer.swarm.presence import Presence, Vitals
 
 log = get_logger("membership")

@@ -18,11 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.errors import RunError, UserError
-from peer.swarm import identity
-from peer.swarm.authority import invited
-from peer.swarm.node import Node, NodeSettings
+from peer.p2p import identity
+from peer.p2p.admission.dht_rules import invited
+from peer.p2p.node import Node, NodeSettings
+from peer.p2p.reachability.decide import Stand
 from peer.swarm.observer import Onlooker
-from peer.swarm.reach import Stand
 from peer.swarm.reading import Entry
 from peer.swarm.records import LIFETIME, MemberRecord
 

@@ -13,8 +13,8 @@ from peer.check.subject import Subject
 from peer.config.digest import canonical, digest, first_difference
 
 if TYPE_CHECKING:
-    from peer.swarm.authority import Authority
-    from peer.swarm.node import Node
+    from peer.p2p.admission.dht_rules import Authority
+    from peer.p2p.node import Node
     from peer.swarm.records import MemberRecord
 
 JOIN_TIMEOUT = 60.0  # seconds
@@ -52,7 +52,7 @@ def _nothing() -> MemberRecord:
 
 def _twin(node: Node, config: Subject, authority: Authority | None) -> Iterator[Finding]:
     """Is a peer alive with the key that this one would use?"""
-    from peer.swarm import identity
+    from peer.p2p import identity
     from peer.swarm.twin import twin_of
 
     path, subkey = identity_file(config), node.subkey
@@ -68,7 +68,7 @@ def _twin(node: Node, config: Subject, authority: Authority | None) -> Iterator[
 
 def _difference(node: Node, config: Subject, record: MemberRecord) -> str:
     """The first key in which a member's run differs, as it says itself."""
-    from peer.streams import BadMessage, StreamLost
+    from peer.p2p.stream import BadMessage, StreamLost
     from peer.swarm.donor import ANSWER, PROTOCOL, StateRequest
     from peer.swarm.meeting import Decline
 
@@ -91,8 +91,8 @@ def _difference(node: Node, config: Subject, record: MemberRecord) -> str:
 
 
 def _versions(node: Node, records: Sequence[MemberRecord]) -> Iterator[Finding]:
-    from peer.streams import BadMessage, StreamLost
-    from peer.swarm.dialback import PROTOCOL, Heard, ask
+    from peer.p2p.reachability.dialback import PROTOCOL, Heard, ask
+    from peer.p2p.stream import BadMessage, StreamLost
 
     async def heard(record: MemberRecord) -> Heard | None:
         return await ask(await node.open(record.peer_id, PROTOCOL, record.addresses), [])
@@ -124,7 +124,9 @@ def _versions(node: Node, records: Sequence[MemberRecord]) -> Iterator[Finding]:
 def spoken() -> list[str]:
     """The stream protocols of this version."""
     from peer.exchange import mesh
-    from peer.swarm import dialback, donor, gate, proposing, relay, roll
+    from peer.p2p.admission import gate
+    from peer.p2p.reachability import dialback, relay
+    from peer.swarm import donor, proposing, roll
 
     return [it.PROTOCOL for it in (mesh, dialback, donor, gate, proposing, relay, roll)]
 

@@ -20,9 +20,9 @@ from peer.check.subject import Subject
 from peer.errors import UserError
 
 if TYPE_CHECKING:
-    from peer.swarm.authority import Authority
-    from peer.swarm.node import Node
-    from peer.swarm.reach import View
+    from peer.p2p.admission.dht_rules import Authority
+    from peer.p2p.node import Node
+    from peer.p2p.reachability.decide import View
 
 JOIN_TIMEOUT = 10.0  # seconds for one initial peer
 VIEW_TIMEOUT = 120.0  # seconds; usually two
@@ -41,8 +41,8 @@ def network(config: Subject) -> Iterator[Finding]:
 
 
 def _identity(config: Subject, folder: Path) -> tuple[Path, Authority | None]:
-    from peer.swarm import identity
-    from peer.swarm.authority import invited
+    from peer.p2p import identity
+    from peer.p2p.admission.dht_rules import invited
 
     key = folder / "check.key"
     if config.run.owner is None:
@@ -54,8 +54,8 @@ def _identity(config: Subject, folder: Path) -> tuple[Path, Authority | None]:
 
 
 def _node(config: Subject, key: Path, authority: Authority | None) -> Node:
-    from peer.swarm.node import Node, NodeSettings
-    from peer.swarm.reach import Stand
+    from peer.p2p.node import Node, NodeSettings
+    from peer.p2p.reachability.decide import Stand
 
     own = config.peer.network
     settings = NodeSettings(
@@ -104,8 +104,8 @@ def _with(node: Node, config: Subject, authority: Authority | None) -> Iterator[
 
 
 def _dialled(node: Node, address: str) -> Finding:
-    from peer.swarm.addresses import owner_of
-    from peer.swarm.dial import Unreachable, check_address, dial
+    from peer.p2p.addresses import owner_of
+    from peer.p2p.dial import Unreachable, check_address, dial
 
     try:
         check_address(address)
@@ -126,7 +126,7 @@ def _why_silent(reason: str) -> str:
 
 
 def _views(node: Node, answering: list[str], upnp: bool) -> list[View]:
-    from peer.swarm.reach import look
+    from peer.p2p.reachability.decide import look
 
     views, _ = node.call(look(node.open, node.visible, answering, upnp), VIEW_TIMEOUT)
     return views
@@ -134,7 +134,7 @@ def _views(node: Node, answering: list[str], upnp: bool) -> list[View]:
 
 def clock(views: list[View], answering: list[str]) -> Iterator[Finding]:
     """By what the initial peers say; hivemind takes no part in it."""
-    from peer.swarm.entry import CLOCK_TOLERANCE, wrong_clock
+    from peer.p2p.dht import CLOCK_TOLERANCE, wrong_clock
 
     if not views:
         yield warn("clock", "no initial peer tells its time", f"are they an older noloco-peer? ({answering[0]})")

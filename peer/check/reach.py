@@ -9,8 +9,8 @@ from peer.check.finding import Finding, ok, warn
 from peer.config.schema import Network
 
 if TYPE_CHECKING:
-    from peer.swarm.node import Node
-    from peer.swarm.reach import View
+    from peer.p2p.node import Node
+    from peer.p2p.reachability.decide import View
 
 SLOT_TIMEOUT = 15.0  # seconds for one relay
 WHY = {
@@ -23,7 +23,7 @@ WHY = {
 
 def reachability(views: list[View], network: Network) -> Iterator[Finding]:
     """One finding for each node that dialled back; one for an announced address that it does not see."""
-    from peer.swarm.addresses import is_private
+    from peer.p2p.addresses import is_private
 
     asked = [it for it in views if it.heard.answer.observed]
     if not asked:
@@ -54,7 +54,7 @@ def _advice(network: Network) -> str:
 
 def _announced(asked: list[View], network: Network) -> Iterator[Finding]:
     """Announced addresses are taken as they are: say when the others see another one."""
-    from peer.swarm.addresses import tcp_of
+    from peer.p2p.addresses import tcp_of
 
     seen = {it.heard.answer.observed for it in asked}
     for address in network.announce:
@@ -69,8 +69,8 @@ def relays(node: Node, views: list[View], network: Network) -> Iterator[Finding]
     asked = [it for it in views if it.heard.answer.observed]
     if network.reach != "relay" and (not asked or all(it.reached for it in asked)):
         return
-    from peer.streams import BadMessage, StreamLost
-    from peer.swarm.slots import try_slot
+    from peer.p2p.reachability.reservations import try_slot
+    from peer.p2p.stream import BadMessage, StreamLost
 
     for it in views:
         try:

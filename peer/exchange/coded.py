@@ -15,10 +15,10 @@ from peer.exchange.average import blend
 from peer.exchange.codec import Codec, size
 from peer.exchange.guard import Trial
 from peer.exchange.wire import Header
-from peer.payload import DIGEST_BYTES
+from peer.p2p.payload import DIGEST_BYTES
+from peer.p2p.stream import Stream
 from peer.rounds.contribution import Contribution
 from peer.rounds.vectors import parts, scratch
-from peer.streams import Stream
 
 
 async def send_coded(stream: Stream, own: Contribution, codec: Codec, stall: float) -> None:

@@ -26,9 +26,9 @@ from peer.exchange.group_wire import REPORT, VERDICT, Failed, Report, Verdict
 from peer.exchange.mesh import Lobby, Mesh, Network, together
 from peer.exchange.reduce import all_gather, all_reduce
 from peer.exchange.wire import Identity
+from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged, Contribution, Sparse
 from peer.rounds.types import Assembly, Group, Outcome
-from peer.streams import BadMessage, Stream, StreamLost
 
 GRACE = 5.0  # seconds on top of a round's deadline before the calling thread gives up on the network thread
 

@@ -13,9 +13,9 @@ from pydantic import Field, TypeAdapter
 from torch import Tensor
 
 from peer.exchange.wire import Header
+from peer.p2p.stream import Message
 from peer.rounds.contribution import Sparse
 from peer.rounds.types import Outcome
-from peer.streams import Message
 
 Index = Annotated[int, Field(ge=0, lt=256)]
 Detail = Annotated[str, Field(max_length=200)]

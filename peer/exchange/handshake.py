@@ -17,9 +17,9 @@ from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec
 from peer.exchange.guard import Trial
 from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Header, Identity
+from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Link, Outcome, Reason
-from peer.streams import BadMessage, Stream, StreamLost
 
 OFFENCES = (Outcome.CORRUPT, Outcome.POISONED)
 LEAST = 0.1  # share of a peer in a mean of two

@@ -14,9 +14,9 @@ import contextlib
 from collections.abc import Coroutine
 from typing import Any
 
-from peer.payload import send_payload
+from peer.p2p.payload import send_payload
+from peer.p2p.stream import BadMessage, Stream
 from peer.rounds.contribution import Readable
-from peer.streams import BadMessage, Stream
 
 PART, GOT, WAITS = 1, 2, 3  # of a payload; a payload is through; nothing to send yet
 HEAD = 5  # bytes
@@ -75,7 +75,7 @@ class Lane:
             if await self._next() == PART:
                 raise BadMessage("more than its payloads")
 
-    # -- as a stream, for peer/payload.py
+    # -- as a stream, for peer/p2p/payload.py
 
     async def write(self, data: bytes, timeout: float) -> None:
         await self._frame(PART, data)

@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 from peer.exchange.group_wire import HELLO, Failed, Hello
 from peer.exchange.wire import Identity
+from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.types import Assembly, Outcome
-from peer.streams import BadMessage, Stream, StreamLost
 
 T = TypeVar("T")
 PROTOCOL = "noloco/reduce/3"

@@ -29,9 +29,9 @@ from peer.exchange.deadline import Deadline
 from peer.exchange.guard import Guard, Trial
 from peer.exchange.handshake import Greeting, Tally, both_ways, guarded, part, share
 from peer.exchange.wire import Identity
+from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged, Contribution, Sparse
 from peer.rounds.types import Group, Outcome, Reason
-from peer.streams import Stream
 
 T = TypeVar("T")
 GRACE = 5.0  # seconds on top of a swap's deadline before the calling thread gives up on the network thread

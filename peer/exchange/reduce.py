@@ -21,7 +21,7 @@ from peer.exchange.average import mean_of_senders
 from peer.exchange.group_wire import Failed, pack, unpack
 from peer.exchange.lane import Lane, turns
 from peer.exchange.mesh import Mesh, together
-from peer.payload import DIGEST_BYTES, Channel, receive_payload
+from peer.p2p.payload import DIGEST_BYTES, Channel, receive_payload
 from peer.rounds.contribution import Contribution, Sparse
 from peer.rounds.types import Outcome
 from peer.rounds.vectors import Vector, parts, scratch

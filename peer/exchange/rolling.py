@@ -31,10 +31,10 @@ from peer.exchange.guard import Guard, Trial
 from peer.exchange.handshake import Greeting, Tally, Unusable, both_ways, guarded, part, share
 from peer.exchange.pair import GRACE, Network
 from peer.exchange.wire import Identity
-from peer.payload import DIGEST_BYTES
+from peer.p2p.payload import DIGEST_BYTES
+from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Outcome, Reason
-from peer.streams import Stream
 
 PATIENCE = 6.0  # inner steps of both without a part: a partner that trains only opens parts between its steps
 NOTHING = torch.empty(0)

@@ -13,8 +13,8 @@ from pydantic import Field, TypeAdapter
 
 from peer.config.schema import CodecName
 from peer.exchange.codec import payload_bytes
+from peer.p2p.stream import Message
 from peer.rounds.types import Outcome
-from peer.streams import Message
 
 VERSION = 2
 SPARSE_BYTES = 4  # a coefficient of a sparse contribution: 16 bits of position in its chunk, an fp16 value

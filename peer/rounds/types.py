@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from peer.streams import Stream
+    from peer.p2p.stream import Stream
 
 
 class Outcome(StrEnum):

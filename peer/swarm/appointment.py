@@ -6,7 +6,7 @@ Previous station: proposing.py, which agrees on it. Next station: rendezvous.py,
 from __future__ import annotations
 
 from peer.logs import fields, get_logger
-from peer.streams import BadMessage, Stream, StreamLost
+from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.swarm.footing import Footing
 from peer.swarm.meeting import READY, Accept, Meeting, Propose
 

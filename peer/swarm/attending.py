@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from peer.logs import fields, get_logger
+from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Assembly, Group, Link, Seat
-from peer.streams import BadMessage, Stream, StreamLost
 from peer.swarm.convening import CATCH_UP
 from peer.swarm.convention import ANSWER, CONVENER_WORD, Admit, Attend, Behind, Follow, Place, Ready, Roster, Wait
 from peer.swarm.footing import Footing

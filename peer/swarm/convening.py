@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peer.logs import fields, get_logger
+from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Assembly, Group, Link, Seat
-from peer.streams import BadMessage, Stream, StreamLost
 from peer.swarm.convention import MEMBER_WORD, Attend, Behind, Follow, Place, Ready, Roster, Wait
 
 log = get_logger("gathering")

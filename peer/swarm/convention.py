@@ -15,9 +15,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from peer.p2p.stream import Message
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Seat
-from peer.streams import Message
 from peer.swarm.meeting import Decline, Seconds
 
 MAX_MEMBERS = 256

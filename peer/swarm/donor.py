@@ -15,13 +15,13 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from peer.logs import fields, get_logger
-from peer.payload import send_parts
+from peer.p2p.node import OPEN_TIMEOUT, Node
+from peer.p2p.payload import send_parts
+from peer.p2p.stream import Message, Stream
 from peer.rounds.lineage import NO_ROUNDS, Lineage
 from peer.rounds.state import Root, State
 from peer.rounds.vectors import Vector, parts
-from peer.streams import Message, Stream
 from peer.swarm.meeting import Decline, Party
-from peer.swarm.node import OPEN_TIMEOUT, Node
 
 log = get_logger("join")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from peer.p2p.node import Node
 from peer.process import Stop
 from peer.swarm.boundary import Boundary
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
-from peer.swarm.node import Node
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from peer.p2p.node import OPEN_TIMEOUT
+from peer.p2p.stream import Stream
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Group
-from peer.streams import Stream
 from peer.swarm.attending import PERIOD, TRIES, Attending
 from peer.swarm.convening import CATCH_UP, SLACK, Convener
 from peer.swarm.convention import CALL, Admit, Attend, Follow, Place, Summon
 from peer.swarm.footing import Footing
 from peer.swarm.meeting import Decline
-from peer.swarm.node import OPEN_TIMEOUT
 from peer.swarm.records import LIFETIME
 from peer.swarm.roll import PROTOCOL, TALK_TIMEOUT, Roll
 

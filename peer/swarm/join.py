@@ -18,12 +18,12 @@ from torch import Tensor
 
 from peer.errors import RunError
 from peer.logs import fields, get_logger
+from peer.p2p.node import Node
+from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.state import State
-from peer.streams import BadMessage, StreamLost
 from peer.swarm.donor import TALK_TIMEOUT, TRANSFER_LIMIT
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
-from peer.swarm.node import Node
 from peer.swarm.records import MemberRecord
 from peer.swarm.taking import Behind, Busy, Declined, Slow, Taken, take
 

@@ -14,8 +14,8 @@ from pydantic import Field, TypeAdapter
 
 from peer.config.digest import first_difference
 from peer.logs import get_logger
+from peer.p2p.stream import Message, Stream
 from peer.rounds.state import Root
-from peer.streams import Message, Stream
 
 log = get_logger("rendezvous")
 Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 
 from peer.logs import get_logger
+from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm import directory, records
 from peer.swarm.directory import Bucket
-from peer.swarm.node import RPC_TIMEOUT, Node
 from peer.swarm.reading import BEAM, LOOKS, Reader, is_live
 from peer.swarm.records import MemberRecord
 

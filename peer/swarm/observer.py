@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from peer.swarm.node import Node
+from peer.p2p.node import Node
 from peer.swarm.reading import Entry, Reader, read_runs
 
 READS = 64  # buckets a look: all of a swarm of some 1,500; of a larger one the rest comes with the next looks

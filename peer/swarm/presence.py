@@ -12,13 +12,14 @@ from torch import Tensor
 from peer.config.schema import Rendezvous as RendezvousSettings
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
+from peer.p2p.addresses import for_record
+from peer.p2p.node import Node
 from peer.process import Stop
 from peer.rounds.contribution import Averaged
 from peer.rounds.lineage import Lineage
 from peer.rounds.progress import Progress
 from peer.rounds.state import State
 from peer.rounds.types import Group, Grouping, Outcome, Seat
-from peer.swarm.addresses import for_record
 from peer.swarm.boundary import Boundary
 from peer.swarm.convening import CATCH_UP
 from peer.swarm.donor import Donor, start_serving
@@ -28,7 +29,6 @@ from peer.swarm.join import take_state
 from peer.swarm.latecomer import Beginning
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
-from peer.swarm.node import Node
 from peer.swarm.records import NO_REPORT, MemberRecord, Report
 from peer.swarm.rendezvous import Rendezvous
 from peer.swarm.strangers import Strangers

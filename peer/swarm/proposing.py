@@ -14,10 +14,10 @@ from collections.abc import Iterable
 
 from peer.config.schema import Rendezvous as Settings
 from peer.logs import fields, get_logger
+from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.backoff import SULK, Grudges
 from peer.rounds.pairing_rule import askable, near
 from peer.rounds.schedule import NOW, OPENS, PAUSE
-from peer.streams import BadMessage, Stream, StreamLost
 from peer.swarm.appointment import Appointment
 from peer.swarm.footing import Footing
 from peer.swarm.latecomer import Beginning

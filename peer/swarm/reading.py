@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm import directory, records
 from peer.swarm.directory import Bucket
-from peer.swarm.node import RPC_TIMEOUT, Node
 from peer.swarm.records import MemberRecord
 
 BEAM = 8  # nodes nearest to a key that are asked, of which five keep it; each answers with all that it has

@@ -11,15 +11,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from peer.p2p.admission.subkeys import owner_of
+from peer.p2p.stream import Message
 from peer.rounds.state import Root
-from peer.streams import Message
 from peer.swarm.directory import Bucket
-from peer.swarm.invitation import Revocations
 
 RECORD_BYTES = 1024
-REVOCATIONS_BYTES = 64 * 1024
-REVOCATIONS = "revocations"  # key of the owner's list, in an invited swarm
-REVOCATIONS_LIFETIME = 3600.0  # seconds; members that have it keep it alive
 LIFETIME = 30.0  # seconds
 ANNOUNCE_SECONDS = 5.0
 RUNS = "runs"  # key under which some members of each run write its name, so that a node without one finds it
@@ -96,13 +93,6 @@ def _json(record: MemberRecord) -> str:
     return record.model_dump_json(exclude_defaults=True)
 
 
-def owner_of(subkey: str) -> tuple[str, str]:
-    """Peer id and public key of a subkey; the key is empty in a swarm that is open."""
-    peer_id, _, rest = subkey.partition("[owner:")
-    public = rest.removesuffix("]")
-    return (peer_id, public) if subkey == f"{peer_id}[owner:{public}]" else (subkey, "")
-
-
 def decode(subkey: object, value: object) -> MemberRecord | None:
     """A checked record, or ``None`` for anything a stranger may have stored instead."""
     if not isinstance(value, str) or len(value) > RECORD_BYTES or not isinstance(subkey, str):
@@ -117,13 +107,3 @@ def decode(subkey: object, value: object) -> MemberRecord | None:
 def decode_run(value: object) -> str | None:
     """The name of a run, which anybody may have written."""
     return value if isinstance(value, str) and 0 < len(value) <= 64 else None
-
-
-def decode_revocations(value: object) -> Revocations | None:
-    """A list that anybody may have written: its signature is still to be checked."""
-    if not isinstance(value, str) or len(value) > REVOCATIONS_BYTES:
-        return None
-    try:
-        return Revocations.model_validate_json(value)
-    except ValidationError:
-        return None

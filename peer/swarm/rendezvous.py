@@ -19,13 +19,13 @@ from collections.abc import Iterable
 
 from peer.config.schema import Rendezvous as Settings
 from peer.logs import fields, get_logger
+from peer.p2p.node import OPEN_TIMEOUT
+from peer.p2p.stream import StreamLost
 from peer.rounds.types import Group, Link
-from peer.streams import StreamLost
 from peer.swarm.appointment import Appointment
 from peer.swarm.footing import Footing
 from peer.swarm.latecomer import Beginning
 from peer.swarm.meeting import Meeting, Ready
-from peer.swarm.node import OPEN_TIMEOUT
 from peer.swarm.proposing import ANSWER_TIMEOUT, PROTOCOL, Proposing
 
 log = get_logger("rendezvous")

@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 
 from peer.logs import fields, get_logger
+from peer.p2p.addresses import for_record
+from peer.p2p.stream import StreamLost
 from peer.rounds.backoff import Grudges
 from peer.rounds.types import Seat
-from peer.streams import StreamLost
-from peer.swarm.addresses import for_record
 from peer.swarm.convention import Place, Summon
 from peer.swarm.footing import Footing
 from peer.swarm.records import LIFETIME

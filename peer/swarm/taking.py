@@ -15,15 +15,15 @@ from torch import Tensor
 from peer.config.digest import first_difference
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
-from peer.payload import receive_part
+from peer.p2p.node import Node
+from peer.p2p.payload import receive_part
+from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.lineage import NO_ROUNDS, Lineage
 from peer.rounds.state import State
 from peer.rounds.types import Seat
 from peer.rounds.vectors import parts
-from peer.streams import BadMessage, Stream, StreamLost
 from peer.swarm.donor import ANSWER, PROTOCOL, STALL, TALK_TIMEOUT, TRANSFER_LIMIT, Full, Received, StateRequest
 from peer.swarm.meeting import Decline, Party
-from peer.swarm.node import Node
 from peer.swarm.records import MemberRecord
 
 log = get_logger("join")

@@ -30,6 +30,7 @@ from peer.config.digest import canonical, digest
 from peer.data.corpus import load as load_text
 from peer.exchange.wire import layout_digest
 from peer.launch.tail import Tail
+from peer.p2p.node import Node
 from peer.process import Stop
 from peer.rounds.progress import Progress
 from peer.rounds.types import Seat
@@ -37,7 +38,6 @@ from peer.state import PeerState
 from peer.swarm.donor import Donor, start_serving
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
-from peer.swarm.node import Node
 from peer.swarm.records import MemberRecord
 from peer.swarm.taking import take_state_of
 from tests.benchmarks.common import finish, options

@@ -31,10 +31,10 @@ from peer.data.batches import TokenStream
 from peer.inner import InnerLoop, learning_rate
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
+from peer.p2p.node import Node
 from peer.process import Stop
 from peer.rounds.progress import Progress
 from peer.rounds.types import Outcome
-from peer.swarm.node import Node
 from tests.benchmarks.common import finish, options
 from tests.benchmarks.swap_partner import Pairing, peer_node
 

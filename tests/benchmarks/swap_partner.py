@@ -19,11 +19,11 @@ from peer.config.schema import Exchange
 from peer.exchange.codec import Cast
 from peer.exchange.pair import PairExchange
 from peer.exchange.wire import Identity
+from peer.p2p import identity
+from peer.p2p.node import Node, NodeSettings
+from peer.p2p.stream import Stream
 from peer.rounds.types import Group, Link, Outcome
 from peer.rounds.vectors import Vector
-from peer.streams import Stream
-from peer.swarm import identity
-from peer.swarm.node import Node, NodeSettings
 from tests.swarm.attacks import Unguarded
 
 PROTOCOL = "noloco/benchmark/1"

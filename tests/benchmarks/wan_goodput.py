@@ -23,11 +23,11 @@ from statistics import median
 import torch
 
 from peer import logs
+from peer.p2p import identity
+from peer.p2p.node import Node, NodeSettings
+from peer.p2p.stream import Stream
 from peer.rounds.types import Outcome
 from peer.rounds.vectors import Vector
-from peer.streams import Stream
-from peer.swarm import identity
-from peer.swarm.node import Node, NodeSettings
 from tests.benchmarks.swap_partner import WAIT, bench_exchange, group_of
 from tests.netlab.lab import ROOT, Lab
 from tests.netlab.plan import Access, Path_, Plan

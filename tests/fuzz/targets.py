@@ -35,12 +35,17 @@ from peer.config.schema import CodecName, Config
 from peer.errors import UserError
 from peer.exchange import group_wire, wire
 from peer.exchange.codec import size
-from peer.payload import receive_part
+from peer.p2p import addresses
+from peer.p2p.admission import gate
+from peer.p2p.admission.dht_rules import Authority
+from peer.p2p.admission.invitation import Admission, Certificate, Invitation, Owner, accept, invite
+from peer.p2p.admission.revocations import REVOCATIONS, decode_revocations
+from peer.p2p.admission.subkeys import owner_of
+from peer.p2p.payload import receive_part
+from peer.p2p.reachability import circuit_messages, dialback, relay
+from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Sparse
-from peer.streams import BadMessage, Stream, StreamLost
-from peer.swarm import addresses, circuit, convention, dialback, donor, gate, identity, meeting, records, relay
-from peer.swarm.authority import Authority
-from peer.swarm.invitation import Admission, Certificate, Invitation, Owner
+from peer.swarm import convention, donor, meeting, records
 from peer.swarm.reading import Entry
 from peer.swarm.records import MemberRecord
 
@@ -99,7 +104,7 @@ def relayed(data: bytes) -> None:
     """libp2p's own messages, as a relay reads them; and where an address leads."""
 
     async def receive() -> None:
-        for read in (circuit.read_hop, circuit.read_stop_status):
+        for read in (circuit_messages.read_hop, circuit_messages.read_stop_status):
             with contextlib.suppress(BadMessage, asyncio.IncompleteReadError):
                 await read(_stream(data).reader)
 
@@ -142,8 +147,8 @@ def _authority() -> Authority:
     owner = Owner(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         file, key = Path(folder) / "invitation", Path(folder) / "key"
-        file.write_text(identity.invite(owner, "fuzz", time.time() + 1e6).model_dump_json())
-        certificate = identity.accept(file, key, owner.public).certificate
+        file.write_text(invite(owner, "fuzz", time.time() + 1e6).model_dump_json())
+        certificate = accept(file, key, owner.public).certificate
         return Authority(Admission(owner.public, certificate), key)
 
 
@@ -152,12 +157,12 @@ def record(data: bytes) -> None:
     subkey, _, value = data.partition(b"\0")
     words = subkey.decode(errors="replace"), value.decode(errors="replace")
     found = records.decode(*words)
-    assert found is None or found.peer_id == records.owner_of(words[0])[0]
+    assert found is None or found.peer_id == owner_of(words[0])[0]
     if found is not None:
         watched(found)
-    records.decode_revocations(words[1])
+    decode_revocations(words[1])
     authority, until = _authority(), time.time() + 10
-    for key in (records.REVOCATIONS, "run/members/0/0"):
+    for key in (REVOCATIONS, "run/members/0/0"):
         place = DHTID.generate(source=key).to_bytes()
         pack = MSGPackSerializer.dumps
         for entry in ((subkey, value), (pack(words[0]), pack(words[1]))):
@@ -203,7 +208,7 @@ def _one_line(read: Callable[[], object]) -> None:
 def invitation(data: bytes) -> None:
     file = _folder() / "x.invitation"
     file.write_bytes(data)
-    _one_line(lambda: identity.accept(file, _folder() / "x.key", _authority().admission.owner))
+    _one_line(lambda: accept(file, _folder() / "x.key", _authority().admission.owner))
 
 
 def config(data: bytes) -> None:

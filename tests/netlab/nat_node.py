@@ -12,11 +12,11 @@ import json
 import sys
 from pathlib import Path
 
-from peer.streams import Stream, StreamLost
-from peer.swarm import identity
-from peer.swarm.addresses import is_circuit
-from peer.swarm.dial import disconnect
-from peer.swarm.node import Node, NodeSettings
+from peer.p2p import identity
+from peer.p2p.addresses import is_circuit
+from peer.p2p.dial import disconnect
+from peer.p2p.node import Node, NodeSettings
+from peer.p2p.stream import Stream, StreamLost
 
 PROTOCOL = "test/sink/1"
 BYTES = 1 << 20  # the daemon's own relay would cut a connection at 128 KiB

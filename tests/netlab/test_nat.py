@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from peer.swarm.addresses import is_circuit, place_of, tcp_of
+from peer.p2p.addresses import is_circuit, place_of, tcp_of
 from tests.netlab.lab import ROOT, Lab
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import Path_, Plan

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from peer.config.schema import Rendezvous as Settings
+from peer.p2p import identity
+from peer.p2p.node import Node, NodeSettings
 from peer.process import Stop
 from peer.rounds.lineage import Lineage
 from peer.rounds.progress import Progress
 from peer.rounds.state import State
 from peer.rounds.types import Group, Grouping
-from peer.swarm import identity
 from peer.swarm.meeting import Party
-from peer.swarm.node import Node, NodeSettings
 from peer.swarm.presence import Presence, Vitals
 
 STEPS, STEP_SECONDS = 10, 0.1

@@ -13,18 +13,19 @@ import pytest
 import torch
 
 from peer.errors import RunError
+from peer.p2p import identity
+from peer.p2p.dht import DHT_TIMEOUT
+from peer.p2p.node import Node, NodeSettings
+from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.lineage import NO_ROUNDS, Lineage
 from peer.rounds.state import State
 from peer.rounds.types import Seat
 from peer.rounds.vectors import PART
-from peer.streams import Stream, StreamLost
-from peer.swarm import identity, join
+from peer.swarm import join
 from peer.swarm.donor import ANSWER, CLIENTS, PROTOCOL, REQUEST, StateHeader, StateRequest
-from peer.swarm.entry import DHT_TIMEOUT
 from peer.swarm.join import take_state
 from peer.swarm.meeting import Party
 from peer.swarm.members import Members
-from peer.swarm.node import Node, NodeSettings
 from peer.swarm.records import MemberRecord
 from peer.swarm.taking import Taken, take
 from tests.swarm.node_peer import Peer

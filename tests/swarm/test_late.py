@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.swarm.entry import Touch, back_in_touch
+from peer.p2p.dht import Touch, back_in_touch
 from tests.swarm.harness import Swarm, wait_for
 from tests.swarm.test_own_loop import H, Program, Scene, together
 

@@ -11,9 +11,9 @@ from threading import Thread
 
 import pytest
 
-from peer.swarm import identity
+from peer.p2p import identity
+from peer.p2p.node import Node, NodeSettings
 from peer.swarm.meeting import REPLY, Accept, Decline, Propose, Ready
-from peer.swarm.node import Node, NodeSettings
 from peer.swarm.proposing import ASK_TIMEOUT, PROTOCOL
 from peer.swarm.rendezvous import SLACK
 from tests.swarm.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from peer.logs import LOGGER
-from peer.swarm.thread import LoopThread
+from peer.p2p.event_loop import LoopThread
 
 
 @pytest.fixture

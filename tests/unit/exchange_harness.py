@@ -20,11 +20,11 @@ from peer.exchange.guard import Guard
 from peer.exchange.loopback import Hub, LoopbackExchange
 from peer.exchange.pair import Network, PairExchange
 from peer.exchange.wire import Identity
+from peer.p2p.event_loop import LoopThread
+from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link
 from peer.rounds.vectors import Vector
-from peer.streams import Stream
-from peer.swarm.thread import LoopThread
 
 FAST = Exchange(stall=1.0, timeout=4.0)  # so that a fault is noticed within a test
 
@@ -90,8 +90,8 @@ def sockets(numel: int, folder: Path) -> Iterator[Pair]:
 @contextlib.contextmanager
 def network(numel: int, folder: Path) -> Iterator[Pair]:
     """Two nodes with a p2p daemon each."""
-    from peer.swarm import identity as keys
-    from peer.swarm.node import Node, NodeSettings
+    from peer.p2p import identity as keys
+    from peer.p2p.node import Node, NodeSettings
 
     arrived: Queue[Stream] = Queue()
 

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from peer.config.schema import Exchange
 from peer.exchange.group import GroupExchange
 from peer.exchange.mesh import Lobby
+from peer.p2p.event_loop import LoopThread
+from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.contribution import Averaged, Contribution, Sparse
 from peer.rounds.types import Assembly, Group, Link, Seat
-from peer.streams import Stream, StreamLost
-from peer.swarm.thread import LoopThread
 from tests.unit.exchange_harness import FAST, identity
 
 T = TypeVar("T")

@@ -21,11 +21,13 @@ from pydantic import ValidationError
 
 from dht_bootstrap import owner as book
 from peer.errors import UserError
-from peer.streams import BadMessage, StreamLost
-from peer.swarm import identity, records
-from peer.swarm.authority import Authority, peer_id_of
-from peer.swarm.gate import Gate
-from peer.swarm.invitation import Admission, Certificate, Owner, Revocations
+from peer.p2p import identity
+from peer.p2p.admission.dht_rules import Authority, peer_id_of
+from peer.p2p.admission.gate import Gate
+from peer.p2p.admission.invitation import Admission, Certificate, Owner, Revocations, accept, invite
+from peer.p2p.admission.revocations import REVOCATIONS, decode_revocations
+from peer.p2p.admission.subkeys import owner_of
+from peer.p2p.stream import BadMessage, StreamLost
 from tests.unit.exchange_harness import stream_pair
 
 OWNER, STRANGER = Owner(Ed25519PrivateKey.generate()), Owner(Ed25519PrivateKey.generate())
@@ -85,7 +87,7 @@ NONSENSE = st.binary(max_size=300) | st.dictionaries(KEYS, VALUES).map(lambda it
 def test_any_bytes_are_a_certificate_or_refused(data: bytes) -> None:
     with pytest.raises(ValidationError):
         Certificate.model_validate_json(data)
-    assert records.decode_revocations(data.decode(errors="replace")) is None
+    assert decode_revocations(data.decode(errors="replace")) is None
 
 
 # -- streams
@@ -135,10 +137,10 @@ def test_nothing_is_heard_from_who_does_not_show_a_certificate() -> None:
 @pytest.fixture
 def invited(tmp_path: Path) -> Callable[[str], Authority]:
     def make(name: str, owner: Owner = OWNER) -> Authority:
-        invitation = identity.invite(owner, name, LATER)
+        invitation = invite(owner, name, LATER)
         file, key = tmp_path / f"{name}.invitation", tmp_path / f"{name}.key"
         file.write_text(invitation.model_dump_json())
-        certificate = identity.accept(file, key, owner.public).certificate
+        certificate = accept(file, key, owner.public).certificate
         assert identity.load_or_create(key) == certificate.peer_id
         assert key.stat().st_mode & 0o77 == 0
         return Authority(Admission(owner.public, certificate), key)
@@ -172,7 +174,7 @@ def record(writer: Authority, subkey: object, key: str = "run/members/0/0", valu
 
 def test_each_member_writes_its_own_record_only(invited: Callable[..., Authority]) -> None:
     one, two = invited("one"), invited("two")
-    mine = records.owner_of(one.admission.own.peer_id + one.tag)
+    mine = owner_of(one.admission.own.peer_id + one.tag)
     assert peer_id_of(mine[1].encode()) == mine[0] == one.admission.own.peer_id
     own = one.admission.own.peer_id + one.tag
     assert two.validator.validate(record(one, own))
@@ -193,10 +195,10 @@ def test_each_member_writes_its_own_record_only(invited: Callable[..., Authority
 def test_the_list_of_revocations_is_the_owners_and_never_an_older_one(invited: Callable[..., Authority]) -> None:
     it = invited("one")
     new, old = OWNER.revoke(5, [OTHER]).model_dump_json(), OWNER.revoke(4, []).model_dump_json()
-    assert it.validator.validate(record(it, None, records.REVOCATIONS, new))
+    assert it.validator.validate(record(it, None, REVOCATIONS, new))
     assert it.admission.revocations.number == 5
     for value in (old, STRANGER.revoke(9, []).model_dump_json(), "{}", "x" * 100_000):
-        assert not it.validator.validate(record(it, None, records.REVOCATIONS, value))
+        assert not it.validator.validate(record(it, None, REVOCATIONS, value))
 
 
 @given(st.binary(max_size=200))
@@ -211,22 +213,22 @@ def test_any_bytes_are_a_key_or_nobodys(data: bytes) -> None:
 def test_an_invitation_of_another_owner_or_none_at_all_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "x.invitation"
     with pytest.raises(UserError, match="No such file"):
-        identity.accept(file, tmp_path / "key", OWNER.public)
-    foreign = identity.invite(STRANGER, "x", LATER)
+        accept(file, tmp_path / "key", OWNER.public)
+    foreign = invite(STRANGER, "x", LATER)
     lines = foreign.model_copy(update={"owner": "two\nlines"}).model_dump_json()
     for text in ("", "{}", "[1]", "\x00", json.dumps({"certificate": {}, "owner": 1, "identity": "!"}), lines):
         file.write_text(text)
         with pytest.raises(UserError, match="not an invitation"):
-            identity.accept(file, tmp_path / "key", OWNER.public)
+            accept(file, tmp_path / "key", OWNER.public)
     file.write_text(foreign.model_dump_json())
     with pytest.raises(UserError, match="it is of the owner"):
-        identity.accept(file, tmp_path / "key", OWNER.public)
+        accept(file, tmp_path / "key", OWNER.public)
 
 
 def test_an_expired_invitation_does_not_start(tmp_path: Path) -> None:
     file, key = tmp_path / "x.invitation", tmp_path / "key"
-    file.write_text(identity.invite(OWNER, "x", time.time() - 1).model_dump_json())
-    certificate = identity.accept(file, key, OWNER.public).certificate
+    file.write_text(invite(OWNER, "x", time.time() - 1).model_dump_json())
+    certificate = accept(file, key, OWNER.public).certificate
     with pytest.raises(UserError, match="expired"):
         Authority(Admission(OWNER.public, certificate), key)
 

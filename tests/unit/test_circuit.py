@@ -12,10 +12,10 @@ from hivemind.p2p import PeerID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.streams import BadMessage, Stream, StreamLost
-from peer.swarm import circuit, relay
-from peer.swarm.relay import Relay
-from peer.swarm.slots import Slots, try_slot
+from peer.p2p.reachability import circuit_messages, relay
+from peer.p2p.reachability.relay import Relay
+from peer.p2p.reachability.reservations import Slots, try_slot
+from peer.p2p.stream import BadMessage, Stream, StreamLost
 
 T = TypeVar("T")
 HOLDER, CALLER = "QmYbAnMcVeRLg6kmQ1Z4XT2Q4aBH3VTsd3GRYc7HZoFSer", "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ"
@@ -42,29 +42,29 @@ async def pair(remote: str, other: str) -> tuple[Stream, Stream]:
     return near, far
 
 
-def parsed(data: bytes) -> circuit.Hop:
-    async def read() -> circuit.Hop:
+def parsed(data: bytes) -> circuit_messages.Hop:
+    async def read() -> circuit_messages.Hop:
         reader = asyncio.StreamReader()
         reader.feed_data(data)
         reader.feed_eof()
-        return await circuit.read_hop(reader)
+        return await circuit_messages.read_hop(reader)
 
     return run(read())
 
 
 def test_a_call_is_read_as_libp2p_writes_it() -> None:
     hop = parsed(bytes([len(CONNECT)]) + CONNECT)
-    assert hop == circuit.Hop(circuit.CONNECT, PeerID.from_base58(HOLDER).to_bytes())
-    assert circuit.hop_status(circuit.OK) == bytes.fromhex("0408022864")
-    assert circuit.hop_status(circuit.NO_RESERVATION) == bytes.fromhex("05080228cc01")
-    assert circuit.stop_connect(b"ab") == bytes.fromhex("08080012040a026162")
+    assert hop == circuit_messages.Hop(circuit_messages.CONNECT, PeerID.from_base58(HOLDER).to_bytes())
+    assert circuit_messages.hop_status(circuit_messages.OK) == bytes.fromhex("0408022864")
+    assert circuit_messages.hop_status(circuit_messages.NO_RESERVATION) == bytes.fromhex("05080228cc01")
+    assert circuit_messages.stop_connect(b"ab") == bytes.fromhex("08080012040a026162")
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_call_or_are_refused(data: bytes) -> None:
     with contextlib.suppress(BadMessage, asyncio.IncompleteReadError):
-        assert len(parsed(data).peer) <= circuit.LONGEST_ID
+        assert len(parsed(data).peer) <= circuit_messages.LONGEST_ID
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\x03", b"\x80\x80\x80\x80\x01", b"\x03\x12\x7f\x00", b"\x02\x0b\x00"])
@@ -76,14 +76,14 @@ def test_nonsense_and_what_is_too_long_is_refused(data: bytes) -> None:
 class Network:
     """Opens streams to a relay, and from it to the holder, whose answer is ``status``."""
 
-    def __init__(self, status: int = circuit.OK) -> None:
+    def __init__(self, status: int = circuit_messages.OK) -> None:
         self.relay = Relay(self.call)
         self.status = status
         self.called: list[Stream] = []
         self.tasks: list[asyncio.Task[None]] = []
 
     async def call(self, peer_id: str, protocol: str) -> Stream:
-        assert (peer_id, protocol) == (HOLDER, circuit.STOP)
+        assert (peer_id, protocol) == (HOLDER, circuit_messages.STOP)
         near, far = await pair(peer_id, "relay")
         self.called.append(far)
         self.tasks.append(asyncio.ensure_future(self.answer(far)))
@@ -92,8 +92,11 @@ class Network:
     async def answer(self, far: Stream) -> None:
         """As libp2p at the holder does."""
         head = await far.reader.readexactly(1)
-        assert await far.reader.readexactly(head[0]) == circuit.stop_connect(PeerID.from_base58(CALLER).to_bytes())[1:]
-        answer = bytes.fromhex("080120") + (b"\x64" if self.status == circuit.OK else b"\x00")
+        assert (
+            await far.reader.readexactly(head[0])
+            == circuit_messages.stop_connect(PeerID.from_base58(CALLER).to_bytes())[1:]
+        )
+        answer = bytes.fromhex("080120") + (b"\x64" if self.status == circuit_messages.OK else b"\x00")
         await far.write(bytes([len(answer)]) + answer, 1)
 
     async def open(self, peer_id: str, protocol: str, addresses: object) -> Stream:
@@ -126,7 +129,7 @@ def test_bytes_pass_both_ways_between_a_caller_and_a_holder() -> None:
         slots = await held(network)
         assert slots.places == ["/ip4/45.1.2.3/tcp/31337/p2p/QmRelay/p2p-circuit"]
         caller, status = await network.hop()
-        assert status == circuit.OK
+        assert status == circuit_messages.OK
         called = network.called[0]
         data = bytes(range(256)) * 4096  # 1 MiB: the daemon's own relay would have cut it at 128 KiB
         for source, sink in ((caller, called), (called, caller)):
@@ -145,10 +148,14 @@ def test_nobody_is_called_who_holds_no_slot_or_does_not_want_to() -> None:
         statuses = [(await Network().hop())[1]]
         for network in (Network(status=0), Network()):
             await held(network)
-            statuses.append((await network.hop(CALLER if network.status != circuit.OK else HOLDER))[1])
+            statuses.append((await network.hop(CALLER if network.status != circuit_messages.OK else HOLDER))[1])
         return statuses
 
-    assert run(talk()) == [circuit.NO_RESERVATION, circuit.CONNECTION_FAILED, circuit.NO_RESERVATION]
+    assert run(talk()) == [
+        circuit_messages.NO_RESERVATION,
+        circuit_messages.CONNECTION_FAILED,
+        circuit_messages.NO_RESERVATION,
+    ]
 
 
 def test_circuits_and_slots_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,11 +169,15 @@ def test_circuits_and_slots_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         relay.SLOTS = 1
         await held(network)
         hops = [await network.hop() for _ in range(3)]
-        assert [status for _, status in hops] == [circuit.OK, circuit.OK, circuit.LIMIT_EXCEEDED]
+        assert [status for _, status in hops] == [
+            circuit_messages.OK,
+            circuit_messages.OK,
+            circuit_messages.LIMIT_EXCEEDED,
+        ]
         for called in network.called:
             called.close()
         await asyncio.sleep(0.1)
-        assert (await network.hop())[1] == circuit.OK
+        assert (await network.hop())[1] == circuit_messages.OK
 
     run(talk())
 

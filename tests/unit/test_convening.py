@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Group, Seat
-from peer.streams import Stream, StreamLost
 from peer.swarm import convening
 from peer.swarm.convening import Convener
 from peer.swarm.convention import CONVENER_WORD, Attend, Behind, Place, Ready, Roster, Wait

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from peer.streams import Stream
-from peer.swarm import identity
-from peer.swarm.addresses import for_record, is_circuit, is_private, owner_of, place_of, tcp_of, tcp_place, through
-from peer.swarm.daemon import Daemon
-from peer.swarm.dialback import ALL, EACH, PERIOD, Allowance, DialBack, Heard, ask
-from peer.swarm.direct import Stranger, who_answers
-from peer.swarm.reach import Stand, decide
+from peer.p2p import identity
+from peer.p2p.addresses import for_record, is_circuit, is_private, owner_of, place_of, tcp_of, tcp_place, through
+from peer.p2p.daemon import Daemon
+from peer.p2p.reachability.decide import Stand, decide
+from peer.p2p.reachability.dialback import ALL, EACH, PERIOD, Allowance, DialBack, Heard, ask
+from peer.p2p.reachability.tls_probe import Stranger, who_answers
+from peer.p2p.stream import Stream
 
 T = TypeVar("T")
 ME, OTHER = "QmYbAnMcVeRLg6kmQ1Z4XT2Q4aBH3VTsd3GRYc7HZoFSer", "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ"

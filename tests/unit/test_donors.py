@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.errors import RunError
+from peer.p2p.event_loop import LoopThread
+from peer.p2p.stream import StreamLost
 from peer.rounds.state import State
-from peer.streams import StreamLost
 from peer.swarm import join
 from peer.swarm.join import CHOOSY, NEAR, donors_of, take_state
 from peer.swarm.meeting import Party
 from peer.swarm.records import MemberRecord
 from peer.swarm.taking import Behind, Busy, Slow
-from peer.swarm.thread import LoopThread
 
 ROUNDS = st.integers(0, 40)
 

@@ -19,7 +19,7 @@ from peer.exchange import lane, reduce
 from peer.exchange.average import mean_of_senders
 from peer.exchange.group_wire import REPORT, Report, pack, unpack
 from peer.exchange.lane import GOT, Lane
-from peer.payload import Channel
+from peer.p2p.payload import Channel
 from peer.rounds.contribution import Averaged, Readable, Sparse
 from peer.rounds.types import Group, Outcome
 from peer.rounds.vectors import PART, Vector

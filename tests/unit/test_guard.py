@@ -11,9 +11,9 @@ from torch import Tensor
 from peer.exchange.codec import Cast
 from peer.exchange.guard import RECENT, Guard, judge
 from peer.exchange.pair import PairExchange
+from peer.p2p.event_loop import LoopThread
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link, Outcome, Reason
-from peer.swarm.thread import LoopThread
 from tests.swarm.attacks import Attack, Hostile
 from tests.unit.exchange_harness import FAST, identity, stream_pair
 

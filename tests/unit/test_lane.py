@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from peer.exchange import lane, reduce
 from peer.exchange.lane import GOT, PART, Lane, turns
-from peer.payload import Channel, receive_payload
+from peer.p2p.payload import Channel, receive_payload
+from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.contribution import Readable
 from peer.rounds.types import Outcome
 from peer.rounds.vectors import PART as ELEMENTS
 from peer.rounds.vectors import Vector
-from peer.streams import BadMessage, StreamLost
 from tests.unit.group_harness import many, stream_between
 
 STALL = 0.4

@@ -12,11 +12,11 @@ import torch
 
 from peer.config.schema import CodecName
 from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement
-from peer.payload import receive_payload, send_payload
+from peer.p2p.payload import receive_payload, send_payload
+from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link, Outcome
 from peer.rounds.vectors import PART, Vector
-from peer.streams import Stream
 from tests.unit.exchange_harness import FAST, LoopThread, identity, pair_exchange, stream_pair
 
 NUMEL = PART + 100

@@ -20,11 +20,11 @@ from peer.exchange.flight import Flight, Opened, rolling_parts
 from peer.exchange.guard import Guard
 from peer.exchange.rolling import RollingExchange
 from peer.exchange.wire import HEADER
+from peer.p2p.event_loop import LoopThread
+from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link, Outcome
 from peer.rounds.vectors import PART
-from peer.streams import Stream
-from peer.swarm.thread import LoopThread
 from tests.unit.exchange_harness import FAST, identity, stream_pair
 
 NUMEL = 40_000

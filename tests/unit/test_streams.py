@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from peer.payload import receive_payload, send_payload
+from peer.p2p.payload import receive_payload, send_payload
+from peer.p2p.stream import CHUNK, MESSAGE_CAP, BadMessage, Message, Stream, StreamLost
 from peer.rounds.vectors import Vector
-from peer.streams import CHUNK, MESSAGE_CAP, BadMessage, Message, Stream, StreamLost
 from peer.swarm.meeting import PROPOSAL, REPLY
 from tests.unit.exchange_harness import LoopThread, stream_pair
 

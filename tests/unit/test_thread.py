@@ -11,7 +11,7 @@ import time
 import pytest
 
 from peer.errors import RunError
-from peer.swarm.thread import LoopThread
+from peer.p2p.event_loop import LoopThread
 
 FREEZABLE = """
 import asyncio

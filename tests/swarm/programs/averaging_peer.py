@@ -24,11 +24,11 @@ from peer.exchange.pair import PairExchange
 from peer.exchange.wire import Identity
 from peer.outer.noloco import NoLoCo as Method
 from peer.outer.slow_weights import SlowWeights
+from peer.p2p import identity
+from peer.p2p.node import Node, NodeSettings
+from peer.p2p.stream import Stream
 from peer.rounds.contribution import Contribution
 from peer.rounds.types import Group, Link
-from peer.streams import Stream
-from peer.swarm import identity
-from peer.swarm.node import Node, NodeSettings
 from tests.swarm.attacks import Unguarded
 
 PROTOCOL = "noloco/averaging-test/1"

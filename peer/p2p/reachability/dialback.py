@@ -20,9 +20,9 @@ from pydantic import Field, TypeAdapter
 
 from peer import __version__
 from peer.logs import fields, get_logger
-from peer.streams import Message, Stream
-from peer.swarm.addresses import is_circuit, tcp_of
-from peer.swarm.direct import Stranger, who_answers
+from peer.p2p.addresses import is_circuit, tcp_of
+from peer.p2p.reachability.tls_probe import Stranger, who_answers
+from peer.p2p.stream import Message, Stream
 
 log = get_logger("dialback")
 

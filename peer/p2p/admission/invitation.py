@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import base64
 import json
+import tempfile
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from peer.streams import Message
+from peer.errors import UserError
+from peer.p2p.identity import load_or_create
+from peer.p2p.stream import Message
 
 REVOKED = 1000  # ids in a list
 Id = Annotated[str, Field(max_length=64, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
@@ -117,3 +121,32 @@ def _genuine(owner: str, payload: bytes, signature: str) -> bool:
     except (ValueError, InvalidSignature):
         return False
     return True
+
+
+def invite(owner: Owner, name: str, expires: float) -> Invitation:
+    """A new identity, and the owner's certificate for it until ``expires`` (unix seconds)."""
+    with tempfile.TemporaryDirectory(prefix="noloco-invite-") as folder:
+        key = Path(folder) / "identity.key"
+        peer_id = load_or_create(key)
+        identity = base64.b64encode(key.read_bytes()).decode()
+    return Invitation(certificate=owner.certify(peer_id, name, expires), owner=owner.public, identity=identity)
+
+
+def accept(path: Path, key: Path, owner: str | None) -> Invitation:
+    """The invitation in the file ``path``; its identity is written to ``key``. ``owner``: of the swarm, public key;
+    ``None``: whoever has signed it.
+    """
+    try:
+        invitation = Invitation.model_validate_json(path.read_bytes())
+        identity = base64.b64decode(invitation.identity, validate=True)
+        if owner not in (None, invitation.owner):
+            raise UserError(f"invitation {path}: it is of the owner {invitation.owner}, run.owner is {owner}")
+        if not key.exists() or key.read_bytes() != identity:
+            key.unlink(missing_ok=True)
+            key.touch(mode=0o600)
+            key.write_bytes(identity)
+    except OSError as error:
+        raise UserError(f"invitation {error.filename}: {error.strerror}") from None
+    except (ValidationError, ValueError):
+        raise UserError(f"invitation {path}: not an invitation; ask the swarm's owner for the file again") from None
+    return invitation

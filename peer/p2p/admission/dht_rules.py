@@ -24,9 +24,10 @@ from hivemind.utils.crypto import RSAPrivateKey
 from pydantic import ValidationError
 
 from peer.errors import UserError
-from peer.swarm import identity
-from peer.swarm.invitation import Admission, Certificate
-from peer.swarm.records import REVOCATIONS, decode_revocations, owner_of
+from peer.p2p import identity
+from peer.p2p.admission.invitation import Admission, Certificate, accept
+from peer.p2p.admission.revocations import REVOCATIONS, decode_revocations
+from peer.p2p.admission.subkeys import owner_of
 
 CERTIFICATE_CAP = 1024  # bytes
 SHA2_256 = b"\x12\x20"  # a multihash says which hash it is, and its length
@@ -50,7 +51,7 @@ class Authority:
 
 def invited(invitation: Path, key: Path, owner: str | None) -> Authority:
     """By the file ``invitation``, whose identity is written to ``key``; ``owner`` as in :func:`identity.accept`."""
-    accepted = identity.accept(invitation, key, owner)
+    accepted = accept(invitation, key, owner)
     return Authority(Admission(accepted.owner, accepted.certificate), key)
 
 

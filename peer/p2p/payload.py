@@ -10,9 +10,9 @@ from typing import Protocol
 import xxhash
 from torch import Tensor
 
+from peer.p2p.stream import Stream
 from peer.rounds.contribution import Readable
 from peer.rounds.vectors import parts, scratch
-from peer.streams import Stream
 
 DIGEST_BYTES = 16
 

@@ -54,7 +54,7 @@ class Daemon:
             f"-hostAddrs={','.join(addresses)}",
             *(["-dhtClient=1", "-forceReachabilityPrivate=1"] if relayed else ["-dhtServer=1"]),
             "-relay=1",
-            "-relayService=0",  # peer/swarm/relay.py takes the place of the daemon's own
+            "-relayService=0",  # peer/p2p/reachability/relay.py takes the place of the daemon's own
             "-autonat=1",
             "-connManager=1",
             "-tls=1",

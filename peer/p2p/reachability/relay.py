@@ -21,8 +21,8 @@ from hivemind.p2p import PeerID
 from pydantic import Field, TypeAdapter
 
 from peer.logs import fields, get_logger
-from peer.streams import BadMessage, Message, Stream, StreamLost
-from peer.swarm import circuit
+from peer.p2p.reachability import circuit_messages
+from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
 
 log = get_logger("relay")
 
@@ -71,7 +71,7 @@ Raw = Callable[[str, str], Awaitable[Stream]]  # opens a stream without our own 
 
 
 class Relay:
-    """Belongs to the network thread. ``open_raw``: :meth:`peer.swarm.node.Node.open_raw`."""
+    """Belongs to the network thread. ``open_raw``: :meth:`peer.p2p.node.Node.open_raw`."""
 
     def __init__(self, open_raw: Raw) -> None:
         self._open_raw = open_raw
@@ -109,14 +109,14 @@ class Relay:
         """Handler of :data:`circuit.HOP`: a caller wants one of the holders."""
         try:
             async with asyncio.timeout(TALK_TIMEOUT):
-                asked = await circuit.read_hop(stream.reader)
-            target = PeerID(asked.peer).to_base58() if asked.kind == circuit.CONNECT else ""
+                asked = await circuit_messages.read_hop(stream.reader)
+            target = PeerID(asked.peer).to_base58() if asked.kind == circuit_messages.CONNECT else ""
             status = self._status(asked.kind, stream.remote, target)
-            if status == circuit.OK:
+            if status == circuit_messages.OK:
                 with self._counted(stream.remote, target):
                     status = await self._connect(stream, target)
-            if status != circuit.OK:
-                await stream.write(circuit.hop_status(status), TALK_TIMEOUT)
+            if status != circuit_messages.OK:
+                await stream.write(circuit_messages.hop_status(status), TALK_TIMEOUT)
                 await stream.until_closed(TALK_TIMEOUT)
         except (asyncio.IncompleteReadError, BadMessage, StreamLost, OSError, ValueError) as error:
             log.debug("no circuit: %s", fields(caller=stream.remote[-6:], reason=str(error)))
@@ -124,12 +124,16 @@ class Relay:
             stream.close()
 
     def _status(self, kind: int, caller: str, target: str) -> int:
-        if kind != circuit.CONNECT:
-            return circuit.RESERVATION_REFUSED  # libp2p's own reservations: ours are by :data:`PROTOCOL`
+        if kind != circuit_messages.CONNECT:
+            return circuit_messages.RESERVATION_REFUSED  # libp2p's own reservations: ours are by :data:`PROTOCOL`
         if target not in self._slots or target == caller:
-            return circuit.NO_RESERVATION
+            return circuit_messages.NO_RESERVATION
         busiest = max(self._circuits[caller], self._circuits[target])
-        return circuit.LIMIT_EXCEEDED if self._open >= CIRCUITS or busiest >= CIRCUITS_EACH else circuit.OK
+        return (
+            circuit_messages.LIMIT_EXCEEDED
+            if self._open >= CIRCUITS or busiest >= CIRCUITS_EACH
+            else circuit_messages.OK
+        )
 
     @contextmanager
     def _counted(self, *ends: str) -> Iterator[None]:
@@ -144,19 +148,21 @@ class Relay:
     async def _connect(self, caller: Stream, target: str) -> int:
         """Call the target and carry what they say to each other, until one of them ends."""
         try:
-            called = await self._open_raw(target, circuit.STOP)
+            called = await self._open_raw(target, circuit_messages.STOP)
         except (StreamLost, TimeoutError):
-            return circuit.CONNECTION_FAILED
+            return circuit_messages.CONNECTION_FAILED
         try:
-            await called.write(circuit.stop_connect(PeerID.from_base58(caller.remote).to_bytes()), TALK_TIMEOUT)
+            await called.write(
+                circuit_messages.stop_connect(PeerID.from_base58(caller.remote).to_bytes()), TALK_TIMEOUT
+            )
             async with asyncio.timeout(TALK_TIMEOUT):
-                if await circuit.read_stop_status(called.reader) != circuit.OK:
-                    return circuit.CONNECTION_FAILED
-            await caller.write(circuit.hop_status(circuit.OK), TALK_TIMEOUT)
+                if await circuit_messages.read_stop_status(called.reader) != circuit_messages.OK:
+                    return circuit_messages.CONNECTION_FAILED
+            await caller.write(circuit_messages.hop_status(circuit_messages.OK), TALK_TIMEOUT)
             await _carry(caller, called)
         finally:
             called.close()
-        return circuit.OK
+        return circuit_messages.OK
 
 
 async def _carry(caller: Stream, called: Stream) -> None:

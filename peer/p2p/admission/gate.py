@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from peer.logs import fields, get_logger
-from peer.streams import Message, Stream, StreamLost
-from peer.swarm.invitation import Admission, Certificate
+from peer.p2p.admission.invitation import Admission, Certificate
+from peer.p2p.stream import Message, Stream, StreamLost
 
 log = get_logger("admission")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from peer.streams import BadMessage
+from peer.p2p.stream import BadMessage
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"  # the caller to the relay
 STOP = "/libp2p/circuit/relay/0.2.0/stop"  # the relay to the called

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from peer.logs import fields, get_logger
-from peer.streams import BadMessage, Stream, StreamLost
-from peer.swarm.addresses import is_loopback, owner_of, place_of, tcp_of, tcp_place
-from peer.swarm.dialback import PROTOCOL, Heard, ask
+from peer.p2p.addresses import is_loopback, owner_of, place_of, tcp_of, tcp_place
+from peer.p2p.reachability.dialback import PROTOCOL, Heard, ask
+from peer.p2p.stream import BadMessage, Stream, StreamLost
 
 log = get_logger("reach")
 

@@ -12,9 +12,19 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from peer.logs import fields, get_logger
-from peer.streams import BadMessage, Stream, StreamLost
-from peer.swarm.addresses import owner_of, through
-from peer.swarm.relay import PING, PING_SECONDS, PONG_TIMEOUT, PROTOCOL, REPLY, TALK_TIMEOUT, Full, Ping, Reserve
+from peer.p2p.addresses import owner_of, through
+from peer.p2p.reachability.relay import (
+    PING,
+    PING_SECONDS,
+    PONG_TIMEOUT,
+    PROTOCOL,
+    REPLY,
+    TALK_TIMEOUT,
+    Full,
+    Ping,
+    Reserve,
+)
+from peer.p2p.stream import BadMessage, Stream, StreamLost
 
 log = get_logger("relay")
 
@@ -34,7 +44,7 @@ async def try_slot(open_stream: Open, relay: str) -> None:
 
 
 class Slots:
-    """Belongs to the network thread. ``open_stream``: :meth:`peer.swarm.node.Node.open`."""
+    """Belongs to the network thread. ``open_stream``: :meth:`peer.p2p.node.Node.open`."""
 
     def __init__(self, open_stream: Open, relays: Sequence[str]) -> None:
         """``relays``: addresses with ids; one of each id is used, and not more than :data:`RELAYS`."""

@@ -6,9 +6,10 @@ import asyncio
 import time
 from typing import Any
 
+from pydantic import ValidationError
+
 from peer.logs import fields, get_logger
-from peer.swarm.invitation import Admission
-from peer.swarm.records import REVOCATIONS, REVOCATIONS_LIFETIME, decode_revocations
+from peer.p2p.admission.invitation import Admission, Revocations
 
 log = get_logger("admission")
 
@@ -37,3 +38,20 @@ async def keep_revocations(dht: Any, admission: Admission) -> None:
         if admission.revocations.number > before:
             log.info("revoked: %s", fields(peers=len(admission.revocations.peer_ids)))
         await asyncio.sleep(PERIOD)
+
+
+REVOCATIONS_BYTES = 64 * 1024
+REVOCATIONS = "revocations"  # key of the owner's list, in an invited swarm
+
+
+REVOCATIONS_LIFETIME = 3600.0  # seconds; members that have it keep it alive
+
+
+def decode_revocations(value: object) -> Revocations | None:
+    """A list that anybody may have written: its signature is still to be checked."""
+    if not isinstance(value, str) or len(value) > REVOCATIONS_BYTES:
+        return None
+    try:
+        return Revocations.model_validate_json(value)
+    except ValidationError:
+        return None

@@ -19,19 +19,19 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from peer.errors import RunError, UserError
 from peer.logs import get_logger
-from peer.streams import Stream, StreamLost
-from peer.swarm import circuit, dialback, relay
-from peer.swarm.addresses import is_loopback, owner_of, tcp_of
-from peer.swarm.authority import Authority
-from peer.swarm.daemon import Daemon
-from peer.swarm.dial import Unreachable, connect_any, dial, disconnect
-from peer.swarm.entry import asked_in_vain, join_dht, keep_in_touch, objection_of
-from peer.swarm.gate import PROTOCOL as ADMISSION
-from peer.swarm.gate import Gate
-from peer.swarm.reach import Stand, decide
-from peer.swarm.revocations import keep_revocations
-from peer.swarm.slots import Slots
-from peer.swarm.thread import LoopThread
+from peer.p2p.addresses import is_loopback, owner_of, tcp_of
+from peer.p2p.admission.dht_rules import Authority
+from peer.p2p.admission.gate import PROTOCOL as ADMISSION
+from peer.p2p.admission.gate import Gate
+from peer.p2p.admission.revocations import keep_revocations
+from peer.p2p.daemon import Daemon
+from peer.p2p.dht import asked_in_vain, join_dht, keep_in_touch, objection_of
+from peer.p2p.dial import Unreachable, connect_any, dial, disconnect
+from peer.p2p.event_loop import LoopThread
+from peer.p2p.reachability import circuit_messages, dialback, relay
+from peer.p2p.reachability.decide import Stand, decide
+from peer.p2p.reachability.reservations import Slots
+from peer.p2p.stream import Stream, StreamLost
 
 log = get_logger("node")
 T = TypeVar("T")
@@ -243,7 +243,7 @@ class Node:
         self._served.add(protocol)
 
     async def asked_in_vain(self) -> bool:
-        """After a search that has found nothing: look again? See :func:`peer.swarm.entry.asked_in_vain`."""
+        """After a search that has found nothing: look again? See :func:`peer.p2p.dht.asked_in_vain`."""
         return await asked_in_vain(self.p2p, self.dht, self._settings.initial_peers)
 
     async def visible(self) -> tuple[str, ...]:
@@ -271,7 +271,7 @@ class Node:
         if not relayed:
             serving = relay.Relay(self._open_raw)
             await self.serve(relay.PROTOCOL, serving.hold)
-            await self.serve(circuit.HOP, serving.hop, open_to_all=True)
+            await self.serve(circuit_messages.HOP, serving.hop, open_to_all=True)
             return
         self._slots = Slots(self.open, reached)
         self._slots.start(self.background)

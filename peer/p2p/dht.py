@@ -17,12 +17,12 @@ from hivemind.p2p import P2P, PeerID
 
 from peer.errors import UserError
 from peer.logs import get_logger
-from peer.streams import Stream
-from peer.swarm.addresses import owner_of
-from peer.swarm.authority import Authority
-from peer.swarm.dial import Unreachable, dial
-from peer.swarm.gate import PROTOCOL, Notice, knock, why_refused
-from peer.swarm.invitation import Certificate
+from peer.p2p.addresses import owner_of
+from peer.p2p.admission.dht_rules import Authority
+from peer.p2p.admission.gate import PROTOCOL, Notice, knock, why_refused
+from peer.p2p.admission.invitation import Certificate
+from peer.p2p.dial import Unreachable, dial
+from peer.p2p.stream import Stream
 
 log = get_logger("node")
 

@@ -19,7 +19,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from peer.errors import UserError
 from peer.logs import get_logger
-from peer.swarm.addresses import CIRCUIT, is_circuit, owner_of, place_of
+from peer.p2p.addresses import CIRCUIT, is_circuit, owner_of, place_of
 
 log = get_logger("dial")
 ATTEMPT_SECONDS = 10.0

@@ -1,0 +1,1 @@
+"""Who may take part in an invited swarm."""

@@ -1,0 +1,35 @@
+"""A peer's libp2p identity: an RSA key in a file. Whoever has the file is the peer, so it is never shared."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from hivemind.p2p import P2P, PeerID
+
+from peer.errors import UserError
+
+
+def load_or_create(path: Path) -> str:
+    """Peer id (base58) of the key in ``path``; a new key is written when there is none."""
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            P2P.generate_identity(str(path))
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"identity file {path}: {error.strerror}; check its owner and permissions, "
+            "or name another with peer.identity"
+        ) from None
+    try:
+        return str(PeerID.from_identity(data).to_base58())
+    except Exception:  # noqa: BLE001 - protobuf, ASN.1 and value errors all mean the same to the user
+        raise UserError(
+            f"identity file {path}: not a key; restore it from a backup, or delete it to become a new peer"
+        ) from None
+
+
+def stream_of(peer_id: str) -> int:
+    """The data stream that belongs to an identity: different peers read different data."""
+    return int.from_bytes(hashlib.sha256(peer_id.encode()).digest()[:6], "big")

@@ -1,0 +1,1 @@
+"""How a node is reached that others cannot dial."""
