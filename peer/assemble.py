@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from peer import build, logs, model_source, own_tokenizer
+from peer import build, logs
 from peer.checkpoint import Checkpoints
 from peer.config.schema import Config
 from peer.data import corpus
@@ -18,7 +18,9 @@ from peer.membership import Ground, Membership, grounded
 from peer.overlapped import OverlappedTrainer
 from peer.p2p import identity
 from peer.process import Signals
-from peer.ranks.crew import Crew
+from peer.replica import model_source, pretrained_tokenizer
+from peer.replica.device import pick_device
+from peer.replica.sharded.ranks import Crew
 from peer.state import PeerState
 from peer.trainer import Trainer
 from peer.training import Parts, Training
@@ -32,9 +34,9 @@ def assembled(config: Config, signals: Signals, crew: Crew | None = None) -> Ite
     config = model_source.pinned(config)
     run, own = config.run, config.peer
     with ExitStack() as stack:
-        ground = stack.enter_context(grounded(run, own, build.pick_device(own.device), signals.stop))
+        ground = stack.enter_context(grounded(run, own, pick_device(own.device), signals.stop))
         logs.setup(ground.home.name, ground.home.folder / "peer.log")
-        own_tokenizer.warn(run)
+        pretrained_tokenizer.warn(run)
         text = corpus.load(run.data, run.evaluation.sets)
         state = stack.enter_context(_replica(config, text, ground, crew))
         checkpoints = Checkpoints(ground.home.folder / "checkpoints", own.checkpoint.keep)

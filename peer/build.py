@@ -12,21 +12,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from peer import __version__, model
+from peer import __version__
 from peer.config.digest import digest
 from peer.config.schema import CodecName, Config, Run
 from peer.data.corpus import Tokens
 from peer.data.open import batches
 from peer.data.sources.documents import Split
-from peer.errors import UserError
 from peer.exchange.codec import Cast, Codec
 from peer.exchange.modulo import Modulo
-from peer.inner import InnerLoop
 from peer.outer.methods import outer_method
 from peer.outer.slow_weights import SlowWeights
 from peer.process import Stop
-from peer.ranks import replica as ranks
-from peer.ranks.crew import Crew
+from peer.replica import model
+from peer.replica.device import wants_bf16
+from peer.replica.inner_loop import InnerLoop
+from peer.replica.sharded import replica as ranks
+from peer.replica.sharded.ranks import Crew
 from peer.rounds.progress import Progress
 from peer.state import PeerState
 
@@ -95,18 +96,3 @@ def origin(run: Run, network: nn.Module) -> dict[str, Any]:
 def codec(name: CodecName, numel: int) -> Codec:
     """The codec that ``run.exchange.codec`` names, for contributions of ``numel`` elements."""
     return Modulo(name, numel) if name in ("int8", "int4") else Cast(name)
-
-
-def pick_device(wish: str) -> torch.device:
-    """``auto``: the accelerator when there is one. Raises :class:`UserError` when one is asked for and is not there."""
-    available = torch.cuda.is_available()
-    if wish == "cuda" and not available:
-        raise UserError("peer.device: cuda is not available here; look at nvidia-smi and the torch build, or use cpu")
-    return torch.device("cuda" if available and wish != "cpu" else "cpu")
-
-
-def wants_bf16(precision: str, device: torch.device) -> bool:
-    """bf16 autocast by itself only where the device computes in it."""
-    if precision == "auto":
-        return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return precision == "bf16"

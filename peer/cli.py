@@ -22,7 +22,7 @@ from peer.config import load
 from peer.config.digest import digest
 from peer.config.schema import Config
 from peer.errors import RunError, UserError
-from peer.ranks import launch
+from peer.replica.sharded import launch
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -152,7 +152,7 @@ def _positive(text: str) -> int:
 def _train(args: argparse.Namespace) -> int:
     rank = launch.of(os.environ)
     if rank is not None and rank.number:
-        from peer.ranks import worker
+        from peer.replica.sharded import worker
 
         return worker.run(rank)
     config = _loaded(args)
@@ -164,8 +164,8 @@ def _train(args: argparse.Namespace) -> int:
     import torch
 
     from peer.assemble import assembled
-    from peer.inner import out_of_memory
-    from peer.ranks.crew import mustered
+    from peer.replica.inner_loop import out_of_memory
+    from peer.replica.sharded.ranks import mustered
 
     def give_up(why: str) -> None:
         _say(RunError(why), 1)
@@ -220,14 +220,14 @@ def _check(args: argparse.Namespace) -> int:
     elif args.config is None:
         raise UserError("check: --config is needed, or --own-loop for a program with peer.OuterLoop")
     else:
-        from peer import model_source
+        from peer.replica import model_source
 
         config = model_source.pinned(_loaded(args))
     return run(config, lambda line: print(line, flush=True), args.ranks)
 
 
 def _show_config(args: argparse.Namespace) -> int:
-    from peer import model, model_source
+    from peer.replica import model, model_source
 
     config: Config = model_source.pinned(load.load(args.config, args.overrides))
     outline = model.outline(

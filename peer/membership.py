@@ -30,7 +30,6 @@ from peer.exchange.mesh import Lobby
 from peer.exchange.pair import PairExchange
 from peer.exchange.rolling import RollingExchange
 from peer.exchange.wire import Identity, layout_digest
-from peer.inner import synchronize
 from peer.joining import catch_up, join_late
 from peer.logs import fields, get_logger
 from peer.metrics import Metrics, PhaseClock
@@ -42,6 +41,7 @@ from peer.p2p.admission.dht_rules import Authority, invited
 from peer.p2p.node import OPEN_TIMEOUT, Node, NodeSettings
 from peer.place import Place
 from peer.process import Stop
+from peer.replica.device import synchronize
 from peer.report import Counted, Reporter
 from peer.rounds.contribution import Averaged
 from peer.rounds.progress import Progress

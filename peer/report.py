@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from peer.inner import InnerReport
 from peer.logs import fields, get_logger
 from peer.metrics import Metrics
+from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
 from peer.standing import Standing

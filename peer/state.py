@@ -15,9 +15,9 @@ import torch
 
 from peer.checkpoint import Saved, Tensors
 from peer.data.batches import Stream
-from peer.inner import InnerLoop
 from peer.outer.method import OuterMethod
 from peer.outer_state import OuterState
+from peer.replica.inner_loop import InnerLoop
 from peer.rounds.lineage import Lineage
 
 

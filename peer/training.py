@@ -15,11 +15,11 @@ from torch import Tensor
 from peer.checkpoint import Checkpoints
 from peer.config.schema import Config
 from peer.errors import RunError
-from peer.inner import InnerReport
 from peer.inner_phase import InnerPhase
 from peer.joining import join_late
 from peer.metrics import PhaseClock
 from peer.process import Stop
+from peer.replica.inner_loop import InnerReport
 from peer.report import Counted, Reporter, RoundReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.progress import Progress

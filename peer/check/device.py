@@ -6,19 +6,18 @@ from collections.abc import Iterator
 
 from peer.check.finding import Finding, ok, warn
 from peer.config.schema import Config
+from peer.replica.device import pick_device, wants_bf16
 
 
 def device(config: Config, ranks: int = 1) -> Iterator[Finding]:
     """Raises :class:`peer.errors.UserError` when a device is wanted that is not there."""
     import torch
 
-    from peer import build
-
     own = config.peer
-    found = build.pick_device(own.device)
+    found = pick_device(own.device)
     if found.type == "cuda":
         properties = torch.cuda.get_device_properties(found)
-        bf16 = "bf16" if build.wants_bf16(own.precision, found) else "fp32"
+        bf16 = "bf16" if wants_bf16(own.precision, found) else "fp32"
         text = f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB, computes in {bf16}"
         more = torch.cuda.device_count() - ranks
         if more > 0:

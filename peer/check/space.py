@@ -9,6 +9,7 @@ from pathlib import Path
 
 from peer.check.finding import Finding, fail, ok, warn
 from peer.config.schema import Config
+from peer.replica.device import pick_device
 
 CHECKPOINT_VECTORS = 5  # θ, φ, δ and AdamW's two moments, as in state.py
 TIGHT = 0.87  # an estimate is within 15%
@@ -16,15 +17,14 @@ GIB = 2**30
 
 
 def memory(config: Config, ranks: int = 1) -> Iterator[Finding]:
-    """The estimate of peer/memory.py against what is free now."""
+    """The estimate of peer/replica/memory.py against what is free now."""
     import torch
 
-    from peer import build
-    from peer.memory import estimate
-    from peer.ranks import launch
+    from peer.replica.memory import estimate
+    from peer.replica.sharded import launch
     from peer.swarm.donor import CLIENTS
 
-    where = build.pick_device(config.peer.device)
+    where = pick_device(config.peer.device)
     if ranks > 1:
         launch.require_fit(config, ranks, torch.cuda.device_count() if where.type == "cuda" else None)
     needed = estimate(config.run, config.peer, ranks)
@@ -88,7 +88,7 @@ def _compared(topic: str, needed: int, free: int, what: str, advice: str, at_tim
 
 
 def _parameters(config: Config) -> int:
-    from peer.model import parameters_of
+    from peer.replica.model import parameters_of
 
     return parameters_of(
         config.run.model,

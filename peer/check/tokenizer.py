@@ -10,7 +10,7 @@ from peer.config.schema import Config
 
 def tokenizer(config: Config) -> Iterator[Finding]:
     """Nothing is said of fresh weights."""
-    from peer.own_tokenizer import compare
+    from peer.replica.pretrained_tokenizer import compare
 
     found = compare(config.run)
     if found is not None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from peer import build, model
 from peer.config.model import AutoModel
 from peer.data import corpus
 from peer.data.open import validation
@@ -19,7 +18,9 @@ from peer.export import folder, sources
 from peer.export.card import card
 from peer.export.mixing import Mixed, mix
 from peer.export.sources import Source
-from peer.inner import mean_loss
+from peer.replica import model
+from peer.replica.device import pick_device
+from peer.replica.inner_loop import mean_loss
 
 
 def export(checkpoints: Sequence[Path], out: Path, *, dtype: str, evaluate: bool | None) -> Iterator[str]:
@@ -88,7 +89,7 @@ def _evaluation(source: Source, wish: bool | None) -> tuple[Callable[[nn.Module]
         if wish:
             raise
         return None, str(error)
-    device = build.pick_device("auto")
+    device = pick_device("auto")
 
     def loss_of(network: nn.Module) -> float:
         loss = mean_loss(network.to(device), batches, device)

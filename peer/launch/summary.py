@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from peer import model
 from peer.checkpoint import Checkpoints, Tensors
 from peer.config.schema import Config
 from peer.data import batches as data
 from peer.data import corpus
-from peer.inner import mean_loss
 from peer.launch.tail import Tail
+from peer.replica import model
+from peer.replica.inner_loop import mean_loss
 from peer.rounds.types import Outcome
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peer.inner import InnerReport
+from peer.replica.inner_loop import InnerReport
 from peer.report import RoundReport
 from peer.rounds.types import Outcome
 

@@ -28,7 +28,6 @@ from peer import logs
 from peer.beside import Beside
 from peer.config.digest import digest
 from peer.errors import RunError, UserError
-from peer.inner import InnerReport
 from peer.inner_phase import InnerPhase
 from peer.membership import Membership, grounded
 from peer.outer.methods import outer_method
@@ -38,6 +37,7 @@ from peer.own.config import OwnConfig, resolve
 from peer.own.state import OwnState
 from peer.own.weights import require_finite, require_same, require_trains, trained
 from peer.process import Stop
+from peer.replica.inner_loop import InnerReport
 from peer.report import Counted, RoundReport
 from peer.rounds.contribution import Averaged
 

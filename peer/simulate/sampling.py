@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peer.inner import mean_loss
+from peer.replica.inner_loop import mean_loss
 from peer.rounds.vectors import parts, scratch
 from peer.simulate.replica import Replica
 

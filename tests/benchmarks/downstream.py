@@ -72,7 +72,7 @@ def jobs(seeds: Sequence[int], *, quick: bool) -> list[Job]:
 def run_one(job: Job) -> list[Row]:
     """A row a start. In a process of its own, on one core."""
     from peer.data import corpus
-    from peer.inner import mean_loss
+    from peer.replica.inner_loop import mean_loss
     from tests.benchmarks.downstream_tuning import best_tuned, score
 
     torch.set_num_threads(1)
@@ -92,9 +92,9 @@ def run_one(job: Job) -> list[Row]:
 
 def starts(case: Case) -> Iterator[tuple[str, nn.Module]]:
     """What a pre-training leaves behind: the average of the replicas, and where they differ, the first one too."""
-    from peer import model
     from peer.config.schema import Evaluation
     from peer.outer.slow_weights import SlowWeights
+    from peer.replica import model
     from peer.simulate.options import Method, Options
     from peer.simulate.simulation import Simulation
 

@@ -24,15 +24,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from peer import logs, model
+from peer import logs
 from peer.config.schema import Config, LlamaModel
 from peer.data import corpus
 from peer.data.batches import TokenStream
-from peer.inner import InnerLoop, learning_rate
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 from peer.p2p.node import Node
 from peer.process import Stop
+from peer.replica import model
+from peer.replica.inner_loop import InnerLoop, learning_rate
 from peer.rounds.progress import Progress
 from peer.rounds.types import Outcome
 from tests.benchmarks.common import finish, options

@@ -26,13 +26,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peer import model, tokenizing
+from peer import tokenizing
 from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, StdlibData
 from peer.config.schema import Config, Run
 from peer.data import corpus, open
 from peer.data.open import read_ahead
-from peer.inner import InnerLoop
 from peer.process import Stop
+from peer.replica import model
+from peer.replica.inner_loop import InnerLoop
 from peer.rounds.progress import Progress
 from tests.benchmarks.common import finish, options
 from tests.unit.data_harness import bpe

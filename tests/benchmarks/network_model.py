@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from peer import model
 from peer.config import load as settings
 from peer.exchange.codec import payload_bytes
+from peer.replica import model
 from peer.simulate.network.conditions import Conditions, Figures
 from peer.simulate.network.methods import groups, pairs
 from peer.swarm import directory, records

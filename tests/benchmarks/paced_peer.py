@@ -15,7 +15,7 @@ from torch import Tensor
 
 import peer.build
 from peer.cli import main
-from peer.inner import InnerLoop
+from peer.replica.inner_loop import InnerLoop
 
 
 class Paced(InnerLoop):

@@ -17,10 +17,11 @@ from statistics import median, quantiles
 
 import torch
 
-from peer import logs, model
+from peer import logs
 from peer.data import corpus
 from peer.data.batches import TokenStream
 from peer.metrics import Metrics, PhaseClock
+from peer.replica import model
 from tests.benchmarks.common import finish, options
 from tests.benchmarks.inner_loop import LENGTH, RUN, inner_loop
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import peer.build
 from peer.cli import main
-from peer.inner import InnerLoop
+from peer.replica.inner_loop import InnerLoop
 
 CALLS = ("call_ping", "call_store", "call_find")
 

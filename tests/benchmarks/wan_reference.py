@@ -26,8 +26,8 @@ from torch import Tensor
 from peer import build
 from peer.config import load
 from peer.data import corpus, open
-from peer.inner import InnerLoop
 from peer.process import Stop
+from peer.replica.inner_loop import InnerLoop
 from peer.rounds.progress import Progress
 from peer.state import PeerState
 

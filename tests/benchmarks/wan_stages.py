@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer import model
 from peer.config import load as settings
+from peer.replica import model
 from tests.benchmarks.wan_swarm import Job
 from tests.netlab.plan import Access, Path_, Plan, load
 

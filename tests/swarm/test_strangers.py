@@ -14,7 +14,7 @@ from torch import Tensor
 
 from peer.checkpoint import Checkpoints
 from peer.config.load import load
-from peer.model import outline
+from peer.replica.model import outline
 from tests.swarm.harness import DEMO, TINY, Process, Swarm, wait_for
 from tests.swarm.test_late import Late
 from tests.swarm.test_own_loop import Scene, together

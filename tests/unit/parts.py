@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from peer import model
 from peer.config.schema import Inner, LlamaModel, NoLoCo
 from peer.data.batches import TokenStream
-from peer.inner import InnerLoop
 from peer.outer.noloco import NoLoCo as NoLoCoMethod
 from peer.outer.slow_weights import SlowWeights
 from peer.process import Stop
+from peer.replica import model
+from peer.replica.inner_loop import InnerLoop
 from peer.rounds.progress import Progress
 from peer.state import PeerState
 

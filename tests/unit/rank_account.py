@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from peer.ranks import launch, worker
-from peer.ranks.orders import Step
+from peer.replica.sharded import launch, worker
+from peer.replica.sharded.commands import Step
 
 SETTLE = 5.0  # seconds; what is held on purpose is still there then
 

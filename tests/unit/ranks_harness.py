@@ -17,8 +17,8 @@ from peer.build import Signs
 from peer.config.schema import Config
 from peer.data import corpus
 from peer.process import Stop
-from peer.ranks.crew import Crew
-from peer.ranks.launch import Rank
+from peer.replica.sharded.launch import Rank
+from peer.replica.sharded.ranks import Crew
 from peer.rounds.progress import Progress
 from peer.state import PeerState
 from tests.swarm.warm import Forked, warm

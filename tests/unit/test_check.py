@@ -18,7 +18,7 @@ from peer.check.finding import Finding, warn
 from peer.check.members import spoken, unlike_protocols
 from peer.config.load import load
 from peer.config.schema import Config
-from peer.memory import estimate
+from peer.replica.memory import estimate
 from peer.swarm.donor import CLIENTS
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from peer import model
 from peer.config.data import StdlibData
 from peer.config.schema import LlamaModel
 from peer.data import corpus
+from peer.replica import model
 from tests.benchmarks.downstream import DDP, DDP_EARLY, DILOCO, NOLOCO, NOLOCO_ONE, STARTS, figures, jobs
 from tests.benchmarks.downstream_set import ANSWERS, ASK, CHOICE, END, NEAR, Task, documents, make, tensors
 from tests.benchmarks.downstream_tuning import Tuning, fine_tune, nats, score

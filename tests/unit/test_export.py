@@ -24,8 +24,8 @@ from peer.data import corpus
 from peer.data.open import validation
 from peer.data.tokenizer import END_OF_TEXT
 from peer.export import tokenizer
-from peer.inner import mean_loss
 from peer.process import Stop
+from peer.replica.inner_loop import mean_loss
 from peer.rounds.progress import Progress
 from peer.state import PeerState
 from tests.unit.data_harness import bpe

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from peer.config.schema import Inner
-from peer.inner import learning_rate
 from peer.process import Stop
+from peer.replica.inner_loop import learning_rate
 from tests.unit import parts
 
 

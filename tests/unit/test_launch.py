@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from peer import model
 from peer.checkpoint import Checkpoints
 from peer.config.schema import Config, Evaluation, LlamaModel, Run, StdlibData
 from peer.data import corpus
 from peer.data.batches import validation_batches
-from peer.inner import mean_loss
 from peer.launch.summary import in_words, summarize
 from peer.launch.table import View
 from peer.launch.tail import Tail
+from peer.replica import model
+from peer.replica.inner_loop import mean_loss
 
 CONFIG = Config(
     run=Run(

@@ -14,8 +14,8 @@ from peer.build import Signs
 from peer.config import load
 from peer.config.schema import Config
 from peer.data import corpus
-from peer.memory import estimate, step_bytes
 from peer.process import Stop
+from peer.replica.memory import estimate, step_bytes
 from peer.rounds.progress import Progress
 from tests.unit.memory_peer import torch_peak
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from peer import build, model, model_source
+from peer import build
 from peer.build import Signs
 from peer.config.digest import canonical, digest, first_difference
 from peer.config.model import AutoModel, LlamaModel
@@ -24,6 +24,7 @@ from peer.config.schema import Config, Run
 from peer.data import corpus
 from peer.errors import UserError
 from peer.process import Stop
+from peer.replica import model, model_source
 from peer.rounds.progress import Progress
 
 ROOT = Path(__file__).parents[2]

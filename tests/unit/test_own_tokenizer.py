@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from peer import own_tokenizer
 from peer.check.finding import Finding
 from peer.check.runner import findings
 from peer.config import load
@@ -21,6 +20,7 @@ from peer.config.schema import Config, Run
 from peer.data.tokenizer import Bytes
 from peer.errors import UserError
 from peer.export import tokenizer as byte_tokenizer
+from peer.replica import pretrained_tokenizer
 from tests.unit.data_harness import bpe, texts
 
 
@@ -41,8 +41,8 @@ def run(folder: Path, tokenizer: Tokenizer | None = None, *, pretrained: bool = 
     )
 
 
-def compared(*arguments: object, **keys: object) -> own_tokenizer.Comparison:
-    found = own_tokenizer.compare(run(*arguments, **keys))  # type: ignore[arg-type]
+def compared(*arguments: object, **keys: object) -> pretrained_tokenizer.Comparison:
+    found = pretrained_tokenizer.compare(run(*arguments, **keys))  # type: ignore[arg-type]
     assert found is not None
     return found
 
@@ -73,8 +73,8 @@ def test_another_is_said_with_what_to_set_and_this_is_right(folder: Path, tmp_pa
 
 def test_fresh_weights_have_no_tokenizer_of_their_own(folder: Path) -> None:
     bpe(folder)
-    assert own_tokenizer.compare(run(folder, pretrained=False)) is None
-    assert own_tokenizer.compare(Run(model=LlamaModel())) is None
+    assert pretrained_tokenizer.compare(run(folder, pretrained=False)) is None
+    assert pretrained_tokenizer.compare(Run(model=LlamaModel())) is None
 
 
 def test_a_folder_without_one_cannot_be_compared_and_says_so(folder: Path) -> None:
@@ -92,7 +92,7 @@ def test_bytes_are_the_own_of_what_was_exported_from_a_run_with_bytes(folder: Pa
 def test_one_that_cannot_be_loaded_is_the_error_that_it_is_anyway(folder: Path, tmp_path: Path) -> None:
     bpe(folder)
     with pytest.raises(UserError, match=r"run\.data\.tokenizer\.path: .*nowhere is not there"):
-        own_tokenizer.compare(run(folder, Tokenizer(name="x", vocabulary=300, path=tmp_path / "nowhere")))
+        pretrained_tokenizer.compare(run(folder, Tokenizer(name="x", vocabulary=300, path=tmp_path / "nowhere")))
 
 
 def test_check_has_a_finding(folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -108,9 +108,9 @@ def test_check_has_a_finding(folder: Path, monkeypatch: pytest.MonkeyPatch, capl
     assert [it.level for it in found(own)] == ["ok"]
     assert list(findings(Config())) == []
     with caplog.at_level(logging.WARNING):
-        own_tokenizer.warn(run(folder, own))
+        pretrained_tokenizer.warn(run(folder, own))
         assert not caplog.records
-        own_tokenizer.warn(run(folder))
+        pretrained_tokenizer.warn(run(folder))
     assert len(caplog.records) == 1 and "\n" not in caplog.records[0].getMessage()
 
 

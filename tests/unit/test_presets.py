@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from peer import model
 from peer.cli import main
 from peer.config import load as settings
 from peer.config.schema import LlamaModel, Run
+from peer.replica import model
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -15,7 +15,7 @@ import torch
 from peer.checkpoint import Checkpoints
 from peer.cli import main
 from peer.errors import RunError, UserError
-from peer.ranks import launch, shared
+from peer.replica.sharded import launch, shared
 from peer.state import PeerState
 from tests.unit.ranks_harness import config, environment, ranks, replica, replica_on
 

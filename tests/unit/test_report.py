@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from peer.inner import InnerReport
 from peer.metrics import Metrics
+from peer.replica.inner_loop import InnerReport
 from peer.report import Counted, Reporter, RoundReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome, Reason

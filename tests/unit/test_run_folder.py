@@ -13,11 +13,11 @@ import torch
 
 from peer.config.schema import Config
 from peer.errors import UserError
-from peer.inner import InnerReport
 from peer.launch.summary import in_words, summarize
 from peer.launch.tail import Tail
 from peer.metrics import Metrics
 from peer.place import claim
+from peer.replica.inner_loop import InnerReport
 from peer.report import Counted, Reporter, RoundReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome

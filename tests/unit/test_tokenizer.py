@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer import build, model
+from peer import build
 from peer.config.data import JsonlData, StdlibData, TextData, Tokenizer
 from peer.config.digest import digest
 from peer.config.schema import LlamaModel, Run
@@ -17,6 +17,7 @@ from peer.data import corpus
 from peer.data.sources import text
 from peer.data.tokenizer import Bytes, load
 from peer.errors import UserError
+from peer.replica import model
 from tests.unit.data_harness import bpe, jsonl, texts
 
 SMALL = LlamaModel(hidden_size=8, intermediate_size=16, layers=1, heads=1)

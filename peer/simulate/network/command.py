@@ -7,10 +7,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from peer import model
 from peer.config.schema import Config
 from peer.exchange.codec import payload_bytes
 from peer.place import require_folder, set_aside
+from peer.replica import model
 from peer.simulate.network.conditions import Conditions, Figures
 from peer.simulate.network.methods import groups, pairs, pairs_by_round, tree_to_pair
 

@@ -19,9 +19,9 @@ from torch import distributed
 from peer.errors import RunError, UserError
 from peer.logs import get_logger
 from peer.process import slices
-from peer.ranks import channel
-from peer.ranks.launch import Rank
-from peer.ranks.orders import Answer, Failed, Order, Stop
+from peer.replica.sharded import channel
+from peer.replica.sharded.commands import Answer, Failed, Order, Stop
+from peer.replica.sharded.launch import Rank
 
 log = get_logger("ranks")
 

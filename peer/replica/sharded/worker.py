@@ -17,15 +17,15 @@ import torch
 
 from peer import logs
 from peer.errors import RunError, UserError
-from peer.inner import out_of_memory
 from peer.process import Stop
-from peer.ranks import channel, orders, sharding
-from peer.ranks.channel import Line
-from peer.ranks.inner import RankLoop
-from peer.ranks.launch import Rank
-from peer.ranks.orders import Done, Failed, Order, Plan
-from peer.ranks.shared import Shared
-from peer.ranks.weights import Shards
+from peer.replica.inner_loop import out_of_memory
+from peer.replica.sharded import channel, commands, sharding
+from peer.replica.sharded.channel import Line
+from peer.replica.sharded.commands import Done, Failed, Order, Plan
+from peer.replica.sharded.inner_loop import RankLoop
+from peer.replica.sharded.launch import Rank
+from peer.replica.sharded.shared import Shared
+from peer.replica.sharded.weights import Shards
 from peer.rounds.progress import Progress
 
 GRACE = 10.0  # seconds for what has been ordered before, and to take leave of the others
@@ -39,14 +39,14 @@ def run(rank: Rank) -> int:
     memory, line = channel.join(rank)
     inbox = Inbox(line, rank)
     first = inbox.next()
-    if isinstance(first, orders.Stop):
+    if isinstance(first, commands.Stop):
         return first.code
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to all: rank 0 decides, and sends us home
     assert isinstance(first, Plan)
     try:
         member = Member(first, rank, memory)
         inbox.grace = GRACE
-        while not isinstance(order := inbox.next(), orders.Stop):
+        while not isinstance(order := inbox.next(), commands.Stop):
             if member.obey(order):
                 line.send(Done())
     except (UserError, RunError, RuntimeError, OSError) as error:
@@ -78,7 +78,7 @@ class Inbox:
                     sys.stderr.write("error: rank 0 of this peer has ended; start again, it resumes\n")
                 os._exit(1)
             self._orders.put(order)
-            if isinstance(order, orders.Stop):
+            if isinstance(order, commands.Stop):
                 time.sleep(self.grace if order.code == 0 else 0.0)
                 os._exit(order.code)
 
@@ -102,21 +102,21 @@ class Member:
     def obey(self, order: Order) -> bool:
         """Carry out one order. ``True`` when rank 0 waits for that."""
         match order:
-            case orders.Step(rows, rate):
+            case commands.Step(rows, rate):
                 self._loop.train_rows(torch.from_numpy(rows), rate)
                 return False
-            case orders.Evaluate(batches):
+            case commands.Evaluate(batches):
                 self._loop.evaluate_rows([torch.from_numpy(rows) for rows in batches])
                 return False
-            case orders.Read(key, start, stop):
+            case commands.Read(key, start, stop):
                 self._shards.read(key, start, stop)
-            case orders.Fill(key, start, stop):
+            case commands.Fill(key, start, stop):
                 self._shards.fill(key, start, stop)
-            case orders.Write(start, stop):
+            case commands.Write(start, stop):
                 self._shards.write_fast(start, stop)
-            case orders.Add(start, stop):
+            case commands.Add(start, stop):
                 self._shards.add_to_fast(self._shards.window[: stop - start], start)
-            case orders.Moments(kinds):
+            case commands.Moments(kinds):
                 self._shards.new_moments(kinds)
             case _:
                 raise RunError(f"rank 0 gave an order that is not known here: {order}")

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from peer.outer.slow_weights import SlowWeights, Span, moments_of
-from peer.ranks.crew import Crew
-from peer.ranks.orders import Add, Fill, Moments, Read, Write
-from peer.ranks.shared import Shared
+from peer.replica.sharded.commands import Add, Fill, Moments, Read, Write
+from peer.replica.sharded.ranks import Crew
+from peer.replica.sharded.shared import Shared
 
 FAST = ""  # the key of the weights themselves; every other one is the optimizer's
 
@@ -50,7 +50,7 @@ class Shards(SlowWeights):
                 piece.copy_(self.window[low - start : high - start])
 
     def new_moments(self, kinds: Mapping[str, Mapping[str, float | None]]) -> None:
-        """See :class:`peer.ranks.orders.Moments`."""
+        """See :class:`peer.replica.sharded.commands.Moments`."""
         self.optimizer.state.clear()
         for span in self.spans:
             fresh = {key: _moment(span.parameter, value) for key, value in kinds.get(span.name, {}).items()}

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from peer.errors import RunError
-from peer.ranks.launch import Rank
+from peer.replica.sharded.launch import Rank
 
 START = 300.0  # seconds until all ranks are there: they load their libraries first
 TALK = 10.0  # seconds for a greeting

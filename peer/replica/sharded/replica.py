@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from peer import model
 from peer.config.schema import Config
 from peer.errors import UserError
-from peer.inner import InnerLoop
 from peer.outer.slow_weights import SlowWeights
 from peer.process import Stop
-from peer.ranks import launch, sharding, shared
-from peer.ranks.crew import Crew
-from peer.ranks.inner import LeadingLoop
-from peer.ranks.orders import Plan
-from peer.ranks.weights import Gathered
+from peer.replica import model
+from peer.replica.inner_loop import InnerLoop
+from peer.replica.sharded import launch, sharding, shared
+from peer.replica.sharded.commands import Plan
+from peer.replica.sharded.inner_loop import LeadingLoop
+from peer.replica.sharded.ranks import Crew
+from peer.replica.sharded.weights import Gathered
 from peer.rounds.progress import Progress
 
 

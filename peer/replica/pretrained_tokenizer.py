@@ -17,7 +17,7 @@ from peer.config.schema import Run
 from peer.data import tokenizer
 from peer.errors import UserError
 from peer.logs import get_logger
-from peer.model_source import TOKENIZER_FILES, locate
+from peer.replica.model_source import TOKENIZER_FILES, locate
 
 log = get_logger("tokenizer")
 

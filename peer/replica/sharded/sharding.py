@@ -10,10 +10,10 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from peer import model
 from peer.errors import UserError
-from peer.ranks.launch import Rank
-from peer.ranks.orders import Plan
+from peer.replica import model
+from peer.replica.sharded.commands import Plan
+from peer.replica.sharded.launch import Rank
 
 TOGETHER = timedelta(minutes=10)  # deadline of every collective; the first one may wait for a compiler
 

@@ -17,11 +17,12 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from peer import build, model
 from peer.config.schema import Local, Peer, Run
-from peer.inner import batch_loss
-from peer.ranks.sharding import blocks_of
-from peer.ranks.shared import WINDOW
+from peer.replica import model
+from peer.replica.device import pick_device, wants_bf16
+from peer.replica.inner_loop import batch_loss
+from peer.replica.sharded.sharding import blocks_of
+from peer.replica.sharded.shared import WINDOW
 
 # Resident with all libraries loaded; measured on a CPU with both builds of torch 2.13.
 PROCESS = (890 if torch.backends.cuda.is_built() else 436) * 2**20
@@ -48,8 +49,8 @@ def estimate(run: Run, peer: Peer, ranks: int = 1) -> Memory:
     """What a peer needs on each of its devices and on the host. Raises :class:`peer.errors.UserError` as building it
     would.
     """
-    device = build.pick_device(peer.device)
-    pinned, bf16 = device.type == "cuda", build.wants_bf16(peer.precision, device)
+    device = pick_device(peer.device)
+    pinned, bf16 = device.type == "cuda", wants_bf16(peer.precision, device)
     outline = model.outline(
         run.model, sequence_length=run.data.sequence_length, vocabulary=run.data.tokenizer.vocabulary
     )

@@ -173,12 +173,6 @@ def out_of_memory(error: torch.OutOfMemoryError, micro_batch: int | None) -> str
     return f"{str(error).split('. ')[0]}; lower peer.micro_batch (now {micro_batch or 'the whole batch'})"
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait for the accelerator; called at the borders of phases only."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def _decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Matrices decay; norms and biases do not."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

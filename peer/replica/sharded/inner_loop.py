@@ -9,11 +9,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, distributed, nn
 
-from peer.inner import InnerLoop, mean_loss
 from peer.process import Stop
-from peer.ranks.crew import Crew
-from peer.ranks.orders import Evaluate, Plan, Step, rows_of
-from peer.ranks.sharding import reshard
+from peer.replica.inner_loop import InnerLoop, mean_loss
+from peer.replica.sharded.commands import Evaluate, Plan, Step, rows_of
+from peer.replica.sharded.ranks import Crew
+from peer.replica.sharded.sharding import reshard
 from peer.rounds.progress import Progress
 
 

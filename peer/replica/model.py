@@ -13,7 +13,7 @@ from torch import nn
 from peer.config.data import BYTE_VOCABULARY as VOCABULARY
 from peer.config.model import AutoModel, LlamaModel
 from peer.errors import UserError
-from peer.model_source import locate, weight_files
+from peer.replica.model_source import locate, weight_files
 
 
 def build(

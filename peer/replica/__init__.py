@@ -1,0 +1,1 @@
+"""What computes: the model, its inner loop and its device."""
