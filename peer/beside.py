@@ -16,8 +16,8 @@ from statistics import fmean
 
 import torch
 
-from peer.exchange.flight import Flight, Opened
-from peer.exchange.rolling import RollingExchange
+from peer.exchange.pair.flight import Flight, Opened
+from peer.exchange.pair.overlapped import RollingExchange
 from peer.metrics import PhaseClock
 from peer.outer.method import PartwiseMethod
 from peer.outer_state import OuterState

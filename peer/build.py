@@ -14,12 +14,10 @@ from torch import nn
 
 from peer import __version__
 from peer.config.digest import digest
-from peer.config.schema import CodecName, Config, Run
+from peer.config.schema import Config, Run
 from peer.data.corpus import Tokens
 from peer.data.open import batches
 from peer.data.sources.documents import Split
-from peer.exchange.codec import Cast, Codec
-from peer.exchange.modulo import Modulo
 from peer.outer.methods import outer_method
 from peer.outer.slow_weights import SlowWeights
 from peer.process import Stop
@@ -91,8 +89,3 @@ def origin(run: Run, network: nn.Module) -> dict[str, Any]:
         "run": run.model_dump(mode="json"),
         "architecture": json.loads(network.config.to_json_string(use_diff=False)),  # type: ignore[operator, union-attr]
     }
-
-
-def codec(name: CodecName, numel: int) -> Codec:
-    """The codec that ``run.exchange.codec`` names, for contributions of ``numel`` elements."""
-    return Modulo(name, numel) if name in ("int8", "int4") else Cast(name)

@@ -16,20 +16,21 @@ from pathlib import Path
 
 import torch
 
-from peer import build, place, trackers
+from peer import place, trackers
 from peer.beside import Beside
 from peer.config.digest import canonical, digest
 from peer.config.schema import Member, SwarmRun
 from peer.crossing import Crossing
 from peer.errors import UserError
 from peer.exchange.average import GroupAverage
-from peer.exchange.group import GroupExchange
+from peer.exchange.codecs import codec
+from peer.exchange.group.all_reduce import GroupExchange
+from peer.exchange.group.mesh import PROTOCOL as REDUCE_PROTOCOL
+from peer.exchange.group.mesh import Lobby
 from peer.exchange.guard import Guard
-from peer.exchange.mesh import PROTOCOL as REDUCE_PROTOCOL
-from peer.exchange.mesh import Lobby
-from peer.exchange.pair import PairExchange
-from peer.exchange.rolling import RollingExchange
-from peer.exchange.wire import Identity, layout_digest
+from peer.exchange.pair.blocking import PairExchange
+from peer.exchange.pair.overlapped import RollingExchange
+from peer.exchange.pair.wire import Identity, layout_digest
 from peer.joining import catch_up, join_late
 from peer.logs import fields, get_logger
 from peer.metrics import Metrics, PhaseClock
@@ -180,16 +181,14 @@ class Membership:
         """The boundaries of one that does not."""
         outer, settings, ground = self.state.outer, self.ground.run.exchange, self.ground
         assert isinstance(outer, NoLoCo), "checked with the configuration"
-        exchange = RollingExchange(
-            self.node, self._same, build.codec(settings.codec, self._same.numel), settings, Guard()
-        )
+        exchange = RollingExchange(self.node, self._same, codec(settings.codec, self._same.numel), settings, Guard())
         clock = ground.phase, ground.progress, ground.stop
         return Beside(self.state, self.presence, exchange, outer, clock, report)
 
     def _exchange(self) -> GroupAverage:
         outer, settings, same, node = self.state.outer, self.ground.run.exchange, self._same, self.node
         if outer.grouping is not Grouping.EVERYONE:
-            return PairExchange(node, same, build.codec(settings.codec, same.numel), settings, Guard())
+            return PairExchange(node, same, codec(settings.codec, same.numel), settings, Guard())
         lobby = Lobby()
         node.call(node.serve(REDUCE_PROTOCOL, lobby.enter), OPEN_TIMEOUT)
         if isinstance(outer, Decoupled):

@@ -123,7 +123,7 @@ def _versions(node: Node, records: Sequence[MemberRecord]) -> Iterator[Finding]:
 
 def spoken() -> list[str]:
     """The stream protocols of this version."""
-    from peer.exchange import mesh
+    from peer.exchange.group import mesh
     from peer.p2p.admission import gate
     from peer.p2p.reachability import dialback, relay
     from peer.swarm import donor, proposing, roll

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from peer.exchange.average import mean_of, mean_of_senders
-from peer.exchange.wire import SPARSE_BYTES
+from peer.exchange.pair.wire import SPARSE_BYTES
 from peer.rounds.contribution import Contribution, Sparse
 from peer.simulate.replica import Replica
 

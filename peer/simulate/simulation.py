@@ -21,6 +21,7 @@ from peer.config.schema import Config, Local
 from peer.data import corpus
 from peer.data.corpus import Corpus
 from peer.data.open import validation
+from peer.exchange import codecs
 from peer.exchange.guard import Guard
 from peer.place import require_folder, set_aside
 from peer.process import Stop
@@ -85,7 +86,7 @@ class Simulation:
         signs = Signs(Progress(), Stop())
         config = config.model_copy(update={"run": run})
         state = build.replica(config, text.train, stream=stream, device=torch.device("cpu"), signs=signs)
-        codec = build.codec(run.exchange.codec, state.outer.slow.numel)
+        codec = codecs.codec(run.exchange.codec, state.outer.slow.numel)
         return Replica(name, state, speed, steps, run.inner_steps, codec, Guard())
 
     def _ddp(self) -> Replica:

@@ -12,8 +12,8 @@ from torch import Tensor
 from peer.config.schema import CodecName
 from peer.exchange.average import Verdict, merge
 from peer.exchange.codec import Codec, prepare, size
-from peer.exchange.flight import rolling_parts
 from peer.exchange.guard import Trial, judge
+from peer.exchange.pair.flight import rolling_parts
 from peer.outer.noloco import NoLoCo
 from peer.rounds.contribution import Contribution
 from peer.rounds.types import Outcome

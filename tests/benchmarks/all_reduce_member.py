@@ -26,9 +26,9 @@ KILLED = 2  # place of the member that is killed
 def ours(address: str, place: int, members: int, numel: int, rounds: int) -> None:
     """The peer's own gathering and group exchange."""
     from peer.config.schema import Exchange, Rendezvous
-    from peer.exchange.group import GroupExchange
-    from peer.exchange.mesh import PROTOCOL, Lobby
-    from peer.exchange.wire import Identity
+    from peer.exchange.group.all_reduce import GroupExchange
+    from peer.exchange.group.mesh import PROTOCOL, Lobby
+    from peer.exchange.pair.wire import Identity
     from peer.process import Stop
     from peer.rounds.lineage import Lineage
     from peer.rounds.progress import Progress

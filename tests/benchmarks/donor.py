@@ -28,7 +28,7 @@ from peer import build, logs
 from peer.config import load as settings
 from peer.config.digest import canonical, digest
 from peer.data.corpus import load as load_text
-from peer.exchange.wire import layout_digest
+from peer.exchange.pair.wire import layout_digest
 from peer.launch.tail import Tail
 from peer.p2p.node import Node
 from peer.process import Stop

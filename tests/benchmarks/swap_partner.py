@@ -17,8 +17,8 @@ import torch
 from peer import logs
 from peer.config.schema import Exchange
 from peer.exchange.codec import Cast
-from peer.exchange.pair import PairExchange
-from peer.exchange.wire import Identity
+from peer.exchange.pair.blocking import PairExchange
+from peer.exchange.pair.wire import Identity
 from peer.p2p import identity
 from peer.p2p.node import Node, NodeSettings
 from peer.p2p.stream import Stream

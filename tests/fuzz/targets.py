@@ -29,12 +29,13 @@ from pydantic import TypeAdapter
 from dht_bootstrap.history import RunHistory
 from dht_bootstrap.targets import targets as targets_of
 from dht_bootstrap.view import run_view
-from peer import build
 from peer.config import load
 from peer.config.schema import CodecName, Config
 from peer.errors import UserError
-from peer.exchange import group_wire, wire
+from peer.exchange import codecs
 from peer.exchange.codec import size
+from peer.exchange.group import wire as group_wire
+from peer.exchange.pair import wire
 from peer.p2p import addresses
 from peer.p2p.admission import gate
 from peer.p2p.admission.dht_rules import Authority
@@ -127,7 +128,7 @@ def payload(data: bytes) -> None:
     _loop().run_until_complete(receive())
     room = bytearray(size(name, NUMEL))
     room[: len(data)] = data[: len(room)]
-    codec = build.codec(name, NUMEL)
+    codec = codecs.codec(name, NUMEL)
     codec.begin()
     codec.decode(name, 0, room, own, torch.empty(NUMEL))
     codec.settle(True)

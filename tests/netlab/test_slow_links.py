@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from peer.exchange.deadline import FACTOR, FLOOR
+from peer.exchange.pair.deadline import FACTOR, FLOOR
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import Access, Path_, Plan
 from tests.netlab.tun import possible

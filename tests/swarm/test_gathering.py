@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from peer.config.schema import Exchange, Rendezvous
-from peer.exchange.group import GroupExchange
-from peer.exchange.mesh import PROTOCOL, Lobby
-from peer.exchange.wire import Identity
+from peer.exchange.group.all_reduce import GroupExchange
+from peer.exchange.group.mesh import PROTOCOL, Lobby
+from peer.exchange.pair.wire import Identity
 from peer.rounds.contribution import Averaged
 from peer.rounds.lineage import Lineage
 from peer.rounds.state import State

@@ -13,18 +13,18 @@ from queue import Queue
 
 from torch import Tensor
 
-from peer import build
 from peer.config.schema import CodecName, Exchange
+from peer.exchange import codecs
 from peer.exchange.average import GroupAverage
 from peer.exchange.guard import Guard
-from peer.exchange.loopback import Hub, LoopbackExchange
-from peer.exchange.pair import Network, PairExchange
-from peer.exchange.wire import Identity
+from peer.exchange.pair.blocking import Network, PairExchange
+from peer.exchange.pair.wire import Identity
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link
 from peer.rounds.vectors import Vector
+from tests.unit.loopback import Hub, LoopbackExchange
 
 FAST = Exchange(stall=1.0, timeout=4.0)  # so that a fault is noticed within a test
 
@@ -35,7 +35,7 @@ def identity(numel: int, **other: str) -> Identity:
 
 
 def pair_exchange(network: Network, numel: int, codec: CodecName = "none", **other: str) -> PairExchange:
-    return PairExchange(network, identity(numel, **other), build.codec(codec, numel), FAST, Guard())
+    return PairExchange(network, identity(numel, **other), codecs.codec(codec, numel), FAST, Guard())
 
 
 async def stream_pair() -> tuple[Stream, Stream]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from peer.config.schema import Exchange
-from peer.exchange.group import GroupExchange
-from peer.exchange.mesh import Lobby
+from peer.exchange.group.all_reduce import GroupExchange
+from peer.exchange.group.mesh import Lobby
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.contribution import Averaged, Contribution, Sparse

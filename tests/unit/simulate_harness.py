@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from peer import build
 from peer.config.schema import Config, Evaluation, Inner, LlamaModel, Run, StdlibData
+from peer.exchange.codecs import codec
 from peer.exchange.guard import Guard
 from peer.simulate.options import Method, Options, with_method
 from peer.simulate.replica import Replica
@@ -26,7 +26,7 @@ def config(**run: Any) -> Config:
 
 def replica_of(name: str, steps: int, inner_steps: int) -> Replica:
     state = parts.peer_state()
-    replica = Replica(name, state, 1.0, steps, inner_steps, build.codec("none", state.outer.slow.numel), Guard())
+    replica = Replica(name, state, 1.0, steps, inner_steps, codec("none", state.outer.slow.numel), Guard())
     replica.target = inner_steps
     return replica
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from peer import build
 from peer.config.schema import CodecName
+from peer.exchange import codecs
 from peer.exchange.codec import BLOCK, Codec, payload_bytes, size
 from peer.exchange.modulo import MARGIN, WIDEN, Modulo
 
@@ -47,13 +47,13 @@ def round_trip(pair: tuple[Codec, Codec], apart: float, numel: int = 5000, seed:
 
 
 def make(name: CodecName, numel: int = 5000) -> tuple[Codec, Codec]:
-    return build.codec(name, numel), build.codec(name, numel)
+    return codecs.codec(name, numel), codecs.codec(name, numel)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("numel", [1, BLOCK - 1, BLOCK, 3 * BLOCK + 7])
 def test_a_part_has_the_announced_size(name: CodecName, numel: int) -> None:
-    codec = build.codec(name, numel)
+    codec = codecs.codec(name, numel)
     codec.begin()
     codec.learn(0, torch.randn(numel))
     assert len(codec.encode(0, torch.randn(numel))) == size(name, numel)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peer.config.schema import Exchange
-from peer.exchange import lane, reduce
 from peer.exchange.average import mean_of_senders
-from peer.exchange.group_wire import REPORT, Report, pack, unpack
-from peer.exchange.lane import GOT, Lane
+from peer.exchange.group import lane, reduce
+from peer.exchange.group.lane import GOT, Lane
+from peer.exchange.group.wire import REPORT, Report, pack, unpack
 from peer.p2p.payload import Channel
 from peer.rounds.contribution import Averaged, Readable, Sparse
 from peer.rounds.types import Group, Outcome
@@ -191,7 +191,7 @@ def test_different_results_are_found_before_anybody_uses_them(monkeypatch: pytes
         if mesh.assembly.me == 2:  # type: ignore[attr-defined]
             out[5] += 1
 
-    monkeypatch.setattr("peer.exchange.group.all_reduce", lying)
+    monkeypatch.setattr("peer.exchange.group.all_reduce.all_reduce", lying)
     tensors = vectors(4, 1000)
     with many(4, 1000) as group:
         results = group.average(contributions(tensors))
@@ -207,7 +207,7 @@ def test_a_verdict_that_comes_before_the_work_is_done_is_not_believed() -> None:
         groups = group.groups()
 
         async def lie() -> None:
-            from peer.exchange.group_wire import Verdict
+            from peer.exchange.group.wire import Verdict
 
             await group.controls[0][1].send(Verdict(commit=True), 1)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from peer.exchange.codec import Cast
 from peer.exchange.guard import RECENT, Guard, judge
-from peer.exchange.pair import PairExchange
+from peer.exchange.pair.blocking import PairExchange
 from peer.p2p.event_loop import LoopThread
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link, Outcome, Reason

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.exchange import lane, reduce
-from peer.exchange.lane import GOT, PART, Lane, turns
+from peer.exchange.group import lane, reduce
+from peer.exchange.group.lane import GOT, PART, Lane, turns
 from peer.p2p.payload import Channel, receive_payload
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.contribution import Readable

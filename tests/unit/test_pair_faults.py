@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from peer.config.schema import CodecName
-from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement
+from peer.exchange.pair.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement
 from peer.p2p.payload import receive_payload, send_payload
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged

@@ -14,12 +14,12 @@ import torch
 import xxhash
 from torch import Tensor
 
-from peer import build
 from peer.config.schema import CodecName
-from peer.exchange.flight import Flight, Opened, rolling_parts
+from peer.exchange import codecs
 from peer.exchange.guard import Guard
-from peer.exchange.rolling import RollingExchange
-from peer.exchange.wire import HEADER
+from peer.exchange.pair.flight import Flight, Opened, rolling_parts
+from peer.exchange.pair.overlapped import RollingExchange
+from peer.exchange.pair.wire import HEADER
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged
@@ -39,7 +39,7 @@ class Trainee:
     ) -> None:
         numel = vector.numel()
         self.vector, self.pace = vector, PACE
-        coder, guard = build.codec(codec, numel), Guard()
+        coder, guard = codecs.codec(codec, numel), Guard()
         if known:  # the other one was met before
             guard.remember("B", b"")
         self.exchange = RollingExchange(thread, identity(numel, **other), coder, FAST, guard)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from peer.config.digest import canonical
 from peer.config.schema import Inner, Run
-from peer.exchange.deadline import FACTOR, FLOOR, Deadline
+from peer.exchange.pair.deadline import FACTOR, FLOOR, Deadline
 from peer.rounds.pairing_rule import LAST_CALL, MET_LAST, askable, near
 from peer.rounds.progress import Progress
 from peer.swarm import records

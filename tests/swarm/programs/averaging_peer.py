@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from peer import logs
 from peer.config.schema import Exchange, NoLoCo
 from peer.exchange.codec import Cast
-from peer.exchange.pair import PairExchange
-from peer.exchange.wire import Identity
+from peer.exchange.pair.blocking import PairExchange
+from peer.exchange.pair.wire import Identity
 from peer.outer.noloco import NoLoCo as Method
 from peer.outer.slow_weights import SlowWeights
 from peer.p2p import identity

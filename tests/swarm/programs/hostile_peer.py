@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from peer import build, membership
+from peer import membership
 from peer.cli import main
 from peer.config.schema import Exchange
 from peer.outer_state import OuterState
@@ -34,7 +34,7 @@ if __name__ == "__main__":
     if "FALSE_DONOR" in os.environ:
         OuterState.snapshot = false  # type: ignore[method-assign]
     if "HOSTILE" in os.environ:
-        build.codec = lambda name, numel: Hostile(Attack(os.environ["HOSTILE"]))
+        membership.codec = lambda name, numel: Hostile(Attack(os.environ["HOSTILE"]))
     if "UNGUARDED" in os.environ:
         membership.Guard = partial(Unguarded, Exchange().max_norm_ratio)  # type: ignore[misc, assignment]
     main()

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from peer.cli import main
-from peer.exchange.pair import PairExchange
+from peer.exchange.pair.blocking import PairExchange
 from peer.rounds.contribution import Averaged, Contribution, Sparse
 from peer.rounds.types import Group, Outcome
 

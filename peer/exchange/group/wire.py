@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, TypeAdapter
 from torch import Tensor
 
-from peer.exchange.wire import Header
+from peer.exchange.pair.wire import Header
 from peer.p2p.stream import Message
 from peer.rounds.contribution import Sparse
 from peer.rounds.types import Outcome

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from peer.exchange.group_wire import HELLO, Failed, Hello
-from peer.exchange.wire import Identity
+from peer.exchange.group.wire import HELLO, Failed, Hello
+from peer.exchange.pair.wire import Identity
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.types import Assembly, Outcome
 

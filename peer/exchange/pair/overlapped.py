@@ -25,12 +25,12 @@ from peer.config.schema import CodecName
 from peer.config.schema import Exchange as Settings
 from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec, size
-from peer.exchange.deadline import Deadline
-from peer.exchange.flight import Flight, Opened
 from peer.exchange.guard import Guard, Trial
-from peer.exchange.handshake import Greeting, Tally, Unusable, both_ways, guarded, part, share
-from peer.exchange.pair import GRACE, Network
-from peer.exchange.wire import Identity
+from peer.exchange.pair.blocking import GRACE, Network
+from peer.exchange.pair.deadline import Deadline
+from peer.exchange.pair.flight import Flight, Opened
+from peer.exchange.pair.handshake import Greeting, Tally, Unusable, both_ways, guarded, part, share
+from peer.exchange.pair.wire import Identity
 from peer.p2p.payload import DIGEST_BYTES
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged

@@ -16,7 +16,7 @@ from torch import Tensor
 from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec
 from peer.exchange.guard import Trial
-from peer.exchange.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Header, Identity
+from peer.exchange.pair.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Header, Identity
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Link, Outcome, Reason

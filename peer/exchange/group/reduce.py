@@ -18,9 +18,9 @@ import xxhash
 from torch import Tensor
 
 from peer.exchange.average import mean_of_senders
-from peer.exchange.group_wire import Failed, pack, unpack
-from peer.exchange.lane import Lane, turns
-from peer.exchange.mesh import Mesh, together
+from peer.exchange.group.lane import Lane, turns
+from peer.exchange.group.mesh import Mesh, together
+from peer.exchange.group.wire import Failed, pack, unpack
 from peer.p2p.payload import DIGEST_BYTES, Channel, receive_payload
 from peer.rounds.contribution import Contribution, Sparse
 from peer.rounds.types import Outcome

@@ -14,7 +14,7 @@ from torch import Tensor
 from peer.exchange.average import blend
 from peer.exchange.codec import Codec, size
 from peer.exchange.guard import Trial
-from peer.exchange.wire import Header
+from peer.exchange.pair.wire import Header
 from peer.p2p.payload import DIGEST_BYTES
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Contribution

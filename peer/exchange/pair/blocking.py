@@ -24,11 +24,11 @@ import torch
 from peer.config.schema import Exchange as Settings
 from peer.exchange.average import Verdict, copy_own
 from peer.exchange.codec import Codec, prepare
-from peer.exchange.coded import receive_coded, send_coded
-from peer.exchange.deadline import Deadline
 from peer.exchange.guard import Guard, Trial
-from peer.exchange.handshake import Greeting, Tally, both_ways, guarded, part, share
-from peer.exchange.wire import Identity
+from peer.exchange.pair.coded import receive_coded, send_coded
+from peer.exchange.pair.deadline import Deadline
+from peer.exchange.pair.handshake import Greeting, Tally, both_ways, guarded, part, share
+from peer.exchange.pair.wire import Identity
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged, Contribution, Sparse
 from peer.rounds.types import Group, Outcome, Reason

@@ -21,11 +21,11 @@ import xxhash
 
 from peer.config.schema import Exchange as Settings
 from peer.exchange.average import copy_own, mean_of_senders
-from peer.exchange.deadline import Deadline
-from peer.exchange.group_wire import REPORT, VERDICT, Failed, Report, Verdict
-from peer.exchange.mesh import Lobby, Mesh, Network, together
-from peer.exchange.reduce import all_gather, all_reduce
-from peer.exchange.wire import Identity
+from peer.exchange.group.mesh import Lobby, Mesh, Network, together
+from peer.exchange.group.reduce import all_gather, all_reduce
+from peer.exchange.group.wire import REPORT, VERDICT, Failed, Report, Verdict
+from peer.exchange.pair.deadline import Deadline
+from peer.exchange.pair.wire import Identity
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged, Contribution, Sparse
 from peer.rounds.types import Assembly, Group, Outcome

@@ -1,0 +1,1 @@
+"""The average of a group of everyone."""

@@ -1,0 +1,1 @@
+"""The swap of two peers."""
