@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from peer.swarm.reading import Entry
-from peer.swarm.records import LIFETIME, MemberRecord
+from peer.swarm.directory.reader import Entry
+from peer.swarm.directory.records import LIFETIME, MemberRecord
 
 RECENT = 300.0  # seconds over which an idle share is taken
 CLOCK = 60.0  # seconds over which a clock is judged

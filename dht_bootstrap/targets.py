@@ -8,7 +8,7 @@ from typing import Any
 
 from dht_bootstrap.history import RunHistory
 from peer.p2p.addresses import is_circuit
-from peer.swarm.records import MemberRecord
+from peer.swarm.directory.records import MemberRecord
 
 HOST = re.compile(r"^/(?:ip4|dns4|dns)/([A-Za-z0-9.-]+)/")
 ADDRESS = re.compile(r"^([A-Za-z0-9.-]{1,100}):(\d{1,5})$")

@@ -17,7 +17,7 @@ from peer.logs import fields, get_logger
 from peer.metrics import PhaseClock
 from peer.outer_state import OuterState
 from peer.rounds.state import State
-from peer.swarm.latecomer import STALE_ROUNDS
+from peer.swarm.healing.late_join import STALE_ROUNDS
 from peer.swarm.presence import Presence
 
 log = get_logger("joining")

@@ -48,7 +48,7 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.progress import Progress
 from peer.rounds.types import Grouping
 from peer.standing import Standing
-from peer.swarm.meeting import Party
+from peer.swarm.party import Party
 from peer.swarm.presence import Presence, Vitals
 
 log = get_logger("membership")

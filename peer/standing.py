@@ -11,7 +11,7 @@ from peer import __version__
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
 from peer.series import IDLE
-from peer.swarm.records import Report
+from peer.swarm.directory.records import Report
 
 SHOWN = 3  # partners
 WORST = 2  # refused peers

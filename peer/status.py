@@ -22,9 +22,9 @@ from peer.p2p import identity
 from peer.p2p.admission.dht_rules import invited
 from peer.p2p.node import Node, NodeSettings
 from peer.p2p.reachability.decide import Stand
-from peer.swarm.observer import Onlooker
-from peer.swarm.reading import Entry
-from peer.swarm.records import LIFETIME, MemberRecord
+from peer.swarm.directory.observer import Onlooker
+from peer.swarm.directory.reader import Entry
+from peer.swarm.directory.records import LIFETIME, MemberRecord
 
 Found = dict[str, Mapping[str, Entry]]
 PERIOD = 2.0  # seconds

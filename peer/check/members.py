@@ -15,7 +15,7 @@ from peer.config.digest import canonical, digest, first_difference
 if TYPE_CHECKING:
     from peer.p2p.admission.dht_rules import Authority
     from peer.p2p.node import Node
-    from peer.swarm.records import MemberRecord
+    from peer.swarm.directory.records import MemberRecord
 
 JOIN_TIMEOUT = 60.0  # seconds
 TWIN_TIMEOUT = 60.0
@@ -25,7 +25,7 @@ ASKED = 3  # members
 
 def members(node: Node, config: Subject, authority: Authority | None, answering: Sequence[str]) -> Iterator[Finding]:
     """Joins the DHT as a client; raises :class:`peer.errors.UserError` when it is not let in."""
-    from peer.swarm.members import Members
+    from peer.swarm.directory.directory import Members
 
     node.call(node.join(answering, client=True), JOIN_TIMEOUT)
     yield from _twin(node, config, authority)
@@ -53,7 +53,7 @@ def _nothing() -> MemberRecord:
 def _twin(node: Node, config: Subject, authority: Authority | None) -> Iterator[Finding]:
     """Is a peer alive with the key that this one would use?"""
     from peer.p2p import identity
-    from peer.swarm.twin import twin_of
+    from peer.swarm.directory.duplicate_identity import twin_of
 
     path, subkey = identity_file(config), node.subkey
     if authority is None:
@@ -69,8 +69,8 @@ def _twin(node: Node, config: Subject, authority: Authority | None) -> Iterator[
 def _difference(node: Node, config: Subject, record: MemberRecord) -> str:
     """The first key in which a member's run differs, as it says itself."""
     from peer.p2p.stream import BadMessage, StreamLost
-    from peer.swarm.donor import ANSWER, PROTOCOL, StateRequest
-    from peer.swarm.meeting import Decline
+    from peer.swarm.party import Decline
+    from peer.swarm.state_transfer.donor import ANSWER, PROTOCOL, StateRequest
 
     async def ask() -> str:
         stream = await node.open(record.peer_id, PROTOCOL, record.addresses)
@@ -126,9 +126,11 @@ def spoken() -> list[str]:
     from peer.exchange.group import mesh
     from peer.p2p.admission import gate
     from peer.p2p.reachability import dialback, relay
-    from peer.swarm import donor, proposing, roll
+    from peer.swarm.grouping import roster
+    from peer.swarm.pairing import proposals
+    from peer.swarm.state_transfer import donor
 
-    return [it.PROTOCOL for it in (mesh, dialback, donor, gate, proposing, relay, roll)]
+    return [it.PROTOCOL for it in (mesh, dialback, donor, gate, proposals, relay, roster)]
 
 
 def unlike_protocols(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str] | None:

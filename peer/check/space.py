@@ -22,7 +22,7 @@ def memory(config: Config, ranks: int = 1) -> Iterator[Finding]:
 
     from peer.replica.memory import estimate
     from peer.replica.sharded import launch
-    from peer.swarm.donor import CLIENTS
+    from peer.swarm.state_transfer.donor import CLIENTS
 
     where = pick_device(config.peer.device)
     if ranks > 1:

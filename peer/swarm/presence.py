@@ -21,19 +21,19 @@ from peer.rounds.progress import Progress
 from peer.rounds.state import State
 from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.swarm.boundary import Boundary
-from peer.swarm.convening import CATCH_UP
-from peer.swarm.donor import Donor, start_serving
-from peer.swarm.footing import Footing
-from peer.swarm.gathering import Gathering
-from peer.swarm.join import take_state
-from peer.swarm.latecomer import Beginning
-from peer.swarm.meeting import Party
-from peer.swarm.members import Members
-from peer.swarm.records import NO_REPORT, MemberRecord, Report
-from peer.swarm.rendezvous import Rendezvous
-from peer.swarm.strangers import Strangers
-from peer.swarm.taking import take_state_of
-from peer.swarm.twin import LOOK, twin_of
+from peer.swarm.context import Footing
+from peer.swarm.directory.directory import Members
+from peer.swarm.directory.duplicate_identity import LOOK, twin_of
+from peer.swarm.directory.records import NO_REPORT, MemberRecord, Report
+from peer.swarm.grouping.gathering import Gathering
+from peer.swarm.grouping.leader import CATCH_UP
+from peer.swarm.healing.divergence import Strangers
+from peer.swarm.healing.late_join import Beginning
+from peer.swarm.pairing.rendezvous import Rendezvous
+from peer.swarm.party import Party
+from peer.swarm.state_transfer.donor import Donor, start_serving
+from peer.swarm.state_transfer.download import take_state_of
+from peer.swarm.state_transfer.join import take_state
 
 log = get_logger("presence")
 

@@ -35,7 +35,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
     from peer.rounds.state import State
     from peer.rounds.types import Grouping
     from peer.rounds.vectors import Vector
-    from peer.swarm.meeting import Party
+    from peer.swarm.party import Party
     from peer.swarm.presence import Presence, Vitals
     from tests.benchmarks.swap_partner import peer_node
 

@@ -35,11 +35,11 @@ from peer.process import Stop
 from peer.rounds.progress import Progress
 from peer.rounds.types import Seat
 from peer.state import PeerState
-from peer.swarm.donor import Donor, start_serving
-from peer.swarm.meeting import Party
-from peer.swarm.members import Members
-from peer.swarm.records import MemberRecord
-from peer.swarm.taking import take_state_of
+from peer.swarm.directory.directory import Members
+from peer.swarm.directory.records import MemberRecord
+from peer.swarm.party import Party
+from peer.swarm.state_transfer.donor import Donor, start_serving
+from peer.swarm.state_transfer.download import take_state_of
 from tests.benchmarks.common import finish, options
 from tests.benchmarks.wan_goodput import node_on
 from tests.netlab.peers import LabSwarm

@@ -24,7 +24,8 @@ from peer.exchange.codec import payload_bytes
 from peer.replica import model
 from peer.simulate.network.conditions import Conditions, Figures
 from peer.simulate.network.methods import groups, pairs
-from peer.swarm import directory, records
+from peer.swarm.directory import buckets as directory
+from peer.swarm.directory import records
 from tests.benchmarks.common import Known, finish, options
 from tests.netlab.lab import Lab
 from tests.netlab.peers import LabSwarm

@@ -46,17 +46,20 @@ from peer.p2p.payload import receive_part
 from peer.p2p.reachability import circuit_messages, dialback, relay
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Sparse
-from peer.swarm import convention, donor, meeting, records
-from peer.swarm.reading import Entry
-from peer.swarm.records import MemberRecord
+from peer.swarm.directory import records
+from peer.swarm.directory.reader import Entry
+from peer.swarm.directory.records import MemberRecord
+from peer.swarm.grouping import messages as grouping
+from peer.swarm.pairing import messages as pairing
+from peer.swarm.state_transfer import donor
 
 SECONDS = 1.0
 BYTES = 8 * 2**20
 NUMEL = 1000
 KINDS: tuple[TypeAdapter[Any], ...] = (
-    *(meeting.PROPOSAL, meeting.REPLY, meeting.READY, wire.HEADER, wire.ACKNOWLEDGEMENT),
+    *(pairing.PROPOSAL, pairing.REPLY, pairing.READY, wire.HEADER, wire.ACKNOWLEDGEMENT),
     *(group_wire.HELLO, group_wire.REPORT, group_wire.VERDICT, donor.REQUEST, donor.ANSWER, donor.RECEIVED),
-    *(convention.CALL, convention.ANSWER, convention.MEMBER_WORD, convention.CONVENER_WORD),
+    *(grouping.CALL, grouping.ANSWER, grouping.MEMBER_WORD, grouping.CONVENER_WORD),
     *(gate.PASS, gate.KNOCK, gate.NOTICE),
     *(dialback.ASK, dialback.ANSWER, relay.RESERVE, relay.REPLY, relay.PING),
 )
@@ -227,8 +230,8 @@ def _framed(kind: int, said: str) -> bytes:
 
 def _messages() -> list[bytes]:
     header = wire.Header(run="r", config="c", layout="l", payload_bytes=4, round=1)
-    proposal = meeting.Propose(name="a", run="r", config="c", round=0, eta=1.0, phase=2.0)
-    said = {0: proposal, 1: meeting.Accept(eta=1.0), 2: meeting.Ready(), 3: header, 10: donor.Received()}
+    proposal = pairing.Propose(name="a", run="r", config="c", round=0, eta=1.0, phase=2.0)
+    said = {0: proposal, 1: pairing.Accept(eta=1.0), 2: pairing.Ready(), 3: header, 10: donor.Received()}
     said[18] = dialback.Ask(places=["/ip4/45.1.2.3/tcp/31337"])
     said[5] = group_wire.Hello(token="t", index=1, header=header)
     return [_framed(kind, it.model_dump_json()) for kind, it in said.items()]

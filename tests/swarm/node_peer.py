@@ -17,7 +17,7 @@ from peer.rounds.lineage import Lineage
 from peer.rounds.progress import Progress
 from peer.rounds.state import State
 from peer.rounds.types import Group, Grouping
-from peer.swarm.meeting import Party
+from peer.swarm.party import Party
 from peer.swarm.presence import Presence, Vitals
 
 STEPS, STEP_SECONDS = 10, 0.1

@@ -20,7 +20,7 @@ from peer.rounds.lineage import Lineage
 from peer.rounds.state import State
 from peer.rounds.types import Group, Grouping, Outcome
 from peer.rounds.vectors import Vector
-from peer.swarm import attending, convening
+from peer.swarm.grouping import leader, member
 from tests.swarm.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all, train_all
 
 PHASE = STEPS * STEP_SECONDS
@@ -71,8 +71,8 @@ def test_a_convener_that_is_slower_than_its_silence_is_waited_for(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was given up when it had not said anything for two times 10 s, and the others averaged without it."""
-    monkeypatch.setattr(attending, "SILENCE", 1.0)
-    monkeypatch.setattr(convening, "KEEP_ALIVE", 0.2)
+    monkeypatch.setattr(member, "SILENCE", 1.0)
+    monkeypatch.setattr(leader, "KEEP_ALIVE", 0.2)
     peers = build("abc")
     peers[0].pace = 5.0  # 4 s behind the others
     join_all(train_all(peers, 2))

@@ -21,13 +21,13 @@ from peer.rounds.lineage import NO_ROUNDS, Lineage
 from peer.rounds.state import State
 from peer.rounds.types import Seat
 from peer.rounds.vectors import PART
-from peer.swarm import join
-from peer.swarm.donor import ANSWER, CLIENTS, PROTOCOL, REQUEST, StateHeader, StateRequest
-from peer.swarm.join import take_state
-from peer.swarm.meeting import Party
-from peer.swarm.members import Members
-from peer.swarm.records import MemberRecord
-from peer.swarm.taking import Taken, take
+from peer.swarm.directory.directory import Members
+from peer.swarm.directory.records import MemberRecord
+from peer.swarm.party import Party
+from peer.swarm.state_transfer import join
+from peer.swarm.state_transfer.donor import ANSWER, CLIENTS, PROTOCOL, REQUEST, StateHeader, StateRequest
+from peer.swarm.state_transfer.download import Taken, take
+from peer.swarm.state_transfer.join import take_state
 from tests.swarm.node_peer import Peer
 
 PARTS = 96

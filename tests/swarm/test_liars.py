@@ -13,9 +13,10 @@ import pytest
 
 from peer.p2p import identity
 from peer.p2p.node import Node, NodeSettings
-from peer.swarm.meeting import REPLY, Accept, Decline, Propose, Ready
-from peer.swarm.proposing import ASK_TIMEOUT, PROTOCOL
-from peer.swarm.rendezvous import SLACK
+from peer.swarm.pairing.messages import REPLY, Accept, Propose, Ready
+from peer.swarm.pairing.proposals import ASK_TIMEOUT, PROTOCOL
+from peer.swarm.pairing.rendezvous import SLACK
+from peer.swarm.party import Decline
 from tests.swarm.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all
 
 PHASE = STEPS * STEP_SECONDS

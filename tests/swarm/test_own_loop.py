@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from peer import OuterLoop, RunError, UserError
 from peer.own.account import Round
 from peer.rounds.types import Outcome
-from peer.swarm.members import Members
-from peer.swarm.records import MemberRecord
+from peer.swarm.directory.directory import Members
+from peer.swarm.directory.records import MemberRecord
 from tests.swarm.harness import Swarm, wait_for
 
 H = 8

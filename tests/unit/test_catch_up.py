@@ -11,7 +11,7 @@ from peer.outer_state import Counters
 from peer.rounds.lineage import Lineage
 from peer.rounds.state import State
 from peer.state import PeerState
-from peer.swarm.latecomer import STALE_ROUNDS, Beginning
+from peer.swarm.healing.late_join import STALE_ROUNDS, Beginning
 from tests.unit import parts
 
 H = 3

@@ -19,7 +19,7 @@ from peer.check.members import spoken, unlike_protocols
 from peer.config.load import load
 from peer.config.schema import Config
 from peer.replica.memory import estimate
-from peer.swarm.donor import CLIENTS
+from peer.swarm.state_transfer.donor import CLIENTS
 
 
 def config(*sets: str) -> Config:

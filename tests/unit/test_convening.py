@@ -12,9 +12,9 @@ import pytest
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Group, Seat
-from peer.swarm import convening
-from peer.swarm.convening import Convener
-from peer.swarm.convention import CONVENER_WORD, Attend, Behind, Place, Ready, Roster, Wait
+from peer.swarm.grouping import leader
+from peer.swarm.grouping.leader import Convener
+from peer.swarm.grouping.messages import CONVENER_WORD, Attend, Behind, Place, Ready, Roster, Wait
 from tests.unit.exchange_harness import stream_pair
 
 ME = Seat("a", "peer-a")
@@ -114,7 +114,7 @@ def test_one_that_does_not_come_or_dies_is_left_out() -> None:
         dies.close()
         group = await gathering
         assert [link.peer_id for link in group.links] == ["b"]
-        assert time.monotonic() - began < convening.SLACK + 1.5
+        assert time.monotonic() - began < leader.SLACK + 1.5
         with pytest.raises(StreamLost):
             await word(hall.ends["c"])
 

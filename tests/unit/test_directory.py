@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.swarm import directory
-from peer.swarm.directory import READS, TARGET, Bucket, Size
+from peer.swarm.directory import buckets as directory
+from peer.swarm.directory.buckets import READS, TARGET, Bucket, Size
 
 PERIODS = 60  # five minutes: one look at all levels is among them
 

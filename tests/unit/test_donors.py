@@ -13,11 +13,11 @@ from peer.errors import RunError
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import StreamLost
 from peer.rounds.state import State
-from peer.swarm import join
-from peer.swarm.join import CHOOSY, NEAR, donors_of, take_state
-from peer.swarm.meeting import Party
-from peer.swarm.records import MemberRecord
-from peer.swarm.taking import Behind, Busy, Slow
+from peer.swarm.directory.records import MemberRecord
+from peer.swarm.party import Party
+from peer.swarm.state_transfer import join
+from peer.swarm.state_transfer.download import Behind, Busy, Slow
+from peer.swarm.state_transfer.join import CHOOSY, NEAR, donors_of, take_state
 
 ROUNDS = st.integers(0, 40)
 

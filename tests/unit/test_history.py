@@ -17,9 +17,9 @@ from dht_bootstrap.history import FORGET, POINTS, Curve, Point, RunHistory
 from dht_bootstrap.targets import target_of, targets
 from dht_bootstrap.view import run_view
 from peer.series import OF_BOOTSTRAP, PREFIX
-from peer.swarm import records
-from peer.swarm.reading import Entry
-from peer.swarm.records import LIFETIME, MemberRecord, Report
+from peer.swarm.directory import records
+from peer.swarm.directory.reader import Entry
+from peer.swarm.directory.records import LIFETIME, MemberRecord, Report
 
 NOW = 1_700_000_000.0
 HOSTILE = '<script>alert("1")</script>\n\\ \u202e'

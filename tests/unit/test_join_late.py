@@ -17,7 +17,7 @@ from peer.process import Stop
 from peer.rounds.progress import Progress
 from peer.rounds.state import State
 from peer.state import PeerState
-from peer.swarm.latecomer import Beginning
+from peer.swarm.healing.late_join import Beginning
 from peer.training import Parts, Training
 from tests.swarm.harness import DEMO, TINY
 from tests.unit import parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.latecomer import STALE_ROUNDS, Beginning
+from peer.swarm.healing.late_join import STALE_ROUNDS, Beginning
 
 ROUNDS = st.integers(0, 1000)
 ROOTS = st.sampled_from(["", "a", "b", "c"])

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.records import MemberRecord
-from peer.swarm.strangers import RECENT, TWICE, Strangers
+from peer.swarm.directory.records import MemberRecord
+from peer.swarm.healing.divergence import RECENT, TWICE, Strangers
 
 PATIENCE = 60  # meetings of each
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from peer.p2p.payload import receive_payload, send_payload
 from peer.p2p.stream import CHUNK, MESSAGE_CAP, BadMessage, Message, Stream, StreamLost
 from peer.rounds.vectors import Vector
-from peer.swarm.meeting import PROPOSAL, REPLY
+from peer.swarm.pairing.messages import PROPOSAL, REPLY
 from tests.unit.exchange_harness import LoopThread, stream_pair
 
 

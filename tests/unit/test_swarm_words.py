@@ -16,9 +16,10 @@ from peer.config.schema import Inner, Run
 from peer.exchange.pair.deadline import FACTOR, FLOOR, Deadline
 from peer.rounds.pairing_rule import LAST_CALL, MET_LAST, askable, near
 from peer.rounds.progress import Progress
-from peer.swarm import records
-from peer.swarm.meeting import Meeting, Party, Propose
-from peer.swarm.records import MemberRecord
+from peer.swarm.directory import records
+from peer.swarm.directory.records import MemberRecord
+from peer.swarm.pairing.messages import Meeting, Propose
+from peer.swarm.party import Party
 from tests.unit.exchange_harness import stream_pair
 
 SECONDS = st.floats(0, 1e4)

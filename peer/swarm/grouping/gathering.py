@@ -18,13 +18,13 @@ from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import Stream
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Group
-from peer.swarm.attending import PERIOD, TRIES, Attending
-from peer.swarm.convening import CATCH_UP, SLACK, Convener
-from peer.swarm.convention import CALL, Admit, Attend, Follow, Place, Summon
-from peer.swarm.footing import Footing
-from peer.swarm.meeting import Decline
-from peer.swarm.records import LIFETIME
-from peer.swarm.roll import PROTOCOL, TALK_TIMEOUT, Roll
+from peer.swarm.context import Footing
+from peer.swarm.directory.records import LIFETIME
+from peer.swarm.grouping.leader import CATCH_UP, SLACK, Convener
+from peer.swarm.grouping.member import PERIOD, TRIES, Attending
+from peer.swarm.grouping.messages import CALL, Admit, Attend, Follow, Place, Summon
+from peer.swarm.grouping.roster import PROTOCOL, TALK_TIMEOUT, Roll
+from peer.swarm.party import Decline
 
 LATE = 0.5  # of the time to the next boundary: who would have to wait for longer has missed the last one
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from peer.p2p.node import Node
 from peer.process import Stop
 from peer.swarm.boundary import Boundary
-from peer.swarm.meeting import Party
-from peer.swarm.members import Members
+from peer.swarm.directory.directory import Members
+from peer.swarm.party import Party
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from peer.logs import fields, get_logger
 from peer.p2p.node import Node
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.state import State
-from peer.swarm.donor import TALK_TIMEOUT, TRANSFER_LIMIT
-from peer.swarm.meeting import Party
-from peer.swarm.members import Members
-from peer.swarm.records import MemberRecord
-from peer.swarm.taking import Behind, Busy, Declined, Slow, Taken, take
+from peer.swarm.directory.directory import Members
+from peer.swarm.directory.records import MemberRecord
+from peer.swarm.party import Party
+from peer.swarm.state_transfer.donor import TALK_TIMEOUT, TRANSFER_LIMIT
+from peer.swarm.state_transfer.download import Behind, Busy, Declined, Slow, Taken, take
 
 log = get_logger("join")
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from peer.p2p.node import RPC_TIMEOUT, Node
-from peer.swarm import directory, records
-from peer.swarm.directory import Bucket
-from peer.swarm.records import MemberRecord
+from peer.swarm.directory import buckets as directory
+from peer.swarm.directory import records
+from peer.swarm.directory.buckets import Bucket
+from peer.swarm.directory.records import MemberRecord
 
 BEAM = 8  # nodes nearest to a key that are asked, of which five keep it; each answers with all that it has
 LOOKS = 3  # at a directory that seems empty and of which a node has not answered

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
-from peer.swarm.footing import Footing
-from peer.swarm.meeting import READY, Accept, Meeting, Propose
+from peer.swarm.context import Footing
+from peer.swarm.pairing.messages import READY, Accept, Meeting, Propose
 
 log = get_logger("rendezvous")
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping
 
 from peer.p2p.node import Node
-from peer.swarm.reading import Entry, Reader, read_runs
+from peer.swarm.directory.reader import Entry, Reader, read_runs
 
 READS = 64  # buckets a look: all of a swarm of some 1,500; of a larger one the rest comes with the next looks
 RUNS = 16  # more are not watched

@@ -14,11 +14,22 @@ from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Assembly, Group, Link, Seat
-from peer.swarm.convening import CATCH_UP
-from peer.swarm.convention import ANSWER, CONVENER_WORD, Admit, Attend, Behind, Follow, Place, Ready, Roster, Wait
-from peer.swarm.footing import Footing
-from peer.swarm.meeting import Decline
-from peer.swarm.roll import PROTOCOL, TALK_TIMEOUT, Roll
+from peer.swarm.context import Footing
+from peer.swarm.grouping.leader import CATCH_UP
+from peer.swarm.grouping.messages import (
+    ANSWER,
+    CONVENER_WORD,
+    Admit,
+    Attend,
+    Behind,
+    Follow,
+    Place,
+    Ready,
+    Roster,
+    Wait,
+)
+from peer.swarm.grouping.roster import PROTOCOL, TALK_TIMEOUT, Roll
+from peer.swarm.party import Decline
 
 log = get_logger("gathering")
 

@@ -15,8 +15,8 @@ from typing import Any
 from peer.p2p.addresses import is_circuit, tcp_of
 from peer.p2p.admission.subkeys import owner_of
 from peer.p2p.node import RPC_TIMEOUT, Node
-from peer.swarm import directory, records
-from peer.swarm.records import MemberRecord
+from peer.swarm.directory import buckets, records
+from peer.swarm.directory.records import MemberRecord
 
 LOOK = 1.6 * records.ANNOUNCE_SECONDS  # seconds: a record is written anew every 0.8 to 1.2 periods
 PAUSE = 0.5  # seconds between two looks
@@ -33,7 +33,7 @@ async def twin_of(node: Node, run: str, subkey: str = "") -> MemberRecord | None
 
 
 async def _twin_of(node: Node, run: str, subkey: str) -> MemberRecord | None:
-    keys = [records.members_key(run, bucket) for bucket in directory.probes(owner_of(subkey)[0])]
+    keys = [records.members_key(run, bucket) for bucket in buckets.probes(owner_of(subkey)[0])]
     found = await _own(node, keys, subkey)
     if found is None or not await _listens(found[0].addresses, node.addresses):
         return None

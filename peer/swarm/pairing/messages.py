@@ -12,12 +12,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from peer.config.digest import first_difference
-from peer.logs import get_logger
 from peer.p2p.stream import Message, Stream
 from peer.rounds.state import Root
+from peer.swarm.party import Decline
 
-log = get_logger("rendezvous")
 Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 
 
@@ -42,14 +40,6 @@ class Accept(Message):
     root: Root = ""
 
 
-class Decline(Message):
-    """No. ``run`` is the decliner's configuration when that is the reason."""
-
-    kind: Literal["decline"] = "decline"
-    reason: Annotated[str, Field(max_length=200)]
-    run: str | None = None
-
-
 class Ready(Message):
     """I stand at the boundary."""
 
@@ -59,23 +49,6 @@ class Ready(Message):
 PROPOSAL: TypeAdapter[Propose] = TypeAdapter(Propose)
 REPLY: TypeAdapter[Accept | Decline] = TypeAdapter(Annotated[Accept | Decline, Field(discriminator="kind")])
 READY: TypeAdapter[Ready] = TypeAdapter(Ready)
-
-
-@dataclass(frozen=True)
-class Party:
-    """Who this peer is, in a negotiation. ``canonical`` is the run's configuration as one text."""
-
-    name: str
-    run: str
-    config: str
-    canonical: str
-    _warned: set[str] = field(default_factory=set)
-
-    def warn_of_difference(self, name: str, theirs: str) -> None:
-        """Say once for each peer in which key its run differs."""
-        if name not in self._warned and len(self._warned) < 1000:
-            self._warned.add(name)
-            log.warning("peer %s trains another configuration: %s", name, first_difference(self.canonical, theirs))
 
 
 @dataclass(eq=False)

@@ -22,11 +22,11 @@ from peer.logs import fields, get_logger
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import StreamLost
 from peer.rounds.types import Group, Link
-from peer.swarm.appointment import Appointment
-from peer.swarm.footing import Footing
-from peer.swarm.latecomer import Beginning
-from peer.swarm.meeting import Meeting, Ready
-from peer.swarm.proposing import ANSWER_TIMEOUT, PROTOCOL, Proposing
+from peer.swarm.context import Footing
+from peer.swarm.healing.late_join import Beginning
+from peer.swarm.pairing.agreement import Appointment
+from peer.swarm.pairing.messages import Meeting, Ready
+from peer.swarm.pairing.proposals import ANSWER_TIMEOUT, PROTOCOL, Proposing
 
 log = get_logger("rendezvous")
 

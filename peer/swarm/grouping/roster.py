@@ -13,9 +13,9 @@ from peer.p2p.addresses import for_record
 from peer.p2p.stream import StreamLost
 from peer.rounds.backoff import Grudges
 from peer.rounds.types import Seat
-from peer.swarm.convention import Place, Summon
-from peer.swarm.footing import Footing
-from peer.swarm.records import LIFETIME
+from peer.swarm.context import Footing
+from peer.swarm.directory.records import LIFETIME
+from peer.swarm.grouping.messages import Place, Summon
 
 log = get_logger("gathering")
 

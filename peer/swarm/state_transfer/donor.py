@@ -21,7 +21,7 @@ from peer.p2p.stream import Message, Stream
 from peer.rounds.lineage import NO_ROUNDS, Lineage
 from peer.rounds.state import Root, State
 from peer.rounds.vectors import Vector, parts
-from peer.swarm.meeting import Decline, Party
+from peer.swarm.party import Decline, Party
 
 log = get_logger("join")
 

@@ -18,11 +18,12 @@ from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.backoff import SULK, Grudges
 from peer.rounds.pairing_rule import askable, near
 from peer.rounds.schedule import NOW, OPENS, PAUSE
-from peer.swarm.appointment import Appointment
-from peer.swarm.footing import Footing
-from peer.swarm.latecomer import Beginning
-from peer.swarm.meeting import PROPOSAL, REPLY, Accept, Decline, Propose
-from peer.swarm.records import MemberRecord
+from peer.swarm.context import Footing
+from peer.swarm.directory.records import MemberRecord
+from peer.swarm.healing.late_join import Beginning
+from peer.swarm.pairing.agreement import Appointment
+from peer.swarm.pairing.messages import PROPOSAL, REPLY, Accept, Propose
+from peer.swarm.party import Decline
 
 log = get_logger("rendezvous")
 

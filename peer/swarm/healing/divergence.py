@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peer.swarm.records import MemberRecord
+from peer.swarm.directory.records import MemberRecord
 
 RECENT = 15  # partners that are remembered, as by the guard
 TWICE = 2  # swaps with strangers, without a merge with them, before anything follows from them

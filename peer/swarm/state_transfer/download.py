@@ -22,9 +22,18 @@ from peer.rounds.lineage import NO_ROUNDS, Lineage
 from peer.rounds.state import State
 from peer.rounds.types import Seat
 from peer.rounds.vectors import parts
-from peer.swarm.donor import ANSWER, PROTOCOL, STALL, TALK_TIMEOUT, TRANSFER_LIMIT, Full, Received, StateRequest
-from peer.swarm.meeting import Decline, Party
-from peer.swarm.records import MemberRecord
+from peer.swarm.directory.records import MemberRecord
+from peer.swarm.party import Decline, Party
+from peer.swarm.state_transfer.donor import (
+    ANSWER,
+    PROTOCOL,
+    STALL,
+    TALK_TIMEOUT,
+    TRANSFER_LIMIT,
+    Full,
+    Received,
+    StateRequest,
+)
 
 log = get_logger("join")
 

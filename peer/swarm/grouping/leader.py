@@ -19,7 +19,7 @@ from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Assembly, Group, Link, Seat
-from peer.swarm.convention import MEMBER_WORD, Attend, Behind, Follow, Place, Ready, Roster, Wait
+from peer.swarm.grouping.messages import MEMBER_WORD, Attend, Behind, Follow, Place, Ready, Roster, Wait
 
 log = get_logger("gathering")
 

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from peer.p2p.admission.subkeys import owner_of
 from peer.p2p.stream import Message
 from peer.rounds.state import Root
-from peer.swarm.directory import Bucket
+from peer.swarm.directory.buckets import Bucket
 
 RECORD_BYTES = 1024
 LIFETIME = 30.0  # seconds

@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 from peer.logs import get_logger
 from peer.p2p.node import RPC_TIMEOUT, Node
-from peer.swarm import directory, records
-from peer.swarm.directory import Bucket
-from peer.swarm.reading import BEAM, LOOKS, Reader, is_live
-from peer.swarm.records import MemberRecord
+from peer.swarm.directory import buckets as directory
+from peer.swarm.directory import records
+from peer.swarm.directory.buckets import Bucket
+from peer.swarm.directory.reader import BEAM, LOOKS, Reader, is_live
+from peer.swarm.directory.records import MemberRecord
 
 log = get_logger("members")
 

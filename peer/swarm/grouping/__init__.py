@@ -1,0 +1,1 @@
+"""All peers come together as one group."""

@@ -1,0 +1,1 @@
+"""Peers that began apart, or came apart, become one swarm."""

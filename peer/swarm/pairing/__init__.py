@@ -1,0 +1,1 @@
+"""Two peers agree to meet."""

@@ -1,0 +1,1 @@
+"""A newcomer takes the state of a member."""
