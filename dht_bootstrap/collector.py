@@ -1,4 +1,4 @@
-"""``/metrics``: the swarm from the records in the DHT, so that peers behind NAT are seen too. Names: peer/series.py."""
+"""``/metrics``: the swarm from the records in the DHT, so that peers behind NAT are seen too. Names: peer/telemetry/series.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from dht_bootstrap.findings import findings
 from dht_bootstrap.history import PeerHistory, RunHistory
 from peer import __version__
-from peer.series import EVENTS, OF_BOOTSTRAP, PREFIX, STATES, WARNINGS
+from peer.telemetry.series import EVENTS, OF_BOOTSTRAP, PREFIX, STATES, WARNINGS
 
 if TYPE_CHECKING:
     from dht_bootstrap.watch import Watch

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from peer import place, trackers
+from peer import place
 from peer.beside import Beside
 from peer.config.digest import canonical, digest
 from peer.config.schema import Member, SwarmRun
@@ -33,7 +33,6 @@ from peer.exchange.pair.overlapped import RollingExchange
 from peer.exchange.pair.wire import Identity, layout_digest
 from peer.joining import catch_up, join_late
 from peer.logs import fields, get_logger
-from peer.metrics import Metrics, PhaseClock
 from peer.outer.decoupled import Decoupled
 from peer.outer.noloco import NoLoCo
 from peer.outer_state import OuterState
@@ -43,13 +42,15 @@ from peer.p2p.node import OPEN_TIMEOUT, Node, NodeSettings
 from peer.place import Place
 from peer.process import Stop
 from peer.replica.device import synchronize
-from peer.report import Counted, Reporter
 from peer.rounds.contribution import Averaged
 from peer.rounds.progress import Progress
 from peer.rounds.types import Grouping
-from peer.standing import Standing
 from peer.swarm.party import Party
 from peer.swarm.presence import Presence, Vitals
+from peer.telemetry import trackers
+from peer.telemetry.metrics import Metrics, PhaseClock
+from peer.telemetry.peer_status import Standing
+from peer.telemetry.report import Counted, Reporter
 
 log = get_logger("membership")
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from peer.beside import Beside
 from peer.config.schema import Config
-from peer.report import Counted
 from peer.rounds.contribution import Averaged
+from peer.telemetry.report import Counted
 from peer.training import Parts, Training
 
 Report = Callable[[Counted, Averaged], None]

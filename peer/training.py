@@ -17,14 +17,14 @@ from peer.config.schema import Config
 from peer.errors import RunError
 from peer.inner_phase import InnerPhase
 from peer.joining import join_late
-from peer.metrics import PhaseClock
 from peer.process import Stop
 from peer.replica.inner_loop import InnerReport
-from peer.report import Counted, Reporter, RoundReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.progress import Progress
 from peer.state import PeerState
 from peer.swarm.presence import Presence
+from peer.telemetry.metrics import PhaseClock
+from peer.telemetry.report import Counted, Reporter, RoundReport
 
 
 @dataclass(frozen=True)

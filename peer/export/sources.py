@@ -18,7 +18,7 @@ from peer.checkpoint import STATE, Checkpoints, Saved, Tensors, load
 from peer.config.digest import canonical, first_difference
 from peer.config.schema import Run
 from peer.errors import UserError
-from peer.report import EVALS, ROUNDS
+from peer.telemetry.report import EVALS, ROUNDS
 
 WEIGHTS = "model"  # the file of a checkpoint with θ
 

@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from peer.report import EVALS, ROUNDS
 from peer.rounds.types import Outcome
-from peer.series import IDLE
+from peer.telemetry.report import EVALS, ROUNDS
+from peer.telemetry.series import IDLE
 
 Row = dict[str, Any]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from peer.replica.inner_loop import InnerReport
-from peer.report import RoundReport
 from peer.rounds.types import Outcome
+from peer.telemetry.report import RoundReport
 
 
 @dataclass(frozen=True)

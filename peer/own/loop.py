@@ -38,8 +38,8 @@ from peer.own.state import OwnState
 from peer.own.weights import require_finite, require_same, require_trains, trained
 from peer.process import Stop
 from peer.replica.inner_loop import InnerReport
-from peer.report import Counted, RoundReport
 from peer.rounds.contribution import Averaged
+from peer.telemetry.report import Counted, RoundReport
 
 log = logs.get_logger("outer_loop")
 

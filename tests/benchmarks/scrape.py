@@ -20,8 +20,8 @@ import torch
 from peer import logs
 from peer.data import corpus
 from peer.data.batches import TokenStream
-from peer.metrics import Metrics, PhaseClock
 from peer.replica import model
+from peer.telemetry.metrics import Metrics, PhaseClock
 from tests.benchmarks.common import finish, options
 from tests.benchmarks.inner_loop import LENGTH, RUN, inner_loop
 

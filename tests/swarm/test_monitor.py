@@ -15,7 +15,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from peer.series import OF_PEER, PREFIX
+from peer.telemetry.series import OF_PEER, PREFIX
 from tests.swarm.harness import Swarm, wait_for
 
 LONG = ("run.steps=100000", "run.inner_steps=100")

@@ -9,7 +9,7 @@ import re
 
 import promql_parser as promql
 
-from peer.series import OF_BOOTSTRAP, OF_PEER, PREFIX, Series
+from peer.telemetry.series import OF_BOOTSTRAP, OF_PEER, PREFIX, Series
 
 Labels = frozenset[str]
 SCRAPED = frozenset({"job", "instance"})

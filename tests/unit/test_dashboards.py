@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from peer.series import OF_BOOTSTRAP, OF_PEER, PHASES, PREFIX
+from peer.telemetry.series import OF_BOOTSTRAP, OF_PEER, PHASES, PREFIX
 from tests.unit.dashboards import BOARDS, GRAFANA, PROMETHEUS, ROOT, Query, board, board_queries, rules
 from tests.unit.promql import Known, Unknown, words_in
 

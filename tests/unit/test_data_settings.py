@@ -9,9 +9,9 @@ import pytest
 
 from peer.config import load as settings
 from peer.config.digest import canonical, digest
-from peer.metrics import Metrics
-from peer.report import Reporter
-from peer.standing import Standing
+from peer.telemetry.metrics import Metrics
+from peer.telemetry.peer_status import Standing
+from peer.telemetry.report import Reporter
 from tests.unit.test_settings import load, mistake
 
 SOURCES = [

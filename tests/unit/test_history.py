@@ -16,10 +16,10 @@ from dht_bootstrap.findings import findings
 from dht_bootstrap.history import FORGET, POINTS, Curve, Point, RunHistory
 from dht_bootstrap.targets import target_of, targets
 from dht_bootstrap.view import run_view
-from peer.series import OF_BOOTSTRAP, PREFIX
 from peer.swarm.directory import records
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, MemberRecord, Report
+from peer.telemetry.series import OF_BOOTSTRAP, PREFIX
 
 NOW = 1_700_000_000.0
 HOSTILE = '<script>alert("1")</script>\n\\ \u202e'

@@ -12,12 +12,12 @@ from torch import Tensor
 from peer.config.load import load
 from peer.errors import RunError
 from peer.joining import join_late
-from peer.metrics import Metrics, PhaseClock
 from peer.process import Stop
 from peer.rounds.progress import Progress
 from peer.rounds.state import State
 from peer.state import PeerState
 from peer.swarm.healing.late_join import Beginning
+from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.training import Parts, Training
 from tests.swarm.harness import DEMO, TINY
 from tests.unit import parts

@@ -12,8 +12,8 @@ import pytest
 from prometheus_client import generate_latest
 
 from peer.errors import UserError
-from peer.metrics import Metrics, PhaseClock
-from peer.series import OF_PEER, PHASES, as_markdown
+from peer.telemetry.metrics import Metrics, PhaseClock
+from peer.telemetry.series import OF_PEER, PHASES, as_markdown
 
 
 def nothing() -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from peer.metrics import Metrics
 from peer.replica.inner_loop import InnerReport
-from peer.report import Counted, Reporter, RoundReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome, Reason
-from peer.series import PHASES
-from peer.standing import Standing
+from peer.telemetry.metrics import Metrics
+from peer.telemetry.peer_status import Standing
+from peer.telemetry.report import Counted, Reporter, RoundReport
+from peer.telemetry.series import PHASES
 
 KEYS = {
     *("round", "step", "tokens", "train_loss", "partner", "outcome", "seconds"),

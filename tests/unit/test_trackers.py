@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from peer import trackers
 from peer.errors import UserError
-from peer.metrics import Metrics
-from peer.report import Reporter
-from peer.standing import Standing
-from peer.trackers import Trackers
+from peer.telemetry import trackers
+from peer.telemetry.metrics import Metrics
+from peer.telemetry.peer_status import Standing
+from peer.telemetry.report import Reporter
+from peer.telemetry.trackers import Trackers
 from tests.unit.test_report import round_report
 
 

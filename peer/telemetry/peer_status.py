@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from peer import __version__
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
-from peer.series import IDLE
 from peer.swarm.directory.records import Report
+from peer.telemetry.series import IDLE
 
 SHOWN = 3  # partners
 WORST = 2  # refused peers

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from peer import __version__
 from peer.errors import UserError
-from peer.series import IDLE, OF_PEER, PHASES, PREFIX, SECONDS
+from peer.telemetry.series import IDLE, OF_PEER, PHASES, PREFIX, SECONDS
 
 DEFAULT_PORT = 9464
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from peer.logs import fields, get_logger
-from peer.metrics import Metrics
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
-from peer.standing import Standing
-from peer.trackers import Trackers
+from peer.telemetry.metrics import Metrics
+from peer.telemetry.peer_status import Standing
+from peer.telemetry.trackers import Trackers
 
 log = get_logger("round")
 ROUNDS, EVALS = "rounds.jsonl", "evals.jsonl"

@@ -1,0 +1,1 @@
+"""What a peer says of itself: series, files, trackers."""
