@@ -1,4 +1,4 @@
-"""``/metrics``: the swarm from the records in the DHT, so that peers behind NAT are seen too. Names: peer/telemetry/series.py."""
+"""``/metrics``: the swarm from the records in the DHT, so peers behind NAT are seen too. Names: telemetry/series.py."""
 
 from __future__ import annotations
 

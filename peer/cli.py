@@ -163,9 +163,9 @@ def _train(args: argparse.Namespace) -> int:
         stop_with_parent()
     import torch
 
-    from peer.assemble import assembled
     from peer.replica.inner_loop import out_of_memory
     from peer.replica.sharded.ranks import mustered
+    from peer.training.assemble import assembled
 
     def give_up(why: str) -> None:
         _say(RunError(why), 1)

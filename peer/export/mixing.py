@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from peer.checkpoint import Tensors
 from peer.errors import UserError
 from peer.export.sources import Source
+from peer.training.checkpoint import Tensors
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from peer.checkpoint import STATE, Checkpoints, Saved, Tensors, load
 from peer.config.digest import canonical, first_difference
 from peer.config.schema import Run
 from peer.errors import UserError
 from peer.telemetry.report import EVALS, ROUNDS
+from peer.training.checkpoint import STATE, Checkpoints, Saved, Tensors, load
 
 WEIGHTS = "model"  # the file of a checkpoint with θ
 

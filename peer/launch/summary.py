@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from peer.checkpoint import Checkpoints, Tensors
 from peer.config.schema import Config
 from peer.data import batches as data
 from peer.data import corpus
@@ -17,6 +16,7 @@ from peer.launch.tail import Tail
 from peer.replica import model
 from peer.replica.inner_loop import mean_loss
 from peer.rounds.types import Outcome
+from peer.training.checkpoint import Checkpoints, Tensors
 
 
 def summarize(config: Config, tails: Sequence[Tail], wall_seconds: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from peer.launch.processes import Child, entry_of, stop_all
 from peer.launch.summary import in_words, summarize
 from peer.launch.table import View
 from peer.launch.tail import Tail
-from peer.place import set_aside
+from peer.training.run_folder import set_aside
 
 POLL_SECONDS = 0.25
 START_SECONDS = 60.0

@@ -25,11 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from peer import logs
-from peer.beside import Beside
 from peer.config.digest import digest
 from peer.errors import RunError, UserError
-from peer.inner_phase import InnerPhase
-from peer.membership import Membership, grounded
 from peer.outer.methods import outer_method
 from peer.outer.slow_weights import SlowWeights
 from peer.own.account import Round, Window, learning_rate
@@ -40,6 +37,9 @@ from peer.process import Stop
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.telemetry.report import Counted, RoundReport
+from peer.training.member import Membership, grounded
+from peer.training.overlapped import Beside
+from peer.training.phase import InnerPhase
 
 log = logs.get_logger("outer_loop")
 

@@ -15,9 +15,9 @@ import xxhash
 from peer.errors import UserError
 from peer.logs import get_logger
 from peer.outer.method import OuterMethod
-from peer.outer_state import Counters, OuterState
 from peer.rounds.lineage import Lineage
 from peer.rounds.vectors import parts
+from peer.training.outer_state import Counters, OuterState
 
 log = get_logger("outer_loop")
 

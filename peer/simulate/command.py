@@ -62,8 +62,8 @@ def run(loaded: Config, args: argparse.Namespace) -> int:
 
         print(network.run(loaded, args))
         return 0
-    from peer.place import require_folder
     from peer.simulate.simulation import Simulation, save
+    from peer.training.run_folder import require_folder
 
     config, method = with_method(loaded, args.method)
     simulation = Simulation(config, _options(args, method))

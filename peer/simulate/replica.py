@@ -16,7 +16,7 @@ from peer.exchange.guard import Guard
 from peer.rounds.contribution import Contribution, Sparse
 from peer.rounds.schedule import phase_steps
 from peer.rounds.types import Outcome
-from peer.state import PeerState
+from peer.training.state import PeerState
 
 if TYPE_CHECKING:
     from peer.simulate.swap import Rolling

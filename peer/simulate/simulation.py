@@ -15,15 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from peer import build
-from peer.build import Signs
 from peer.config.schema import Config, Local
 from peer.data import corpus
 from peer.data.corpus import Corpus
 from peer.data.open import validation
 from peer.exchange import codecs
 from peer.exchange.guard import Guard
-from peer.place import require_folder, set_aside
 from peer.process import Stop
 from peer.rounds.progress import Progress
 from peer.rounds.types import Outcome
@@ -33,6 +30,9 @@ from peer.simulate.replica import Replica
 from peer.simulate.sampling import Row, Sampler
 from peer.simulate.together import Together
 from peer.simulate.world import World
+from peer.training import replica
+from peer.training.replica import Signs
+from peer.training.run_folder import require_folder, set_aside
 
 Say = Callable[[str], None]
 FILES = ("summary.json", "curves.json", "simulation.png")
@@ -85,7 +85,7 @@ class Simulation:
         run = config.run.model_copy(update={"steps": steps})
         signs = Signs(Progress(), Stop())
         config = config.model_copy(update={"run": run})
-        state = build.replica(config, text.train, stream=stream, device=torch.device("cpu"), signs=signs)
+        state = replica.replica(config, text.train, stream=stream, device=torch.device("cpu"), signs=signs)
         codec = codecs.codec(run.exchange.codec, state.outer.slow.numel)
         return Replica(name, state, speed, steps, run.inner_steps, codec, Guard())
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from peer import build, logs
+from peer import logs
 from peer.config import load as settings
 from peer.config.digest import canonical, digest
 from peer.data.corpus import load as load_text
@@ -34,12 +34,13 @@ from peer.p2p.node import Node
 from peer.process import Stop
 from peer.rounds.progress import Progress
 from peer.rounds.types import Seat
-from peer.state import PeerState
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.party import Party
 from peer.swarm.state_transfer.donor import Donor, start_serving
 from peer.swarm.state_transfer.download import take_state_of
+from peer.training import replica
+from peer.training.state import PeerState
 from tests.benchmarks.common import finish, options
 from tests.benchmarks.wan_goodput import node_on
 from tests.netlab.peers import LabSwarm
@@ -66,8 +67,8 @@ class Side:
     @contextmanager
     def started(cls, address: str, own: str) -> Iterator[Side]:
         config = settings.load(Path(CONFIG), list(SETS))
-        run, signs = config.run, build.Signs(Progress(), Stop())
-        state = build.replica(config, load_text(run.data).train, stream=0, device=torch.device("cpu"), signs=signs)
+        run, signs = config.run, replica.Signs(Progress(), Stop())
+        state = replica.replica(config, load_text(run.data).train, stream=0, device=torch.device("cpu"), signs=signs)
         with tempfile.TemporaryDirectory() as folder:
             node = node_on(own, Path(folder) / "key", (address,))
             me = Party("side", run.name, digest(run), canonical(run))

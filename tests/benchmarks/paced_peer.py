@@ -13,7 +13,7 @@ import time
 
 from torch import Tensor
 
-import peer.build
+import peer.training.replica
 from peer.cli import main
 from peer.replica.inner_loop import InnerLoop
 
@@ -29,5 +29,5 @@ class Paced(InnerLoop):
 
 
 if __name__ == "__main__":
-    peer.build.InnerLoop = Paced  # type: ignore[misc]
+    peer.training.replica.InnerLoop = Paced  # type: ignore[misc]
     main()

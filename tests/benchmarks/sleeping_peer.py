@@ -22,7 +22,7 @@ import torch
 from hivemind.dht.protocol import DHTProtocol
 from torch import Tensor
 
-import peer.build
+import peer.training.replica
 from peer.cli import main
 from peer.replica.inner_loop import InnerLoop
 
@@ -65,5 +65,5 @@ def count_calls(file: Path) -> None:
 
 if __name__ == "__main__":
     count_calls(Path(os.environ["DHT_CALLS"]))
-    peer.build.InnerLoop = Sleeping  # type: ignore[misc]
+    peer.training.replica.InnerLoop = Sleeping  # type: ignore[misc]
     main()

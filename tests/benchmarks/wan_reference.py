@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peer import build
 from peer.config import load
 from peer.data import corpus, open
 from peer.process import Stop
 from peer.replica.inner_loop import InnerLoop
 from peer.rounds.progress import Progress
-from peer.state import PeerState
+from peer.training import replica as build
+from peer.training.state import PeerState
 
 WAIT = 60.0
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from peer.checkpoint import Checkpoints
+from peer.training.checkpoint import Checkpoints
 from tests.swarm.harness import TINY, Swarm, wait_for
 
 DILOCO = ("run.outer={name: diloco, momentum: 0.5}", "run.exchange.stall=3", "run.inner_steps=150")

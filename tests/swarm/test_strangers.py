@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.checkpoint import Checkpoints
 from peer.config.load import load
 from peer.replica.model import outline
+from peer.training.checkpoint import Checkpoints
 from tests.swarm.harness import DEMO, TINY, Process, Swarm, wait_for
 from tests.swarm.test_late import Late
 from tests.swarm.test_own_loop import Scene, together

@@ -14,17 +14,17 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-import peer.assemble  # noqa: F401  all that a peer loads
-from peer import build
-from peer.build import Signs
-from peer.checkpoint import Checkpoints
+import peer.training.assemble  # noqa: F401  all that a peer loads
 from peer.config import load
 from peer.data import corpus
 from peer.data.open import validation
 from peer.exchange.average import copy_own
 from peer.process import Stop
 from peer.rounds.progress import Progress
-from peer.state import PeerState
+from peer.training import replica
+from peer.training.checkpoint import Checkpoints
+from peer.training.replica import Signs
+from peer.training.state import PeerState
 
 
 def resident_peak() -> int:
@@ -51,7 +51,7 @@ def main() -> None:
     torch.set_num_threads(1)
     config = load.load(Path(sys.argv[1]), sys.argv[2:], environment={})
     text = corpus.load(config.run.data)
-    state = build.replica(config, text.train, stream=1, device=torch.device("cpu"), signs=Signs(Progress(), Stop()))
+    state = replica.replica(config, text.train, stream=1, device=torch.device("cpu"), signs=Signs(Progress(), Stop()))
     buffer = torch.empty(state.outer.slow.numel)
     state.inner.evaluate(validation(config.run, text))
     with tempfile.TemporaryDirectory() as folder:

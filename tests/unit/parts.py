@@ -14,7 +14,7 @@ from peer.process import Stop
 from peer.replica import model
 from peer.replica.inner_loop import InnerLoop
 from peer.rounds.progress import Progress
-from peer.state import PeerState
+from peer.training.state import PeerState
 
 LENGTH = 16
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 40, dtype=np.uint8).astype(np.uint16)

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import distributed
 
-from peer import build
-from peer.build import Signs
 from peer.config.schema import Config
 from peer.data import corpus
 from peer.process import Stop
 from peer.replica.sharded.launch import Rank
 from peer.replica.sharded.ranks import Crew
 from peer.rounds.progress import Progress
-from peer.state import PeerState
+from peer.training import replica as build
+from peer.training.replica import Signs
+from peer.training.state import PeerState
 from tests.swarm.warm import Forked, warm
 
 CPU = torch.device("cpu")

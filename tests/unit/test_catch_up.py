@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.joining import catch_up
-from peer.outer_state import Counters
 from peer.rounds.lineage import Lineage
 from peer.rounds.state import State
-from peer.state import PeerState
 from peer.swarm.healing.late_join import STALE_ROUNDS, Beginning
+from peer.training.catch_up import catch_up
+from peer.training.outer_state import Counters
+from peer.training.state import PeerState
 from tests.unit import parts
 
 H = 3

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.checkpoint import Checkpoints
 from peer.errors import UserError
+from peer.training.checkpoint import Checkpoints
 
 TENSORS = {"model": {"w": torch.arange(5.0)}, "outer": {"phi": torch.ones(3), "count": torch.tensor(7)}}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.checkpoint import LATEST, Checkpoints
+from peer.training.checkpoint import LATEST, Checkpoints
 
 CALLS = (
     "open",

@@ -14,9 +14,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer import build
-from peer.build import Signs
-from peer.checkpoint import Checkpoints
 from peer.cli import main
 from peer.config.digest import digest
 from peer.config.schema import Config
@@ -27,7 +24,10 @@ from peer.export import tokenizer
 from peer.process import Stop
 from peer.replica.inner_loop import mean_loss
 from peer.rounds.progress import Progress
-from peer.state import PeerState
+from peer.training import replica
+from peer.training.checkpoint import Checkpoints
+from peer.training.replica import Signs
+from peer.training.state import PeerState
 from tests.unit.data_harness import bpe
 
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ def config(folder: Path, **run: Any) -> Config:
 
 def trained(settings: Config, stream: int, steps: int = 6) -> PeerState:
     tokens = corpus.load(settings.run.data).train
-    state = build.replica(settings, tokens, stream=stream, device=CPU, signs=Signs(Progress(), Stop()))
+    state = replica.replica(settings, tokens, stream=stream, device=CPU, signs=Signs(Progress(), Stop()))
     state.counters.tokens = state.inner.run(state.stream.take(steps)).tokens
     return state
 

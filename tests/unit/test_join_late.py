@@ -11,14 +11,14 @@ from torch import Tensor
 
 from peer.config.load import load
 from peer.errors import RunError
-from peer.joining import join_late
 from peer.process import Stop
 from peer.rounds.progress import Progress
 from peer.rounds.state import State
-from peer.state import PeerState
 from peer.swarm.healing.late_join import Beginning
 from peer.telemetry.metrics import Metrics, PhaseClock
-from peer.training import Parts, Training
+from peer.training.catch_up import join_late
+from peer.training.loop import Parts, Training
+from peer.training.state import PeerState
 from tests.swarm.harness import DEMO, TINY
 from tests.unit import parts
 

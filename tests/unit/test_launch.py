@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from peer.checkpoint import Checkpoints
 from peer.config.schema import Config, Evaluation, LlamaModel, Run, StdlibData
 from peer.data import corpus
 from peer.data.batches import validation_batches
@@ -18,6 +17,7 @@ from peer.launch.table import View
 from peer.launch.tail import Tail
 from peer.replica import model
 from peer.replica.inner_loop import mean_loss
+from peer.training.checkpoint import Checkpoints
 
 CONFIG = Config(
     run=Run(

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer import build
-from peer.build import Signs
 from peer.config import load
 from peer.config.schema import Config
 from peer.data import corpus
 from peer.process import Stop
 from peer.replica.memory import estimate, step_bytes
 from peer.rounds.progress import Progress
+from peer.training import replica
+from peer.training.replica import Signs
 from tests.unit.memory_peer import torch_peak
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def test_a_step_takes_what_torch_says_that_it_took(overrides: tuple[str, ...]) -
     asked = config("run.model.layers=3", *overrides)
     text = corpus.load(asked.run.data)
     signs = Signs(Progress(), Stop())
-    state = build.replica(asked, text.train, stream=1, device=torch.device("cpu"), signs=signs)
+    state = replica.replica(asked, text.train, stream=1, device=torch.device("cpu"), signs=signs)
     state.inner.run(state.stream.take(1))  # AdamW's moments are made in the first step
     counted = step_bytes(asked.run, asked.peer, autocast=asked.peer.precision == "bf16")
     assert counted == pytest.approx(torch_peak(state), rel=0.15)

@@ -16,8 +16,6 @@ import pytest
 import torch
 from torch import nn
 
-from peer import build
-from peer.build import Signs
 from peer.config.digest import canonical, digest, first_difference
 from peer.config.model import AutoModel, LlamaModel
 from peer.config.schema import Config, Run
@@ -26,6 +24,8 @@ from peer.errors import UserError
 from peer.process import Stop
 from peer.replica import model, model_source
 from peer.rounds.progress import Progress
+from peer.training import replica
+from peer.training.replica import Signs
 
 ROOT = Path(__file__).parents[2]
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 40
@@ -97,7 +97,7 @@ def test_it_trains(source: str, checkpointing: bool, sources: Path, tmp_path: Pa
     config = Config.model_validate({"run": run, "peer": {"gradient_checkpointing": checkpointing}})
     tokens = corpus.load(config.run.data).train
     signs = Signs(Progress(), Stop())
-    state = build.replica(config, tokens, stream=1, device=torch.device("cpu"), signs=signs)
+    state = replica.replica(config, tokens, stream=1, device=torch.device("cpu"), signs=signs)
     report = state.inner.run(state.stream.take(20))
     assert report.first_loss == pytest.approx(5.7, abs=0.3)  # ln 300
     assert state.inner.run(state.stream.take(1)).loss < report.first_loss - 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from peer.errors import UserError
-from peer.place import claim
+from peer.training.run_folder import claim
 
 CLAIM = (
     "import sys; from pathlib import Path; from peer.place import claim; place = claim(Path(sys.argv[1]), {name!r}); "

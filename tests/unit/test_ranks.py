@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from peer.checkpoint import Checkpoints
 from peer.cli import main
 from peer.errors import RunError, UserError
 from peer.replica.sharded import launch, shared
-from peer.state import PeerState
+from peer.training.checkpoint import Checkpoints
+from peer.training.state import PeerState
 from tests.unit.ranks_harness import config, environment, ranks, replica, replica_on
 
 

@@ -15,7 +15,6 @@ from peer.config.schema import Config
 from peer.errors import UserError
 from peer.launch.summary import in_words, summarize
 from peer.launch.tail import Tail
-from peer.place import claim
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
@@ -23,6 +22,7 @@ from peer.telemetry.metrics import Metrics
 from peer.telemetry.peer_status import Standing
 from peer.telemetry.report import Counted, Reporter, RoundReport
 from peer.telemetry.series import PHASES
+from peer.training.run_folder import claim
 
 
 def test_two_peers_of_one_machine_get_different_folders_and_the_same_again(tmp_path: Path) -> None:

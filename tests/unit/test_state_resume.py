@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.checkpoint import Checkpoints
 from peer.data.prefetch import Prefetched
 from peer.outer.local import Local
-from peer.state import PeerState
+from peer.training.checkpoint import Checkpoints
+from peer.training.state import PeerState
 from tests.unit import data_harness, parts
 
 H = 6

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer import build
 from peer.config.data import JsonlData, StdlibData, TextData, Tokenizer
 from peer.config.digest import digest
 from peer.config.schema import LlamaModel, Run
@@ -18,6 +17,7 @@ from peer.data.sources import text
 from peer.data.tokenizer import Bytes, load
 from peer.errors import UserError
 from peer.replica import model
+from peer.training import replica
 from tests.unit.data_harness import bpe, jsonl, texts
 
 SMALL = LlamaModel(hidden_size=8, intermediate_size=16, layers=1, heads=1)
@@ -139,8 +139,8 @@ def test_a_replica_of_a_run_with_another_tokenizer_has_its_vocabulary(tmp_path: 
     data = JsonlData(name="jsonl", train=(f"{tmp_path}/a.jsonl",), tokenizer=own, sequence_length=16, shuffle=8)
     config = Config(run=Run(data=data, model=SMALL, batch_size=2))
     found = corpus.load(data)
-    signs = build.Signs(Progress(), Stop())
-    state = build.replica(config, found.train, stream=1, device=torch.device("cpu"), signs=signs)
+    signs = replica.Signs(Progress(), Stop())
+    state = replica.replica(config, found.train, stream=1, device=torch.device("cpu"), signs=signs)
     report = state.inner.run(state.stream.take(3))
     assert report.first_loss == pytest.approx(np.log(320), abs=0.3)
     saved = state.scalars()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from peer.config.schema import Config
 from peer.exchange.codec import payload_bytes
-from peer.place import require_folder, set_aside
 from peer.replica import model
 from peer.simulate.network.conditions import Conditions, Figures
 from peer.simulate.network.methods import groups, pairs, pairs_by_round, tree_to_pair
+from peer.training.run_folder import require_folder, set_aside
 
 FILE = "network.json"
 

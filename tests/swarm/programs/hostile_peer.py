@@ -14,11 +14,11 @@ from functools import partial
 
 import torch
 
-from peer import membership
 from peer.cli import main
 from peer.config.schema import Exchange
-from peer.outer_state import OuterState
 from peer.rounds.state import State
+from peer.training import member
+from peer.training.outer_state import OuterState
 from tests.swarm.attacks import Attack, Hostile, Unguarded
 
 honest = OuterState.snapshot
@@ -34,7 +34,7 @@ if __name__ == "__main__":
     if "FALSE_DONOR" in os.environ:
         OuterState.snapshot = false  # type: ignore[method-assign]
     if "HOSTILE" in os.environ:
-        membership.codec = lambda name, numel: Hostile(Attack(os.environ["HOSTILE"]))
+        member.codec = lambda name, numel: Hostile(Attack(os.environ["HOSTILE"]))
     if "UNGUARDED" in os.environ:
-        membership.Guard = partial(Unguarded, Exchange().max_norm_ratio)  # type: ignore[misc, assignment]
+        member.Guard = partial(Unguarded, Exchange().max_norm_ratio)  # type: ignore[misc, assignment]
     main()

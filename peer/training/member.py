@@ -16,11 +16,8 @@ from pathlib import Path
 
 import torch
 
-from peer import place
-from peer.beside import Beside
 from peer.config.digest import canonical, digest
 from peer.config.schema import Member, SwarmRun
-from peer.crossing import Crossing
 from peer.errors import UserError
 from peer.exchange.average import GroupAverage
 from peer.exchange.codecs import codec
@@ -31,15 +28,12 @@ from peer.exchange.guard import Guard
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.overlapped import RollingExchange
 from peer.exchange.pair.wire import Identity, layout_digest
-from peer.joining import catch_up, join_late
 from peer.logs import fields, get_logger
 from peer.outer.decoupled import Decoupled
 from peer.outer.noloco import NoLoCo
-from peer.outer_state import OuterState
 from peer.p2p import identity
 from peer.p2p.admission.dht_rules import Authority, invited
 from peer.p2p.node import OPEN_TIMEOUT, Node, NodeSettings
-from peer.place import Place
 from peer.process import Stop
 from peer.replica.device import synchronize
 from peer.rounds.contribution import Averaged
@@ -51,6 +45,12 @@ from peer.telemetry import trackers
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.telemetry.peer_status import Standing
 from peer.telemetry.report import Counted, Reporter
+from peer.training import run_folder
+from peer.training.blocking import Crossing
+from peer.training.catch_up import catch_up, join_late
+from peer.training.outer_state import OuterState
+from peer.training.overlapped import Beside
+from peer.training.run_folder import Place
 
 log = get_logger("membership")
 
@@ -77,7 +77,7 @@ class Ground:
 def grounded(run: SwarmRun, own: Member, device: torch.device, stop: Stop) -> Iterator[Ground]:
     """Claims the peer's folder and serves its metrics until the end."""
     with ExitStack() as stack:
-        home = place.claim(run.dir, own.name)
+        home = run_folder.claim(run.dir, own.name)
         stack.callback(home.release)
         key, authority = _identity(run, own, home.folder)
         peer_id = identity.load_or_create(key)

@@ -27,7 +27,7 @@ from peer.replica.inner_loop import InnerLoop
 from peer.replica.sharded import replica as ranks
 from peer.replica.sharded.ranks import Crew
 from peer.rounds.progress import Progress
-from peer.state import PeerState
+from peer.training.state import PeerState
 
 
 @dataclass(frozen=True)

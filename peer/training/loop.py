@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from peer.checkpoint import Checkpoints
 from peer.config.schema import Config
 from peer.errors import RunError
-from peer.inner_phase import InnerPhase
-from peer.joining import join_late
 from peer.process import Stop
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.progress import Progress
-from peer.state import PeerState
 from peer.swarm.presence import Presence
 from peer.telemetry.metrics import PhaseClock
 from peer.telemetry.report import Counted, Reporter, RoundReport
+from peer.training.catch_up import join_late
+from peer.training.checkpoint import Checkpoints
+from peer.training.phase import InnerPhase
+from peer.training.state import PeerState
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
-from peer.outer_state import OuterState
 from peer.rounds.state import State
 from peer.swarm.healing.late_join import STALE_ROUNDS
 from peer.swarm.presence import Presence
 from peer.telemetry.metrics import PhaseClock
+from peer.training.outer_state import OuterState
 
 log = get_logger("joining")
 ROOT_BYTES = 8

@@ -9,9 +9,9 @@ import math
 import time
 
 from peer.config.schema import SwarmRun
-from peer.outer_state import OuterState
 from peer.rounds.progress import Progress
 from peer.rounds.schedule import phase_steps
+from peer.training.outer_state import OuterState
 
 
 class InnerPhase:

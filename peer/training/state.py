@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from peer.checkpoint import Saved, Tensors
 from peer.data.batches import Stream
 from peer.outer.method import OuterMethod
-from peer.outer_state import OuterState
 from peer.replica.inner_loop import InnerLoop
 from peer.rounds.lineage import Lineage
+from peer.training.checkpoint import Saved, Tensors
+from peer.training.outer_state import OuterState
 
 
 class PeerState(OuterState):

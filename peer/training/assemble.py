@@ -7,23 +7,24 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from peer import build, logs
-from peer.checkpoint import Checkpoints
+from peer import logs
 from peer.config.schema import Config
 from peer.data import corpus
 from peer.data.corpus import Corpus
 from peer.data.open import evaluated, read_ahead
 from peer.logs import fields
-from peer.membership import Ground, Membership, grounded
-from peer.overlapped import OverlappedTrainer
 from peer.p2p import identity
 from peer.process import Signals
 from peer.replica import model_source, pretrained_tokenizer
 from peer.replica.device import pick_device
 from peer.replica.sharded.ranks import Crew
-from peer.state import PeerState
-from peer.trainer import Trainer
-from peer.training import Parts, Training
+from peer.training import replica
+from peer.training.checkpoint import Checkpoints
+from peer.training.loop import Parts, Training
+from peer.training.member import Ground, Membership, grounded
+from peer.training.overlapped_trainer import OverlappedTrainer
+from peer.training.state import PeerState
+from peer.training.trainer import Trainer
 
 log = logs.get_logger("assemble")
 
@@ -57,8 +58,8 @@ def _replica(config: Config, text: Corpus, ground: Ground, crew: Crew | None) ->
     if own.threads:
         torch.set_num_threads(own.threads)
     stream = identity.stream_of(ground.peer_id) if own.stream is None else own.stream
-    signs = build.Signs(ground.progress, ground.stop)
-    state = build.replica(config, text.train, stream=stream, device=ground.device, signs=signs, crew=crew)
+    signs = replica.Signs(ground.progress, ground.stop)
+    state = replica.replica(config, text.train, stream=stream, device=ground.device, signs=signs, crew=crew)
     state.stream = read_ahead(config.run, state.stream, ground.device)
     try:
         yield state

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from peer.beside import Beside
 from peer.config.schema import Config
 from peer.rounds.contribution import Averaged
 from peer.telemetry.report import Counted
-from peer.training import Parts, Training
+from peer.training.loop import Parts, Training
+from peer.training.overlapped import Beside
 
 Report = Callable[[Counted, Averaged], None]
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from peer.exchange.average import GroupAverage
-from peer.outer_state import OuterState
 from peer.process import Stop
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Grouping, Outcome
 from peer.swarm.presence import Presence
 from peer.telemetry.metrics import PhaseClock
+from peer.training.outer_state import OuterState
 
 MERGED, ALONE = Outcome.MERGED, Outcome.ALONE
 TRIES = 2  # of one round

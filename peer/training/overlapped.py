@@ -19,7 +19,6 @@ import torch
 from peer.exchange.pair.flight import Flight, Opened
 from peer.exchange.pair.overlapped import RollingExchange
 from peer.outer.method import PartwiseMethod
-from peer.outer_state import OuterState
 from peer.process import Stop
 from peer.rounds.contribution import Averaged
 from peer.rounds.progress import Progress
@@ -27,6 +26,7 @@ from peer.rounds.types import Group
 from peer.swarm.presence import Presence
 from peer.telemetry.metrics import PhaseClock
 from peer.telemetry.report import Counted
+from peer.training.outer_state import OuterState
 
 LEAVING = 10.0  # seconds for a swap that is on its way when this peer is asked to stop
 WAIT = 0.05  # seconds between two looks at a swap that is waited for

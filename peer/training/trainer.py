@@ -6,8 +6,8 @@ inner: H steps of AdamW → crossing.py: match, exchange, apply → a line in th
 from __future__ import annotations
 
 from peer.config.schema import Config
-from peer.crossing import Crossing
-from peer.training import Parts, Training
+from peer.training.blocking import Crossing
+from peer.training.loop import Parts, Training
 
 
 class Trainer(Training):

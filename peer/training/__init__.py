@@ -1,0 +1,1 @@
+"""A peer of the swarm that trains: its loop, its state, its checkpoints."""
