@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from peer.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from peer.own.loop import OuterLoop
+    from peer.api.loop import OuterLoop
 
 __all__ = ["OuterLoop", "RunError", "UserError", "__version__"]
 
@@ -23,4 +23,4 @@ def __getattr__(name: str) -> Any:
     if name != "OuterLoop":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import_module("peer.logs").quiet_hivemind()
-    return import_module("peer.own.loop").OuterLoop
+    return import_module("peer.api.loop").OuterLoop

@@ -209,8 +209,8 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from peer.api.config import OwnConfig
     from peer.check.runner import run
-    from peer.own.config import OwnConfig
 
     config: Config | OwnConfig
     if args.own_loop and args.ranks > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from peer.api.config import OwnConfig
 from peer.config.schema import Config
-from peer.own.config import OwnConfig
 
 Subject = Config | OwnConfig

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from peer import OuterLoop, RunError, UserError
-from peer.own.account import Round
+from peer.api.account import Round
 from peer.rounds.types import Outcome
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
@@ -266,8 +266,8 @@ def test_a_trainer_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from transformers import Trainer, TrainingArguments
 
-    from peer.examples import common, hf_trainer
-    from peer.huggingface import OuterLoopCallback
+    from peer.api.examples import common, hf_trainer
+    from peer.api.huggingface import OuterLoopCallback
 
     here = {"run.dir": str(tmp_path), "peer.network.host": "127.0.0.1", "peer.metrics.port": 0}
 
@@ -307,7 +307,9 @@ def test_the_examples_merge(swarm: Swarm, example: str) -> None:
     common = [f"run.dir={swarm.folder}", "peer.network.host=127.0.0.1", "peer.metrics.port=0", "peer.start_with=2"]
     sets = [word for it in common for word in ("--set", it)]
     options = ["--initial-peers", address, "--steps", steps, "--inner-steps", inner_steps, "--threads", "1", *sets]
-    peers = [swarm.start(name, ["-m", f"peer.examples.{example}", "--name", name, *options]) for name in ("one", "two")]
+    peers = [
+        swarm.start(name, ["-m", f"peer.api.examples.{example}", "--name", name, *options]) for name in ("one", "two")
+    ]
     swarm.note_children()
     for peer in peers:
         assert peer.exit_code() == 0, peer.output()
@@ -322,7 +324,7 @@ def test_the_examples_merge(swarm: Swarm, example: str) -> None:
 def test_ctrl_c_leaves_nothing_behind(swarm: Swarm) -> None:
     sets = [f"run.dir={swarm.folder}", "peer.network.host=127.0.0.1", "peer.metrics.port=0"]
     arguments = [word for it in sets for word in ("--set", it)]
-    peer = swarm.start("one", ["-m", "peer.examples.bare_loop", "--steps", "1000000", "--threads", "1", *arguments])
+    peer = swarm.start("one", ["-m", "peer.api.examples.bare_loop", "--steps", "1000000", "--threads", "1", *arguments])
     peer.line(r"step \d+ loss")
     swarm.note_children()
     peer.signal(signal.SIGINT)

@@ -27,7 +27,12 @@ from typing import Any, BinaryIO
 from tests.netlab.tun import die_with_parent
 
 ROOT = Path(__file__).parents[2]
-LIBRARIES = ("peer.training.assemble", "peer.launch.swarm", "dht_bootstrap.cli", "transformers.models.llama.modeling_llama")
+LIBRARIES = (
+    "peer.training.assemble",
+    "peer.launch.swarm",
+    "dht_bootstrap.cli",
+    "transformers.models.llama.modeling_llama",
+)
 LOADED = 90.0  # seconds
 POLL = 0.02  # seconds
 NEWNET = 0x40000000  # CLONE_NEWNET

@@ -14,6 +14,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from peer.api.account import Window
+from peer.api.config import OwnConfig, resolve
+from peer.api.state import OwnState
+from peer.api.weights import require_finite, require_same, require_trains, trained
 from peer.config.digest import canonical, digest, first_difference
 from peer.config.schema import DiLoCo, NoLoCo
 from peer.errors import RunError, UserError
@@ -21,10 +25,6 @@ from peer.outer.diloco import DiLoCo as DiLoCoMethod
 from peer.outer.method import OuterMethod
 from peer.outer.noloco import NoLoCo as NoLoCoMethod
 from peer.outer.slow_weights import SlowWeights
-from peer.own.account import Window
-from peer.own.config import OwnConfig, resolve
-from peer.own.state import OwnState
-from peer.own.weights import require_finite, require_same, require_trains, trained
 
 
 class Tied(nn.Module):

@@ -25,14 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from peer import logs
+from peer.api.account import Round, Window, learning_rate
+from peer.api.config import OwnConfig, resolve
+from peer.api.state import OwnState
+from peer.api.weights import require_finite, require_same, require_trains, trained
 from peer.config.digest import digest
 from peer.errors import RunError, UserError
 from peer.outer.methods import outer_method
 from peer.outer.slow_weights import SlowWeights
-from peer.own.account import Round, Window, learning_rate
-from peer.own.config import OwnConfig, resolve
-from peer.own.state import OwnState
-from peer.own.weights import require_finite, require_same, require_trains, trained
 from peer.process import Stop
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged

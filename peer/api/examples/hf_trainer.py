@@ -1,7 +1,7 @@
 """A Hugging Face ``Trainer`` as a member of a swarm: what makes it one is its callback. Needs the package accelerate.
 
 noloco-bootstrap --host 127.0.0.1
-python -m peer.examples.hf_trainer --initial-peers ADDRESS --set peer.network.host=127.0.0.1    (several times)
+python -m peer.api.examples.hf_trainer --initial-peers ADDRESS --set peer.network.host=127.0.0.1    (several times)
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from peer.examples import common
-from peer.huggingface import OuterLoopCallback
+from peer.api.examples import common
+from peer.api.huggingface import OuterLoopCallback
 
 LENGTH, BATCH = 64, 8
 

@@ -2,7 +2,7 @@
 mixed precision, gradient clipping, evaluation, checkpoints to resume from. And it is a member of a swarm.
 
     noloco-bootstrap --host 127.0.0.1
-    python -m peer.examples.nano_gpt --initial-peers ADDRESS --set peer.network.host=127.0.0.1      (several times)
+    python -m peer.api.examples.nano_gpt --initial-peers ADDRESS --set peer.network.host=127.0.0.1      (several times)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from peer import OuterLoop
-from peer.examples import common
+from peer.api.examples import common
 
 LAYERS, HEADS, WIDTH, LENGTH, VOCABULARY = 2, 4, 64, 64, 256
 BATCH, ACCUMULATED = 4, 2

@@ -16,7 +16,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from peer import logs
-from peer.own.loop import OuterLoop
+from peer.api.loop import OuterLoop
 
 log = logs.get_logger("huggingface")
 FILE = "outer.pt"  # beside the model, in each of the trainer's checkpoints

@@ -1,7 +1,7 @@
 """A bare PyTorch loop as a member of a swarm.
 
     noloco-bootstrap --host 127.0.0.1
-    python -m peer.examples.bare_loop --initial-peers ADDRESS --set peer.network.host=127.0.0.1     (several times)
+    python -m peer.api.examples.bare_loop --initial-peers ADDRESS --set peer.network.host=127.0.0.1     (several times)
 
 What makes it a member are the lines with ``outer`` in them.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from peer import OuterLoop
-from peer.examples import common
+from peer.api.examples import common
 
 CONTEXT, BATCH = 12, 64
 
