@@ -1,6 +1,6 @@
 """``python -m peer`` is ``noloco-peer``."""
 
-from peer.cli import main
+from peer.commands.cli import main
 
 if __name__ == "__main__":
     main()

@@ -28,8 +28,8 @@ Row = dict[str, Any]
 
 def run_one(case: Case) -> Row:
     """One simulation, in a process of its own."""
-    from peer.simulate.options import Method, Options
-    from peer.simulate.simulation import Simulation
+    from peer.commands.simulate.options import Method, Options
+    from peer.commands.simulate.simulation import Simulation
 
     options = Options(
         replicas=case.replicas,

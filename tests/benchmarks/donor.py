@@ -25,11 +25,11 @@ from typing import Any
 import torch
 
 from peer import logs
+from peer.commands.local_swarm.tail import Tail
 from peer.config import load as settings
 from peer.config.digest import canonical, digest
 from peer.data.corpus import load as load_text
 from peer.exchange.pair.wire import layout_digest
-from peer.launch.tail import Tail
 from peer.p2p.node import Node
 from peer.process import Stop
 from peer.rounds.progress import Progress

@@ -92,11 +92,11 @@ def run_one(job: Job) -> list[Row]:
 
 def starts(case: Case) -> Iterator[tuple[str, nn.Module]]:
     """What a pre-training leaves behind: the average of the replicas, and where they differ, the first one too."""
+    from peer.commands.simulate.options import Method, Options
+    from peer.commands.simulate.simulation import Simulation
     from peer.config.schema import Evaluation
     from peer.outer.slow_weights import SlowWeights
     from peer.replica import model
-    from peer.simulate.options import Method, Options
-    from peer.simulate.simulation import Simulation
 
     network = model.build(SMALL.model, sequence_length=SMALL.sequence_length, seed=case.seed)
     if not case.steps:

@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from peer.commands.simulate.options import Method, Options
+from peer.commands.simulate.replica import Replica
+from peer.commands.simulate.simulation import Simulation
 from peer.errors import RunError
 from peer.rounds.types import Outcome
-from peer.simulate.options import Method, Options
-from peer.simulate.replica import Replica
-from peer.simulate.simulation import Simulation
 from tests.benchmarks.common import finish, options
 from tests.benchmarks.convergence_cases import NOLOCO, SWEEP_STEPS, Case
 from tests.swarm.attacks import Attack, Hostile, Unguarded

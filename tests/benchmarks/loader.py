@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peer import tokenizing
+from peer.commands import tokenize
 from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, StdlibData
 from peer.config.schema import Config, Run
 from peer.data import corpus, open
@@ -57,7 +57,7 @@ def write(folder: Path) -> dict[str, AnyData]:
         rows = "".join(json.dumps({"text": text}) + "\n" for text in texts[index::8]).encode()
         (folder / f"{index}.jsonl").write_bytes(rows)
         (folder / f"c4-train.{index:05d}-of-00008.json.gz").write_bytes(gzip.compress(rows))
-    tokenizing.run(
+    tokenize.run(
         [f"{folder}/*.jsonl"], folder / "tokens", str(folder / "bpe"), end=None, column="text", say=lambda line: None
     )
     (folder / "set").mkdir()

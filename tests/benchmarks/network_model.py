@@ -19,11 +19,11 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from peer.commands.simulate.network.conditions import Conditions, Figures
+from peer.commands.simulate.network.methods import groups, pairs
 from peer.config import load as settings
 from peer.exchange.codec import payload_bytes
 from peer.replica import model
-from peer.simulate.network.conditions import Conditions, Figures
-from peer.simulate.network.methods import groups, pairs
 from peer.swarm.directory import buckets as directory
 from peer.swarm.directory import records
 from tests.benchmarks.common import Known, finish, options

@@ -14,7 +14,7 @@ import time
 from torch import Tensor
 
 import peer.training.replica
-from peer.cli import main
+from peer.commands.cli import main
 from peer.replica.inner_loop import InnerLoop
 
 

@@ -23,7 +23,7 @@ from hivemind.dht.protocol import DHTProtocol
 from torch import Tensor
 
 import peer.training.replica
-from peer.cli import main
+from peer.commands.cli import main
 from peer.replica.inner_loop import InnerLoop
 
 CALLS = ("call_ping", "call_store", "call_find")

@@ -8,7 +8,7 @@ from itertools import accumulate
 from statistics import mean, median
 from typing import Any
 
-from peer.launch.tail import Row, Tail
+from peer.commands.local_swarm.tail import Row, Tail
 from peer.rounds.types import Outcome
 
 

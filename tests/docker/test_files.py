@@ -14,7 +14,7 @@ import pytest
 from dht_bootstrap.cli import DEFAULT_HTTP_PORT, DEFAULT_PORT
 from dht_bootstrap.cli import _parser as bootstrap_parser
 from peer import __version__
-from peer.cli import _parser as peer_parser
+from peer.commands.cli import _parser as peer_parser
 from peer.config import load as settings
 from peer.config.schema import Config
 from peer.telemetry.metrics import DEFAULT_PORT as METRICS_PORT

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from peer.launch.tail import Tail
+from peer.commands.local_swarm.tail import Tail
 from tests.docker.build import IMAGE, build
 from tests.docker.engine import Engine, missing
 from tests.netlab.lab import Lab

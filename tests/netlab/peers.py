@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
-from peer.launch.tail import Tail
+from peer.commands.local_swarm.tail import Tail
 from tests.netlab.lab import ROOT, Lab
 from tests.netlab.plan import Plan
 from tests.swarm.warm import Forked, warm

@@ -29,7 +29,7 @@ from tests.netlab.tun import die_with_parent
 ROOT = Path(__file__).parents[2]
 LIBRARIES = (
     "peer.training.assemble",
-    "peer.launch.swarm",
+    "peer.commands.local_swarm.swarm",
     "dht_bootstrap.cli",
     "transformers.models.llama.modeling_llama",
 )

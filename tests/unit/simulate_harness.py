@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from peer.commands.simulate.options import Method, Options, with_method
+from peer.commands.simulate.replica import Replica
+from peer.commands.simulate.simulation import Simulation
 from peer.config.schema import Config, Evaluation, Inner, LlamaModel, Run, StdlibData
 from peer.exchange.codecs import codec
 from peer.exchange.guard import Guard
-from peer.simulate.options import Method, Options, with_method
-from peer.simulate.replica import Replica
-from peer.simulate.simulation import Simulation
 from tests.unit import parts
 
 MODEL = LlamaModel(hidden_size=16, intermediate_size=32, layers=1, heads=2)

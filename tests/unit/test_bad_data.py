@@ -146,10 +146,10 @@ def test_parquet_that_is_no_good_is_named(columns: dict[str, Any], says: str, tm
 
 
 def test_parquet_that_is_damaged_is_named(tmp_path: Path) -> None:
-    from peer import tokenizing
+    from peer.commands import tokenize
 
     jsonl(tmp_path / "a.jsonl", texts(500))
-    tokenizing.run([f"{tmp_path}/a.jsonl"], tmp_path, "bytes", end=None, column="text", say=lambda line: None)
+    tokenize.run([f"{tmp_path}/a.jsonl"], tmp_path, "bytes", end=None, column="text", say=lambda line: None)
     path = next(tmp_path.glob("*.parquet"))
     data = bytearray(path.read_bytes())
     settings = ParquetData(name="parquet", train=(str(path),), **SAME)

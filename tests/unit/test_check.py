@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from peer import cli
-from peer.check import local, space
-from peer.check.finding import Finding, warn
-from peer.check.members import spoken, unlike_protocols
+from peer.commands import cli
+from peer.commands.check import local, space
+from peer.commands.check.finding import Finding, warn
+from peer.commands.check.members import spoken, unlike_protocols
 from peer.config.load import load
 from peer.config.schema import Config
 from peer.replica.memory import estimate
@@ -103,7 +103,7 @@ def test_protocols_of_another_version_are_named() -> None:
 
 
 def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from peer.check import runner
+    from peer.commands.check import runner
 
     for level, code in (("ok", 0), ("warn", 0), ("fail", 1)):
         found = Finding(level, "topic", "text", "advice")  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ def test_which_of_the_two_configurations_is_checked(
 
 
 def test_a_topic_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    from peer.check import runner
+    from peer.commands.check import runner
 
     def broken() -> Any:
         raise TimeoutError

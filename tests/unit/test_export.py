@@ -14,13 +14,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.cli import main
+from peer.commands.cli import main
+from peer.commands.export import tokenizer
 from peer.config.digest import digest
 from peer.config.schema import Config
 from peer.data import corpus
 from peer.data.open import validation
 from peer.data.tokenizer import END_OF_TEXT
-from peer.export import tokenizer
 from peer.process import Stop
 from peer.replica.inner_loop import mean_loss
 from peer.rounds.progress import Progress

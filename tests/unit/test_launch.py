@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from peer.commands.local_swarm.summary import in_words, summarize
+from peer.commands.local_swarm.table import View
+from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config, Evaluation, LlamaModel, Run, StdlibData
 from peer.data import corpus
 from peer.data.batches import validation_batches
-from peer.launch.summary import in_words, summarize
-from peer.launch.table import View
-from peer.launch.tail import Tail
 from peer.replica import model
 from peer.replica.inner_loop import mean_loss
 from peer.training.checkpoint import Checkpoints

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peer import cli
+from peer.commands import cli
+from peer.commands.simulate.network.conditions import Chance, Conditions
+from peer.commands.simulate.network.methods import GOODPUT, groups, pairs, pairs_by_round, tree_to_pair
 from peer.errors import UserError
-from peer.simulate.network.conditions import Chance, Conditions
-from peer.simulate.network.methods import GOODPUT, groups, pairs, pairs_by_round, tree_to_pair
 
 QUIET = Conditions(peers=64, rounds=10, inner_steps=20, payload=0, step_seconds=1.0, step_sigma=0.0, latency=0.0)
 # inner steps are log-normal with mu 1 and sigma^2 0.5, communication is left out

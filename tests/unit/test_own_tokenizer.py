@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from peer.check.finding import Finding
-from peer.check.runner import findings
+from peer.commands.check.finding import Finding
+from peer.commands.check.runner import findings
+from peer.commands.export import tokenizer as byte_tokenizer
 from peer.config import load
 from peer.config.data import StdlibData, Tokenizer
 from peer.config.model import AutoModel, LlamaModel
 from peer.config.schema import Config, Run
 from peer.data.tokenizer import Bytes
 from peer.errors import UserError
-from peer.export import tokenizer as byte_tokenizer
 from peer.replica import pretrained_tokenizer
 from tests.unit.data_harness import bpe, texts
 
@@ -96,7 +96,7 @@ def test_one_that_cannot_be_loaded_is_the_error_that_it_is_anyway(folder: Path, 
 
 
 def test_check_has_a_finding(folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    from peer.check import runner
+    from peer.commands.check import runner
 
     monkeypatch.setattr(runner, "topics", lambda config, _: (("tokenizer", partial(runner.tokenizer, config)),))
     own = bpe(folder)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from peer.cli import main
+from peer.commands.cli import main
 from peer.config import load as settings
 from peer.config.schema import LlamaModel, Run
 from peer.replica import model

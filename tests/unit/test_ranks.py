@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from peer.cli import main
+from peer.commands.cli import main
 from peer.errors import RunError, UserError
 from peer.replica.sharded import launch, shared
 from peer.training.checkpoint import Checkpoints

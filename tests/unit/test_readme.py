@@ -12,7 +12,7 @@ import pytest
 
 from dht_bootstrap.cli import _parser as bootstrap_parser
 from peer import OuterLoop
-from peer.cli import _parser as peer_parser
+from peer.commands.cli import _parser as peer_parser
 from peer.config import load
 
 ROOT = Path(__file__).parents[2]

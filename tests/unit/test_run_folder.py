@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from peer.commands.local_swarm.summary import in_words, summarize
+from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config
 from peer.errors import UserError
-from peer.launch.summary import in_words, summarize
-from peer.launch.tail import Tail
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome

@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from peer.commands.simulate.averaging import average
+from peer.commands.simulate.meetings import Arrivals, choose_pairs
+from peer.commands.simulate.options import Method, Options, with_method
+from peer.commands.simulate.replica import Replica
+from peer.commands.simulate.simulation import Simulation, save
+from peer.commands.simulate.swap import swap
 from peer.config.schema import Decoupled, DiLoCo, Exchange, Inner, NoLoCo
 from peer.errors import RunError, UserError
 from peer.exchange.average import merge
 from peer.rounds.types import Outcome
 from peer.rounds.vectors import Vector
-from peer.simulate.averaging import average
-from peer.simulate.meetings import Arrivals, choose_pairs
-from peer.simulate.options import Method, Options, with_method
-from peer.simulate.replica import Replica
-from peer.simulate.simulation import Simulation, save
-from peer.simulate.swap import swap
 from tests.swarm.attacks import Attack, Hostile
 from tests.unit import parts
 from tests.unit.simulate_harness import config, replica_of, simulate, without_clock

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.cli import main
+from peer.commands.cli import main
 
 ROOT = Path(__file__).parents[2]
 TINY = [

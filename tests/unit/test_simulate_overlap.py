@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from peer.commands.simulate.replica import Replica
+from peer.commands.simulate.swap import Rolling, swap
 from peer.config.schema import CodecName, Exchange
-from peer.simulate.replica import Replica
-from peer.simulate.swap import Rolling, swap
 from tests.unit import parts
 from tests.unit.simulate_harness import replica_of, simulate, without_clock
 

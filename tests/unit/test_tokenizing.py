@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from peer import tokenizing
-from peer.cli import main
+from peer.commands import tokenize
+from peer.commands.cli import main
 from peer.config.data import ParquetData
 from peer.data import corpus
 from peer.data.sources.documents import Split
@@ -18,7 +18,7 @@ from tests.unit.data_harness import bpe, jsonl, texts
 
 def run(patterns: list[str], out: Path, tokenizer: str = "bytes", **more: str) -> list[str]:
     said: list[str] = []
-    tokenizing.run(patterns, out, tokenizer, end=more.get("end"), column=more.get("column", "text"), say=said.append)
+    tokenize.run(patterns, out, tokenizer, end=more.get("end"), column=more.get("column", "text"), say=said.append)
     return said
 
 
@@ -37,7 +37,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     own = bpe(tmp_path / "small")
     jsonl(tmp_path / "b.jsonl.gz", texts(400, "b"))
     jsonl(tmp_path / "a.jsonl", texts(300, "a"))
-    monkeypatch.setattr(tokenizing, "ROW_GROUP", 1000)
+    monkeypatch.setattr(tokenize, "ROW_GROUP", 1000)
     said = run([f"{tmp_path}/*.jsonl*"], tmp_path / "out", str(tmp_path / "small"))
     assert sorted(documents(tmp_path / "out", own)) == sorted(texts(300, "a") + texts(400, "b"))
     assert "tokenizer: {name: small, vocabulary: 300}" in said[-1]

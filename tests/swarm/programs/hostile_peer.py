@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from peer.cli import main
+from peer.commands.cli import main
 from peer.config.schema import Exchange
 from peer.rounds.state import State
 from peer.training import member

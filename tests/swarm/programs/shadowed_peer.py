@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from peer.cli import main
+from peer.commands.cli import main
 from peer.exchange.pair.blocking import PairExchange
 from peer.rounds.contribution import Averaged, Contribution, Sparse
 from peer.rounds.types import Group, Outcome

@@ -1,0 +1,125 @@
+"""What can be seen without the network: open files, the port, the identity file."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from peer.commands.check.finding import Finding, fail, ok, warn
+from peer.commands.check.subject import Subject
+
+OPEN_FILES = 1024  # the p2p daemon holds up to 512 connections, and the peer two sockets for each stream
+
+
+def limits() -> Iterator[Finding]:
+    """Open files: every connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
+        advice = f"in the shell that starts the peer: ulimit -n {min(4096, hard) if hard > 0 else 4096}"
+        yield warn("open files", f"at most {soft} here, a peer may need {OPEN_FILES}", advice)
+    else:
+        yield ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}")
+
+
+def port(config: Subject) -> Iterator[Finding]:
+    """Can the TCP port of the settings be taken?"""
+    host, wanted = config.peer.network.host, config.peer.network.port
+    try:
+        _take(host, wanted)
+    except PermissionError:
+        yield fail("port", f"TCP {wanted} is for root only", "set peer.network.port to one above 1023")
+    except OSError as error:
+        yield fail("port", f"cannot listen on {host} TCP {wanted}: {error.strerror}", _other_port(wanted))
+    else:
+        if wanted:
+            yield ok("port", f"TCP {wanted} is free on {host}")
+        else:
+            yield ok("port", f"any free TCP port of {host}; peer.network.port fixes one, to open it in a firewall")
+
+
+def port_is_free(host: str, wanted: int) -> bool:
+    """Could a peer listen there now?"""
+    try:
+        _take(host, wanted)
+    except OSError:
+        return False
+    return True
+
+
+def _take(host: str, wanted: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as it:
+        it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the p2p daemon does: a closed one may linger
+        it.bind((host, wanted))
+        it.listen()
+
+
+def _other_port(wanted: int) -> str:
+    if not wanted:
+        return "set peer.network.host to 0.0.0.0 or to an address of this machine"
+    return f"end what listens there (ss -ltnp 'sport = :{wanted}'), or choose another peer.network.port"
+
+
+def identity(config: Subject) -> Iterator[Finding]:
+    """The key's file; whether another process is alive with it, the network knows (members.py)."""
+    if config.run.owner is not None:
+        yield from _invitation(config)
+        return
+    if config.peer.name is not None and _is_running(config.run.dir / config.peer.name):
+        text = f"a peer runs in {config.run.dir / config.peer.name}"
+        yield fail("identity", text, "end it, or choose another peer.name for a second one")
+    path = identity_file(config)
+    if path is None or not path.exists():
+        yield ok("identity", f"a new one will be made{f' in {path}' if path else ''}")
+        return
+    yield from _private(path, "identity")
+
+
+def _invitation(config: Subject) -> Iterator[Finding]:
+    path = config.peer.invitation
+    if path is None:
+        yield fail("identity", "run.admission is invite", "set peer.invitation to the file that the owner gave you")
+    elif not path.exists():
+        yield fail("identity", f"the invitation {path} does not exist", "correct peer.invitation")
+    else:
+        yield from _private(path, "identity")
+
+
+def _private(path: Path, topic: str) -> Iterator[Finding]:
+    try:
+        mode = path.stat().st_mode
+        path.open("rb").close()
+    except OSError as error:
+        yield fail(topic, f"{path}: {error.strerror}", "check its owner and permissions")
+        return
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        yield warn(topic, f"others on this machine may read {path} and become this peer", f"chmod 600 {path}")
+    else:
+        yield ok(topic, f"{path}, for its owner only")
+
+
+def identity_file(config: Subject) -> Path | None:
+    """Where the peer's key is or will be; ``None`` when its name is only known when it starts."""
+    own = config.peer
+    if own.identity is not None:
+        return own.identity
+    return config.run.dir / own.name / "identity.key" if own.name else None
+
+
+def _is_running(folder: Path) -> bool:
+    """Is the lock of place.py held? Nothing is created."""
+    try:
+        lock = os.open(folder / ".lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False

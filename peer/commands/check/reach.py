@@ -1,0 +1,87 @@
+"""Can others dial this machine, and which way is there when they cannot?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from peer.commands.check.finding import Finding, ok, warn
+from peer.config.schema import Network
+
+if TYPE_CHECKING:
+    from peer.p2p.node import Node
+    from peer.p2p.reachability.decide import View
+
+SLOT_TIMEOUT = 15.0  # seconds for one relay
+WHY = {
+    "refused": "the connection was refused: nothing listens there, or a firewall says so",
+    "timeout": "no answer: a firewall or a NAT drops it",
+    "another": "something else answers there",
+    "not_yours": "not where this machine's connections come from",
+}
+
+
+def reachability(views: list[View], network: Network) -> Iterator[Finding]:
+    """One finding for each node that dialled back; one for an announced address that it does not see."""
+    from peer.p2p.addresses import is_private
+
+    asked = [it for it in views if it.heard.answer.observed]
+    if not asked:
+        yield warn("reachability", "no initial peer can dial back", "give the address of a newer or less busy node too")
+        return
+    for it in asked:
+        observed = it.heard.answer.observed
+        if it.reached:
+            scope = ", from the same local network" if is_private(observed) else ""
+            yield ok("reachability", f"{_name(it)} has dialled {it.reached[0]}{scope}")
+            continue
+        results = "; ".join(f"{place}: {WHY[result]}" for place, result in it.tried.items())
+        said = f"{_name(it)} sees this machine as {observed} and cannot dial it ({results or 'no port to try'})"
+        yield warn("reachability", said, _advice(network))
+    yield from _announced(asked, network)
+
+
+def _advice(network: Network) -> str:
+    if network.reach == "public":
+        return "open the port, or set peer.network.reach=auto (relays) instead of public"
+    which = f"TCP {network.port}" if network.port else "a port (fix it with peer.network.port)"
+    router = "the router has not opened it by UPnP:" if network.upnp else "set peer.network.upnp=true, or"
+    return (
+        f"training works all the same, through relays (peer.network.reach={network.reach}); for direct connections: "
+        f"{router} forward {which} to this machine in the router and open it in the firewall"
+    )
+
+
+def _announced(asked: list[View], network: Network) -> Iterator[Finding]:
+    """Announced addresses are taken as they are: say when the others see another one."""
+    from peer.p2p.addresses import tcp_of
+
+    seen = {it.heard.answer.observed for it in asked}
+    for address in network.announce:
+        place = tcp_of(address)
+        if place is not None and place[0] not in seen:
+            said = f"{address} is announced, and this machine is seen as {', '.join(sorted(seen))}"
+            yield warn("announce", said, "correct peer.network.announce, or leave it out: auto finds the address")
+
+
+def relays(node: Node, views: list[View], network: Network) -> Iterator[Finding]:
+    """For who cannot be dialled: do the initial peers have a slot?"""
+    asked = [it for it in views if it.heard.answer.observed]
+    if network.reach != "relay" and (not asked or all(it.reached for it in asked)):
+        return
+    from peer.p2p.reachability.reservations import try_slot
+    from peer.p2p.stream import BadMessage, StreamLost
+
+    for it in views:
+        try:
+            node.call(try_slot(node.open, it.address), SLOT_TIMEOUT)
+        except (StreamLost, BadMessage, TimeoutError) as error:
+            said = f"{_name(it)} gives no slot: {str(error) or 'no answer'}"
+            yield warn("relay", said, "name another bootstrap node or a reachable peer in peer.initial_peers")
+        else:
+            yield ok("relay", f"{_name(it)} relays to this machine while it cannot be dialled")
+
+
+def _name(it: View) -> str:
+    """An initial peer, short."""
+    return it.address.partition("/p2p/")[0]

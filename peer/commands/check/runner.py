@@ -1,0 +1,69 @@
+"""Runs the topics one after the other and prints a line for each finding as soon as it is known.
+
+noloco-peer check --config configs/demo.yaml --initial-peers ADDRESS
+noloco-peer check --own-loop --set run.name=my-run --initial-peers ADDRESS
+
+Every topic has deadlines of its own, and one that breaks is a finding too: the others are still looked at. What takes
+long to load (torch, hivemind) is loaded by the topics that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from peer.commands.check.device import device
+from peer.commands.check.finding import Finding, fail
+from peer.commands.check.local import identity, limits, port
+from peer.commands.check.network import network
+from peer.commands.check.space import disk, memory
+from peer.commands.check.subject import Subject
+from peer.commands.check.tokenizer import tokenizer
+from peer.config.schema import Config
+from peer.errors import RunError, UserError
+
+Topics = tuple[tuple[str, Callable[[], Iterator[Finding]]], ...]
+
+
+def topics(config: Subject, ranks: int) -> Topics:
+    """In the order of the lines. Device, memory and data of a loop of one's own are its program's affair."""
+    joining: Topics = (
+        ("limits", limits),
+        ("port", partial(port, config)),
+        ("identity", partial(identity, config)),
+        ("network", partial(network, config)),
+    )
+    if not isinstance(config, Config):
+        return joining
+    return (
+        *joining,
+        ("device", partial(device, config, ranks=ranks)),
+        ("memory", partial(memory, config, ranks=ranks)),
+        ("disk", partial(disk, config)),
+        ("tokenizer", partial(tokenizer, config)),
+    )
+
+
+def run(config: Subject, say: Callable[[str], None], ranks: int = 1) -> int:
+    """Print all findings and a verdict; the exit code, 0 when this machine can join with a peer of so many ranks."""
+    found: list[Finding] = []
+    for finding in findings(config, ranks):
+        say(finding.line())
+        found.append(finding)
+    failed, warned = (sum(it.level == level for it in found) for level in ("fail", "warn"))
+    if failed:
+        say(f"this machine cannot join as it is: {failed} of {len(found)} checks failed")
+        return 1
+    warnings = f", with {warned} warning{'s' if warned > 1 else ''}" if warned else ""
+    say(f"this machine can join{warnings}")
+    return 0
+
+
+def findings(config: Subject, ranks: int = 1) -> Iterator[Finding]:
+    """All topics; the errors that would end ``train`` are findings here."""
+    for name, topic in topics(config, ranks):
+        try:
+            yield from topic()
+        except (UserError, RunError, TimeoutError) as error:
+            said = " ".join(str(error).split()) or "no answer in time"
+            yield fail(name, said, "correct this first")

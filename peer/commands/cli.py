@@ -1,0 +1,242 @@
+"""``noloco-peer``: the only file that sees the command line.
+
+noloco-peer train --config configs/demo.yaml --initial-peers ADDRESS
+noloco-peer swarm --peers 4 --config configs/demo.yaml
+noloco-peer simulate --replicas 8 --config configs/demo.yaml
+noloco-peer tokenize books/*.jsonl.gz tokens --tokenizer gpt2
+noloco-peer check --config configs/demo.yaml --initial-peers ADDRESS
+noloco-peer status --initial-peers ADDRESS
+noloco-peer export runs/peer-1 runs/peer-2 my-model
+noloco-peer show-config --config configs/demo.yaml
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from peer import __version__, logs
+from peer.config import load
+from peer.config.digest import digest
+from peer.config.schema import Config
+from peer.errors import RunError, UserError
+from peer.replica.sharded import launch
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command and exit: 0 done or asked to stop, 1 failed, 2 wrong use or configuration."""
+    args = _parser().parse_args(arguments)
+    logs.quiet_libraries()
+    logs.setup(args.command)
+    try:
+        code = args.run(args)
+    except UserError as error:
+        code = _say(error, 2)
+    except RunError as error:
+        code = _say(error, 1)
+    except KeyboardInterrupt:
+        code = 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)
+
+
+def _say(error: Exception, code: int) -> int:
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="noloco-peer", description="Train a language model together, peer to peer.")
+    parser.add_argument("--version", action="version", version=f"noloco-peer {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="one peer: join the swarm and train")
+    _common(train)
+    _initial_peers(train)
+    train.add_argument("--stop-with-parent", action="store_true", help=argparse.SUPPRESS)
+    train.set_defaults(run=_train)
+
+    swarm = commands.add_parser("swarm", help="a bootstrap node and N peers on this machine, with a live table")
+    _common(swarm)
+    swarm.add_argument("--peers", type=_positive, default=4, metavar="N", help="number of peers (default 4)")
+    swarm.add_argument("--resume", action="store_true", help="go on with the peers that are in run.dir")
+    swarm.set_defaults(run=_swarm)
+
+    _add_simulate(commands.add_parser("simulate", help="many replicas in one process: what a method does to the loss"))
+
+    tokenize = commands.add_parser("tokenize", help="text or JSON Lines into Parquet with token ids")
+    tokenize.add_argument("sources", nargs="+", metavar="SOURCE", help="files: text, .jsonl, .jsonl.gz, .parquet")
+    tokenize.add_argument("out", type=Path, metavar="OUT", help="folder for one Parquet file a source")
+    tokenize.add_argument("--tokenizer", default="bytes", metavar="NAME", help="bytes, a Hugging Face name, or a path")
+    tokenize.add_argument("--end", metavar="TOKEN", help="the token that ends a document, if not the tokenizer's own")
+    tokenize.add_argument("--column", default="text", metavar="NAME", help="of JSON Lines and Parquet (default text)")
+    tokenize.set_defaults(run=_tokenize)
+    check = commands.add_parser("check", help="can this machine join and be reached? One finding a line, with advice")
+    _common(check, file_needed=False)
+    check.add_argument("--own-loop", action="store_true", help="of a program with peer.OuterLoop; needs no file")
+    _initial_peers(check)
+    check.add_argument("--ranks", type=_positive, default=1, metavar="N", help="GPUs of the peer, as for torchrun")
+    check.set_defaults(run=_check)
+
+    status = commands.add_parser("status", help="who is in a swarm, as a live table")
+    status.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDR", help="any of the swarm's addresses")
+    status.add_argument("--invitation", type=Path, metavar="FILE", help="an invitation, where the swarm asks for one")
+    status.set_defaults(run=_status)
+
+    _add_export(commands.add_parser("export", help="checkpoints into a Hugging Face folder; several are averaged"))
+
+    show = commands.add_parser("show-config", help="print the resolved configuration and its digest")
+    _common(show)
+    show.set_defaults(run=_show_config)
+    return parser
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    from peer.commands.simulate import command
+
+    _common(parser)
+    command.add_options(parser)
+    parser.set_defaults(run=lambda args: command.run(load.load(args.config, args.overrides), args))
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    from peer.commands.export import command
+
+    command.add_options(parser)
+    parser.set_defaults(run=command.run)
+
+
+def _common(parser: argparse.ArgumentParser, *, file_needed: bool = True) -> None:
+    parser.add_argument(
+        "--config",
+        type=Path,
+        nargs="+",
+        required=file_needed,
+        metavar="FILE",
+        help="YAML files with run: and peer:; a later one's keys win",
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], dest="overrides", metavar="A.B=C", help="override one key; repeatable"
+    )
+
+
+def _initial_peers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--initial-peers",
+        nargs="+",
+        default=[],
+        metavar="ADDR",
+        help="addresses that noloco-bootstrap or a peer printed",
+    )
+
+
+def _loaded(args: argparse.Namespace) -> Config:
+    return load.load(args.config, _overrides(args))
+
+
+def _overrides(args: argparse.Namespace) -> list[str]:
+    peers = [f"peer.initial_peers=[{', '.join(args.initial_peers)}]"] if args.initial_peers else []
+    return [*args.overrides, *peers]
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _train(args: argparse.Namespace) -> int:
+    rank = launch.of(os.environ)
+    if rank is not None and rank.number:
+        from peer.replica.sharded import worker
+
+        return worker.run(rank)
+    config = _loaded(args)
+    from peer.process import Signals, Stop, stop_with_parent
+
+    signals = Signals(Stop())
+    if args.stop_with_parent:
+        stop_with_parent()
+    import torch
+
+    from peer.replica.inner_loop import out_of_memory
+    from peer.replica.sharded.ranks import mustered
+    from peer.training.assemble import assembled
+
+    def give_up(why: str) -> None:
+        _say(RunError(why), 1)
+        signals.emergency()
+        os._exit(1)
+
+    try:
+        with mustered(rank, give_up) as crew, assembled(config, signals, crew) as trainer:
+            signals.looping = True
+            trainer.run()
+    except torch.OutOfMemoryError as error:
+        raise RunError(out_of_memory(error, config.peer.micro_batch)) from None
+    return 0
+
+
+def _swarm(args: argparse.Namespace) -> int:
+    from peer.commands.local_swarm.swarm import LocalSwarm
+
+    config = load.load(args.config, args.overrides)
+    return LocalSwarm(config, args.config, args.overrides, peers=args.peers, resume=args.resume).run()
+
+
+def _tokenize(args: argparse.Namespace) -> int:
+    from peer.commands import tokenize as tokenizing
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # all cores: nothing is trained meanwhile
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    tokenizing.run(args.sources, args.out, args.tokenizer, end=args.end, column=args.column, say=say)
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    from peer.commands import status
+
+    known = dict(load.from_environment(os.environ))
+    invitation = args.invitation or known.get("peer.invitation")
+    return status.run(args.initial_peers or known.get("peer.initial_peers", []), invitation and Path(invitation))
+
+
+def _check(args: argparse.Namespace) -> int:
+    from peer.api.config import OwnConfig
+    from peer.commands.check.runner import run
+
+    config: Config | OwnConfig
+    if args.own_loop and args.ranks > 1:
+        raise UserError("check: --ranks is for a peer of several GPUs; a loop of one's own is one process")
+    if args.own_loop:
+        config = load.resolve(OwnConfig, args.config, load.overridden(_overrides(args)))
+    elif args.config is None:
+        raise UserError("check: --config is needed, or --own-loop for a program with peer.OuterLoop")
+    else:
+        from peer.replica import model_source
+
+        config = model_source.pinned(_loaded(args))
+    return run(config, lambda line: print(line, flush=True), args.ranks)
+
+
+def _show_config(args: argparse.Namespace) -> int:
+    from peer.replica import model, model_source
+
+    config: Config = model_source.pinned(load.load(args.config, args.overrides))
+    outline = model.outline(
+        config.run.model,
+        sequence_length=config.run.data.sequence_length,
+        vocabulary=config.run.data.tokenizer.vocabulary,
+    )
+    parameters, embeddings = model.parameter_count(outline), model.embedding_count(outline)
+    print(f"# digest {digest(config.run)}: equal in the whole swarm for everything under run, paths left out")
+    print(f"# {parameters:,} parameters, {embeddings:,} of them embeddings")
+    print(load.dump(config), end="")
+    return 0

@@ -1,0 +1,99 @@
+"""The work of ``noloco-peer export``, in its order: find, average, evaluate, write. Previous station: command.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from peer.commands.export import folder, sources
+from peer.commands.export.card import card
+from peer.commands.export.mixing import Mixed, mix
+from peer.commands.export.sources import Source
+from peer.config.model import AutoModel
+from peer.data import corpus
+from peer.data.open import validation
+from peer.data.tokenizer import load as load_tokenizer
+from peer.errors import UserError
+from peer.replica import model
+from peer.replica.device import pick_device
+from peer.replica.inner_loop import mean_loss
+
+
+def export(checkpoints: Sequence[Path], out: Path, *, dtype: str, evaluate: bool | None) -> Iterator[str]:
+    """Yields the lines to print. ``evaluate``: the validation loss; ``None``: if the run's text is here.
+
+    Raises :class:`UserError` for what cannot be exported.
+    """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    folder.require_free(out)
+    found = sources.find(checkpoints)
+    words = load_tokenizer(found[0].run.data.tokenizer)  # before the work, not after it
+    loss_of, why_not = _evaluation(found[0], evaluate)
+    network = _network(found[0])
+    mixed = mix(network, found, loss_of)
+    yield from _in_words(found, mixed)
+    if why_not:
+        yield f"validation loss not computed: {why_not}"
+    text = card(found, mixed, model.parameter_count(network), dtype)
+    folder.write(network, out, dtype=dtype, card=text, words=words)
+    yield f"{out}: {model.parameter_count(network):,} parameters in {dtype}, with tokenizer and model card"
+
+
+def _in_words(found: Sequence[Source], mixed: Mixed) -> Iterator[str]:
+    for place, source in enumerate(found):
+        said = f"{source.path}: step {source.step}, {source.tokens:,} tokens"
+        if mixed.distances:
+            said += f", {mixed.distances[place]:.3%} from the average"
+        if mixed.losses:
+            said += f", validation loss {mixed.losses[place]:.4f}"
+        yield said
+    if mixed.loss is not None:
+        yield f"validation loss{' of the average' if len(found) > 1 else ''}: {mixed.loss:.4f}"
+
+
+def _network(source: Source) -> Any:
+    """A model of the source's architecture; its weights are to be replaced."""
+    from transformers import AutoConfig
+
+    settings = source.run.model
+    if isinstance(settings, AutoModel) and settings.trust_remote_code:  # its classes are at its source only
+        settings = settings.model_copy(update={"pretrained": False})
+        return model.build(
+            settings,
+            sequence_length=source.run.data.sequence_length,
+            seed=0,
+            vocabulary=source.run.data.tokenizer.vocabulary,
+        )
+    kind = source.architecture.get("model_type")
+    others = {key: value for key, value in source.architecture.items() if key != "model_type"}
+    try:
+        config = AutoConfig.for_model(kind, **others)
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{source.path}: this version of transformers does not know its model type {kind}") from None
+    return model.fresh(config)
+
+
+def _evaluation(source: Source, wish: bool | None) -> tuple[Callable[[nn.Module], float] | None, str]:
+    """How to compute the validation loss, or why it is not computed."""
+    if wish is False:
+        return None, ""
+    try:
+        batches = validation(source.run, corpus.load(source.run.data))
+    except UserError as error:
+        if wish:
+            raise
+        return None, str(error)
+    device = pick_device("auto")
+
+    def loss_of(network: nn.Module) -> float:
+        loss = mean_loss(network.to(device), batches, device)
+        network.to(torch.device("cpu"))
+        return loss
+
+    return loss_of, ""

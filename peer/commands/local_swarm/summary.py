@@ -1,0 +1,117 @@
+"""The end of a local swarm: ``summary.json`` and the same in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from peer.commands.local_swarm.tail import Tail
+from peer.config.schema import Config
+from peer.data import batches as data
+from peer.data import corpus
+from peer.replica import model
+from peer.replica.inner_loop import mean_loss
+from peer.rounds.types import Outcome
+from peer.training.checkpoint import Checkpoints, Tensors
+
+
+def summarize(config: Config, tails: Sequence[Tail], wall_seconds: float) -> dict[str, Any]:
+    """The object that ``summary.json`` holds; see the README for its keys."""
+    peers = {tail.name: tail.summary() for tail in tails}
+    losses = [row["val_loss"] for row in peers.values() if row["val_loss"] is not None]
+    seconds = sum(tail.seconds for tail in tails)
+    averaged, spread = _averaged_model(config, tails)
+    return {
+        "peers": peers,
+        "swarm": {
+            "method": config.run.outer.name,
+            "peers": len(peers),
+            "tokens": sum(row["tokens"] for row in peers.values()),
+            "val_loss_mean": mean(losses) if losses else None,
+            "val_loss_worst": max(losses) if losses else None,
+            "val_loss_averaged_model": averaged,
+            "spread": spread,
+            "idle_share": sum(tail.idle_seconds for tail in tails) / seconds if seconds else None,
+            "bytes_sent": sum(row["bytes_sent"] for row in peers.values()),
+            "wall_seconds": wall_seconds,
+        },
+    }
+
+
+def in_words(summary: dict[str, Any]) -> str:
+    """A few sentences for the person who started the run."""
+    peers, swarm = summary["peers"], summary["swarm"]
+    first = [row["first_val_loss"] for row in peers.values() if row["first_val_loss"] is not None]
+    total = sum(sum(row["rounds"].values()) for row in peers.values())
+    merged = sum(row["rounds"][Outcome.MERGED] for row in peers.values())
+    lines = [
+        f"{swarm['peers']} peers trained on {swarm['tokens']:,} tokens "
+        f"in {swarm['wall_seconds']:.0f} s by {swarm['method']}."
+    ]
+    if first and swarm["val_loss_mean"] is not None:
+        lines.append(
+            f"Validation loss: {mean(first):.3f} at the start, {swarm['val_loss_mean']:.3f} at the end "
+            f"(worst peer {swarm['val_loss_worst']:.3f}"
+            + (
+                f", average of all peers' weights {swarm['val_loss_averaged_model']:.3f})."
+                if swarm["val_loss_averaged_model"]
+                else ")."
+            )
+        )
+    if total:
+        partners = [len(row["partners"]) for row in peers.values()]
+        lines.append(
+            f"{merged} of {total} rounds merged with a partner; each peer met {min(partners)} to {max(partners)} "
+            f"different ones, waited {swarm['idle_share'] or 0:.1%} of its time "
+            f"and sent {swarm['bytes_sent'] / len(peers) / 2**20:.1f} MiB."
+        )
+    if swarm["spread"] is not None:
+        lines.append(f"Spread of the replicas: {swarm['spread']:.2g} (standard deviation of a weight).")
+    return "\n".join(lines)
+
+
+def _averaged_model(config: Config, tails: Sequence[Tail]) -> tuple[float | None, float | None]:
+    """Validation loss of the mean of all replicas, and their spread √(Σᵢ‖θᵢ − θ̄‖² / (N · numel)).
+
+    From the newest checkpoints, one after the other: two models in memory whatever the number of peers.
+    """
+    folders = [tail.folder / "checkpoints" for tail in tails]
+    average: Tensors = {}
+    for count, folder in enumerate(folders, 1):
+        replica = _replica(folder)
+        if replica is None:
+            return None, None
+        for name, value in replica.items():
+            average[name] = average[name].lerp_(value, 1 / count) if count > 1 else value.clone()
+    square = sum(
+        float((value - average[name]).square().sum())
+        for folder in folders
+        for name, value in (_replica(folder) or {}).items()
+    )
+    numel = sum(value.numel() for value in average.values())
+    return _loss_of(config, average), (square / (len(folders) * numel)) ** 0.5
+
+
+def _replica(folder: Path) -> Tensors | None:
+    saved = Checkpoints(folder, keep=1).newest()
+    return saved.tensors["model"] if saved else None
+
+
+def _loss_of(config: Config, weights: Tensors) -> float:
+    run = config.run
+    length = run.data.sequence_length
+    network = model.build(run.model, sequence_length=length, seed=run.seed, vocabulary=run.data.tokenizer.vocabulary)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter.copy_(weights[name])
+    batches = data.validation_batches(
+        corpus.load(run.data).validation,
+        batches=run.evaluation.batches,
+        batch_size=run.batch_size,
+        sequence_length=length,
+    )
+    return mean_loss(network, batches, torch.device("cpu"))

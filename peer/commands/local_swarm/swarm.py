@@ -1,0 +1,140 @@
+"""A bootstrap node and N peers as separate processes on this machine, watched until they are done."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from peer.commands.local_swarm.processes import Child, entry_of, stop_all
+from peer.commands.local_swarm.summary import in_words, summarize
+from peer.commands.local_swarm.table import View
+from peer.commands.local_swarm.tail import Tail
+from peer.config.schema import Config
+from peer.errors import UserError
+from peer.training.run_folder import set_aside
+
+POLL_SECONDS = 0.25
+START_SECONDS = 60.0
+RESTARTS = 3  # of a member that crashes; it goes on from its last checkpoint
+HOST = "127.0.0.1"
+
+
+class LocalSwarm:
+    """Runs to the end, or until the first SIGINT or SIGTERM; then all members finish their step and save."""
+
+    def __init__(
+        self, config: Config, files: Sequence[Path], overrides: Sequence[str], *, peers: int, resume: bool
+    ) -> None:
+        self._config, self._files, self._overrides = config, files, list(overrides)
+        self._folder = config.run.dir.resolve()
+        self._names = [f"peer-{index}" for index in range(peers)]
+        self._resume = resume
+        self._interrupted = 0
+        self._page = ""  # where people find the swarm, until they have been told
+        self._children: list[Child] = []
+
+    def run(self) -> int:
+        """The exit code: 0 done or asked to stop, 1 when a member failed."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+        if not self._resume:
+            set_aside(self._folder, [*self._names, "bootstrap", "summary.json"])
+        began = time.monotonic()
+        try:
+            tails = [Tail(name, self._folder / name) for name in self._names]
+            for tail in tails:
+                tail.poll()  # what a resumed run did before is not shown again
+            peers = self._start()
+            failed = self._watch(peers, tails)
+        finally:
+            stop_all(self._children[::-1])
+        for tail in tails:
+            tail.poll()
+        if len(failed) == len(peers) and all(child.exit_code() == 2 for child in failed):
+            raise UserError(failed[0].last_words().removeprefix("error: "))
+        for child in failed:
+            print(f"{child.name} failed: {child.last_words()} (see {child.console})")
+        summary = summarize(self._config, tails, time.monotonic() - began)
+        path = self._folder / "summary.json"
+        path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        print(f"\n{in_words(summary)}\nFigures: {path}")
+        return 1 if failed else 0
+
+    def _start(self) -> list[Child]:
+        addresses_file = self._folder / "bootstrap" / "addresses"
+        addresses_file.unlink(missing_ok=True)
+        bootstrap = self._spawn(
+            "bootstrap",
+            "dht_bootstrap",
+            [
+                *("--host", HOST, "--port", "0", "--http-port", "0", "--stop-with-parent"),
+                *("--identity", str(self._folder / "bootstrap" / "identity.key")),
+                *("--addresses-file", str(addresses_file)),
+            ],
+        )
+        entry = entry_of(bootstrap, addresses_file, START_SECONDS)
+        threads = max(1, (os.cpu_count() or 1) // len(self._names))
+        common = [f"peer.network.host={HOST}", f"peer.threads={threads}", f"peer.start_with={len(self._names)}"]
+        common += [*self._overrides, "peer.metrics.port=0"]
+        common += ["run.admission=open", "run.owner=null", "peer.invitation=null"]  # all are ours, on this machine
+        sets = [argument for override in common for argument in ("--set", override)]
+        self._page = f"http://{entry.monitor}/"
+        ports = {"--port": entry.addresses[0].partition("/tcp/")[2].partition("/")[0]}
+        ports["--http-port"] = entry.monitor.rpartition(":")[2]
+        for option, port in ports.items():  # should it have to be started again
+            bootstrap.arguments[bootstrap.arguments.index(option) + 1] = port
+        return [
+            self._spawn(
+                name,
+                "peer",
+                [
+                    *("train", "--config", *map(str, self._files), *sets, "--set", f"peer.name={name}"),
+                    *("--initial-peers", *entry.addresses, "--stop-with-parent"),
+                ],
+            )
+            for name in self._names
+        ]
+
+    def _spawn(self, name: str, module: str, arguments: list[str]) -> Child:
+        child = Child(name, module, arguments, self._folder / name / "console.log")
+        self._children.append(child)
+        return child
+
+    def _watch(self, peers: Sequence[Child], tails: Sequence[Tail]) -> list[Child]:
+        """Until all have ended. One that fails does not end the others: it is started again, a few times."""
+        title = f"{self._config.run.name}: {self._config.run.outer.name}, {len(peers)} peers"
+        with View(title, self._config.run.steps) as view:
+            while not self._interrupted:
+                running = [child for child in peers if child.exit_code() is None]
+                fresh = [(tail, row) for tail in tails for row in tail.poll()]
+                if fresh and self._page:  # not before: a peer that is refused says one line, and nothing else is said
+                    view.say(f"the swarm as a page: {self._page}")
+                    self._page = ""
+                view.show(tails, fresh)
+                if not self._revive(view) and not running:
+                    break
+                time.sleep(POLL_SECONDS)
+        if self._interrupted:
+            print("asked to stop: every peer finishes its step and saves")
+            stop_all(peers)
+        return [child for child in peers if child.exit_code() != 0]
+
+    def _revive(self, view: View) -> bool:
+        """Start members again that have crashed, if any."""
+        crashed = [child for child in self._children if child.crashed and child.restarts < RESTARTS]
+        for child in crashed:
+            how = child.restart()
+            view.say(f"{child.name} {how}; started again ({child.restarts} of at most {RESTARTS} times)")
+        return bool(crashed)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted += 1
+        if self._interrupted == 1:
+            return
+        for child in self._children:  # a second signal: now
+            child.ask_to_stop()

@@ -1,0 +1,74 @@
+"""Who meets whom on the simulated clock: the rule of swarm/proposing.py without its messages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from peer.commands.simulate.replica import Replica
+from peer.rounds.types import Outcome
+
+SAME_TIME = 1e-9
+
+
+@dataclass
+class Arrivals:
+    """Boundaries by simulated time. A replica that waits for its partner has arrived and is not asked again."""
+
+    due: dict[Replica, float] = field(default_factory=dict)  # next boundary of all that train
+    waiting: dict[Replica, tuple[Replica, float]] = field(default_factory=dict)  # for whom, since when
+
+    def next(self) -> tuple[float, list[Replica]]:
+        """The earliest boundaries and their time."""
+        time = min(self.due.values())
+        return time, [replica for replica, due in self.due.items() if due - time < SAME_TIME]
+
+
+def choose_pairs(
+    arrivals: Arrivals,
+    here: Sequence[Replica],
+    time: float,
+    window: float,
+    chance: random.Random,
+    avoided: Callable[[Replica, Replica], bool] = lambda one, two: False,
+) -> list[tuple[Replica, Replica | None]]:
+    """Meetings that take place now; ``None``: alone. Others of ``here`` wait for a partner that is still training.
+
+    A partner is drawn from those met longest ago, of all whose boundary is within ``window`` of the shorter inner
+    phase. With an odd number everybody takes turns at being alone.
+    """
+    meetings: list[tuple[Replica, Replica | None]] = []
+    for replica in here:
+        arrivals.due.pop(replica)
+    came_for = {expected: host for host, (expected, _) in arrivals.waiting.items()}
+    free = [replica for replica in here if replica not in came_for]
+    for replica in (replica for replica in here if replica in came_for):
+        meetings.append((came_for[replica], replica))
+        arrivals.waiting.pop(came_for.pop(replica))
+    chance.shuffle(free)
+    free.sort(key=lambda replica: -replica.outcomes[Outcome.ALONE])
+    if len(free) % 2:
+        free.insert(0, free.pop())  # one is too many: who was alone least often looks among those still training
+    odd = len(free) % 2
+    while free:
+        first = free.pop(0)
+        still = [
+            other
+            for other, due in arrivals.due.items()
+            if other not in came_for and due - time <= window * min(first.usual_time, other.usual_time)
+        ]
+        candidates = [other for other in (still if odd else [*free, *still]) if not avoided(first, other)]
+        odd = 0
+        if not candidates:
+            meetings.append((first, None))
+            continue
+        longest = min(first.met.get(other.name, -1) for other in candidates)
+        partner = chance.choice([other for other in candidates if first.met.get(other.name, -1) == longest])
+        if partner in free:
+            free.remove(partner)
+            meetings.append((first, partner))
+        else:
+            arrivals.waiting[first] = (partner, time)
+            came_for[partner] = first
+    return meetings

@@ -1,0 +1,194 @@
+"""The clock of a round for each method: pairs as swarm/rendezvous.py makes them, and groups of everyone.
+
+A pair's swap: a round trip to greet, the payload at the slower uplink, a round trip to part. A group's round: everybody
+waits for the last one, then reduce-scatter and all-gather, 2 (n - 1) / n of the payload up, and six messages that each
+take as long as the slowest of n.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from peer.commands.simulate.network.conditions import Chance, Conditions, Figures
+from peer.rounds.schedule import NOW, OPENS, PAUSE
+
+TRIES = 8  # peers asked at a boundary
+GOODPUT = 0.8  # of a line's rate, by what real swaps got (tests/benchmarks/wan_goodput.py, network_model.py)
+PAIR_MESSAGES, GROUP_MESSAGES = 4, 6  # one after the other
+
+
+def pairs(it: Conditions, seed: int = 0) -> Figures:
+    """NoLoCo: each peer meets one whose boundary is near its own, waits for it, or does not when swaps overlap."""
+    return _Pairs(it, seed).run()
+
+
+class _Pairs:
+    """As swarm/proposing.py does it: a peer begins to look for a partner in the middle of its inner phase."""
+
+    def __init__(self, it: Conditions, seed: int) -> None:
+        self.it, self.chance = it, Chance(it, seed)
+        self.phase = self.chance.phases()  # of now, for each peer
+        self.due = self.phase.copy()  # next boundary
+        self.meeting = np.full(it.peers, -1)
+        self.arrived = np.full(it.peers, np.nan)  # since when it stands at its boundary
+        self.busy = np.zeros(it.peers)  # until when its overlapped swap is on its way
+        self.rounds = np.zeros(it.peers, dtype=int)
+        self.trained = np.zeros(it.peers)
+        self.left = np.zeros(it.peers)  # when it had made its last round
+        self.merged = 0
+        self.events: list[tuple[float, bool, int]] = []  # when, is it the boundary, whose
+
+    def run(self) -> Figures:
+        it = self.it
+        for peer in range(it.peers):
+            self._begin(peer, 0.0)
+        while self.events:
+            time, boundary, peer = heapq.heappop(self.events)
+            if boundary:
+                for free, when in self._boundary(peer, time):
+                    self._end(free, when)
+            elif self.meeting[peer] < 0 and self._agree(peer, time, it.window, 1) < 0:
+                self._seek(peer, time + sum(PAUSE) / 2 * self.phase[peer])
+        idle = 1 - float(self.trained.sum()) / float(self.left.sum())
+        merged = self.merged / (it.peers * it.rounds)
+        return Figures("noloco", float(self.left.max()), idle, merged, merged * it.payload)
+
+    def _begin(self, peer: int, time: float) -> None:
+        """An inner phase."""
+        self.due[peer] = time + self.phase[peer]
+        heapq.heappush(self.events, (float(self.due[peer]), True, peer))
+        self._seek(peer, float(self.due[peer] - self.chance.rng.uniform(*OPENS) * self.phase[peer]))
+
+    def _seek(self, peer: int, time: float) -> None:
+        if time < self.due[peer]:
+            heapq.heappush(self.events, (time, False, peer))
+
+    def _end(self, peer: int, time: float) -> None:
+        """A round."""
+        self.trained[peer] += self.phase[peer]
+        self.rounds[peer] += 1
+        self.left[peer] = time
+        if self.rounds[peer] < self.it.rounds:
+            self.phase[peer] = self.chance.phase(peer)
+            self._begin(peer, time + _join(self.it, self.chance))
+
+    def _boundary(self, peer: int, time: float) -> list[tuple[int, float]]:
+        """Who goes on, and when."""
+        if self.busy[peer] > time:  # an overlapped swap takes longer than an inner phase: train on
+            return [(peer, time)]
+        partner = int(self.meeting[peer])
+        if partner < 0:
+            partner = self._agree(peer, time, NOW, TRIES)
+        if self.it.overlap:
+            self._beside(peer, partner, time)
+            return [(peer, time)]
+        if partner < 0:
+            return [(peer, time + 2 * self.chance.latency())]
+        if np.isnan(self.arrived[partner]):
+            self.arrived[peer] = time
+            return []
+        self.meeting[peer] = self.meeting[partner] = -1
+        self.arrived[peer] = self.arrived[partner] = np.nan
+        done = time + self._swap(2)
+        return [(peer, done), (partner, done)]
+
+    def _agree(self, peer: int, time: float, apart: float, tries: int) -> int:
+        """A random peer that has no meeting yet and comes to its boundary at about the same time; -1 when none does."""
+        mine = max(time, float(self.due[peer]))
+        for other in self.chance.rng.integers(0, self.it.peers, tries):
+            near = abs(self.due[other] - mine) <= apart * min(self.phase[peer], self.phase[other])
+            free = self.meeting[other] < 0 and self.busy[other] <= time and self.due[other] >= time
+            if other != peer and near and free and self.rounds[other] < self.it.rounds:
+                self.meeting[peer], self.meeting[other] = other, peer
+                return int(other)
+        return -1
+
+    def _beside(self, peer: int, partner: int, time: float) -> None:
+        """An overlapped swap begins when the second of the two comes to its boundary; nobody waits for it."""
+        if partner < 0:
+            return
+        if np.isnan(self.arrived[partner]):
+            self.arrived[peer] = time
+            return
+        self.busy[peer] = self.busy[partner] = time + self._swap(2)
+        self.meeting[peer] = self.meeting[partner] = -1
+        self.arrived[peer] = self.arrived[partner] = np.nan
+
+    def _swap(self, members: int) -> float:
+        it, seconds = self.it, transfer(self.it, self.it.payload)
+        seconds += sum(self.chance.latency() for _ in range(PAIR_MESSAGES))
+        if self.chance.rng.random() < it.loss:
+            return seconds * float(self.chance.rng.random()) + it.stall
+        self.merged += members
+        return seconds
+
+
+def transfer(it: Conditions, payload: float) -> float:
+    """Seconds for ``payload`` bytes each way."""
+    return payload / (GOODPUT * min(it.up, it.down))
+
+
+def groups(it: Conditions, seed: int = 0) -> Figures:
+    """DiLoCo: one group of all peers; a round that is lost by a member is made again without it."""
+    chance = Chance(it, seed)
+    trained, clock, merged = 0.0, 0.0, 0
+    scatter = transfer(it, 2 * (it.peers - 1) / it.peers * it.payload)
+    for _ in range(it.rounds):
+        phases = chance.phases()
+        trained += float(phases.sum())
+        clock += float((phases + [_join(it, chance) for _ in range(it.peers)]).max())
+        reduce = scatter + sum(chance.latency(it.peers) for _ in range(GROUP_MESSAGES))
+        if chance.rng.random() < 1 - (1 - it.loss) ** it.peers:  # somebody is lost: notice it, and once more
+            clock += reduce * float(chance.rng.random()) + it.stall
+        clock += reduce
+        merged += it.peers
+    rounds = it.peers * it.rounds
+    sent = 2 * (it.peers - 1) / it.peers * it.payload
+    return Figures("diloco", clock, 1 - trained / (it.peers * clock), merged / rounds, sent)
+
+
+def _join(it: Conditions, chance: Chance) -> float:
+    """Seconds before a phase in which a newcomer that has taken this place fetches weights and momentum."""
+    return transfer(it, 2 * it.payload) if it.churn and chance.rng.random() < it.churn else 0.0
+
+
+def pairs_by_round(it: Conditions, seed: int = 0) -> Figures:
+    """The paper's pairs: random in every round, whatever their speed; each waits for its partner of that round."""
+    chance = Chance(it, seed)
+    clock, trained = np.zeros(it.peers), np.zeros(it.peers)
+    for _ in range(it.rounds):
+        phases = chance.phases()
+        clock, trained = clock + phases, trained + phases
+        order = chance.rng.permutation(it.peers)
+        one, two = order[0::2], order[1::2]
+        swap = transfer(it, it.payload) + PAIR_MESSAGES * it.latency
+        meet = np.maximum(clock[one[: len(two)]], clock[two]) + swap
+        clock[one[: len(two)]], clock[two] = meet, meet
+    idle = 1 - float(trained.sum()) / float(clock.sum())
+    return Figures("noloco, pairs by round", float(clock.max()), idle, 1.0, float(it.payload))
+
+
+def tree_to_pair(it: Conditions, seed: int = 0, draws: int = 200) -> float:
+    """Time of a tree all-reduce to that of a pair's average when only latency counts (arXiv 2506.10911, section 5.3).
+
+    Both send messages to each other at once and wait for the longer one: a pair twice, a tree on every level up and
+    down. With messages of one length that is log2(n); with log-normal ones each level waits for its slowest.
+    """
+    chance = Chance(it, seed)
+    pair = [2 * chance.latency(2) for _ in range(draws)]
+    return float(np.mean([_tree(it.peers, chance) for _ in range(draws)]) / np.mean(pair))
+
+
+def _tree(peers: int, chance: Chance) -> float:
+    """Seconds until every peer has the mean."""
+    clock = np.zeros(1 << (peers - 1).bit_length())
+    up = clock
+    while len(up) > 1:
+        half = len(up) // 2
+        up = np.maximum(up[:half], up[half:]) + chance.latencies(half)
+    down = up
+    while len(down) < len(clock):
+        down = np.concatenate([down, down]) + np.tile(chance.latencies(len(down)), 2)
+    return float(down.max())

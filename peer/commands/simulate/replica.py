@@ -1,0 +1,138 @@
+"""One replica on the simulated clock: the peer's own state, and what a summary wants to know of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from peer.errors import RunError
+from peer.exchange.codec import Codec
+from peer.exchange.guard import Guard
+from peer.rounds.contribution import Contribution, Sparse
+from peer.rounds.schedule import phase_steps
+from peer.rounds.types import Outcome
+from peer.training.state import PeerState
+
+if TYPE_CHECKING:
+    from peer.commands.simulate.swap import Rolling
+
+
+@dataclass
+class Pending:
+    """A result that arrives ``steps`` inner steps after its boundary."""
+
+    mean: Tensor
+    steps: int
+    boundary: Tensor  # θ when the contribution was read
+
+
+@dataclass(eq=False)
+class Replica:
+    """``speed``: inner steps in a unit of simulated time. ``steps``: after so many it is done."""
+
+    name: str
+    state: PeerState
+    speed: float
+    steps: int
+    inner_steps: int
+    codec: Codec
+    guard: Guard
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    partners: Counter[str] = field(default_factory=Counter)
+    met: dict[str, int] = field(default_factory=dict)  # the round in which a partner was met last
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    waited: float = 0.0  # simulated time
+    first_loss: float | None = None
+    last_loss: float | None = None
+    merged: int = 0  # rounds of a group of equals that its slow weights have in them
+    pending: Pending | None = None
+    rolling: Rolling | None = None  # an overlapped swap that begins with the next inner phase
+    target: int = 0  # the inner step at which the phase ends
+
+    @property
+    def done(self) -> bool:
+        return self.state.inner.step >= self.steps
+
+    @property
+    def phase_steps(self) -> int:
+        """Inner steps to the next boundary."""
+        return phase_steps(self.inner_steps, self.steps - self.state.inner.step, self.state.outer.grouping)
+
+    @property
+    def phase_time(self) -> float:
+        """The same in simulated time."""
+        return self.phase_steps / self.speed
+
+    @property
+    def usual_time(self) -> float:
+        """H inner steps in simulated time."""
+        return self.inner_steps / self.speed
+
+    def pair_contribution(self) -> Contribution:
+        """Of a method of pairs."""
+        contribution = self.state.outer.contribution()
+        assert not isinstance(contribution, Sparse), "pairs swap whole vectors"
+        return contribution
+
+    def inner_phase(self) -> None:
+        """Train to the next boundary, taking in on the way what arrives late."""
+        if self.rolling is not None:
+            self.rolling.run()
+            self.rolling = None
+        steps = self.target - self.state.inner.step
+        if self.pending is not None:
+            early = min(self.pending.steps, steps)
+            self.train(early)
+            self._arrive(self.pending)
+            steps -= early
+        self.train(steps)
+
+    def apply(self, mean: Tensor, delay: int = 0) -> None:
+        """The outer step: at once, or ``delay`` inner steps from now."""
+        if delay:
+            self.pending = Pending(mean, delay, self.fast_weights())
+        else:
+            self.state.outer.apply(mean)
+
+    def finish(self) -> None:
+        """The run is over: what is still under way arrives now."""
+        if self.rolling is not None:
+            self.rolling.run()
+        if self.pending is not None:
+            self._arrive(self.pending)
+
+    def cross_boundary(self, outcome: Outcome) -> None:
+        self.outcomes[outcome] += 1
+        self.state.cross_boundary()
+
+    def fast_weights(self) -> Tensor:
+        """A copy of θ, flat fp32."""
+        out = torch.empty(self.state.outer.slow.numel)
+        self.state.outer.slow.read_fast(0, out)
+        return out
+
+    def train(self, steps: int) -> None:
+        if not steps:
+            return
+        report = self.state.inner.run(self.state.stream.take(steps))
+        self.state.counters.tokens += report.tokens
+        self.first_loss = report.first_loss if self.first_loss is None else self.first_loss
+        self.last_loss = report.loss
+        if not math.isfinite(report.loss):
+            raise RunError(
+                f"{self.name}: the training loss is {report.loss} at step {self.state.inner.step}; nothing was "
+                "averaged from it; lower run.inner.learning_rate or run.outer's, or look at the data"
+            )
+
+    def _arrive(self, pending: Pending) -> None:
+        """θ ← φ_new + what was trained since the boundary."""
+        since = self.fast_weights().sub_(pending.boundary)
+        self.state.outer.apply(pending.mean)
+        self.state.outer.slow.add_to_fast(since)
+        self.pending = None

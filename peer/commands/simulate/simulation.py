@@ -1,0 +1,171 @@
+"""``noloco-peer simulate``: builds the replicas, runs the world, writes ``summary.json``, ``curves.json`` and a PNG.
+
+What comes from a simulation is about loss, bytes and waiting by the simulated clock; its wall-clock time says nothing
+about a swarm's.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from peer.commands.simulate.draw import draw
+from peer.commands.simulate.options import Method, Options
+from peer.commands.simulate.replica import Replica
+from peer.commands.simulate.sampling import Row, Sampler
+from peer.commands.simulate.together import Together
+from peer.commands.simulate.world import World
+from peer.config.schema import Config, Local
+from peer.data import corpus
+from peer.data.corpus import Corpus
+from peer.data.open import validation
+from peer.exchange import codecs
+from peer.exchange.guard import Guard
+from peer.process import Stop
+from peer.rounds.progress import Progress
+from peer.rounds.types import Outcome
+from peer.training import replica
+from peer.training.replica import Signs
+from peer.training.run_folder import require_folder, set_aside
+
+Say = Callable[[str], None]
+FILES = ("summary.json", "curves.json", "simulation.png")
+
+
+class Simulation:
+    """``config`` is the method's, see :func:`peer.commands.simulate.options.with_method`."""
+
+    def __init__(self, config: Config, options: Options) -> None:
+        options.check(config)
+        self.config, self.options = config, options
+        self.replicas: list[Replica] = []  # of the last run, as its end has left them
+        self._text = corpus.load(config.run.data)
+
+    def run(self, say: Say) -> dict[str, Any]:
+        """The summary, with the samples under ``curves``. ``say`` gets one line a sample."""
+        began = time.monotonic()
+        torch.set_num_threads(1)  # small matrices: a thread a replica is faster than two threads a matrix
+        self.replicas = replicas = self._replicas()
+        scribble = self._build("mean", self.config, self._text, 0)
+        sampler = Sampler(replicas, scribble, validation(self.config.run, self._text), self.options.workers)
+
+        def sample(at: float) -> None:
+            if self.options.method is Method.DDP:
+                self._count_ddp(replicas[0])
+            sampler.sample(at)
+            say(_line(at, sampler.rows[-1]))
+
+        World(self.config, self.options, replicas, sample).run()
+        return self._summary(replicas, sampler, time.monotonic() - began)
+
+    def _replicas(self) -> list[Replica]:
+        count, speeds = self.options.replicas, self.options.speeds
+        if self.options.method is Method.DDP:
+            return [self._ddp()]
+        return [
+            self._build(f"replica-{index}", self.config, self._part(index), index, speeds[index % len(speeds)])
+            for index in range(count)
+        ]
+
+    def _part(self, index: int) -> Corpus:
+        if not self.options.non_iid:
+            return self._text
+        whole = self._text.in_memory
+        borders = np.linspace(0, len(whole), self.options.replicas + 1).astype(int)
+        return Corpus(whole[borders[index] : borders[index + 1]], self._text.validation)
+
+    def _build(self, name: str, config: Config, text: Corpus, stream: int, speed: float = 1.0) -> Replica:
+        steps = max(1, round(config.run.steps * speed))
+        run = config.run.model_copy(update={"steps": steps})
+        signs = Signs(Progress(), Stop())
+        config = config.model_copy(update={"run": run})
+        state = replica.replica(config, text.train, stream=stream, device=torch.device("cpu"), signs=signs)
+        codec = codecs.codec(run.exchange.codec, state.outer.slow.numel)
+        return Replica(name, state, speed, steps, run.inner_steps, codec, Guard())
+
+    def _ddp(self) -> Replica:
+        """One model on the batches of all: the mean of their gradients is the gradient of their mean loss."""
+        peer = self.config.peer.model_copy(update={"micro_batch": self.config.run.batch_size})
+        run = self.config.run.model_copy(update={"outer": Local(name="local")})
+        config = self.config.model_copy(update={"peer": peer, "run": run})
+        one = self._build("replica-0", config, self._text, 0)
+        streams = [
+            self._build("stream", config, self._part(index), index).state.stream
+            for index in range(self.options.replicas)
+        ]
+        one.state.stream = Together(streams)
+        return one
+
+    def _count_ddp(self, one: Replica) -> None:
+        """An all-reduce of the gradients in every step, summed over all replicas."""
+        count = self.options.replicas
+        one.bytes_sent = round(one.state.inner.step * 2 * (count - 1) * 4 * one.state.outer.slow.numel)
+        one.bytes_received = one.bytes_sent
+
+    def _summary(self, replicas: list[Replica], sampler: Sampler, seconds: float) -> dict[str, Any]:
+        last = sampler.rows[-1]
+        rows = [
+            _row(it, *(losses[i] for losses in (sampler.losses[0], sampler.losses[-1])))
+            for i, it in enumerate(replicas)
+        ]
+        if self.options.method is Method.DDP:
+            count = self.options.replicas
+            shared = {key: rows[0][key] // count for key in ("tokens", "bytes_sent", "bytes_received")}
+            rows = [{**rows[0], **shared} for _ in range(count)]
+        simulated = sum(it.steps / it.speed for it in replicas)
+        waited = sum(it.waited for it in replicas)
+        return {
+            "peers": {f"replica-{index}": row for index, row in enumerate(rows)},
+            "swarm": {
+                "method": self.options.method.value,
+                "peers": len(rows),
+                **{key: last[key] for key in ("tokens", "val_loss_mean", "val_loss_worst", "val_loss_averaged_model")},
+                "spread": last["spread"],
+                "idle_share": waited / (waited + simulated),
+                "bytes_sent": last["bytes_sent"],
+                "wall_seconds": seconds,
+            },
+            "curves": sampler.rows,
+        }
+
+
+def _row(it: Replica, first_val_loss: float, val_loss: float) -> Row:
+    return {
+        "steps": it.state.inner.step,
+        "tokens": it.state.counters.tokens,
+        "first_train_loss": it.first_loss,
+        "last_train_loss": it.last_loss,
+        "first_val_loss": first_val_loss,
+        "val_loss": val_loss,
+        "rounds": {outcome.value: it.outcomes[outcome] for outcome in Outcome},
+        "idle_share": it.waited / (it.waited + it.steps / it.speed),
+        "partners": dict(sorted(it.partners.items())),
+        "bytes_sent": it.bytes_sent,
+        "bytes_received": it.bytes_received,
+    }
+
+
+def _line(at: float, row: Row) -> str:
+    return (
+        f"step {at:.0f}: {row['tokens']:,} tokens, validation loss {row['val_loss_mean']:.4f} "
+        f"(worst {row['val_loss_worst']:.4f}, averaged model {row['val_loss_averaged_model']:.4f}), "
+        f"spread {row['spread']:.2g}"
+    )
+
+
+def save(summary: dict[str, Any], folder: Path, title: str) -> list[Path]:
+    """Write the three files, with those of an earlier run moved aside; returns their paths."""
+    require_folder(folder)
+    set_aside(folder, FILES)
+    files = [folder / name for name in FILES]
+    curves = summary.pop("curves")
+    for path, value in zip(files, (summary, curves), strict=False):
+        path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    draw(curves, files[2], title)
+    return files

@@ -1,0 +1,184 @@
+"""The swap of two replicas in one process, through their codecs and guards: at once, or beside their inner steps."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import torch
+import xxhash
+from torch import Tensor
+
+from peer.commands.simulate.replica import Replica
+from peer.config.schema import CodecName
+from peer.exchange.average import Verdict, merge
+from peer.exchange.codec import Codec, prepare, size
+from peer.exchange.guard import Trial, judge
+from peer.exchange.pair.flight import rolling_parts
+from peer.outer.noloco import NoLoCo
+from peer.rounds.contribution import Contribution
+from peer.rounds.types import Outcome
+from peer.rounds.vectors import parts
+
+MERGED = Verdict(Outcome.MERGED)
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """For both of the two. ``means``: flat fp32, to be used when both verdicts are merged; ``sent``: bytes each."""
+
+    means: tuple[Tensor, Tensor]
+    verdicts: tuple[Verdict, Verdict]
+    sent: int
+
+
+def swap(one: Replica, two: Replica) -> Swapped:
+    """Both contributions cross, and each replica judges the other's."""
+    own, other = one.pair_contribution(), two.pair_contribution()
+    for replica, contribution in ((one, own), (two, other)):
+        prepare(replica.codec, contribution)
+    introduce(one.codec, two.codec)
+    sent = sum(size(one.codec.sends, stop - start) for start, stop in parts(own.numel))
+    means = _received(one.codec, own, two.codec, other), _received(two.codec, other, one.codec, own)
+    verdicts = judge(own, means[0], one.guard, two.name), judge(other, means[1], two.guard, one.name)
+    merged = both_merged(verdicts)
+    for replica, contribution, mean in ((one, own, means[0]), (two, other, means[1])):
+        merge(contribution, mean)
+        replica.codec.settle(merged)
+    return Swapped(means, verdicts, sent)
+
+
+def both_merged(verdicts: tuple[Verdict, Verdict]) -> bool:
+    """A side merges when its own verdict and its partner's say so."""
+    return all(verdict.outcome is Outcome.MERGED for verdict in verdicts)
+
+
+def introduce(one: Codec, two: Codec) -> None:
+    """What the headers of a swap tell."""
+    expect = one.expects, two.expects
+    one.meet(expect[1])
+    two.meet(expect[0])
+
+
+def _received(codec: Codec, own: Contribution, sender: Codec, theirs: Contribution) -> Tensor:
+    """What the sender's contribution is at the receiver ``codec``, whose own is ``own``."""
+    out = torch.empty(own.numel)
+    for start, stop in parts(own.numel):
+        mine, part = torch.empty(stop - start), torch.empty(stop - start)
+        own.read(start, mine)
+        theirs.read(start, part)
+        codec.decode(sender.sends, start, bytearray(sender.encode(start, part)), mine, out[start:stop])
+    return out
+
+
+@dataclass
+class _Side:
+    """One replica's half of an overlapped swap."""
+
+    replica: Replica
+    trial: Trial
+    learns: bool  # the codec wants to know what was trained
+    verdict: Verdict = MERGED
+    digest: bytes = b""  # of the first part that came
+    held: list[tuple[int, Tensor]] = field(default_factory=list)  # corrections that are not to be used yet
+
+    def open(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """The outer step of a part, alone; its contribution, and what was trained of it."""
+        outer, own, change = self.replica.state.outer, torch.empty(stop - start), torch.empty(stop - start)
+        assert isinstance(outer, NoLoCo)
+        outer.open(start, own, change)
+        if self.learns:
+            self.replica.codec.learn(start, change)
+        return own, change
+
+    def take(self, start: int, own: Tensor, change: Tensor, sender: CodecName, data: bytes) -> Tensor:
+        """The correction that the partner's part makes, once it was judged."""
+        theirs = torch.empty_like(own)
+        self.replica.codec.decode(sender, start, bytearray(data), own, theirs)
+        self.replica.bytes_received += len(data)
+        self.digest = self.digest or xxhash.xxh3_128_digest(data)
+        self.trial.add(own, change, theirs)
+        objection = self.trial.objection(self.digest)
+        if objection is not None:
+            self.replica.guard.learn(self.trial)
+            self.verdict = Verdict(Outcome.POISONED, detail=objection[1], reason=objection[0])
+        return theirs.sub_(own).mul_(0.5)
+
+    def amend(self, start: int, correction: Tensor) -> None:
+        outer = self.replica.state.outer
+        assert isinstance(outer, NoLoCo)
+        self.held.append((start, correction))
+        if self.trial.usable:
+            for place, held in self.held:
+                outer.amend(place, held)
+            self.held.clear()
+
+
+@dataclass(eq=False)
+class Rolling:
+    """An overlapped swap: a group of parts is opened between two inner steps, and amended one step later.
+
+    Whichever replica's thread comes first makes the ``steps`` inner steps of both; the other finds them made.
+    """
+
+    one: Replica
+    two: Replica
+    steps: int  # inner steps that the transfer takes
+    verdicts: tuple[Verdict, Verdict] = (MERGED, MERGED)
+    _done: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self) -> None:
+        with self._lock:
+            if not self._done:
+                self._roll()
+            self._done = True
+
+    def _roll(self) -> None:
+        numel = self.one.state.outer.slow.numel
+        sides = [
+            _Side(me, me.guard.trial(other.name, numel), me.codec.begin())
+            for me, other in ((self.one, self.two), (self.two, self.one))
+        ]
+        introduce(self.one.codec, self.two.codec)
+        pair = (self.one, self.two)
+        # at the end of a run phases are shorter than the swap: nothing is trained meanwhile, as in the peer
+        beside = self.steps if min(replica.target - replica.state.inner.step for replica in pair) > self.steps else 0
+        borders, groups = rolling_parts(numel), max(1, beside)
+        late: list[tuple[int, list[Tensor]]] = []
+        for group in range(groups):
+            _amend(sides, late)
+            late = [(start, _swap_part(sides, start, stop)) for start, stop in borders[group::groups]]
+            if beside:
+                for replica in pair:
+                    replica.train(1)
+        _amend(sides, late)
+        self._end(sides)
+
+    def _end(self, sides: list[_Side]) -> None:
+        if all(side.verdict is MERGED for side in sides):
+            for side in sides:
+                side.verdict = side.trial.verdict(side.digest)
+        self.verdicts = sides[0].verdict, sides[1].verdict
+        for side in sides:
+            side.replica.codec.settle(both_merged(self.verdicts))
+
+
+def _swap_part(sides: list[_Side], start: int, stop: int) -> list[Tensor]:
+    """The corrections for both; none from the part on that one of them refuses."""
+    opened = [side.open(start, stop) for side in sides]
+    if any(side.verdict is not MERGED for side in sides):
+        return []
+    codecs = [side.replica.codec for side in sides]
+    names = [codec.sends for codec in codecs]
+    data = [codec.encode(start, own) for codec, (own, _) in zip(codecs, opened, strict=True)]
+    for side, sent in zip(sides, data, strict=True):
+        side.replica.bytes_sent += len(sent)
+    corrections = [sides[me].take(start, *opened[me], names[1 - me], data[1 - me]) for me in (0, 1)]
+    return corrections if all(side.verdict is MERGED for side in sides) else []
+
+
+def _amend(sides: list[_Side], late: list[tuple[int, list[Tensor]]]) -> None:
+    for start, corrections in late:
+        for side, correction in zip(sides, corrections, strict=bool(corrections)):
+            side.amend(start, correction)

@@ -1,0 +1,193 @@
+"""The simulated swarm: replicas train, reach their boundaries in the order of the simulated clock, meet and average.
+
+Only one replica's activations and gradients exist for each worker thread; what is kept a replica is θ, φ, δ and
+AdamW's two moments. All chance comes from the run's seed, and no result depends on which thread was faster.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from peer.commands.simulate.averaging import average
+from peer.commands.simulate.meetings import SAME_TIME, Arrivals, choose_pairs
+from peer.commands.simulate.options import Method, Options
+from peer.commands.simulate.replica import Replica
+from peer.commands.simulate.swap import Rolling, both_merged, swap
+from peer.config.schema import Config
+from peer.exchange.average import Verdict
+from peer.rounds.backoff import SULK, Grudges
+from peer.rounds.types import Grouping, Outcome
+
+Sample = Callable[[float], None]
+
+
+class World:
+    """Runs ``replicas`` to their last step; ``sample(time)`` is called at time 0, now and then, and at the end."""
+
+    def __init__(self, config: Config, options: Options, replicas: Sequence[Replica], sample: Sample) -> None:
+        self._config, self._options, self._replicas, self._sample = config, options, replicas, sample
+        self._arrivals = Arrivals()
+        self._chance = random.Random(config.run.seed)
+        self._training: dict[Replica, Future[None]] = {}
+        self._flying: dict[Replica, Rolling] = {}  # overlapped swaps that are not counted yet
+        self._time = 0.0
+        self._grudges = {replica: Grudges(lambda: self._time) for replica in replicas}
+        self._group: list[tuple[Replica, float]] = []  # who waits for everyone, since when
+
+    def run(self) -> None:
+        """Raises :class:`peer.errors.RunError` when a replica's loss is not finite."""
+        every = self._config.run.evaluation.every_rounds * self._config.run.inner_steps
+        sample_at = every
+        self._sample(0.0)
+        with ThreadPoolExecutor(self._options.workers) as self._pool:
+            self._go_on(self._replicas, 0.0)
+            while self._arrivals.due:
+                self._time, here = self._arrivals.next()
+                time = self._time
+                for replica in here:
+                    self._training.pop(replica).result()
+                    self._land(replica)
+                free = self._at_boundary(here, time)
+                if time >= sample_at - SAME_TIME:
+                    sample_at += every
+                    if any(not replica.done for replica in self._replicas):
+                        self._settle()
+                        self._sample(time)
+                self._go_on(free, time)
+            self._end(self._time)
+
+    def _go_on(self, replicas: Sequence[Replica], time: float) -> None:
+        for replica in replicas:
+            if not replica.done:
+                self._arrivals.due[replica] = time + replica.phase_time
+                replica.target = replica.state.inner.step + replica.phase_steps
+        for replica in replicas:
+            if not replica.done:
+                self._training[replica] = self._pool.submit(replica.inner_phase)
+
+    def _settle(self) -> None:
+        """A sample sees everybody at the end of an inner phase, at the latest the one that is being computed."""
+        for future in self._training.values():
+            future.result()
+
+    def _end(self, time: float) -> None:
+        for replica in self._replicas:
+            replica.finish()
+            self._land(replica)
+        self._sample(time)
+
+    # -- boundaries; each returns who goes on
+
+    def _at_boundary(self, here: Sequence[Replica], time: float) -> list[Replica]:
+        if self._options.method in (Method.DDP, Method.ONE_WORKER, Method.LOCAL):
+            return [member for replica in here for member in self._alone(replica, Outcome.ALONE)]
+        if self._replicas[0].state.outer.grouping is Grouping.PAIR:
+            return self._pairs(here, time)
+        return self._everyone(here, time)
+
+    def _alone(self, replica: Replica, outcome: Outcome) -> list[Replica]:
+        """The same formula with a group of one."""
+        replica.codec.settle(False)
+        if replica in self._arrivals.due:
+            self._arrivals.due.pop(replica)
+        replica.apply(average([replica])[0])
+        replica.cross_boundary(outcome)
+        return [replica]
+
+    def _pairs(self, here: Sequence[Replica], time: float) -> list[Replica]:
+        window = self._config.run.rendezvous.window
+        since = {replica: start for replica, (_, start) in self._arrivals.waiting.items()}
+        free: list[Replica] = []
+        for first, second in choose_pairs(self._arrivals, here, time, window, self._chance, self._avoided):
+            first.waited += time - since.get(first, time)
+            if second is None:
+                free += self._alone(first, Outcome.ALONE)
+            elif self._chance.random() < self._options.drop:
+                free += self._alone(first, Outcome.TIMEOUT) + self._alone(second, Outcome.TIMEOUT)
+            else:
+                self._swap(first, second)
+                free += [first, second]
+        return free
+
+    def _avoided(self, one: Replica, two: Replica) -> bool:
+        return self._grudges[one].avoided(two.name) or self._grudges[two].avoided(one.name)
+
+    def _swap(self, one: Replica, two: Replica) -> None:
+        if self._config.run.exchange.overlap:
+            one.rolling = two.rolling = self._flying[one] = self._flying[two] = Rolling(
+                one, two, self._options.swap_steps
+            )
+        else:
+            swapped = swap(one, two)
+            merged = both_merged(swapped.verdicts)
+            for replica, mean in zip((one, two), swapped.means, strict=True):
+                replica.apply(mean if merged else average([replica])[0], self._options.delay)
+                replica.bytes_sent += swapped.sent
+                replica.bytes_received += swapped.sent
+            self._count(one, two, swapped.verdicts)
+            self._count(two, one, swapped.verdicts[::-1])
+        for replica, other in ((one, two), (two, one)):
+            replica.met[other.name] = replica.state.counters.round
+            replica.state.cross_boundary()
+
+    def _land(self, replica: Replica) -> None:
+        """Its overlapped swap has ended beside the last inner phase."""
+        rolling = self._flying.pop(replica, None)
+        if rolling is not None and rolling.one is replica:
+            self._count(replica, rolling.two, rolling.verdicts)
+        elif rolling is not None:
+            self._count(replica, rolling.one, rolling.verdicts[::-1])
+
+    def _count(self, replica: Replica, other: Replica, verdicts: tuple[Verdict, Verdict]) -> None:
+        """A swap has ended for ``replica``; its own verdict and the other's."""
+        own, theirs = verdicts
+        if both_merged(verdicts):
+            replica.partners[other.name] += 1
+        elif own.outcome is not Outcome.MERGED:
+            self._grudges[replica].note(other.name, SULK * replica.usual_time, offence=True)
+        refused = own.outcome is Outcome.MERGED and theirs.outcome is not Outcome.MERGED
+        replica.outcomes[Outcome.REFUSED if refused else own.outcome] += 1
+
+    def _everyone(self, here: Sequence[Replica], time: float) -> list[Replica]:
+        for replica in here:
+            self._arrivals.due.pop(replica)
+            self._group.append((replica, time))
+        if self._arrivals.due:
+            return []
+        came: list[Replica] = []
+        missed: list[Replica] = []
+        for replica, since in sorted(self._group, key=lambda entry: self._replicas.index(entry[0])):
+            replica.waited += time - since
+            (missed if self._chance.random() < self._options.drop else came).append(replica)
+        self._group.clear()
+        return self._average(came) + [member for replica in missed for member in self._miss(replica)]
+
+    def _miss(self, replica: Replica) -> list[Replica]:
+        """Left out of a group's round: equals go on training and catch up at their next round."""
+        if not replica.state.outer.equal_replicas:
+            return self._alone(replica, Outcome.TIMEOUT)
+        replica.cross_boundary(Outcome.TIMEOUT)
+        return [replica]
+
+    def _average(self, group: list[Replica]) -> list[Replica]:
+        if not group:
+            return []
+        if group[0].state.outer.equal_replicas:
+            newest = max(self._replicas, key=lambda replica: replica.merged)
+            for replica in group:
+                if replica.merged < newest.merged:
+                    replica.state.catch_up(newest.state.snapshot())
+                replica.merged = newest.merged
+            for replica in group:
+                replica.merged += 1
+        mean, size = average(group)
+        for replica in group:
+            replica.apply(mean, self._options.delay)
+            replica.bytes_sent += size
+            replica.bytes_received += size
+            others = [other.name for other in group if other is not replica]
+            replica.partners.update(others)
+            replica.cross_boundary(Outcome.MERGED if len(group) > 1 else Outcome.ALONE)
+        return group
