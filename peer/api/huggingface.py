@@ -1,6 +1,6 @@
 """A Hugging Face ``Trainer`` as a member of a swarm.
 
-    from peer.huggingface import OuterLoopCallback
+    from peer.api.huggingface import OuterLoopCallback
     member = OuterLoopCallback(run="my-run", initial_peers=[ADDRESS])
     Trainer(model, args, train_dataset=..., callbacks=[member]).train()
 

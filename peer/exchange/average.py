@@ -1,7 +1,7 @@
 """The interface of every exchange, and means part by part.
 
 Implementations: pair.py (one partner over a verified stream), group.py (everyone), loopback.py (in one process).
-tests/unit/test_exchange_conformance.py runs the same suite on all of them.
+tests/unit/exchange/test_conformance.py runs the same suite on all of them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.churn [--quick] [--json FILE]
 
-Each is a host of its own in the network laboratory. A shadow (tests/swarm/shadow.py) computes every merge again.
+Each is a host of its own in the network laboratory. A shadow (swarm/support/shadow.py) computes every merge again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from tests.benchmarks.common import finish, options
-from tests.swarm.soak import soak
+from tests.swarm.support.soak import soak
 
 
 def main() -> None:

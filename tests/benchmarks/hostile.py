@@ -3,8 +3,8 @@
 python -m tests.benchmarks.hostile [--quick] [--json FILE]
 
 Every run is a simulation with the peer's own inner loop, outer step, codec, guard and grudges; what is false are the
-bytes that replica 0 sends (tests/swarm/attacks.py). Figures are of the validation loss of replicas 1 to 7. The same by
-real peers is hostile_real.py. Runs that FILE's .runs.json has already are not made again.
+bytes that replica 0 sends (tests/swarm/support/attacks.py). Figures are of the validation loss of replicas 1 to 7. The
+same by real peers is hostile_real.py. Runs that FILE's .runs.json has already are not made again.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from peer.commands.simulate.simulation import Simulation
 from peer.errors import RunError
 from peer.rounds.types import Outcome
 from tests.benchmarks.common import finish, options
-from tests.benchmarks.convergence_cases import NOLOCO, SWEEP_STEPS, Case
-from tests.swarm.attacks import Attack, Hostile, Unguarded
+from tests.benchmarks.convergence.cases import NOLOCO, SWEEP_STEPS, Case
+from tests.swarm.support.attacks import Attack, Hostile, Unguarded
 
 SHOWN = (Attack.SIGN, Attack.SCALE, Attack.RANDOM, Attack.STALE)
 SEEDS = (0, 1)

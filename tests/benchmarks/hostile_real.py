@@ -2,8 +2,8 @@
 
 python -m tests.benchmarks.hostile_real [--quick] [--json FILE]
 
-A tiny model (6,720 parameters), H 50; the attacks are those of tests/swarm/attacks.py. The loss at length and with
-several seeds is the business of hostile.py, a simulation. Runs that FILE has already are not made again.
+A tiny model (6,720 parameters), H 50; the attacks are those of tests/swarm/support/attacks.py. The loss at length and
+with several seeds is the business of hostile.py, a simulation. Runs that FILE has already are not made again.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from tests.benchmarks.common import finish, options
 from tests.benchmarks.hostile import SHOWN
-from tests.swarm.attacks import Attack
-from tests.swarm.harness import Swarm
+from tests.swarm.support.attacks import Attack
+from tests.swarm.support.harness import Swarm
 
 PROGRAM = "tests.swarm.programs.hostile_peer"
 PEERS = 8

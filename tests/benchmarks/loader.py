@@ -36,7 +36,7 @@ from peer.replica import model
 from peer.replica.inner_loop import InnerLoop
 from peer.rounds.progress import Progress
 from tests.benchmarks.common import finish, options
-from tests.unit.data_harness import bpe
+from tests.unit.data.harness import bpe
 
 CONFIG = Config()
 LENGTH, BATCH, SHUFFLE, VOCABULARY = 128, 8, 1024, 4096

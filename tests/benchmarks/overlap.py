@@ -14,8 +14,8 @@ from statistics import mean
 from typing import Any
 
 from tests.benchmarks.common import finish, options
-from tests.benchmarks.convergence import run_all
-from tests.benchmarks.convergence_cases import NOLOCO, SWEEP_STEPS, Case
+from tests.benchmarks.convergence.cases import NOLOCO, SWEEP_STEPS, Case
+from tests.benchmarks.convergence.comparison import run_all
 
 BASE = Case("waited for", "noloco", outer=NOLOCO, steps=SWEEP_STEPS)
 CASES = [

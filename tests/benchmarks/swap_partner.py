@@ -24,7 +24,7 @@ from peer.p2p.node import Node, NodeSettings
 from peer.p2p.stream import Stream
 from peer.rounds.types import Group, Link, Outcome
 from peer.rounds.vectors import Vector
-from tests.swarm.attacks import Unguarded
+from tests.swarm.support.attacks import Unguarded
 
 PROTOCOL = "noloco/benchmark/1"
 WAIT = 60.0

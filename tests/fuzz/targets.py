@@ -1,7 +1,7 @@
 """What reads bytes of strangers, as functions that end with nothing, or raise: then there is a defect.
 
 ``examples`` are right inputs to begin with. Each input may take ``SECONDS`` and allocate ``BYTES``; both are held by
-who calls (tests/fuzz/__main__.py, tests/unit/test_fuzz.py).
+who calls (tests/fuzz/__main__.py, tests/unit/project/test_fuzz.py).
 """
 
 from __future__ import annotations

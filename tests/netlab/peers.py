@@ -15,7 +15,7 @@ from types import TracebackType
 from peer.commands.local_swarm.tail import Tail
 from tests.netlab.lab import ROOT, Lab
 from tests.netlab.plan import Plan
-from tests.swarm.warm import Forked, warm
+from tests.swarm.support.warm import Forked, warm
 
 Child = subprocess.Popen[bytes] | Forked
 START = 120.0  # seconds to be ready on a loaded machine
@@ -23,7 +23,7 @@ PORT = 31337
 
 
 class LabSwarm:
-    """The bootstrap node is on host 0. Ends all that it has started. ``warm``: by tests/swarm/warm.py."""
+    """The bootstrap node is on host 0. Ends all that it has started. ``warm``: by tests/swarm/support/warm.py."""
 
     def __init__(self, plan: Plan, peers: int, folder: Path, *, warm: bool = False) -> None:
         self._plan, self._peers, self.folder, self._warm = plan, peers, folder, warm

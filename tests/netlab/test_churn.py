@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.netlab.tun import possible
-from tests.swarm.soak import GROWTH, soak
+from tests.swarm.support.soak import GROWTH, soak
 
 pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
 

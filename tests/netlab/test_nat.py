@@ -19,7 +19,7 @@ from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import Path_, Plan
 from tests.netlab.test_netlab import measure, serving
 from tests.netlab.tun import possible
-from tests.swarm.harness import TINY
+from tests.swarm.support.harness import TINY
 
 pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
 NETWORK = "131.77"  # libp2p has rules of its own for private and reserved ones; nothing leaves the laboratory

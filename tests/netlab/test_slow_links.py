@@ -14,7 +14,7 @@ from peer.exchange.pair.deadline import FACTOR, FLOOR
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import Access, Path_, Plan
 from tests.netlab.tun import possible
-from tests.swarm.harness import TINY
+from tests.swarm.support.harness import TINY
 
 pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
 SLOW = Plan(access=Access(up_mbit=1.0, down_mbit=1.0), path=Path_(rtt_ms=40))

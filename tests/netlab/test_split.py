@@ -10,7 +10,7 @@ import pytest
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import load
 from tests.netlab.tun import possible
-from tests.swarm.harness import TINY
+from tests.swarm.support.harness import TINY
 
 pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
 NAMES = ("a", "b", "c", "d")

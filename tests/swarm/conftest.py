@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.swarm.harness import Swarm
+from tests.swarm.support.harness import Swarm
 
 
 @pytest.fixture

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from peer.commands.check.finding import Finding, ok, warn
 from peer.config.schema import Config
-from peer.replica.device import pick_device, wants_bf16
 
 
 def device(config: Config, ranks: int = 1) -> Iterator[Finding]:
     """Raises :class:`peer.errors.UserError` when a device is wanted that is not there."""
     import torch
+
+    from peer.replica.device import pick_device, wants_bf16
 
     own = config.peer
     found = pick_device(own.device)

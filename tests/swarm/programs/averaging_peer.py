@@ -29,7 +29,7 @@ from peer.p2p.node import Node, NodeSettings
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Contribution
 from peer.rounds.types import Group, Link
-from tests.swarm.attacks import Unguarded
+from tests.swarm.support.attacks import Unguarded
 
 PROTOCOL = "noloco/averaging-test/1"
 SETTINGS = Exchange(stall=3.0, timeout=20.0)

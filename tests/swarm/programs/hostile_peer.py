@@ -1,7 +1,7 @@
 """A member of the run that sends something else than its own contribution, gives newcomers something else than its own
 weights, or looks at nothing it is sent.
 
-python -m tests.swarm.programs.hostile_peer train ...        in the environment HOSTILE=<one of tests/swarm/attacks.py>,
+python -m tests.swarm.programs.hostile_peer train ...        in the environment HOSTILE=<one of support/attacks.py>,
                                                              FALSE_DONOR=yes or UNGUARDED=yes
 The rest of it is honest, so it is met like everybody else.
 """
@@ -19,7 +19,7 @@ from peer.config.schema import Exchange
 from peer.rounds.state import State
 from peer.training import member
 from peer.training.outer_state import OuterState
-from tests.swarm.attacks import Attack, Hostile, Unguarded
+from tests.swarm.support.attacks import Attack, Hostile, Unguarded
 
 honest = OuterState.snapshot
 

@@ -2,7 +2,7 @@
 
 python -m tests.swarm.programs.shadowed_peer train ...        SHADOW=<folder> in the environment
 
-Nothing is changed: before a swap the contribution is saved, after a merge the mean. See tests/swarm/shadow.py.
+Nothing is changed: before a swap the contribution is saved, after a merge the mean. See tests/swarm/support/shadow.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,132 @@
+"""One member of the all-reduce benchmark; started by it.
+
+python -m tests.benchmarks.all_reduce.member KIND ADDRESS PLACE MEMBERS NUMEL ROUNDS
+
+KIND: ours or hivemind. ADDRESS: of the first member, or ``-`` for that one itself. Its vector is PLACE + 1 everywhere,
+so the right mean is known. Prints ``address``, then after each round the seconds from the boundary to the result, what
+the library said, and the share of elements that are wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from peer import logs
+
+STALL = 5.0  # seconds without a byte
+MATCHMAKING = 1.0  # seconds; hivemind's default is 5
+KILLED = 2  # place of the member that is killed
+
+
+def ours(address: str, place: int, members: int, numel: int, rounds: int) -> None:
+    """The peer's own gathering and group exchange."""
+    from peer.config.schema import Exchange, Rendezvous
+    from peer.exchange.group.all_reduce import GroupExchange
+    from peer.exchange.group.mesh import PROTOCOL, Lobby
+    from peer.exchange.pair.wire import Identity
+    from peer.process import Stop
+    from peer.rounds.lineage import Lineage
+    from peer.rounds.progress import Progress
+    from peer.rounds.state import State
+    from peer.rounds.types import Grouping
+    from peer.rounds.vectors import Vector
+    from peer.swarm.party import Party
+    from peer.swarm.presence import Presence, Vitals
+    from tests.benchmarks.swap_partner import peer_node
+
+    vector = torch.full((numel,), place + 1.0)
+    progress = Progress()
+    initial = () if address == "-" else (address,)
+    with tempfile.TemporaryDirectory() as folder, peer_node(Path(folder) / "key", initial) as node:
+        lobby = Lobby()
+        node.call(node.serve(PROTOCOL, lobby.enter), 10)
+        presence = Presence(
+            node,
+            Party(f"m{place}", "bench", "c", "{}"),
+            "layout",
+            grouping=Grouping.EVERYONE,
+            equal_replicas=False,
+            settings=Rendezvous(),
+            progress=progress,
+            stop=Stop(),
+            vitals=lambda: Vitals(0, 0, 0.0),
+            lineage=Lineage,
+            metrics_address=None,
+        )
+        presence.enter(lambda: State(0, 0, [vector]), 0)
+        print(f"address {node.addresses[0]}", flush=True)
+        settings = Exchange(stall=STALL, max_norm_ratio=1e9)
+        exchange = GroupExchange(node, lobby, Identity("bench", "c", "l", numel), numel, settings)
+        progress.begin(1, 1)
+        progress.tick()
+        while presence.size < members:
+            presence._members.refresh_all()
+            time.sleep(0.1)
+        for number in range(rounds):
+            progress.begin(1, 1)
+            time.sleep(0.5)  # the inner steps, in which a group comes together
+            progress.tick()
+            began = time.monotonic()
+            print("begin", flush=True)
+            group = presence.group_for(number)
+            averaged = exchange.average(Vector(vector), group)
+            tell(began, averaged.outcome.value, averaged.mean, members)
+        time.sleep(2)
+
+
+def hivemind(address: str, place: int, members: int, numel: int, rounds: int) -> None:
+    """hivemind's DecentralizedAverager, as its own optimizer uses it."""
+    from hivemind.averaging import DecentralizedAverager
+    from hivemind.dht import DHT
+
+    initial = [] if address == "-" else [address]
+    dht = DHT(initial_peers=initial, host_maddrs=["/ip4/127.0.0.1/tcp/0"], start=True)
+    print(f"address {dht.get_visible_maddrs()[0]}", flush=True)
+    tensors = [torch.full((numel // 64,), place + 1.0) for _ in range(64)]
+    averager = DecentralizedAverager(
+        tensors,
+        dht,
+        start=True,
+        prefix="bench",
+        target_group_size=members,
+        min_matchmaking_time=MATCHMAKING,
+        request_timeout=MATCHMAKING / 2,
+        next_chunk_timeout=STALL,
+        sender_timeout=STALL,
+        reducer_timeout=2 * STALL,
+        allreduce_timeout=60,
+    )
+    time.sleep(2)
+    for _ in range(rounds):
+        with averager.get_tensors() as now:
+            for tensor in now:
+                tensor.fill_(place + 1.0)
+        began = time.monotonic()
+        print("begin", flush=True)
+        found = averager.step(timeout=60)
+        with averager.get_tensors() as now:
+            mean = torch.cat([tensor.flatten() for tensor in now])
+        tell(began, "merged" if found else "failed", mean, members)
+    time.sleep(2)
+    averager.shutdown()
+    dht.shutdown()
+
+
+def tell(began: float, said: str, mean: torch.Tensor, members: int) -> None:
+    """One line about a round. Right is the mean of all, or of all but the one that is killed, in every element."""
+    seconds, total = time.monotonic() - began, members * (members + 1) / 2
+    right = (total / members, (total - KILLED - 1) / (members - 1))
+    wrong = min(float((mean - value).abs().gt(1e-3).float().mean()) for value in right)
+    print(f"round seconds={seconds:.4f} said={said} wrong={wrong:.6f}", flush=True)
+
+
+if __name__ == "__main__":
+    logs.quiet_libraries()
+    torch.set_num_threads(1)
+    kind, where, *numbers = sys.argv[1:]
+    {"ours": ours, "hivemind": hivemind}[kind](where, *map(int, numbers))

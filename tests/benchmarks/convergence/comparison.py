@@ -1,0 +1,130 @@
+"""The methods compared at equal tokens and equal bytes, on stdlib text, each with settings that a sweep has chosen.
+
+python -m tests.benchmarks.convergence [--quick] [--json FILE]      the comparison
+python -m tests.benchmarks.convergence --sweep STAGE --json FILE    one stage of the sweep, see convergence_cases.py
+
+Every run is a simulation with the peer's own inner loop and outer methods (``noloco-peer simulate``), one process a
+core. Runs that FILE has already are not made again, so what was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from tests.benchmarks.common import finish
+from tests.benchmarks.convergence.cases import STAGES, Case, comparison, quick_comparison
+from tests.benchmarks.convergence.plot import plot
+
+Row = dict[str, Any]
+
+
+def run_one(case: Case) -> Row:
+    """One simulation, in a process of its own."""
+    from peer.commands.simulate.options import Method, Options
+    from peer.commands.simulate.simulation import Simulation
+
+    options = Options(
+        replicas=case.replicas,
+        method=Method(case.method),
+        drop=case.drop,
+        delay=case.delay,
+        swap_steps=case.overlap or 1,
+    )
+    summary = Simulation(case.config(), options).run(lambda line: None)
+    swarm, curves = summary["swarm"], summary["curves"]
+    kept = ("tokens", "val_loss_mean", "val_loss_worst", "val_loss_averaged_model", "spread", "wall_seconds")
+    return {
+        "key": case.key,
+        "label": case.label,
+        "replicas": case.replicas,
+        "seed": case.seed,
+        **{key: swarm[key] for key in kept},
+        "bytes_per_peer": swarm["bytes_sent"] // case.replicas,
+        "curve": [[row["tokens"], round(row["val_loss_mean"], 5), row["spread"]] for row in curves],
+    }
+
+
+def run_all(cases: Sequence[Case], known: Sequence[Row], file: Path | None) -> list[Row]:
+    """Rows of ``cases`` in their order; what ``known`` has is taken from there. Written to ``file`` as they come."""
+    rows = {row["key"]: row for row in known}
+    todo = [case for case in cases if case.key not in rows]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, max_tasks_per_child=1) as pool:
+        for future in as_completed([pool.submit(run_one, case) for case in todo]):
+            row = future.result()
+            rows[row["key"]] = row
+            print(f"{row['key']}: {row['val_loss_mean']:.4f} in {row['wall_seconds']:.0f} s", flush=True)
+            if file is not None:
+                file.write_text(json.dumps({"runs": list(rows.values())}, indent=1) + "\n", encoding="utf-8")
+    return [rows[case.key] for case in cases]
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Any]:
+    """Means over the seeds, by label; the keys that goals are checked against are those of 8 replicas."""
+    table: dict[str, Row] = {}
+    for name in dict.fromkeys(name_of(row) for row in rows):
+        same = [row for row in rows if name_of(row) == name]
+        keys = ("val_loss_mean", "val_loss_worst", "val_loss_averaged_model", "spread", "bytes_per_peer", "tokens")
+        table[name] = {key: mean(row[key] for row in same) for key in keys}
+        table[name] |= {"seeds": len(same), "replicas": same[0]["replicas"], "label": same[0]["label"]}
+    eight = {row["label"]: row for row in table.values() if row["replicas"] == 8}
+    eight.pop("noloco_h50_drop30")
+    return {
+        "val_loss": {label: row["val_loss_mean"] for label, row in eight.items()},
+        "bytes_per_peer": {label: row["bytes_per_peer"] for label, row in eight.items()},
+        "drop30_ratio": drop_ratio([row for row in rows if row["replicas"] == 8]),
+        "table": table,
+    }
+
+
+def drop_ratio(rows: Sequence[Row]) -> float:
+    """Loss with dropped swaps to loss without, of the same seeds."""
+    loss = {(row["label"], row["seed"]): row["val_loss_mean"] for row in rows}
+    seeds = [seed for label, seed in loss if label == "noloco_h50_drop30"]
+    return mean(loss["noloco_h50_drop30", seed] / loss["noloco_h50", seed] for seed in seeds)
+
+
+def name_of(row: Row) -> str:
+    return f"{row['label']} N={row['replicas']}"
+
+
+def in_words(result: Row) -> str:
+    loss = result["val_loss"]
+    return (
+        f"validation loss at equal tokens, 8 replicas: NoLoCo H 50 {loss['noloco_h50']:.3f}, H 25 "
+        f"{loss['noloco_h25']:.3f}; DiLoCo H 50 {loss['diloco_h50']:.3f}, H 100 {loss['diloco_h100']:.3f}; decoupled "
+        f"{loss['decoupled']:.3f}; no exchange {loss['local']:.3f}; data parallel {loss['ddp']:.3f}; "
+        f"30% of the swaps dropped: {result['drop30_ratio'] - 1:+.2%}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="the methods compared at equal tokens and equal bytes")
+    parser.add_argument("--quick", action="store_true", help="less work, the same code")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    parser.add_argument("--sweep", choices=list(STAGES), help="run a stage of the sweep instead")
+    args = parser.parse_args()
+    runs_file = args.json.with_suffix(".runs.json") if args.json else None
+    known = json.loads(runs_file.read_text())["runs"] if runs_file and runs_file.exists() else []
+    if args.sweep:
+        for row in sorted(run_all(STAGES[args.sweep](), known, runs_file), key=lambda row: row["val_loss_mean"]):
+            print(f"{row['val_loss_mean']:.4f} (averaged {row['val_loss_averaged_model']:.4f})  {row['key']}")
+        return
+    cases = quick_comparison() if args.quick else comparison()
+    rows = run_all(cases, known, runs_file)
+    result = figures(rows)
+    if args.json:
+        plot(rows, args.json.with_suffix(".png"))
+    finish("convergence", result, in_words(result), args.json)
+
+
+if __name__ == "__main__":
+    main()

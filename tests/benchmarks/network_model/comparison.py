@@ -1,0 +1,183 @@
+"""``simulate --network`` against real peers in the network laboratory, and what the DHT costs a peer.
+
+python -m tests.benchmarks.network_model [--quick] [--json FILE]
+
+The peers' inner steps are sleeps (sleeping_peer.py), log-normal, every fourth peer at 0.6 of the speed, behind lines of
+10 Mbit/s up, 50 down and 60 ms. Model and measurement take the same number of rounds; how long these take, and the
+share of it that peers stand idle, must be within 15%. What FILE has in its ``.runs.json`` is not measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from peer.commands.simulate.network.conditions import Conditions, Figures
+from peer.commands.simulate.network.methods import groups, pairs
+from peer.config import load as settings
+from peer.exchange.codec import payload_bytes
+from peer.replica import model
+from peer.swarm.directory import buckets as directory
+from peer.swarm.directory import records
+from tests.benchmarks.common import Known, finish, options
+from tests.netlab.lab import Lab
+from tests.netlab.peers import LabSwarm
+from tests.netlab.plan import load
+
+SPEEDS = (1.0, 1.0, 1.0, 0.6)
+STEP, SIGMA, H = 0.3, 0.2, 25
+SEEDS = 20  # of the model
+METHODS = {"noloco": ("configs/demo.yaml", pairs), "diloco": ("configs/demo-diloco.yaml", groups)}
+TINY = ("run.model.hidden_size=8", "run.model.intermediate_size=8", "run.model.layers=1", "run.model.heads=1")
+WAIT = 120.0  # seconds on top of the model's time
+
+
+def overrides(rounds: int) -> tuple[str, ...]:
+    """One round more than is looked at: at the end of a run phases are shorter."""
+    steps = f"run.steps={(rounds + 1) * H}"
+    often = ("run.evaluation.every_rounds=1000", "run.evaluation.batches=1", "run.batch_size=1")
+    return (steps, f"run.inner_steps={H}", "run.exchange.timeout=120", *often)
+
+
+def conditions(peers: int, rounds: int) -> Conditions:
+    """What :func:`measured` sets up."""
+    run = settings.load(Path("configs/demo.yaml"), []).run
+    numel = model.parameters_of(run.model, sequence_length=run.data.sequence_length)
+    return Conditions(
+        peers=peers,
+        rounds=rounds,
+        inner_steps=H,
+        payload=payload_bytes("none", numel),
+        step_seconds=STEP,
+        step_sigma=SIGMA,
+        speeds=SPEEDS,
+        latency=0.03,
+        latency_sigma=0.0,
+    )
+
+
+def measured(name: str, it: Conditions, folder: Path) -> dict[str, float]:
+    """The same figures as the model's, of real peers."""
+    rows, _ = run(METHODS[name][0], overrides(it.rounds), it, folder)
+    peers = [[row for row in peer if row["step"] <= it.rounds * H] for peer in rows]
+    seconds = [sum(sum(row["seconds"].values()) for row in peer) for peer in peers]
+    idle = sum(row["seconds"]["match"] + row["seconds"]["exchange"] for peer in peers for row in peer)
+    every = [row for peer in peers for row in peer]
+    return {
+        "seconds": max(seconds),
+        "idle_share": idle / sum(seconds),
+        "merged_share": mean(row["outcome"] == "merged" for row in every),
+        "match_seconds": mean(row["seconds"]["match"] for row in every),
+        "swap_seconds": median(row["seconds"]["exchange"] for row in every if row["outcome"] == "merged"),
+    }
+
+
+def run(config: str, sets: tuple[str, ...], it: Conditions, folder: Path) -> tuple[list[Any], dict[str, float]]:
+    """Each peer's rounds, and its DHT's calls and bytes a minute."""
+    names = [f"peer-{index}" for index in range(it.peers)]
+    with LabSwarm(load("home"), it.peers, folder) as swarm:
+        processes = []
+        for index, name in enumerate(names):
+            speed = it.speeds[index % len(it.speeds)]
+            own = {"STEP_SECONDS": str(it.step_seconds / speed), "STEP_SIGMA": str(it.step_sigma)}
+            own["DHT_CALLS"] = str(folder / f"{name}.dht")
+            module = "tests.benchmarks.network_model.sleeping_peer"
+            processes.append(swarm.peer(index + 1, name, config, sets, module=module, environment=own))
+        swarm.wait_for(lambda: all((folder / name / "rounds.jsonl").exists() for name in names), 240)
+        began, before = time.monotonic(), _traffic(swarm.lab, folder, names)
+        slowest = (it.rounds + 2) * (H * STEP / min(it.speeds) + 10)
+        while any(process.poll() is None for process in processes):
+            if time.monotonic() - began > slowest + WAIT:
+                raise RuntimeError(f"not done within {slowest + WAIT:.0f} s; see {folder}")
+            if all(process.poll() is None for process in processes):
+                ended, after = time.monotonic(), _traffic(swarm.lab, folder, names)
+            time.sleep(1)
+        tails = [swarm.tail(name) for name in names]
+    minutes = (ended - began) / 60 * it.peers
+    sent = sum(row["bytes_sent"] for tail in tails for row in tail.rounds[1:])
+    dht = {"calls": (after[0] - before[0]) / minutes, "bytes": (after[1] - before[1] - sent) / minutes}
+    return [tail.rounds for tail in tails], dht
+
+
+def _traffic(lab: Lab, folder: Path, names: list[str]) -> tuple[int, int]:
+    """DHT calls made, and bytes sent on all hosts but the bootstrap's, so far."""
+    calls = sum(sum(json.loads((folder / f"{name}.dht").read_text()).values()) for name in names)
+    return calls, lab.sent(*range(1, len(names) + 1))
+
+
+def directory_traffic(members: int) -> dict[str, float]:
+    """What a peer writes and reads in the directory in a minute, by the rules of swarm/directory.py."""
+    ids, periods = [str(index) for index in range(members)], 60 / records.ANNOUNCE_SECONDS
+    full = Counter(bucket for peer in ids for bucket in directory.writes(peer, members))
+    chance, sample = random.Random(0), ids[:: max(1, members // 100)]
+    buckets = []
+    for peer in sample:
+        size, own = directory.Size(members), directory.writes(peer, members)
+        for _ in range(directory.WIDE_LOOKS):
+            buckets.append(size.look(peer, directory.READS, chance))
+            size.learn({bucket: full[bucket] - (bucket in own) for bucket in buckets[-1]})
+    return {
+        "records_written": periods * mean(len(directory.writes(peer, members)) for peer in sample),
+        "buckets_read": periods * mean(len(it) for it in buckets),
+        "records_read": periods * mean(sum(full[bucket] for bucket in it) for it in buckets),
+    }
+
+
+def modelled(name: str, it: Conditions) -> dict[str, float]:
+    """Means over seeds."""
+    rows: list[Figures] = [METHODS[name][1](it, seed) for seed in range(SEEDS)]
+    return {key: mean(getattr(row, key) for row in rows) for key in ("seconds", "idle_share", "merged_share")}
+
+
+def compared(size: int, name: str, rounds: int) -> dict[str, Any]:
+    """Real peers beside the model."""
+    it = conditions(size, rounds)
+    with tempfile.TemporaryDirectory(prefix=f"model-{name}-") as folder:
+        real = measured(name, it, Path(folder))
+    guess = modelled(name, it)
+    return {
+        "measured": real,
+        "modelled": guess,
+        "off": {key: guess[key] / real[key] - 1 for key in ("seconds", "idle_share")},
+    }
+
+
+def dht_of(size: int, rounds: int) -> dict[str, float]:
+    """Calls and bytes of the DHT, a peer and minute."""
+    with tempfile.TemporaryDirectory(prefix="model-dht-") as folder:
+        it = conditions(size, rounds)
+        return run(METHODS["noloco"][0], (*overrides(it.rounds), *TINY), it, Path(folder))[1]
+
+
+def main() -> None:
+    args = options("the network model against the laboratory")
+    sizes, rounds = ((4,), 3) if args.quick else ((8, 16), 12)
+    known = Known(args.json)
+    table = {
+        name: known.get(name, partial(compared, size, method, rounds))
+        for size in sizes
+        for method in METHODS
+        for name in [f"{method} N={size}"]
+    }
+    small = ((3,), 2) if args.quick else ((4, 8, 16), 8)
+    dht = {str(size): known.get(f"dht N={size}", partial(dht_of, size, small[1])) for size in small[0]}
+    many = {str(size): directory_traffic(size) for size in (8, 16, 64, 256, 1024, 10_000)}
+    worst = max(abs(value) for row in table.values() for value in row["off"].values())
+    words = f"the model is within {worst:.0%} of what real peers did, in time and in idle share"
+    finish(
+        "network_model",
+        {"table": table, "worst": worst, "dht_a_minute": dht, "directory_a_minute": many},
+        words,
+        args.json,
+    )
+
+
+if __name__ == "__main__":
+    main()

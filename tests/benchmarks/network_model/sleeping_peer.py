@@ -1,0 +1,69 @@
+"""A peer as ``noloco-peer`` starts it, but its inner steps are sleeps: 16 of them do not share two cores.
+
+python -m tests.benchmarks.network_model.sleeping_peer train ...  environment: STEP_SECONDS, STEP_SIGMA (log-normal)
+
+Everything else is the real thing: node, rendezvous, swap, outer step. Counts the calls of its DHT into the file
+``$DHT_CALLS``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from hivemind.dht.protocol import DHTProtocol
+from torch import Tensor
+
+import peer.training.replica
+from peer.commands.cli import main
+from peer.replica.inner_loop import InnerLoop
+
+CALLS = ("call_ping", "call_store", "call_find")
+
+
+class Sleeping(InnerLoop):
+    """Weights stay as they are."""
+
+    def _train_step(self, batch: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+        sigma = float(os.environ["STEP_SIGMA"])
+        time.sleep(float(os.environ["STEP_SECONDS"]) * random.lognormvariate(0.0, sigma))
+        return torch.zeros(()), torch.zeros(())
+
+
+def count_calls(file: Path) -> None:
+    """Write now and then how many there were; the process may end in any way."""
+    calls: Counter[str] = Counter()
+
+    def counted(name: str) -> None:
+        original: Callable[..., Awaitable[Any]] = getattr(DHTProtocol, name)
+
+        async def call(self: DHTProtocol, *arguments: Any, **more: Any) -> Any:
+            calls[name] += 1
+            return await original(self, *arguments, **more)
+
+        setattr(DHTProtocol, name, call)
+
+    def write() -> None:
+        while True:
+            temporary = file.with_suffix(".new")
+            temporary.write_text(json.dumps(calls), encoding="utf-8")
+            temporary.replace(file)
+            time.sleep(0.5)
+
+    for name in CALLS:
+        counted(name)
+    threading.Thread(target=write, daemon=True).start()
+
+
+if __name__ == "__main__":
+    count_calls(Path(os.environ["DHT_CALLS"]))
+    peer.training.replica.InnerLoop = Sleeping  # type: ignore[misc]
+    main()

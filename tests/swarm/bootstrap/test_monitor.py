@@ -1,0 +1,130 @@
+"""The bootstrap's http side beside a real swarm, and ``noloco-peer status``."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import signal
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from peer.telemetry.series import OF_PEER, PREFIX
+from tests.swarm.support.harness import Swarm, wait_for
+
+LONG = ("run.steps=100000", "run.inner_steps=100")
+NAMES = ("ann", "bob", "cat")
+
+
+def get(url: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def series(url: str) -> dict[str, Any]:
+    families = text_string_to_metric_families(get(url)[1].decode())
+    return {family.name: family.samples for family in families}
+
+
+@pytest.mark.timeout(240)
+def test_the_monitor_sees_who_comes_trains_meets_leaves_and_dies(swarm: Swarm) -> None:
+    bootstrap, address = swarm.bootstrap()
+    url = "http://" + bootstrap.line(r"http=(\S+)").group(1)
+    assert get(url + "/nothing")[0] == 404
+    peers = {name: swarm.peer(name, *LONG, "run.name=seen", address=address) for name in NAMES}
+    for name in NAMES:
+        swarm.wait_for_rounds(name, 2)
+
+    def run() -> dict[str, Any]:
+        status, body = get(url + "/swarm.json")
+        assert status == 200, body
+        return next((it for it in json.loads(body)["runs"] if it["run"] == "seen"), {})
+
+    def told() -> bool:
+        seen = run()
+        if not seen or seen["members"] < 3 or len(seen["meetings"]) < 2:
+            return False
+        return all(peer["members"] == 3 and peer["partners"] for peer in seen["peers"])
+
+    wait_for(told, 60, lambda: str(run()))
+    seen = run()
+    assert [it for it in seen["warnings"] if it["kind"] != "straggler"] == []  # this machine's load may make one
+    request = urllib.request.Request(url + "/swarm.json", headers={"Accept-Encoding": "gzip, br"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.headers["Content-Encoding"] == "gzip"
+        assert json.loads(gzip.decompress(answer.read())).keys() == json.loads(get(url + "/swarm.json")[1]).keys()
+    assert {peer["name"] for peer in seen["peers"]} == set(NAMES)
+    for peer in seen["peers"]:
+        assert peer["state"] == "training"
+        assert 0 < peer["val_loss"] < 7 and 0 <= peer["idle_share"] < 1 and peer["tokens"] > 0
+    assert json.loads(get(url + "/targets")[1]) == [
+        {
+            "targets": [peers[peer["name"]].line(r"metrics=(\S+)").group(1)],
+            "labels": {"peer": peer["name"], "peer_id": peer["peer_id"], "run": "seen"},
+        }
+        for peer in sorted(seen["peers"], key=lambda peer: str(peer["peer_id"]))
+    ]
+    swarm_series = series(url + "/metrics")
+    assert {it.labels["peer"] for it in swarm_series["noloco_swarm_peer_step"]} == set(NAMES)
+    _status_shows(swarm, address)
+
+    swarm.note_children()
+    peers["ann"].signal(signal.SIGTERM)
+    assert peers["ann"].exit_code(30) == 0
+    peers["bob"].signal(signal.SIGKILL)
+    states = {"ann": "left", "bob": "lost", "cat": "training"}
+    wait_for(lambda: {it["name"]: it["state"] for it in run()["peers"]} == states, 60, lambda: str(run()["events"]))
+    assert [(it["event"], it["name"]) for it in run()["events"][-2:]] == [("left", "ann"), ("lost", "bob")]
+    assert [it["labels"]["peer"] for it in json.loads(get(url + "/targets")[1])] == ["cat"]
+
+    (daemon,) = [child for child in psutil.Process(bootstrap.pid).children() if child.name() == "p2pd"]
+    daemon.suspend()
+    wait_for(lambda: get(url + "/targets")[0] == 503, 60)  # and not an empty list, by which all would be forgotten
+    assert get(url + "/swarm.json")[0] == 503
+    assert get(url + "/metrics")[0] == 200
+    daemon.resume()
+    wait_for(lambda: get(url + "/targets")[0] == 200, 60)
+    assert "Traceback" not in bootstrap.output()
+
+
+def _status_shows(swarm: Swarm, address: str) -> None:
+    status = swarm.start("status", ["-m", "peer", "status", "--initial-peers", address])
+    assert status.exit_code(60) == 0, status.output()
+    assert re.search(r"seen: 3 peers, \d+ tokens/s", status.output())
+    for name in NAMES:
+        assert re.search(rf"{name} .*training", status.output()), status.output()
+
+
+def test_status_of_nobody_is_one_line(swarm: Swarm) -> None:
+    _, address = swarm.bootstrap()
+    status = swarm.start("status", ["-m", "peer", "status", "--initial-peers", address])
+    assert status.exit_code(60) == 1
+    assert status.output().splitlines()[-1].startswith("error: nobody is there")
+
+
+def test_a_peers_phases_add_up_to_the_wall_clock_between_two_scrapes(swarm: Swarm) -> None:
+    peer = swarm.peer("peer", "run.steps=100000", "run.inner_steps=3000")
+    url = "http://" + peer.line(r"metrics=(\S+)").group(1) + "/metrics"
+
+    def booked() -> tuple[float, float]:
+        before = time.monotonic()
+        found = series(url)
+        return (before + time.monotonic()) / 2, sum(it.value for it in found["noloco_phase_seconds"])
+
+    peer.line("val_loss=")
+    first = booked()
+    time.sleep(5)  # in the middle of inner phases
+    last = booked()
+    assert last[1] - first[1] == pytest.approx(last[0] - first[0], rel=0.01)
+    names = series(url).keys()
+    for row in OF_PEER:
+        assert PREFIX + (row.name.removesuffix("_total") if row.kind == "counter" else row.name) in names

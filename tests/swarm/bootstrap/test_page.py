@@ -1,0 +1,234 @@
+"""The monitor's page in headless Chromium: it draws, updates itself, mistrusts names, fits a phone, says what fails."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.swarm.support import page_sample
+from tests.swarm.support.chromium import PROGRAM, WITHOUT, Chromium, Tab
+from tests.swarm.support.harness import Swarm
+from tests.swarm.support.page_sample import Json
+from tests.swarm.support.page_server import PageServer
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason=WITHOUT)
+LIVE = "document.querySelector('#connection')?.dataset.state === 'live'"
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+NAMES = "[...document.querySelectorAll('tbody .name bdi')].map(it => it.textContent)"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    it = Chromium(tmp_path_factory.mktemp("chromium"))
+    try:
+        yield it
+    finally:
+        it.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., PageServer]]:
+    servers: list[PageServer] = []
+
+    def start(swarm: Callable[[], Json | None], port: int = 0) -> PageServer:
+        servers.append(PageServer(swarm, port))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def of(n: int, minutes: float = 10, names: list[str] | None = None) -> Callable[[], Json]:
+    """A swarm of one healthy run that goes on."""
+    began = time.time() - 60 * minutes
+
+    def swarm() -> Json:
+        now = time.time()
+        return page_sample.swarm([page_sample.run("demo", n, now, began, names)], now)
+
+    return swarm
+
+
+def opened(browser: Chromium, server: PageServer, width: int = 1280, height: int = 900, dark: bool = False) -> Tab:
+    tab = browser.tab(width, height, dark)
+    tab.open(server.address)
+    tab.wait(LIVE)
+    return tab
+
+
+def test_it_shows_the_swarm_and_updates_itself_in_place(browser: Chromium, serve: Callable[..., PageServer]) -> None:
+    server = serve(of(4))
+    tab = opened(browser, server)
+    assert tab.ask(NAMES) == ["peer-0", "peer-1", "peer-2", "peer-3"]
+    assert tab.ask("document.title") == "demo · 4 peers"
+    for chart in ("idle", "loss", "speed"):
+        assert tab.ask(f"document.querySelectorAll('#{chart} .lines path[d]').length") == 4
+        assert tab.ask(f"document.querySelector('#{chart} svg').getAttribute('aria-label')")
+    assert tab.ask("document.querySelectorAll('#meetings .edges path').length") == 6
+    assert "healthy: below 10%" in tab.ask("document.querySelector('#idle').textContent")
+    assert "--initial-peers /ip4/203.0.113.7/" in tab.ask("document.querySelector('#join code').textContent")
+    # a selection, a followed peer and the elements themselves outlive the updates
+    tab.click("tbody tr:nth-child(2) .name button")
+    tab.ask(
+        "window.row = document.querySelector('tbody tr'); getSelection().selectAllChildren(row.querySelector('bdi'))"
+    )
+    step, asked = tab.ask("row.querySelector('.step').textContent"), server.asked
+    tab.wait(f"row.querySelector('.step').textContent !== {json.dumps(step)}")
+    assert server.asked > asked
+    assert tab.ask("getSelection().toString()") == "peer-0"
+    assert tab.ask("row.isConnected && document.querySelectorAll('tbody tr').length === 4")
+    assert tab.ask(
+        "document.querySelector('#idle .lines .chosen') === document.querySelector('#idle .lines').lastChild"
+    )
+    assert page_sample.peer_id(1) in tab.ask("document.querySelector('#details').textContent")
+    assert tab.errors == [] and server.missing == []
+
+
+def test_peers_come_and_go_and_the_table_is_sorted(browser: Chromium, serve: Callable[..., PageServer]) -> None:
+    server = serve(of(0))
+    tab = opened(browser, server)
+    assert tab.ask("!document.querySelector('#nobody').hidden && document.querySelector('#run').hidden")
+    assert "noloco-peer train" in tab.ask("document.body.innerText")
+    server.swarm = of(12)
+    tab.wait(f"{NAMES}.length === 12")
+    assert tab.ask(NAMES)[1:3] == ["peer-1", "peer-2"] and tab.ask("document.querySelector('#nobody').hidden")
+    assert tab.ask("document.querySelectorAll('#idle .lines .middle').length") == 1  # more than colours: a median
+    tab.click("thead .rate button")
+    rates = [
+        float(it.replace(",", ""))
+        for it in tab.ask("[...document.querySelectorAll('td.rate')].map(it => it.textContent)")
+    ]
+    assert rates == sorted(rates, reverse=True) and len(set(rates)) > 1
+    server.swarm = of(3)
+    tab.wait(f"{NAMES}.length === 3")
+    assert tab.ask("document.querySelectorAll('#meetings .nodes circle').length") == 3
+    assert tab.errors == []
+
+
+def test_loss_against_steps_and_the_value_under_the_pointer(
+    browser: Chromium, serve: Callable[..., PageServer]
+) -> None:
+    tab = opened(browser, serve(of(4)))
+    tab.click("[name=against][value=step]")
+    spot = tab.ask(
+        "(() => { const dot = document.querySelector('#loss .lines g:last-child circle');"
+        " dot.scrollIntoView({block: 'center'}); const at = dot.getBoundingClientRect();"
+        " return [at.x + 2, at.y + 2] })()"
+    )
+    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=spot[0], y=spot[1])
+    tab.wait("/peer-\\d. · step [\\d,]+ · \\d\\.\\d\\d/.test(document.querySelector('#loss output').textContent)")
+    assert tab.errors == []
+
+
+def test_strangers_strings_stay_text(browser: Chromium, serve: Callable[..., PageServer]) -> None:
+    evil = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+
+    def hostile() -> Json:
+        swarm = of(8, names=page_sample.HOSTILE)()
+        run = page_sample.with_warnings(swarm["runs"][0])
+        for peer in run["peers"]:
+            peer.update(version=evil, config=evil)
+        run["warnings"].append({"kind": evil, "peer": evil, "text": evil})
+        run["events"].append({"at": "soon", "event": evil, "name": evil, "peer_id": evil})
+        run["meetings"].append({"a": evil, "b": None, "age": "old", "count": None})
+        run["peers"][4].update(step=None, history=[None, [1], ["x", "y", "z", 0]], partners=[evil], train_loss="low")
+        run["run"] = evil
+        return {**swarm, "addresses": [evil]}
+
+    server = serve(hostile)
+    tab = opened(browser, server)
+    for i in range(1, 9):
+        tab.click(f"tbody tr:nth-child({i}) .name button")
+    shown = tab.ask(NAMES)
+    assert len(shown) == len(set(shown)) == 8
+    assert page_sample.HOSTILE[0] in shown and page_sample.HOSTILE[1] in shown
+    assert not any("\u202e" in name or "\u2066" in name for name in shown)
+    assert all(name.strip("\u200b\u2060 ") for name in shown)
+    assert evil in tab.ask("document.querySelector('#warnings').textContent")
+    assert tab.ask("document.scripts.length") == 1 and tab.ask("document.images.length") == 1
+    assert tab.ask("document.title") != "owned"
+    tab.resize(360, 700)
+    assert tab.ask(OVERFLOW) <= 0
+    assert tab.errors == [] and server.missing == []
+
+
+@pytest.mark.parametrize("n", [0, 4, 200])
+def test_a_phone_needs_no_scrolling_to_the_side(browser: Chromium, serve: Callable[..., PageServer], n: int) -> None:
+    began = time.time() - 600
+
+    def swarm() -> Json:
+        now = time.time()
+        it = page_sample.run("demo", n, now, began)
+        return page_sample.swarm([page_sample.with_warnings(it) if n else it], now)
+
+    tab = opened(browser, serve(swarm), 360, 740)
+    assert tab.ask("document.querySelectorAll('tbody tr').length") == n
+    assert tab.ask(OVERFLOW) <= 0
+    assert tab.ask("document.querySelector('#warnings').hidden") == (n == 0)
+    assert tab.ask("getComputedStyle(document.querySelector('#idle .healthy')).fill") != "none"
+    assert tab.errors == []
+
+
+def test_it_says_that_the_bootstrap_is_gone_and_recovers(browser: Chromium, serve: Callable[..., PageServer]) -> None:
+    server = serve(of(4))
+    tab = opened(browser, server)
+    server.close()
+    tab.wait("document.querySelector('#connection').dataset.state === 'gone'")
+    assert "does not answer" in tab.ask("document.querySelector('#trouble').textContent")
+    assert len(tab.ask(NAMES)) == 4 and tab.ask("document.body.classList.contains('stale')")
+    again = serve(lambda: None, server.port)
+    tab.wait("document.querySelector('#connection').dataset.state === 'unread'")
+    assert "no answer from the DHT within 3 s" in tab.ask("document.querySelector('#trouble').textContent")
+    again.swarm = of(5)
+    tab.wait(LIVE)
+    assert len(tab.ask(NAMES)) == 5 and not tab.ask("document.body.classList.contains('stale')")
+    assert tab.ask("document.querySelector('#trouble').hidden")
+    again.swarm = lambda: {"runs": "none"}
+    tab.wait("document.querySelector('#connection').dataset.state === 'strange'")
+    assert not [it for it in tab.errors if "swarm.json" not in it]
+
+
+def test_several_runs_are_chosen_by_name(browser: Chromium, serve: Callable[..., PageServer]) -> None:
+    now = time.time()
+    runs = [
+        page_sample.run("one", 3, now, now - 300),
+        page_sample.with_warnings(page_sample.run("two", 5, now, now - 300)),
+    ]
+    tab = opened(browser, serve(lambda: page_sample.swarm(runs, now)))
+    assert len(tab.ask(NAMES)) == 3
+    assert "Slow peer in two" in tab.ask("document.querySelector('#warnings').innerText")
+    tab.click("#runs button:nth-child(2)")
+    assert len(tab.ask(NAMES)) == 5
+    tab.wait("document.querySelector('#runs [aria-current=true]').textContent.startsWith('two')")
+    assert tab.errors == []
+
+
+def test_the_dark_page_is_dark(browser: Chromium, serve: Callable[..., PageServer], tmp_path: Path) -> None:
+    tab = opened(browser, serve(of(4)), dark=True)
+    assert tab.ask("getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 24)"
+    tab.picture(tmp_path / "dark.png")
+    assert (tmp_path / "dark.png").stat().st_size > 10_000
+
+
+def test_a_real_swarm_on_a_real_bootstrap_node(browser: Chromium, swarm: Swarm) -> None:
+    bootstrap, address = swarm.bootstrap()
+    tab = browser.tab()
+    tab.open("http://" + bootstrap.line(r"http=(\S+)").group(1))
+    tab.wait(LIVE)
+    tab.wait("!document.querySelector('#nobody').hidden")
+    assert address in tab.ask("document.querySelector('#join code').textContent")
+    for name in ("ann", "bob"):
+        swarm.peer(name, "run.steps=100000", address=address)
+    tab.wait(f"{NAMES}.join() === 'ann,bob'", 90)
+    tab.wait("document.querySelectorAll('#meetings .edges path').length === 1", 60)
+    tab.wait("document.querySelectorAll('#loss .lines path[d]').length === 2", 60)
+    assert tab.errors == []
+    bootstrap.signal(signal.SIGKILL)
+    tab.wait("document.querySelector('#connection').dataset.state === 'gone'")
+    assert tab.ask(NAMES) == ["ann", "bob"]

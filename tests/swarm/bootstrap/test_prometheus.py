@@ -1,0 +1,82 @@
+"""A real Prometheus finds a real swarm by the bootstrap's /targets, and what dashboards and rules ask is answered."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+
+import pytest
+
+from tests.swarm.support import prometheus
+from tests.swarm.support.harness import Swarm, wait_for
+from tests.swarm.support.prometheus import Prometheus
+from tests.unit.project.dashboards import BOARDS, Query, board_queries, rules
+from tests.unit.project.promql import words_in
+
+pytestmark = pytest.mark.skipif(not shutil.which("prometheus"), reason="no prometheus: apt-get install prometheus")
+SCRAPED, HIDDEN = ("a", "b"), "c"
+SETS = (
+    *("run.steps=100000000", "run.inner_steps=200"),
+    *("run.evaluation.every_rounds=5", "peer.checkpoint.every_rounds=3"),
+)
+FOUND = 75.0  # seconds: http_sd is asked every 15
+ANSWERED = 75.0  # a rate needs two scrapes
+LOST = 90.0  # a record lives for 30
+
+
+def queries() -> list[Query]:
+    """Of all panels, and of the rules: an alert's is answered where the rule itself is healthy."""
+    asked = [query for path in BOARDS for query in board_queries(path)]
+    return asked + [Query(rule["record"], rule["record"]) for rule in rules() if "record" in rule]
+
+
+def unanswered(server: Prometheus, asked: list[Query]) -> list[str]:
+    """Where there is nothing to be seen, or a label that the legend names is not there."""
+    empty = []
+    for query in asked:
+        samples = server.query(query.expr)
+        if not samples or any(not sample.labels.get(word) for sample in samples for word in words_in(query.legend)):
+            empty.append(f"{query.where}: {query.expr}")
+    return empty
+
+
+@pytest.mark.timeout(420)
+def test_a_real_prometheus_sees_a_real_swarm(swarm: Swarm) -> None:
+    """Of three peers one says that it can be scraped and cannot; later it is killed."""
+    bootstrap, address = swarm.bootstrap()
+    for name in SCRAPED:
+        swarm.peer(name, *SETS, address=address)
+    hidden = swarm.peer(HIDDEN, *SETS, "peer.metrics.announce=127.0.0.1:9", address=address)
+    monitor = bootstrap.line(r"http=(\S+)").group(1)
+    with prometheus.running(swarm.folder, monitor) as server:
+        healths = {**dict.fromkeys(SCRAPED, "up"), HIDDEN: "down"}
+        wait_for(lambda: server.targets("noloco-peer") == healths, FOUND, lambda: str(server.targets("noloco-peer")))
+        assert server.targets("noloco-bootstrap") == {"": "up"}
+
+        asked = [query for query in queries() if not query.silent and "ALERTS" not in query.expr]
+        wait_for(lambda: not unanswered(server, asked), ANSWERED, lambda: "\n".join(unanswered(server, asked)))
+        silent = [query for query in queries() if query.silent or "ALERTS" in query.expr]
+        assert len(silent) >= 4
+        assert server.firing().keys() <= {"NolocoPeerNotScraped"}, server.firing()
+        for rule in server.rules():
+            assert rule["health"] == "ok", rule
+        assert set(shares(server, "sum by (peer) (peer_phase:noloco_time:share1m)")) == set(SCRAPED)
+        for share in shares(server, "sum by (peer) (peer_phase:noloco_time:share1m)").values():
+            assert share == pytest.approx(1, abs=0.001)
+        idle = shares(server, "peer:noloco_idle:share1m")
+        assert set(idle) == {*SCRAPED, HIDDEN}  # of the hidden one by its record
+        assert all(0 <= share < 1 for share in idle.values()), idle
+
+        hidden.signal(signal.SIGKILL)
+        wait_for(lambda: "NolocoPeerLost" in server.firing(), LOST, lambda: str(server.firing()))
+        (alert,) = server.firing()["NolocoPeerLost"]
+        assert alert["annotations"]["summary"] == f"{HIDDEN} was lost from run demo without saying goodbye."
+        wait_for(lambda: not unanswered(server, silent), ANSWERED, lambda: "\n".join(unanswered(server, silent)))
+        wait_for(lambda: set(server.targets("noloco-peer")) == set(SCRAPED), FOUND)
+    for process in swarm.processes:
+        assert "Traceback" not in process.output()
+
+
+def shares(server: Prometheus, expr: str) -> dict[str, float]:
+    """By peer."""
+    return {sample.labels["peer"]: sample.value for sample in server.query(expr)}

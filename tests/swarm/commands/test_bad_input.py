@@ -1,0 +1,109 @@
+"""Whatever a user gets wrong: exit code 2 and one line that says what, where and what to do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.swarm.support.harness import DEMO, Process, Swarm, clock_ahead, listening
+
+NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmNVmMnryXcqL5moYaR97Sc18UHgdReEHNDmZihKXJPwKa"
+
+
+def refused(process: Process, *says: str) -> None:
+    """One error line, no traceback."""
+    assert process.exit_code(60) == 2, process.output()
+    errors = [line for line in process.output().splitlines() if not re.match(r"\d{4}-\d\d-\d\d .*peer=", line)]
+    assert len(errors) == 1 and errors[0].startswith("error: "), process.output()
+    for words in says:
+        assert words in errors[0], errors[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("run.inner.learning_rat=1", "run.inner.learning_rat: unknown key, did you mean learning_rate?"),
+        ("run.steps=many", "run.steps: input should be a valid integer"),
+        ("run.outer={name: noloco, alpha: 0.5, gamma: 1.5}", "0 < gamma < 2(1 - alpha^2) = 1.5"),
+        ("run.data={name: text, train: [/none/*.txt]}", "run.data.train: no file matches /none/*.txt"),
+        ("peer.checkpoint.keep=1000000000", "no space for checkpoints"),
+        pytest.param(
+            "peer.device=cuda",
+            "peer.device: cuda is not available here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it is"),
+        ),
+        ("peer.network.host=203.0.113.1", "no such address on this machine"),
+    ],
+)
+def test_a_mistake_in_the_configuration(swarm: Swarm, override: str, says: str) -> None:
+    refused(swarm.peer("peer", override), says)
+
+
+def test_a_missing_configuration(swarm: Swarm) -> None:
+    refused(swarm.start("none", ["-m", "peer", "train", "--config", "none.yaml"]), "none.yaml: cannot read")
+
+
+def test_a_swarm_of_wrong_peers_says_it_once(swarm: Swarm) -> None:
+    wrong = ["--set", f"run.dir={swarm.folder}", "--set", "run.data={name: text, train: [/none]}"]
+    command = ["-m", "peer", "swarm", "--peers", "2", "--config", str(DEMO), *wrong]
+    refused(swarm.start("swarm", command), "no file matches /none")
+
+
+def test_an_initial_peer_that_is_not_there(swarm: Swarm) -> None:
+    peer = swarm.peer("peer", "peer.network.join_timeout=3", address=NOBODY)
+    refused(peer, NOBODY, "connection refused", "Check that the bootstrap node runs")
+    assert peer.output().count("trying again") >= 2
+
+
+def test_an_address_that_is_none(swarm: Swarm) -> None:
+    refused(swarm.peer("peer", address="localhost:31337"), "'localhost:31337' is not an address", "/ip4/")
+
+
+def test_one_live_address_is_enough(swarm: Swarm) -> None:
+    _, address = swarm.bootstrap()
+    peer = swarm.peer("peer", "run.steps=10", "run.inner_steps=10", f"peer.initial_peers=[{NOBODY}, {address}]")
+    assert peer.exit_code(60) == 0, peer.output()
+    assert f"initial peer {NOBODY}: connection refused" in peer.output()
+
+
+def test_another_configuration_than_the_swarms(swarm: Swarm) -> None:
+    _, address = swarm.bootstrap()
+    swarm.peer("first", "run.steps=100000", address=address).line("ready:")
+    other = swarm.peer("other", "run.steps=100000", "run.inner.learning_rate=0.5", address=address)
+    refused(other, "run.inner.learning_rate is 0.5 here and 0.003 there (at peer first)")
+
+
+def test_occupied_ports(swarm: Swarm) -> None:
+    with listening() as port:
+        refused(swarm.peer("p2p", f"peer.network.port={port}"), "port occupied", str(port))
+        refused(swarm.peer("metrics", f"peer.metrics.port={port}"), "port occupied", str(port), "peer.metrics.port")
+        bootstrap = ["-m", "dht_bootstrap", "--host", "127.0.0.1", "--identity", str(swarm.folder / "b.key")]
+        refused(swarm.start("b1", [*bootstrap, "--http-port", "0", "--port", str(port)]), "port occupied", str(port))
+        refused(
+            swarm.start("b2", [*bootstrap, "--port", "0", "--http-port", str(port)]), "port occupied", "--http-port"
+        )
+
+
+def test_an_identity_that_is_not_one(swarm: Swarm) -> None:
+    key = swarm.folder / "garbage.key"
+    key.write_text("garbage")
+    refused(swarm.peer("peer", f"peer.identity={key}"), f"identity file {key}: not a key")
+
+
+def test_a_folder_that_is_in_use(swarm: Swarm) -> None:
+    swarm.peer("same", "run.steps=100000").line("ready:")
+    refused(swarm.start("twin", swarm.train("same")), "is used by a running peer")
+
+
+@pytest.mark.cold
+def test_a_clock_that_is_off(swarm: Swarm, tmp_path: Path) -> None:
+    _, address = swarm.bootstrap()
+    refused(
+        swarm.peer("late", address=address, env=clock_ahead(tmp_path / "shifted", 10)),
+        "clock is 10",
+        "s ahead of",
+        "NTP",
+    )

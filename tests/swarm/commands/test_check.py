@@ -1,0 +1,85 @@
+"""``noloco-peer check`` beside a swarm that trains: each of its findings about the others, in one line with advice."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.swarm.support.harness import DEMO, TINY, Swarm, clock_ahead
+
+LONG = ("run.steps=1000000", "run.inner_steps=60")
+
+
+def check(swarm: Swarm, name: str, *sets: str, address: str = "", env: dict[str, str] | None = None) -> tuple[int, str]:
+    """Exit code and output."""
+    common = [f"run.dir={swarm.folder}", f"peer.name={name}", "peer.network.host=127.0.0.1", "peer.device=cpu"]
+    words = [word for it in (*TINY, *LONG, *common, *sets) for word in ("--set", it)]
+    initial = ["--initial-peers", address] if address else []
+    process = swarm.start(f"check-{name}", ["-m", "peer", "check", "--config", str(DEMO), *words, *initial], env)
+    return process.exit_code(), process.output()
+
+
+def line(output: str, start: str) -> str:
+    """The only line that begins so."""
+    found = [it for it in output.splitlines() if it.startswith(start)]
+    assert len(found) == 1, output
+    return found[0]
+
+
+def test_what_a_check_says_of_a_swarm_that_trains(swarm: Swarm) -> None:
+    _, address = swarm.bootstrap()
+    peer = swarm.peer("a", *LONG, address=address)
+    peer.line("ready:")
+    swarm.wait_for_rounds("a", 1)
+
+    code, said = check(swarm, "b", address=address)
+    assert code == 0, said
+    assert "1 member trains this configuration" in line(said, "ok    swarm") and ": a" in line(said, "ok    swarm")
+    assert address in line(said, "ok    initial peers")
+    line(said, "ok    clock")
+    line(said, "ok    reachability")
+    assert "a has noloco-peer" in line(said, "ok    version")
+    assert "this machine can join" in said.splitlines()[-1]
+    assert not (swarm.folder / "b").exists()  # it leaves nothing behind
+
+    code, said = check(swarm, "c", "run.inner.learning_rate=0.5", address=address)
+    assert code == 1
+    assert "run.inner.learning_rate is 0.5 here and 0.003 there" in line(said, "fail  config")
+
+    (swarm.folder / "d").mkdir()
+    shutil.copy(swarm.folder / "a" / "identity.key", swarm.folder / "d" / "identity.key")
+    code, said = check(swarm, "d", address=address)
+    assert code == 1
+    assert "a peer with the same identity is alive: a" in line(said, "fail  identity")
+
+    code, said = check(swarm, "a", address=address)
+    assert code == 1 and "a peer runs in" in said
+
+    taken = address.split("/")[4]
+    code, said = check(swarm, "e", f"peer.network.port={taken}", address=address)
+    assert code == 1 and taken in line(said, "fail  port")
+    line(said, "ok    swarm")  # the rest is looked at all the same
+
+
+def test_initial_peers_that_do_not_answer(swarm: Swarm) -> None:
+    _, address = swarm.bootstrap()
+    dead = address.replace(f"/tcp/{address.split('/')[4]}", "/tcp/9")
+    other = address.rpartition("/")[0] + "/QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ"
+    code, said = check(swarm, "b", f"peer.initial_peers=[{dead}, {other}, nonsense]")
+    assert code == 1
+    assert "connection refused" in line(said, f"warn  initial peers {dead}")
+    assert "mismatch" in line(said, f"warn  initial peers {other}")
+    assert "is not an address" in line(said, "fail  initial peers initial peer 'nonsense'")
+    line(said, "fail  initial peers none answers")
+    code, said = check(swarm, "b", f"peer.initial_peers=[{dead}, {address}]")
+    assert code == 0 and address in line(said, "ok    initial peers")
+
+
+@pytest.mark.cold
+def test_a_clock_that_is_off(swarm: Swarm, tmp_path: Path) -> None:
+    _, address = swarm.bootstrap()
+    code, said = check(swarm, "late", address=address, env=clock_ahead(tmp_path / "shifted", 10))
+    assert code == 1
+    assert "clock is 10.0 s ahead of" in line(said, "fail  clock") and "NTP" in line(said, "fail  clock")

@@ -1,0 +1,56 @@
+"""Peers whose swaps run beside their inner steps: nobody stands still, and who dies takes nothing with it."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.swarm.support.harness import Swarm, wait_for
+
+RUN = ("run.exchange.overlap=true", "run.exchange.codec=int4", "run.inner_steps=200", "run.exchange.stall=3")
+TOKENS = 32  # of an inner step
+
+
+def test_swaps_run_beside_the_inner_steps(swarm: Swarm) -> None:
+    _, address = swarm.bootstrap()
+    names = ("a", "b", "c")
+    sets = (*RUN, "run.steps=3000", "peer.start_with=3")
+    peers = {name: swarm.peer(name, *sets, address=address) for name in names}
+    for process in peers.values():
+        assert process.exit_code(120) == 0, process.output()
+        assert "Traceback" not in process.output()
+    for name in names:
+        rows = swarm.rounds(name)
+        merged = [row for row in rows if row["outcome"] == "merged"]
+        assert len(merged) >= 5, [(row["outcome"], row["detail"]) for row in rows]
+        assert rows[-1]["step"] == 3000
+        early = [row["seconds"] for row in rows if row["step"] <= 2800]
+        assert sum(it["match"] + it["exchange"] for it in early) < 0.06 * sum(sum(it.values()) for it in early)
+        for row in merged:  # seconds: the faster the machine, the more steps are made meanwhile
+            assert row["staleness"] * TOKENS / row["tokens_per_second"] < 0.5, row
+        assert rows[-1]["train_loss"] < rows[0]["first_train_loss"] - 1
+
+
+def test_a_partner_that_is_killed_in_a_swap_costs_nothing(swarm: Swarm) -> None:
+    _, address = swarm.bootstrap()
+    sets = (*RUN, "run.steps=100000", "peer.start_with=3")
+    peers = {name: swarm.peer(name, *sets, address=address) for name in ("a", "b", "c")}
+    for name in peers:
+        swarm.wait_for_rounds(name, 3)
+    peers["c"].signal(signal.SIGKILL)
+    before = len(swarm.rounds("a"))
+    wait_for(
+        lambda: sum(row["partner"] == "b" and row["outcome"] == "merged" for row in swarm.rounds("a")[before:]) >= 2,
+        60,
+        lambda: peers["a"].output(),
+    )
+    peers["a"].signal(signal.SIGTERM)
+    peers["b"].signal(signal.SIGINT)
+    for name in ("a", "b"):
+        assert peers[name].exit_code(60) == 0, peers[name].output()
+        rows = swarm.rounds(name)
+        assert all(row["seconds"]["match"] + row["seconds"]["exchange"] < 5 for row in rows)
+        assert "Traceback" not in peers[name].output()
+    again = swarm.start("again", swarm.train("a", *RUN, "run.steps=100000"))
+    resumed = int(again.line(r"resumed: .* step=(\d+)").group(1))
+    assert resumed >= 600
+    swarm.wait_for_rounds("a", len(swarm.rounds("a")) + 1)

@@ -1,0 +1,63 @@
+"""One peer of three sends what would ruin a model: it is refused, counted, and soon not met any more."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+
+import pytest
+
+from tests.swarm.support.harness import Swarm, wait_for
+
+HONEST = ("a", "b")
+
+
+@pytest.mark.parametrize(("attack", "overlap"), [("nan", "true"), ("huge", "false"), ("random", "false")])
+def test_who_sends_poison_is_refused_and_then_avoided(swarm: Swarm, attack: str, overlap: str) -> None:
+    _, address = swarm.bootstrap()
+    sets = ("run.inner_steps=100", "run.steps=3000", "peer.start_with=3", f"run.exchange.overlap={overlap}")
+    hostile = swarm.train("hostile", *sets, address=address)
+    hostile[1] = "tests.swarm.programs.hostile_peer"
+    swarm.start("hostile", hostile, {"HOSTILE": attack})
+    peers = {name: swarm.peer(name, *sets, address=address) for name in HONEST}
+    for name, process in peers.items():
+        assert process.exit_code(120) == 0, process.output()
+        assert "Traceback" not in process.output()
+        rows = swarm.rounds(name)
+        met = Counter((row["partner"], row["outcome"]) for row in rows)
+        other = "b" if name == "a" else "a"
+        assert met["hostile", "merged"] <= (attack == "random"), met  # a new model changes by as much as it is long
+        assert 1 <= met["hostile", "poisoned"] <= 6, met  # of 30 rounds: 4, 8, 16 phases of peace
+        assert met[other, "merged"] >= 10, met
+        assert rows[-1]["train_loss"] < rows[0]["first_train_loss"] - 1
+        assert "avoids a peer: peer=hostile" in process.output()
+
+
+@pytest.mark.timeout(300)
+def test_a_newcomer_that_was_given_bad_weights_comes_right(swarm: Swarm) -> None:
+    _, address = swarm.bootstrap()
+    sets = ("run.inner_steps=50", "run.steps=1000000", "run.inner.learning_rate=3e-4")
+    liar = swarm.train("liar", *sets, address=address)
+    liar[1] = "tests.swarm.programs.hostile_peer"
+    honest = [swarm.peer(name, *sets, address=address) for name in HONEST]
+    for name in HONEST:
+        swarm.wait_for_rounds(name, 20)
+    swarm.start("liar", liar, {"FALSE_DONOR": "yes"})
+    wait_for(lambda: any(row["outcome"] == "merged" for row in swarm.rounds("liar")), 60)
+    for peer in honest:
+        peer.signal(signal.SIGSTOP)  # so that the newcomer comes to the liar
+    newcomer = swarm.peer("newcomer", *sets, address=address)
+    newcomer.line("took the state of a member: peer=liar")
+    for peer in honest:
+        peer.signal(signal.SIGCONT)
+
+    newcomer.line("this peer has nothing in common with the swarm: took its weights", 120)
+    since = len(swarm.rounds("newcomer"))
+
+    def met() -> set[str]:
+        rows = swarm.rounds("newcomer")[since:]
+        return {row["partner"] for row in rows if row["outcome"] == "merged" and row["distance"] < 0.5}
+
+    wait_for(lambda: met() >= set(HONEST), 60, newcomer.output)
+    for peer in honest:
+        assert "took its weights" not in peer.output()

@@ -1,0 +1,214 @@
+"""A newcomer whose donor leaves in mid-way, between real nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.errors import RunError
+from peer.p2p import identity
+from peer.p2p.dht import DHT_TIMEOUT
+from peer.p2p.node import Node, NodeSettings
+from peer.p2p.stream import Stream, StreamLost
+from peer.rounds.lineage import NO_ROUNDS, Lineage
+from peer.rounds.state import State
+from peer.rounds.types import Seat
+from peer.rounds.vectors import PART
+from peer.swarm.directory.directory import Members
+from peer.swarm.directory.records import MemberRecord
+from peer.swarm.party import Party
+from peer.swarm.state_transfer import join
+from peer.swarm.state_transfer.donor import ANSWER, CLIENTS, PROTOCOL, REQUEST, StateHeader, StateRequest
+from peer.swarm.state_transfer.download import Taken, take
+from peer.swarm.state_transfer.join import take_state
+from tests.swarm.support.node_peer import Peer
+
+PARTS = 96
+NUMEL = PARTS * PART
+ME = Party("new", "test", "c", "{}")
+
+
+def state(value: float, lineage: Lineage = NO_ROUNDS, round: int = 3) -> Callable[[], State]:
+    return lambda: State(30, round, [torch.full((NUMEL,), value), torch.full((NUMEL,), -value)], lineage, 2)
+
+
+class Scene:
+    """Two donors and a newcomer."""
+
+    def __init__(self, folder: Path, stack: ExitStack, one: Callable[[], State], two: Callable[[], State]) -> None:
+        self.one = Peer("one", folder, (), snapshot=one)
+        stack.callback(self.one.presence.leave)
+        self.two = Peer("two", folder, self.one.node.addresses, snapshot=two)
+        stack.callback(self.two.presence.leave)
+        key = folder / "new.key"
+        identity.load_or_create(key)
+        self.node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=self.two.node.addresses))
+        self.node.start()
+        stack.callback(self.node.stop)
+        self.taken = Taken([torch.zeros(NUMEL), torch.zeros(NUMEL)])
+
+    def take(self, donor: Peer) -> State:
+        addresses = tuple(address.partition("/p2p/")[0] for address in donor.node.addresses)
+        seat = Seat(donor.node.peer_id, donor.name, addresses)
+        return self.node.call(take(self.node, seat, ME, "layout", self.taken), 60)
+
+    def lose_the_first_donor(self) -> int:
+        """Kill it when some parts have come; returns how many came before."""
+
+        def kill() -> None:
+            while self.taken.have < 3:
+                time.sleep(0.0005)
+            self.one.node.kill()
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        with pytest.raises((StreamLost, TimeoutError)):
+            self.take(self.one)
+        thread.join(10)
+        assert 3 <= self.taken.have < 2 * PARTS
+        return self.taken.have
+
+
+def test_the_next_donor_goes_on_where_the_first_one_left(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        scene = Scene(tmp_path, stack, state(1.0), state(2.0, round=5))
+        had = scene.lose_the_first_donor()
+        found = scene.take(scene.two)
+        assert (found.round, found.step, found.phase_steps_done) == (5, 30, 2)
+        whole = torch.cat(list(found.vectors)).view(-1, PART)
+        expected = torch.tensor([1.0] * PARTS + [-1.0] * PARTS)
+        expected[had:] *= 2
+        assert bool((whole == expected[:, None]).all())
+
+
+@pytest.mark.parametrize(("lineage", "round"), [(Lineage("other", 9), 3), (Lineage("line", 12), 4)])
+def test_equal_replicas_take_all_from_one_round(tmp_path: Path, lineage: Lineage, round: int) -> None:
+    with ExitStack() as stack:
+        scene = Scene(tmp_path, stack, state(1.0, Lineage("line", 9), 3), state(2.0, lineage, round))
+        scene.lose_the_first_donor()
+        found = scene.take(scene.two)
+        assert bool((found.vectors[0] == 2).all()) and bool((found.vectors[1] == -2).all())
+        assert found.lineage == lineage
+
+
+def test_a_state_with_a_hole_in_it_is_never_taken(tmp_path: Path) -> None:
+    def bad() -> State:
+        good = state(1.0)()
+        good.vectors[1][7] = torch.nan
+        return good
+
+    with ExitStack() as stack:
+        scene = Scene(tmp_path, stack, bad, bad)
+        scene.one.round = scene.two.round = 3
+        for donor in (scene.one, scene.two):
+            donor.presence._members.refresh_all()
+        time.sleep(6.5)  # until both have announced that they are behind a round
+        members = Members(scene.node, "test", lambda: None)  # type: ignore[arg-type, return-value]
+        with pytest.raises(RunError, match="not finite"):
+            take_state(scene.node, members, ME, "layout", scene.taken.room, 3, above=0)
+
+
+def test_a_stop_is_heard_while_a_donor_keeps_us_waiting(tmp_path: Path) -> None:
+    def slow() -> State:
+        time.sleep(8)
+        return state(1.0)()
+
+    with ExitStack() as stack:
+        scene = Scene(tmp_path, stack, slow, slow)
+        asked, began = threading.Event(), time.monotonic()
+        threading.Timer(1.0, asked.set).start()
+        listed, room = Listed(scene.one, scene.two), scene.taken.room
+        found = take_state(scene.node, listed, ME, "layout", room, 60, above=0, stopped=asked.is_set)  # type: ignore[arg-type]
+        assert found is None
+        assert 1.0 <= time.monotonic() - began < 5.0
+
+
+def test_a_donor_that_gives_its_state_in_drops_is_left_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def drops(stream: Stream) -> None:
+        await stream.receive(REQUEST, 10)
+        header = StateHeader(step=30, round=3, phase_steps_done=0, lineage=NO_ROUNDS, vectors=2, numel=NUMEL, first=0)
+        await stream.send(header, 10)
+        for _ in range(100):  # never a second without a byte: no stall
+            await stream.write(bytes(4), 10)
+            await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(join, "PART_LIMIT", 2.0)
+    monkeypatch.setattr(join.random, "shuffle", lambda donors: None)
+    with ExitStack() as stack:
+        scene = Scene(tmp_path, stack, state(1.0), state(2.0))
+        one = scene.one.node
+        one.call(one.p2p.remove_binary_stream_handler(PROTOCOL), 10)
+        one.call(one.serve(PROTOCOL, drops), 10)
+        listed, began = Listed(scene.one, scene.two), time.monotonic()
+        found = take_state(scene.node, listed, ME, "layout", scene.taken.room, 60, above=0)  # type: ignore[arg-type]
+        assert found is not None and bool((found.vectors[0] == 2).all())
+        assert 2.0 <= time.monotonic() - began < 15.0
+
+
+def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
+    """Here others that read nothing: a donor gives them up after ten seconds."""
+
+    async def begin(donor: Peer) -> Stream:
+        stream = await scene.node.open(donor.node.peer_id, PROTOCOL, addresses)
+        await stream.send(StateRequest(run=ME.run, config=ME.config, layout="layout"), 10)
+        assert isinstance(await stream.receive(ANSWER, 10), StateHeader)
+        return stream
+
+    with ExitStack() as stack:
+        scene = Scene(tmp_path, stack, state(1.0), state(2.0))
+        addresses = tuple(it.partition("/p2p/")[0] for it in scene.one.node.addresses)
+        others = [scene.node.call(begin(scene.one), 20) for _ in range(CLIENTS)]
+        listed, began = Listed(scene.one), time.monotonic()
+        with pytest.raises(RunError, match="one: serves other newcomers"):
+            take_state(scene.node, listed, ME, "layout", scene.taken.room, 0.0, above=0)  # type: ignore[arg-type]
+        found = take_state(scene.node, listed, ME, "layout", scene.taken.room, 3.0, above=0)  # type: ignore[arg-type]
+        assert found is not None and bool((found.vectors[0] == 1).all())
+        assert 3.0 < time.monotonic() - began < 40.0
+        for it in others:
+            it.close()
+
+
+def test_a_bootstrap_that_answers_late_is_no_empty_swarm(tmp_path: Path) -> None:
+    """hivemind says of a request that was not answered that nothing was found."""
+    with ExitStack() as stack:
+        one = Peer("one", tmp_path, (), snapshot=state(1.0))
+        stack.callback(one.presence.leave)
+        one.presence._members.announce()
+        node = Node(NodeSettings(None, "127.0.0.1", 0, initial_peers=one.node.addresses))
+        node.start()
+        stack.callback(node.stop)
+        members = Members(node, "test", lambda: None)  # type: ignore[arg-type, return-value]
+        node.dht.protocol.storage.clear()  # what it was handed as a new node: on a busy machine that comes too late
+        one.node.loop.call_soon_threadsafe(time.sleep, 2 * DHT_TIMEOUT)
+        assert [it.name for it in members.refresh_all()] == ["one"]
+
+
+class Listed:
+    """What the directory says, which is some seconds old: both donors behind round 3."""
+
+    def __init__(self, *donors: Peer) -> None:
+        self._records = [it.presence._record().model_copy(update={"round": 3}) for it in donors]
+
+    def refresh_all(self) -> list[MemberRecord]:
+        return self._records
+
+
+@pytest.mark.parametrize(("reached", "taken"), [(9, {9}), (20, {4, 9}), (0, {4, 9})])
+def test_who_comes_back_asks_on_for_a_donor_that_has_its_last_rounds(
+    tmp_path: Path, reached: int, taken: set[int]
+) -> None:
+    with ExitStack() as stack:
+        scene = Scene(tmp_path, stack, state(1.0, round=4), state(2.0, round=9))
+        listed = Listed(scene.one, scene.two)
+        for _ in range(4 if reached == 9 else 1):  # in random order
+            found = take_state(scene.node, listed, ME, "layout", scene.taken.room, 30, above=0, reached=reached)  # type: ignore[arg-type]
+            assert found is not None and found.round in taken

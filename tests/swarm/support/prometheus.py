@@ -1,0 +1,107 @@
+"""Debian's Prometheus on loopback, with the configuration of docker/prometheus and another address of the bootstrap."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.swarm.support.harness import ROOT, wait_for
+
+ANSWER = 10.0  # seconds
+START = 30.0
+
+
+class Sample(NamedTuple):
+    """One series of an answer, as it is now."""
+
+    labels: dict[str, str]
+    value: float
+
+
+class Prometheus:
+    """A running server, asked over http."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def ask(self, path: str, **values: str) -> Any:
+        """``data`` of an answer of the API; an expression that it does not take fails with its words."""
+        try:
+            with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(values)}", timeout=ANSWER) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{values}: {error.read().decode()}") from None
+
+    def query(self, expr: str) -> list[Sample]:
+        """Now; what is not a number is left out."""
+        rows = self.ask("/api/v1/query", query=expr)["result"]
+        samples = [Sample(row["metric"], float(row["value"][1])) for row in rows]
+        return [sample for sample in samples if not math.isnan(sample.value)]
+
+    def targets(self, job: str) -> dict[str, str]:
+        """Health of each target of a job, by its peer label."""
+        active = self.ask("/api/v1/targets", state="active")["activeTargets"]
+        return {it["labels"].get("peer", ""): it["health"] for it in active if it["labels"]["job"] == job}
+
+    def rules(self) -> list[dict[str, Any]]:
+        """All rules with their state."""
+        return [rule for group in self.ask("/api/v1/rules")["groups"] for rule in group["rules"]]
+
+    def firing(self) -> dict[str, list[dict[str, Any]]]:
+        """The alerts that fire, by name."""
+        found = {
+            rule["name"]: [alert for alert in rule["alerts"] if alert["state"] == "firing"]
+            for rule in self.rules()
+            if rule["type"] == "alerting"
+        }
+        return {name: alerts for name, alerts in found.items() if alerts}
+
+
+@contextlib.contextmanager
+def running(folder: Path, bootstrap: str) -> Iterator[Prometheus]:
+    """A server that looks at the swarm of the bootstrap node whose monitor is at ``bootstrap`` (host:port)."""
+    settings = folder / "prometheus"
+    shutil.copytree(ROOT / "docker" / "prometheus", settings)
+    config = settings / "prometheus.yml"
+    text = config.read_text(encoding="utf-8")
+    assert text.count("bootstrap:9400") == 2
+    config.write_text(text.replace("bootstrap:9400", bootstrap), encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    log = folder / "prometheus.log"
+    command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'series'}"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, f"--web.listen-address={address}", "--log.level=warn"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def ready() -> bool:
+        assert process.poll() is None, log.read_text(encoding="utf-8")
+        with contextlib.suppress(OSError):
+            return urllib.request.urlopen(f"http://{address}/-/ready", timeout=ANSWER).status == 200
+        return False
+
+    try:
+        wait_for(ready, START, lambda: log.read_text(encoding="utf-8"))
+        yield Prometheus(f"http://{address}")
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)

@@ -1,0 +1,280 @@
+"""Peers in the network laboratory that are killed, frozen, cut off and started again at random, for a while.
+
+Used by tests/benchmarks/churn.py (ten minutes, twelve peers) and tests/netlab/test_churn.py (a short form).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import psutil
+
+from peer.commands.local_swarm.tail import Tail
+from peer.swarm.healing.late_join import STALE_ROUNDS
+from tests.netlab.peers import Child, LabSwarm
+from tests.netlab.plan import load
+from tests.swarm.support.harness import TINY
+from tests.swarm.support.shadow import check
+
+HANG = 60.0  # seconds without a round: more than all deadlines of one, on a machine with a peer's share of two cores
+EXIT = 40.0  # seconds to end after SIGTERM
+SETS = ("run.steps=100000000", "run.inner_steps=40", "run.evaluation.every_rounds=100000", "run.exchange.stall=4")
+WEIGHED = 12  # rounds that a process must have made for its memory to be looked at
+GROWTH = 1.3  # of a process' memory, from its first third on
+
+
+@dataclass
+class Member:
+    """``away``: until then it may be without a round, or until it has made one. ``since``: its last one."""
+
+    host: int
+    name: str
+    process: Child
+    tail: Tail
+    rows: int = 0
+    since: float = 0.0
+    away: float = 0.0
+    memory: list[int] = field(default_factory=list)  # resident bytes, by now and then
+    stopped: bool = False  # until it is started again: its last round must not make it fit for another fault
+    left: Left | None = None  # from when it was started again until it has made a round
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a peer had when it was started again: ``rows``, the ``last`` round, and what all others had then."""
+
+    rows: int
+    last: int
+    others: int
+
+    @property
+    def may_lose(self) -> int:
+        """Rounds: a state is not fetched for two of them, and nobody can give what nobody has."""
+        return max(STALE_ROUNDS, self.last - self.others)
+
+
+class Soak:
+    """``seconds`` of faults, one every ``pause`` seconds on average."""
+
+    def __init__(self, swarm: LabSwarm, peers: int, seconds: float, pause: float, seed: int) -> None:
+        self._swarm, self._seconds, self._pause = swarm, seconds, pause
+        self._chance = random.Random(seed)
+        self._later: list[tuple[float, Callable[[], None]]] = []
+        self.faults: Counter[str] = Counter()
+        self.hangs: list[str] = []
+        self.longest = 0.0
+        self.growth = 1.0
+        self.set_back: list[int] = []  # rounds that a peer did again after it was stopped
+        self.too_far: list[str] = []  # those that it need not have done
+        names = {host: f"peer-{host}" for host in range(1, peers + 1)}
+        self.members = [
+            Member(host, name, self._start(host, name), Tail(name, swarm.folder / name)) for host, name in names.items()
+        ]
+
+    def run(self) -> None:
+        """Faults until the time is up; then all are asked to end."""
+        for member in self.members:
+            self._swarm.wait_for(lambda member=member: bool(member.tail.poll() or member.tail.rounds))  # type: ignore[misc]
+            member.since = time.monotonic()
+        until, strike = time.monotonic() + self._seconds, 0.0
+        while (now := time.monotonic()) < until or self._later:
+            if strike < now < until:
+                strike = now + self._chance.expovariate(1 / self._pause)
+                self._strike()
+            due = [it for it in self._later if it[0] <= now]
+            self._later = [it for it in self._later if it[0] > now]
+            for _, work in due:
+                work()
+            self._look()
+            time.sleep(0.2)
+        self._end()
+
+    # -- faults
+
+    def _strike(self) -> None:
+        now = time.monotonic()
+        able = [it for it in self.members if it.process.poll() is None and it.away < now and not it.stopped]
+        if len(able) <= len(self.members) // 2:
+            return
+        kinds = (self._kill, self._leave, self._freeze, self._cut, self._lose_bootstrap)
+        (kind,) = self._chance.choices(kinds, weights=(3, 2, 3, 3, 1))
+        self.faults[kind.__name__.strip("_")] += 1
+        kind(self._chance.choice(able))
+
+    def _kill(self, member: Member) -> None:
+        self._stop(member, signal.SIGKILL)
+
+    def _leave(self, member: Member) -> None:
+        self._stop(member, signal.SIGTERM)
+
+    def _stop(self, member: Member, number: int) -> None:
+        member.away, member.stopped = time.monotonic() + EXIT, True
+        member.process.send_signal(number)
+        self._in(self._chance.uniform(1, 5), lambda: self._again(member, time.monotonic() + EXIT))
+
+    def _again(self, member: Member, deadline: float) -> None:
+        """Start it once it has ended."""
+        if member.process.poll() is None:
+            if time.monotonic() < deadline:
+                self._in(0.5, lambda: self._again(member, deadline))
+                return
+            self.hangs.append(f"{member.name} did not end within {EXIT:.0f} s: {self._last_words(member)}")
+            member.process.kill()
+            member.process.wait(10)
+        member.tail.poll()
+        rows = member.tail.rounds
+        member.left = Left(len(rows), rows[-1]["round"], self._others(member)) if rows else None
+        member.process, member.stopped = self._start(member.host, member.name), False
+        member.memory.clear()
+        member.away = time.monotonic() + 60  # it loads its libraries beside all others
+
+    def _freeze(self, member: Member) -> None:
+        seconds = self._chance.uniform(2, 15)
+        member.away = time.monotonic() + seconds + 1
+        member.process.send_signal(signal.SIGSTOP)
+        process = member.process
+
+        def thaw() -> None:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+
+        self._in(seconds, thaw)
+
+    def _cut(self, member: Member) -> None:
+        seconds = self._chance.uniform(3, 15)
+        member.away = time.monotonic() + seconds + 1
+        self._swarm.lab.cut(member.host)
+        self._in(seconds, self._swarm.lab.cut)
+
+    def _lose_bootstrap(self, member: Member) -> None:
+        self._swarm.bootstrap.kill()
+        self._swarm.bootstrap.wait(10)
+        self._in(self._chance.uniform(2, 15), self._swarm.start_bootstrap)
+
+    def _in(self, seconds: float, work: Callable[[], None]) -> None:
+        self._later.append((time.monotonic() + seconds, work))
+
+    # -- what is seen
+
+    def _start(self, host: int, name: str) -> Child:
+        (self._swarm.folder / "shadow" / name).mkdir(parents=True, exist_ok=True)
+        return self._swarm.peer(
+            host,
+            name,
+            "configs/demo.yaml",
+            (*TINY, *SETS),
+            module="tests.swarm.programs.shadowed_peer",
+            environment={"SHADOW": str(self._swarm.folder / "shadow" / name)},
+        )
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for member in self.members:
+            member.tail.poll()
+            self._compare(member)
+            count = len(member.tail.rounds)
+            if count != member.rows:
+                self._weigh(member)
+                member.away = min(member.away, now)
+            if count != member.rows or member.away > now or member.process.poll() is not None:
+                member.rows, member.since = count, now
+            stalled = now - member.since
+            self.longest = max(self.longest, stalled)
+            if stalled > HANG:
+                self.hangs.append(f"{member.name} has made no round for {stalled:.0f} s: {self._last_words(member)}")
+                member.since = now
+
+    def _compare(self, member: Member) -> None:
+        """How far does it go back? It takes the rows of rounds that it does again out of its file."""
+        if member.left is None:
+            return
+        left, found = member.left, member.tail.rounds
+        if len(found) < left.rows:
+            member.left = replace(left, rows=len(found))
+        elif len(found) > left.rows:
+            again = max(0, left.last + 1 - found[left.rows]["round"])
+            self.set_back.append(again)
+            if again > left.may_lose:
+                self.too_far.append(f"{member.name} did {again} rounds again: {left}")
+            member.left = None
+
+    def _others(self, member: Member) -> int:
+        """The round that every other peer has made which nothing is done to now."""
+        now = time.monotonic()
+        able = [it for it in self.members if it is not member and it.process.poll() is None and it.away < now]
+        return min((it.tail.rounds[-1]["round"] for it in able if it.tail.rounds), default=0)
+
+    def _weigh(self, member: Member) -> None:
+        with suppress(psutil.NoSuchProcess):
+            member.memory.append(psutil.Process(member.process.pid).memory_info().rss)
+
+    def _end(self) -> None:
+        for member in self.members:
+            third = member.memory[len(member.memory) // 3 :]
+            if len(member.memory) >= WEIGHED:
+                self.growth = max(self.growth, third[-1] / third[0])
+            member.process.send_signal(signal.SIGTERM)
+        for member in self.members:
+            try:
+                member.process.wait(EXIT)
+            except subprocess.TimeoutExpired:
+                self.hangs.append(f"{member.name} did not end within {EXIT:.0f} s: {self._last_words(member)}")
+
+    def _last_words(self, member: Member) -> list[str]:
+        """So that a hang can be told from its figures alone."""
+        return (self._swarm.folder / f"{member.name}.log").read_text(encoding="utf-8").splitlines()[-3:]
+
+    def running(self) -> list[int]:
+        """Peers that have not ended."""
+        return [member.process.pid for member in self.members if member.process.poll() is None]
+
+    def losses(self) -> tuple[float, float]:
+        """Means over the peers: of their first steps and of their last rounds."""
+        trained = [member.tail.trained for member in self.members]
+        first = mean(rows[0]["first_train_loss"] for rows in trained)
+        return first, mean(mean(row["train_loss"] for row in rows[-5:]) for rows in trained)
+
+
+def soak(folder: Path, *, peers: int, seconds: float, pause: float, seed: int) -> dict[str, Any]:
+    """The figures, as ``churn.json`` has them."""
+    with LabSwarm(load("lan"), peers, folder, warm=True) as swarm:
+        run = Soak(swarm, peers, seconds, pause, seed)
+        run.run()
+    left = [it.pid for it in psutil.process_iter() if _mentions(it, folder)] + run.running()
+    found = check(folder / "shadow", [f"peer-{host}" for host in range(1, peers + 1)])
+    first, last = run.losses()
+    return {
+        "faults": sum(run.faults.values()),
+        "kinds": dict(run.faults),
+        "hangs": len(run.hangs),
+        "which": run.hangs,
+        "rounds": sum(len(member.tail.rounds) for member in run.members),
+        "merges": found.merges,
+        "wrong_merges": len(found.wrong),
+        "processes_left": len(left),
+        "memory_growth": run.growth,
+        "restarts": len(run.set_back),
+        "rounds_lost": max(run.set_back, default=0),
+        "lost_too_many": run.too_far,
+        "first_loss": first,
+        "last_loss": last,
+        "longest_stall_s": run.longest,
+    }
+
+
+def _mentions(process: psutil.Process, folder: Path) -> bool:
+    """In its command line, as peers and their daemons do."""
+    with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        return process.pid != os.getpid() and any(str(folder) in part for part in process.cmdline())
+    return False

@@ -1,0 +1,287 @@
+"""The parts of somebody's own loop that need no network: settings, weights, state."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from peer.api.account import Window
+from peer.api.config import OwnConfig, resolve
+from peer.api.state import OwnState
+from peer.api.weights import require_finite, require_same, require_trains, trained
+from peer.config.digest import canonical, digest, first_difference
+from peer.config.schema import DiLoCo, NoLoCo
+from peer.errors import RunError, UserError
+from peer.outer.diloco import DiLoCo as DiLoCoMethod
+from peer.outer.method import OuterMethod
+from peer.outer.noloco import NoLoCo as NoLoCoMethod
+from peer.outer.slow_weights import SlowWeights
+
+
+class Tied(nn.Module):
+    """An embedding that is the output as well, a frozen layer, and one that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.frozen, self.layer = nn.Embedding(8, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 8, bias=False)
+        self.head.weight = self.embed.weight
+        self.frozen.requires_grad_(False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layer(self.frozen(self.embed(ids))))
+        return out
+
+
+def own(**keywords: Any) -> OwnConfig:
+    return resolve(None, {"run": "test", **keywords}, {}, environment={})
+
+
+def outer(model: nn.Module) -> OuterMethod:
+    return NoLoCoMethod(SlowWeights(trained(model)), NoLoCo())
+
+
+# -- settings
+
+
+def test_keywords_are_keys_and_come_before_environment_and_file(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("run: {name: file, inner_steps: 7, tag: a}\npeer: {initial_peers: [x]}")
+    config = resolve(
+        file,
+        {"run": "mine", "method": "diloco", "inner_steps": None, "initial_peers": "one, two"},
+        {"run.outer.momentum": 0.25, "peer.network.host": "127.0.0.1"},
+        environment={"NOLOCO_INITIAL_PEERS": "z", "NOLOCO_PEER_NAME": "me"},
+    )
+    assert (config.run.name, config.run.inner_steps, config.run.tag) == ("mine", 7, "a")
+    assert config.run.outer == DiLoCo(name="diloco", momentum=0.25)
+    assert (config.peer.initial_peers, config.peer.name) == (("one", "two"), "me")
+
+
+@pytest.mark.parametrize(
+    ("keywords", "others", "said"),
+    [
+        ({"run": None}, {}, "run"),
+        ({"method": "adam"}, {}, "run.outer.name: 'adam' is not known, choose one of: noloco"),
+        ({}, {"run.inner_step": 3}, "run.inner_step: unknown key, did you mean inner_steps"),
+        ({}, {"run.data.name": "stdlib"}, "data is your own program's affair; leave it out"),
+        ({}, {"peer.micro_batch": 2}, "micro_batch is your own program's affair"),
+        ({}, {"run.outer.name": "noloco", "run.outer.gamma": 3.0}, "diverge"),
+        ({"inner_steps": 0}, {}, "run.inner_steps"),
+        ({"method": "diloco"}, {"run.exchange.overlap": True}, "overlap is for noloco"),
+    ],
+)
+def test_a_mistake_is_one_line(keywords: dict[str, Any], others: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(None, {"run": "test", **keywords}, others, environment={})
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_config_that_is_whole_takes_nothing_beside_it() -> None:
+    assert resolve(own(), {"run": None}, {}) == own()
+    with pytest.raises(UserError, match="run stands beside"):
+        resolve(own(), {"run": "other"}, {})
+
+
+def test_the_digest_is_of_what_members_have_in_common() -> None:
+    assert digest(own(initial_peers=["a"], name="one").run) == digest(own(name="two").run)
+    changed = own(tag="tokenizer v2")
+    assert digest(changed.run) != digest(own().run)
+    assert first_difference(canonical(own().run), canonical(changed.run)).startswith("run.tag is")
+
+
+def test_the_package_and_the_command_line_load_neither_torch_nor_hivemind() -> None:
+    code = (
+        "import sys, peer, peer.commands.cli; peer.UserError; peer.commands.cli._parser()\n"
+        "left = {'torch', 'hivemind', 'transformers'} & set(sys.modules); assert not left, left\n"
+        "try: peer.OuterLop\nexcept AttributeError as error: assert 'OuterLop' in str(error)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# -- weights
+
+
+def test_tied_weights_once_and_frozen_ones_not_at_all() -> None:
+    assert [name for name, _ in trained(Tied())] == ["embed.weight", "layer.weight", "layer.bias"]
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, lambda model: nn.DataParallel(torch.compile(model))])
+def test_what_wraps_a_model_does_not_change_its_layout(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    bare, wrapped = Tied(), wrap(Tied())
+    assert SlowWeights(trained(wrapped)).layout() == SlowWeights(trained(bare)).layout()
+
+
+def test_a_layer_that_is_compiled_by_itself_keeps_its_name() -> None:
+    model = Tied()
+    model.layer = torch.compile(model.layer)  # type: ignore[assignment]
+    assert SlowWeights(trained(model)).layout() == SlowWeights(trained(Tied())).layout()
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_data_parallelism_of_one_rank_is_looked_through_and_shards_are_refused(one_rank: None) -> None:
+    parallel = nn.parallel.DistributedDataParallel(Tied())
+    assert SlowWeights(trained(parallel)).layout() == SlowWeights(trained(Tied())).layout()
+    sharded = fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(UserError, match="weight is spread over several ranks"):
+        trained(sharded)
+
+
+def channels_last() -> nn.Module:
+    return nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+
+
+def half_on_meta() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (channels_last, "weight is not contiguous"),
+        (half_on_meta, "1.weight is on the meta device"),
+        (lambda: nn.Linear(2, 2).requires_grad_(False), "no parameter that is trained"),
+        (lambda: nn.ParameterList([nn.Parameter(torch.zeros(2, dtype=torch.complex64))]), "swaps real numbers"),
+        (lambda: [nn.Linear(2, 2)], "not a torch.nn.Module"),
+    ],
+)
+def test_weights_that_cannot_be_swapped_are_said_at_once(model: Callable[[], nn.Module], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        trained(model())
+
+
+def test_parameters_that_were_replaced_are_noticed() -> None:
+    model = Tied()
+    spans = outer(model).slow.spans
+    require_same(model, spans)
+    model.double().float()  # in place
+    require_same(model, spans)
+    model.layer = nn.Linear(4, 4)
+    with pytest.raises(RunError, match=r"layer.weight is not the one of OuterLoop.start"):
+        require_same(model, spans)
+
+
+def test_parameters_that_are_trained_by_now_are_noticed() -> None:
+    model = Tied()
+    spans = outer(model).slow.spans
+    model.layer.requires_grad_(False)  # for a while
+    require_same(model, spans)
+    model.frozen.requires_grad_(True)
+    with pytest.raises(RunError, match=r"frozen.weight is trained and was not"):
+        require_same(model, spans)
+
+
+def test_broken_weights_are_named() -> None:
+    model = Tied()
+    spans = outer(model).slow.spans
+    require_finite(spans, 5)
+    with torch.no_grad():
+        model.layer.bias[2] = torch.inf
+    with pytest.raises(RunError, match=r"layer.bias is not finite at step 5"):
+        require_finite(spans, 5)
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    model = Tied()
+    require_trains([torch.optim.SGD(model.parameters(), lr=0.1)], trained(model))
+    with pytest.raises(UserError, match="the SGD has none of the model's parameters"):
+        require_trains([torch.optim.SGD(Tied().parameters(), lr=0.1)], trained(model))
+
+
+def test_a_model_in_16_bits_loses_nothing_of_its_slow_weights() -> None:
+    """What rounding takes from φ when it becomes θ is no training, and must not come back as Δ."""
+    model = Tied().to(torch.bfloat16)
+    method = outer(model)
+    with torch.no_grad():
+        method.slow.phi.add_(torch.randn(method.slow.numel) * 1e-3)
+    method.slow.write_fast()
+    theta = torch.empty(method.slow.numel)
+    method.slow.read_fast(0, theta)
+    assert torch.equal(theta, method.slow.phi)
+    assert model.layer.weight.dtype == torch.bfloat16
+    with torch.no_grad():
+        model.layer.weight.add_(0.5)  # training
+    method.slow.read_fast(0, theta)
+    change = (theta - method.slow.phi)[32:48]
+    torch.testing.assert_close(change, torch.full((16,), 0.5), atol=5e-3, rtol=0)
+
+
+# -- state
+
+
+def test_a_state_comes_back_and_goes_through_torch_save(tmp_path: Path) -> None:
+    first = OwnState(outer(Tied()), (), "digest")
+    first.inner.step = 12
+    first.outer.momentum.normal_()  # type: ignore[union-attr]
+    first.cross_boundary("mean", members=3)
+    torch.save(first.state_dict(), tmp_path / "outer.pt")
+    second = OwnState(outer(Tied()), (), "digest")
+    second.load_state_dict(torch.load(tmp_path / "outer.pt", weights_only=True))
+    assert second.counters == first.counters and second.inner.step == 12
+    for one, two in zip(first.vectors(), second.vectors(), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"config": "other"}, "configuration digest other, this one has digest"),
+        ({"layout": "other"}, "names or shapes"),
+        ({"version": 99}, "another version"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(change: dict[str, Any], said: str) -> None:
+    state = OwnState(outer(Tied()), (), "digest")
+    before = state.outer.slow.phi.clone()
+    with pytest.raises(UserError, match=said):
+        state.load_state_dict({**OwnState(outer(Tied()), (), "digest").state_dict(), **change})
+    assert torch.equal(state.outer.slow.phi, before)
+
+
+def test_equal_replicas_that_begin_with_other_weights_are_not_of_one_line() -> None:
+    def lineage(seed: int) -> str:
+        torch.manual_seed(seed)
+        method = DiLoCoMethod(SlowWeights(trained(Tied())), DiLoCo(name="diloco"))
+        return OwnState(method, (), "digest").counters.lineage.digest
+
+    assert lineage(0) == lineage(0) != lineage(1)
+
+
+def test_adopting_a_members_weights_clears_the_users_optimizer() -> None:
+    donor, model = OwnState(outer(Tied()), (), "digest"), Tied()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.arange(8)).sum().backward()
+    optimizer.step()
+    state = OwnState(outer(model), (optimizer,), "digest")
+    assert optimizer.state and not state.adopted
+    before = model.layer.weight
+    state.adopt(donor.snapshot())
+    assert not optimizer.state and state.adopted
+    assert model.layer.weight is before and model.head.weight is model.embed.weight
+    assert torch.equal(torch.cat([p.flatten() for _, p in trained(model)]), donor.outer.slow.phi)
+
+
+def test_a_window_reads_losses_only_when_it_ends() -> None:
+    window = Window()
+    for value in (3.0, torch.tensor(1.0, requires_grad=True), None):
+        window.add(10, value)
+    assert window.tokens_per_step == 10
+    report = window.report(0.5)
+    assert (report.steps, report.tokens, report.loss, report.first_loss) == (3, 30, 2.0, 3.0)
+    assert window.tokens_per_step == 10  # of the last phase, until the next step

@@ -1,0 +1,154 @@
+"""Findings that need no network, and what a machine needs of memory."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.commands import cli
+from peer.commands.check import local, space
+from peer.commands.check.finding import Finding, warn
+from peer.commands.check.members import spoken, unlike_protocols
+from peer.config.load import load
+from peer.config.schema import Config
+from peer.replica.memory import estimate
+from peer.swarm.state_transfer.donor import CLIENTS
+
+
+def config(*sets: str) -> Config:
+    return load(None, sets, environment={})
+
+
+def levels(found: Any) -> list[str]:
+    return [it.level for it in found]
+
+
+def test_a_finding_is_one_line_whatever_is_in_it() -> None:
+    line = warn("reachability", "seen as \x1b[2J\n1.2.3.4", "open TCP 31338").line()
+    assert line == "warn  reachability  seen as  [2J 1.2.3.4; open TCP 31338"
+
+
+def test_a_port_that_is_taken_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = list(local.port(config("peer.network.host=127.0.0.1", f"peer.network.port={port}")))
+        assert levels(found) == ["fail"]
+        assert str(port) in found[0].text and "peer.network.port" in found[0].advice
+    assert levels(local.port(config("peer.network.host=127.0.0.1", f"peer.network.port={port}"))) == ["ok"]
+    assert levels(local.port(config("peer.network.host=203.0.113.9"))) == ["fail"]  # not of this machine
+
+
+def test_an_identity_that_others_can_read_is_found(tmp_path: Path) -> None:
+    key = tmp_path / "identity.key"
+    assert "new" in next(iter(local.identity(config(f"peer.identity={key}")))).text
+    key.write_bytes(b"key")
+    key.chmod(0o644)
+    found = list(local.identity(config(f"peer.identity={key}")))
+    assert levels(found) == ["warn"] and f"chmod 600 {key}" in found[0].advice
+    key.chmod(0o600)
+    assert levels(local.identity(config(f"peer.identity={key}"))) == ["ok"]
+
+
+def test_a_peer_that_runs_in_the_same_folder_is_found(tmp_path: Path) -> None:
+    sets = (f"run.dir={tmp_path}", "peer.name=a")
+    (tmp_path / "a").mkdir()
+    lock = os.open(tmp_path / "a" / ".lock", os.O_RDWR | os.O_CREAT)
+    assert levels(local.identity(config(*sets))) == ["ok"]
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert "fail" in levels(local.identity(config(*sets)))
+    os.close(lock)
+
+
+def test_without_an_invitation_there_is_no_way_in() -> None:
+    owner = "run.owner=gMTUeqiR4baJ+F/D0QgfAfbToe6ngcBr9DgY6HC4vpk="
+    assert levels(local.identity(config("run.admission=invite", owner))) == ["fail"]
+
+
+def test_too_little_disk_and_memory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = config(f"run.dir={tmp_path / 'not' / 'yet'}", "peer.device=cpu")
+    assert levels(space.disk(small)) == ["ok"] and levels(space.memory(small)) == ["ok"]
+    assert not (tmp_path / "not").exists()  # a check leaves nothing behind
+    usage = space.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(space.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr(space, "available_memory", lambda: 2**28)
+    found = [*space.disk(small), *space.memory(small)]
+    assert levels(found) == ["fail", "fail"]
+    assert "peer.checkpoint.keep" in found[0].advice and "peer.micro_batch" in found[1].advice
+
+
+def test_memory_that_is_short_only_while_newcomers_are_served_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = config("peer.device=cpu", "run.model.hidden_size=1024")
+    needed = estimate(large.run, large.peer)
+    usual, served = needed.device_bytes + needed.host_bytes, CLIENTS * needed.giving_bytes
+    for free, level in ((usual + served / 2, "warn"), (1.2 * (usual + served), "ok"), (usual / 2, "fail")):
+        monkeypatch.setattr(space, "available_memory", lambda free=free: int(free))
+        assert levels(space.memory(large)) == [level], free
+
+
+def test_protocols_of_another_version_are_named() -> None:
+    own = spoken()
+    assert len(set(own)) == len(own) >= 6
+    assert unlike_protocols(own, [*own, "noloco/new/1"]) is None
+    assert unlike_protocols(["noloco/meet/1", "noloco/state/3"], ["noloco/state/4", "noloco/meet/1"]) == (
+        "noloco/state/3",
+        "noloco/state/4",
+    )
+
+
+def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from peer.commands.check import runner
+
+    for level, code in (("ok", 0), ("warn", 0), ("fail", 1)):
+        found = Finding(level, "topic", "text", "advice")  # type: ignore[arg-type]
+        monkeypatch.setattr(runner, "topics", lambda *_, found=found: (("topic", lambda: iter([found])),))
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["check", "--config", "configs/demo.yaml"])
+        assert ended.value.code == code
+        assert f"{level:<5} topic" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["check", "--config", "configs/demo.yaml", "--set", "peer.network.reach=nowhere"])
+    assert ended.value.code == 2 and "peer.network.reach" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--config is needed, or --own-loop"),
+        (["--own-loop", "--set", "run.name=x", "--set", "run.seed=3"], "seed is your own program's affair"),
+        (["--own-loop", "--set", "run.name=x", "--ranks", "2"], "--ranks is for a peer of several GPUs"),
+        (["--own-loop", "--config", "configs/demo.yaml"], "is your own program's affair"),
+    ],
+)
+def test_which_of_the_two_configurations_is_checked(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["check", *words])
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_topic_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    from peer.commands.check import runner
+
+    def broken() -> Any:
+        raise TimeoutError
+
+    monkeypatch.setattr(runner, "topics", lambda *_: (("broken", broken),))
+    assert levels(runner.findings(config())) == ["fail"]
+
+
+def test_nothing_big_is_loaded_before_it_is_needed() -> None:
+    program = (
+        "import sys\nfrom peer.commands.check import local, runner\nfrom peer.config.schema import Config\n"
+        "[*local.limits(), *local.port(Config()), *local.identity(Config())]\n"
+        "print([it for it in ('torch', 'hivemind', 'transformers') if it in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

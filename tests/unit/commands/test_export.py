@@ -1,0 +1,253 @@
+"""What is exported is, to the bit, what was trained; several peers' are averaged; what cannot be is one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peer.commands.cli import main
+from peer.commands.export import tokenizer
+from peer.config.digest import digest
+from peer.config.schema import Config
+from peer.data import corpus
+from peer.data.open import validation
+from peer.data.tokenizer import END_OF_TEXT
+from peer.process import Stop
+from peer.replica.inner_loop import mean_loss
+from peer.rounds.progress import Progress
+from peer.training import replica
+from peer.training.checkpoint import Checkpoints
+from peer.training.replica import Signs
+from peer.training.state import PeerState
+from tests.unit.data.harness import bpe
+
+CPU = torch.device("cpu")
+TINY = {"hidden_size": 16, "intermediate_size": 32, "layers": 2, "heads": 2}
+
+
+def config(folder: Path, **run: Any) -> Config:
+    text = folder / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 400, encoding="utf-8")
+    data = {"name": "text", "train": [str(text)], "validation": [str(text)], "sequence_length": 16}
+    shared = {"steps": 20, "batch_size": 4, "model": TINY, "data": data, "evaluation": {"batches": 2}, **run}
+    return Config.model_validate({"run": shared})
+
+
+def trained(settings: Config, stream: int, steps: int = 6) -> PeerState:
+    tokens = corpus.load(settings.run.data).train
+    state = replica.replica(settings, tokens, stream=stream, device=CPU, signs=Signs(Progress(), Stop()))
+    state.counters.tokens = state.inner.run(state.stream.take(steps)).tokens
+    return state
+
+
+def saved(folder: Path, peer: str, state: PeerState) -> Path:
+    """The folder of a peer with a checkpoint in it, and what it wrote beside it."""
+    home = folder / peer
+    Checkpoints(home / "checkpoints", 2).save(state.inner.step, state.scalars(), state.tensors())
+    row = {"round": 1, "step": state.inner.step, "partner": "elsewhere", "outcome": "merged"}
+    (home / "rounds.jsonl").write_text(json.dumps(row) + "\n{broken", encoding="utf-8")
+    return home
+
+
+def export(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as exit:
+        main(["export", *map(str, arguments)])
+    captured = capsys.readouterr()
+    if exit.value.code:
+        assert captured.out == ""
+        lines = [line for line in captured.err.splitlines() if " WARN " not in line]
+        assert len(lines) == 1 and lines[0].startswith("error: "), captured.err
+    return int(exit.value.code or 0), captured.out + captured.err
+
+
+def loaded(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def loss_of(network: Any, settings: Config) -> float:
+    return mean_loss(network, validation(settings.run, corpus.load(settings.run.data)), CPU)
+
+
+def test_the_folder_is_the_training_model_to_the_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = config(tmp_path)
+    state = trained(settings, 1)
+    code, said = export(capsys, saved(tmp_path, "alice", state), tmp_path / "out")
+    assert code == 0, said
+    network = loaded(tmp_path / "out")
+    ids = torch.randint(0, 257, (3, 16))
+    state.inner.model.eval()
+    assert torch.equal(network(input_ids=ids).logits, state.inner.model(input_ids=ids).logits)
+    assert network.dtype == torch.float32
+    assert network.generation_config.eos_token_id == 256
+    assert f"validation loss: {loss_of(network, settings):.4f}" in said
+    out = network.generate(ids[:1], max_new_tokens=4, do_sample=False)
+    assert out.shape[1] <= 20
+
+
+def test_a_run_with_a_tokenizer_of_its_own_has_it_in_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoTokenizer
+
+    own = bpe(tmp_path / "small")
+    settings = config(tmp_path)
+    data = settings.run.data.model_copy(update={"tokenizer": own})
+    settings = settings.model_copy(update={"run": settings.run.model_copy(update={"data": data})})
+    code, said = export(capsys, saved(tmp_path, "alice", trained(settings, 1)), tmp_path / "out")
+    assert code == 0, said
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = tokenizer("the quick brown fox")["input_ids"]
+    assert tokenizer.decode(ids) == "the quick brown fox" and len(tokenizer) == 300
+    network = loaded(tmp_path / "out")
+    assert network.config.vocab_size == 300
+    assert network.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_the_card_says_what_was_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = config(tmp_path)
+    homes = [saved(tmp_path, name, trained(settings, number)) for number, name in enumerate(("alice", "bob"))]
+    assert export(capsys, *homes, tmp_path / "out")[0] == 0
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert yaml.safe_load(card.split("---")[1])["tags"] == ["noloco", "noloco"]
+    for words in (
+        digest(settings.run),
+        "| tokens | 768 ",
+        "| inner steps | 6 of 20 |",
+        "2 exported, 3 seen",
+        "| bob |",
+    ):
+        assert words in card
+    resolved = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
+    assert Config.model_validate(resolved).run == settings.run
+
+
+def test_several_peers_are_averaged_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = config(tmp_path)
+    states = [trained(settings, number) for number in range(3)]
+    homes = [saved(tmp_path, f"peer-{number}", state) for number, state in enumerate(states)]
+    code, said = export(capsys, *homes, tmp_path / "out", "--evaluate")
+    assert code == 0, said
+    network = loaded(tmp_path / "out")
+    thetas = [torch.cat([p.detach().flatten() for p in state.inner.model.parameters()]) for state in states]
+    mean = torch.stack(thetas).double().mean(0)
+    theta = torch.cat([p.detach().flatten() for p in network.parameters()])
+    torch.testing.assert_close(theta.double(), mean, rtol=1e-5, atol=1e-7)
+    lines = said.splitlines()
+    for line, state, vector in zip(lines, states, thetas, strict=False):
+        assert f"{float((vector - mean).norm() / mean.norm()):.3%} from the average" in line
+        assert f"validation loss {loss_of(state.inner.model, settings):.4f}" in line
+    assert lines[3] == f"validation loss of the average: {loss_of(network, settings):.4f}"
+
+
+def test_bf16_halves_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
+    for dtype in ("fp32", "bf16"):
+        assert export(capsys, home, tmp_path / dtype, "--dtype", dtype, "--no-evaluate")[0] == 0
+    sizes = [(tmp_path / dtype / "model.safetensors").stat().st_size for dtype in ("fp32", "bf16")]
+    assert sizes[1] < 0.6 * sizes[0]
+    assert loaded(tmp_path / "bf16").dtype == torch.bfloat16
+
+
+def test_a_checkpoint_its_folder_and_the_peers_folder_are_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
+    for number, path in enumerate((home, home / "checkpoints", home / "checkpoints" / "step_00000006")):
+        assert export(capsys, path, tmp_path / f"out-{number}", "--no-evaluate")[0] == 0
+    files = [(tmp_path / f"out-{number}" / "model.safetensors").read_bytes() for number in range(3)]
+    assert files[0] == files[1] == files[2]
+
+
+def test_without_the_text_there_is_no_loss_unless_it_was_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
+    (tmp_path / "text.txt").unlink()
+    code, said = export(capsys, home, tmp_path / "out", "--evaluate")
+    assert (code, "no file matches" in said) == (2, True)
+    code, said = export(capsys, home, tmp_path / "out")
+    assert (code, "validation loss not computed" in said) == (0, True)
+
+
+def _flip(home: Path) -> None:
+    file = home / "checkpoints" / "step_00000006" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+
+
+def _old(home: Path) -> None:
+    state = trained(config(home.parent), 1)
+    state._origin = {}
+    shutil.rmtree(home)
+    saved(home.parent, home.name, state)
+
+
+@pytest.mark.parametrize(
+    ("harm", "path", "says"),
+    [
+        (_flip, "alice", "every checkpoint in it is damaged"),
+        (_flip, "alice/checkpoints/step_00000006", "is damaged: model.safetensors does not match its digest"),
+        (_old, "alice", "did not keep the run's configuration"),
+        (lambda home: None, ".", "several peers' folders, say which"),
+        (lambda home: None, "nobody", "no checkpoint here"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line(
+    harm: Callable[[Path], None], path: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
+    harm(home)
+    code, said = export(capsys, tmp_path / path, tmp_path / "out")
+    assert code == 2
+    assert says in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_unlike_ones_and_the_same_one_twice_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alice = saved(tmp_path, "alice", trained(config(tmp_path), 1))
+    bob = saved(tmp_path, "bob", trained(config(tmp_path, seed=1), 1))
+    code, said = export(capsys, alice, bob, tmp_path / "out")
+    assert (code, "run.seed is 0 in" in said) == (2, True)
+    code, said = export(capsys, alice, alice / "checkpoints", tmp_path / "out")
+    assert (code, "is given twice" in said) == (2, True)
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
+    (tmp_path / "out").mkdir()
+    assert export(capsys, home, tmp_path / "out", "--no-evaluate")[0] == 0  # an empty folder is no loss
+    code, said = export(capsys, home, tmp_path / "out")
+    assert (code, "is there already" in said) == (2, True)
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text().filter(lambda text: END_OF_TEXT not in text))  # hypothesis tries constants of the code, too
+def test_a_byte_is_its_id_and_any_text_comes_back(text: str, byte_tokenizer: Any) -> None:
+    ids = byte_tokenizer(text)["input_ids"]
+    assert ids == list(text.encode())
+    assert byte_tokenizer.decode(ids) == text
+
+
+def test_the_end_of_a_text_is_the_separator(byte_tokenizer: Any) -> None:
+    assert byte_tokenizer.eos_token_id == corpus.SEPARATOR
+    assert len(byte_tokenizer) == corpus.VOCABULARY
+    assert byte_tokenizer(f"a{END_OF_TEXT}b")["input_ids"] == [97, 256, 98]

@@ -1,0 +1,266 @@
+"""The simulator: the same for a seed, honest about who met whom, and stopped by what makes no sense."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from peer.commands.simulate.averaging import average
+from peer.commands.simulate.meetings import Arrivals, choose_pairs
+from peer.commands.simulate.options import Method, Options, with_method
+from peer.commands.simulate.replica import Replica
+from peer.commands.simulate.simulation import Simulation, save
+from peer.commands.simulate.swap import swap
+from peer.config.schema import Decoupled, DiLoCo, Exchange, Inner, NoLoCo
+from peer.errors import RunError, UserError
+from peer.exchange.average import merge
+from peer.rounds.types import Outcome
+from peer.rounds.vectors import Vector
+from tests.swarm.support.attacks import Attack, Hostile
+from tests.unit import parts
+from tests.unit.commands.simulate_harness import config, replica_of, simulate, without_clock
+
+PAIR_ROUNDS = 5  # of 12 steps with H 4: 4, 4, 2, 1, 1
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_every_method_learns_and_is_the_same_for_a_seed_whatever_the_threads(method: Method) -> None:
+    one = without_clock(simulate(method, workers=1))
+    two = without_clock(simulate(method, workers=3))
+    assert one == two
+    swarm = one["swarm"]
+    assert swarm["method"] == method.value
+    assert (swarm["peers"], len(one["peers"])) == (4, 4)
+    assert swarm["tokens"] == 4 * 12 * 2 * 16 == sum(row["tokens"] for row in one["peers"].values())
+    assert swarm["val_loss_mean"] < one["curves"][0]["val_loss_mean"]
+    assert [row["time"] for row in one["curves"]] == [0, 4, 8, 12]
+
+
+def test_another_seed_is_another_run() -> None:
+    losses = {simulate(run={"seed": seed})["swarm"]["val_loss_mean"] for seed in range(3)}
+    assert len(losses) == 3
+
+
+def test_replicas_of_a_group_of_equals_stay_equal_and_those_of_pairs_do_not() -> None:
+    assert simulate(Method.DILOCO)["swarm"]["spread"] < 1e-7
+    assert simulate(Method.NOLOCO)["swarm"]["spread"] > 1e-6
+    assert simulate(Method.LOCAL)["swarm"]["spread"] > simulate(Method.AVERAGING)["swarm"]["spread"]
+
+
+def test_data_parallel_training_is_one_model_on_all_the_data() -> None:
+    """Against a loop by hand: the mean of the replicas' gradients in every step."""
+    run = config(outer=NoLoCo(), steps=3, inner=Inner(learning_rate=1e-3, warmup_steps=0, clip_norm=100.0))
+    chosen, method = with_method(run, Method.DDP)
+    simulation = Simulation(chosen, Options(replicas=2, method=method))
+    ddp = simulation._replicas()[0].state
+    streams = [simulation._build("", chosen, simulation._text, index).state.stream for index in range(2)]
+    net = simulation._build("", chosen, simulation._text, 0).state.inner.model
+    logits = [net(input_ids=batch[:, :-1]).logits for batch in (stream.batch(0) for stream in streams)]
+    losses = [
+        torch.nn.functional.cross_entropy(it.flatten(0, 1), stream.batch(0)[:, 1:].flatten())
+        for it, stream in zip(logits, streams, strict=True)
+    ]
+    total = torch.stack(losses).mean()
+    total.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in net.parameters() if p.grad is not None])
+    report = ddp.inner.run(ddp.stream.take(1))
+    assert report.loss == pytest.approx(float(total.detach()), rel=1e-5)
+    assert report.grad_norm == pytest.approx(float(norm), rel=1e-4)
+
+
+def test_bytes_are_those_of_the_protocols() -> None:
+    numel = sum(p.numel() for p in parts.network().parameters())
+    assert simulate(Method.NOLOCO)["swarm"]["bytes_sent"] == 4 * PAIR_ROUNDS * 4 * numel
+    assert simulate(Method.DILOCO)["swarm"]["bytes_sent"] == 4 * 3 * round(2 * 3 / 4 * 4 * numel)
+    assert simulate(Method.DDP)["swarm"]["bytes_sent"] == 12 * 2 * 3 * 4 * numel
+    assert simulate(Method.LOCAL)["swarm"]["bytes_sent"] == 0
+    assert simulate(Method.ONE_WORKER)["swarm"]["bytes_sent"] == 0
+    assert simulate(Method.DECOUPLED)["swarm"]["bytes_sent"] < simulate(Method.DILOCO)["swarm"]["bytes_sent"] / 10
+
+
+def test_everybody_meets_and_with_an_odd_number_everybody_takes_turns_at_being_alone() -> None:
+    summary = simulate(replicas=5, run={"steps": 40})
+    alone = [row["rounds"]["alone"] for row in summary["peers"].values()]
+    assert sorted(alone) == [2, 2, 2, 3, 3]  # of 9 + 3 rounds
+    assert all(sum(row["rounds"].values()) == 12 for row in summary["peers"].values())
+    assert sum(len(row["partners"]) for row in summary["peers"].values()) >= 16
+    for name, row in summary["peers"].items():
+        for other, count in row["partners"].items():
+            assert summary["peers"][other]["partners"][name] == count
+
+
+def pairings(rounds: int, remember: bool) -> Counter[frozenset[str]]:
+    """How often each pair of six replicas meets."""
+    replicas = [replica_of(str(index), 10**9, 10) for index in range(6)]
+    chance, met = random.Random(0), Counter[frozenset[str]]()
+    for number in range(rounds):
+        arrivals = Arrivals(due=dict.fromkeys(replicas, 0.0))
+        for one, two in choose_pairs(arrivals, replicas, 0.0, 0.5, chance):
+            assert two is not None
+            met[frozenset((one.name, two.name))] += 1
+            if remember:
+                one.met[two.name] = two.met[one.name] = number
+    return met
+
+
+def test_among_partners_met_equally_long_ago_every_pair_is_as_likely() -> None:
+    met = pairings(3000, remember=False)
+    assert len(met) == 15
+    expected = 3000 * 3 / 15
+    chi_square = sum((count - expected) ** 2 / expected for count in met.values())
+    assert chi_square < 36.1  # 14 degrees of freedom, 0.1%
+
+
+def test_partners_met_longest_ago_come_first() -> None:
+    met = pairings(50, remember=True)
+    assert min(met.values()) >= 0.7 * 10 and max(met.values()) <= 1.3 * 10, met  # chance alone: about 5 to 16
+
+
+def test_dropped_swaps_are_counted_and_cost_no_bytes() -> None:
+    summary = simulate(drop=1.0)
+    assert summary["swarm"]["bytes_sent"] == 0
+    assert all(row["rounds"]["timeout"] == PAIR_ROUNDS for row in summary["peers"].values())
+    some = simulate(drop=0.3, run={"steps": 80})
+    share = sum(row["rounds"]["timeout"] for row in some["peers"].values()) / (4 * 22)
+    assert 0.1 < share < 0.5
+
+
+def test_a_member_that_missed_a_round_of_equals_catches_up() -> None:
+    diloco = {"steps": 80, "outer": DiLoCo(name="diloco", momentum=0.5)}
+    summary = simulate(run=diloco, drop=0.3)
+    outcomes = Counter[str]()
+    for row in summary["peers"].values():
+        outcomes.update(row["rounds"])
+    assert outcomes["timeout"] > 5 and outcomes["merged"] > 30
+    assert summary["swarm"]["val_loss_mean"] < simulate(Method.LOCAL, run={"steps": 80})["swarm"]["val_loss_mean"] + 0.2
+    assert any(row["spread"] < 1e-7 for row in summary["curves"][1:])
+
+
+def test_a_delayed_result_keeps_what_was_trained_meanwhile() -> None:
+    late, at_once = simulate(delay=3), simulate()
+    assert late["swarm"]["tokens"] == at_once["swarm"]["tokens"]
+    assert late["swarm"]["val_loss_mean"] != at_once["swarm"]["val_loss_mean"]
+    assert late["swarm"]["val_loss_mean"] == pytest.approx(at_once["swarm"]["val_loss_mean"], rel=0.05)
+
+
+def test_a_delay_of_zero_steps_trained_is_no_delay() -> None:
+    replica = replica_of("a", 100, 4)
+    replica.inner_phase()
+    mean = average([replica])[0] + 0.01
+    replica.apply(mean, delay=2)
+    replica.finish()
+    late = replica.fast_weights()
+    other = replica_of("b", 100, 4)
+    other.inner_phase()
+    other.apply(mean)
+    torch.testing.assert_close(late, other.fast_weights(), atol=1e-6, rtol=1e-5)
+
+
+def test_unlike_speeds_train_as_long_as_each_other_and_groups_wait_for_the_slowest() -> None:
+    pair = simulate(speeds=(1.0, 0.5), run={"steps": 40})
+    steps = [row["steps"] for row in pair["peers"].values()]
+    assert steps == [40, 20, 40, 20]
+    group = simulate(Method.DILOCO, speeds=(1.0, 0.5), run={"steps": 40})
+    assert group["swarm"]["idle_share"] > 2 * pair["swarm"]["idle_share"]
+    assert all(len(row["partners"]) >= 1 for row in pair["peers"].values())
+
+
+def test_replicas_may_read_parts_of_the_text_that_do_not_overlap() -> None:
+    chosen, method = with_method(config(), None)
+    simulation = Simulation(chosen, Options(replicas=3, method=method, non_iid=True))
+    texts = [simulation._part(index).train for index in range(3)]
+    assert sum(map(len, texts)) == len(simulation._text.train)
+    assert simulate(non_iid=True)["swarm"]["val_loss_mean"] != simulate()["swarm"]["val_loss_mean"]
+
+
+def test_two_replicas_average_to_the_bits_of_the_pair_exchange() -> None:
+    replicas = [replica_of(str(seed), 8, 4) for seed in range(2)]
+    for replica in replicas:
+        replica.inner_phase()
+    left, right = swap(*replicas).means
+    own, theirs = (flat(replica) for replica in replicas)
+    merge(Vector(own), theirs)
+    assert torch.equal(left, theirs) and torch.equal(right, theirs)
+
+
+def flat(replica: Replica) -> Tensor:
+    contribution = replica.state.outer.contribution()
+    out = torch.empty(contribution.numel)
+    contribution.read(0, out)  # type: ignore[union-attr]
+    return out
+
+
+def test_a_loss_that_is_not_finite_names_the_replica_and_the_step() -> None:
+    run = {"inner": Inner(learning_rate=1e30, warmup_steps=0, clip_norm=1e30, weight_decay=0.0)}
+    with pytest.raises(RunError, match=r"replica-\d: the training loss is (nan|inf) at step \d+; nothing was averaged"):
+        simulate(run=run)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"replicas": 1}, "needs 2 to 64"),
+        ({"replicas": 65}, "needs 2 to 64"),
+        ({"drop": -0.1}, "it is a share"),
+        ({"drop": math.nan}, "it is a share"),
+        ({"delay": 4}, "below run.inner_steps"),
+        ({"speeds": (1.0, 0.0)}, "--speeds"),
+        ({"swap_steps": 0}, "--swap-steps 0"),
+        ({"workers": 0}, "--workers 0"),
+        ({"method": Method.DDP, "drop": 0.1}, "--method ddp"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_line(options: dict[str, Any], words: str) -> None:
+    values = {"replicas": 4, "method": Method.NOLOCO, **options}
+    with pytest.raises(UserError, match=words):
+        Options(**values).check(config())
+
+
+def test_a_method_on_the_command_line_keeps_the_files_settings_when_they_are_its_own() -> None:
+    own = config(outer=DiLoCo(name="diloco", learning_rate=0.3))
+    assert with_method(own, Method.DILOCO)[0].run.outer == own.run.outer
+    assert with_method(own, Method.ONE_WORKER)[0].run.outer == own.run.outer
+    assert with_method(own, Method.NOLOCO)[0].run.outer == NoLoCo()
+    assert isinstance(with_method(own, Method.DECOUPLED)[0].run.outer, Decoupled)
+    assert with_method(own, None) == (own, Method.DILOCO)
+
+
+def test_the_files_of_a_simulation(tmp_path: Path) -> None:
+    files = save(simulate(), tmp_path, "a title")
+    summary, curves, picture = files
+    assert set(json.loads(summary.read_text())) == {"peers", "swarm"}
+    assert len(json.loads(curves.read_text())) == 4
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 10_000
+
+
+def test_outcomes_of_controls_are_rounds_alone() -> None:
+    for method in (Method.LOCAL, Method.ONE_WORKER):
+        assert all(row["rounds"][Outcome.ALONE] == 3 for row in simulate(method)["peers"].values())
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_hostile_replica_is_refused_and_then_avoided(overlap: bool) -> None:
+    class Attacked(Simulation):
+        def _replicas(self) -> list[Replica]:
+            replicas = super()._replicas()
+            replicas[0].codec = Hostile(Attack.HUGE)
+            return replicas
+
+    chosen, method = with_method(config(steps=80, exchange=Exchange(overlap=overlap)), None)
+    summary = Attacked(chosen, Options(replicas=4, method=method, swap_steps=2)).run(lambda line: None)
+    peers = summary["peers"]
+    hostile = peers.pop("replica-0")
+    assert hostile["partners"] == {} and hostile["rounds"]["refused"] >= 3
+    for row in peers.values():
+        assert 1 <= row["rounds"]["poisoned"] <= 3  # of 20 rounds: 4, 8, 16 phases of peace
+        assert row["rounds"]["merged"] >= 10
+        assert sum(row["rounds"].values()) == 22

@@ -1,0 +1,106 @@
+"""``noloco-peer tokenize``: what it writes is what the training reads; a file is there whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from peer.commands import tokenize
+from peer.commands.cli import main
+from peer.config.data import ParquetData
+from peer.data import corpus
+from peer.data.sources.documents import Split
+from peer.errors import UserError
+from tests.unit.data.harness import bpe, jsonl, texts
+
+
+def run(patterns: list[str], out: Path, tokenizer: str = "bytes", **more: str) -> list[str]:
+    said: list[str] = []
+    tokenize.run(patterns, out, tokenizer, end=more.get("end"), column=more.get("column", "text"), say=said.append)
+    return said
+
+
+def documents(out: Path, tokenizer: object) -> list[str]:
+    from transformers import AutoTokenizer
+
+    files = (f"{out}/*.parquet",)  # also to validate on: of so few documents the held-out ones may be none
+    data = ParquetData(name="parquet", train=files, validation=files, tokenizer=tokenizer, sequence_length=16)  # type: ignore[arg-type]
+    train = corpus.load(data).train
+    assert isinstance(train, Split)
+    fast = AutoTokenizer.from_pretrained(data.tokenizer.path)
+    return [fast.decode(ids[:-1].tolist()) for ids in Split(train.source, train.tokenizer).in_order()]
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = bpe(tmp_path / "small")
+    jsonl(tmp_path / "b.jsonl.gz", texts(400, "b"))
+    jsonl(tmp_path / "a.jsonl", texts(300, "a"))
+    monkeypatch.setattr(tokenize, "ROW_GROUP", 1000)
+    said = run([f"{tmp_path}/*.jsonl*"], tmp_path / "out", str(tmp_path / "small"))
+    assert sorted(documents(tmp_path / "out", own)) == sorted(texts(300, "a") + texts(400, "b"))
+    assert "tokenizer: {name: small, vocabulary: 300}" in said[-1]
+    for file in (tmp_path / "out").glob("*"):
+        it = pq.ParquetFile(file)
+        assert it.num_row_groups > 2 and it.metadata.row_group(0).column(0).compression == "ZSTD"
+        rows = it.read().to_pylist()
+        assert all(len(row["input_ids"]) == len(row["attention_mask"]) for row in rows)
+
+
+def test_text_files_become_documents(tmp_path: Path) -> None:
+    whole = "".join(f"{line}\n" for line in texts(6000))
+    (tmp_path / "a.txt").write_text(whole)
+    run([f"{tmp_path}/a.txt"], tmp_path / "out")
+    rows = pq.read_table(tmp_path / "out").column("input_ids").to_pylist()
+    assert len(rows) > 2
+    assert bytes(token for row in rows for token in row if token < 256).decode() == whole
+
+
+def test_a_second_call_goes_on_where_the_first_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        jsonl(tmp_path / f"{name}.jsonl", texts(100, name))
+    broken = tmp_path / "b.jsonl"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:-30] + b"{broken\n")
+    with pytest.raises(UserError, match=r"b\.jsonl row 100: is not JSON"):
+        run([f"{tmp_path}/*.jsonl"], tmp_path / "out")
+    assert [path.name[0] for path in (tmp_path / "out").iterdir()] == ["a"]
+    broken.write_bytes(whole)
+    said = run([f"{tmp_path}/*.jsonl"], tmp_path / "out")
+    assert ["is there already" in line for line in said] == [True, False, False, False]
+    jsonl(tmp_path / "a.jsonl", texts(101, "a"))
+    assert "is there already" not in run([f"{tmp_path}/*.jsonl"], tmp_path / "out")[0]
+
+
+def test_the_wrong_tokenizer_for_such_a_file_is_a_line(tmp_path: Path) -> None:
+    own = bpe(tmp_path / "small")
+    jsonl(tmp_path / "a.jsonl", texts())
+    run([f"{tmp_path}/a.jsonl"], tmp_path / "out", str(tmp_path / "small"))
+    data = ParquetData(name="parquet", train=(f"{tmp_path}/out/*.parquet",), sequence_length=16)
+    with pytest.raises(UserError, match=r"was made with the tokenizer small, run\.data\.tokenizer\.name is bytes"):
+        corpus.load(data)
+    assert corpus.load(data.model_copy(update={"tokenizer": own}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere*.jsonl", "OUT"], "SOURCE: no file matches"),
+        (["a.jsonl", "a.jsonl"], "OUT: cannot make the folder"),
+        (["a.jsonl", "OUT", "--column", "body"], "row 1: has no 'body'"),
+        (["empty.txt", "OUT"], "is empty"),
+    ],
+)
+def test_a_mistake_is_a_line(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("peer.logs.setup", lambda *where: None)  # it would keep the captured stderr
+    jsonl(tmp_path / "a.jsonl", texts(10))
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(SystemExit) as caught:
+        main(["tokenize", *arguments])
+    assert caught.value.code == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and says in said[0]

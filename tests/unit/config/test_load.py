@@ -1,0 +1,197 @@
+"""From YAML, environment and --set to a checked configuration, and what a mistake looks like."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from peer.config import load as settings
+from peer.config.schema import Config, Local, NoLoCo, Peer, Run
+from peer.errors import UserError
+
+CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
+
+
+def load(text: str, tmp_path: Path, *overrides: str, **environment: str) -> Config:
+    file = tmp_path / "run.yaml"
+    file.write_text(text, encoding="utf-8")
+    return settings.load(file, overrides, environment)
+
+
+def mistake(text: str, tmp_path: Path, *overrides: str, **environment: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load(text, tmp_path, *overrides, **environment)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)
+def test_every_config_of_the_repository_loads(file: Path) -> None:
+    assert settings.load(file, environment={}).run.steps > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("run: {inner: {learning_rat: 1}}", "run.inner.learning_rat: unknown key, did you mean learning_rate?"),
+        ("run: {outer: {name: local, alpha: 0.5}}", "run.outer.alpha: unknown key"),
+        ("run: {outer: {name: noloco, lr: 0.5}}", "choose from: name, alpha, beta, gamma"),
+        ("run: {data: {name: text, train: [1]}}", "run.data.train.0: input should be a valid string"),
+        ("run: {data: {name: text, train: a.txt}}", "run.data.train: input should be"),
+        ("peer: {network: {hots: 1}}", "peer.network.hots: unknown key, did you mean host?"),
+        ("run: {inner: {beta1: .nan}}", "run.inner.beta1: input should be a finite number"),
+        ("run: {steps: many}", "run.steps: input should be a valid integer"),
+        ("run: {steps: 1.5}", "run.steps"),
+        ("run: {steps: 0}", "run.steps: input should be greater than 0"),
+        (
+            "run: {outer: {name: nolocoo}}",
+            "run.outer.name: 'nolocoo' is not known, choose one of: noloco, diloco, decoupled, local",
+        ),
+        ("run: {outer: {alpha: 0.5}}", "run.outer.name is missing"),
+        ("run: {data: {name: text}}", "run.data.train: field required"),
+        ("run: {outer: {name: noloco, alpha: 0.5, gamma: 1.5}}", "run.outer: gamma 1.5 makes the replicas diverge"),
+        ("run: {outer: {name: noloco, alpha: 0.5, gamma: 1.5}}", "0 < gamma < 2(1 - alpha^2) = 1.5"),
+        ("run: {outer: {name: noloco, alpha: 0.9, gamma: 0.4}}", "2(1 - alpha^2) = 0.38"),
+        ("run: {model: {hidden_size: 10, heads: 3}}", "not a multiple of heads"),
+        ("run: {batch_size: 8}\npeer: {micro_batch: 3}", "not a multiple of peer.micro_batch"),
+        ("run: {steps: 1}\nrun: {steps: 2}", "the key 'run' stands twice"),
+        ("run: [1, 2]", "run"),
+        ("just words", "expected the sections run: and peer:"),
+        ("run: {steps: [}", "line 1"),
+        ("run: {name: no/slash}", "run.name"),
+        ("peer: {device: tpu}", "peer.device"),
+        ("extra: 1", "extra: unknown key, choose from: run, peer"),
+        ("run: {a.b: 1}", "unknown key"),  # the dot is part of the key, not a way down
+        ('run: {"a\\nb": 1}', "unknown key"),
+        ("run: {seed: -1}", "run.seed"),  # numpy and torch take no such seed
+        ("run: {steps: !!bool many}", "not valid YAML"),
+        ('run: {steps: !!int ""}', "not valid YAML"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_key(text: str, says: str, tmp_path: Path) -> None:
+    assert says in mistake(text, tmp_path)
+
+
+def test_yaml_means_what_people_mean(tmp_path: Path) -> None:
+    config = load("run: {name: no, inner: {learning_rate: 3e-4, weight_decay: 1}}", tmp_path)
+    assert config.run.inner.learning_rate == 3e-4
+    assert config.run.name == "no"
+    assert config.run.inner.weight_decay == 1.0
+
+
+def test_set_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    text = "run: {steps: 7}\npeer: {name: from-file}"
+    assert load("", tmp_path).run.steps == Config().run.steps
+    assert load(text, tmp_path).peer.name == "from-file"
+    assert load(text, tmp_path, NOLOCO_PEER_NAME="from-env").peer.name == "from-env"
+    assert load(text, tmp_path, "peer.name=from-set", NOLOCO_PEER_NAME="from-env").peer.name == "from-set"
+    assert load(text, tmp_path, NOLOCO_INITIAL_PEERS="/a,/b /c").peer.initial_peers == ("/a", "/b", "/c")
+
+
+def test_later_files_win_key_by_key(tmp_path: Path) -> None:
+    texts = (
+        "run: {steps: 10, inner_steps: 5, outer: {name: noloco, beta: 0.6}}\npeer:\n",
+        "run: {steps: 20, outer: {alpha: 0.4}}",
+        "",
+    )
+    files = [tmp_path / f"{index}.yaml" for index in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text, encoding="utf-8")
+    run = settings.load(files, environment={}).run
+    assert (run.steps, run.inner_steps) == (20, 5)
+    assert run.outer == NoLoCo(name="noloco", alpha=0.4, beta=0.6)
+    files[2].write_text("run: {stesp: 5}", encoding="utf-8")
+    with pytest.raises(UserError, match=r"2\.yaml: run\.stesp: unknown key, did you mean steps\?"):
+        settings.load(files, environment={})
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    assert "did you mean NOLOCO_INITIAL_PEERS?" in mistake("", tmp_path, NOLOCO_INITIAL_PEER="/a")
+
+
+def test_set_needs_a_key_and_reaches_only_into_sections(tmp_path: Path) -> None:
+    assert "section.key=value" in mistake("", tmp_path, "run.steps")
+    assert "is a value, not a section" in mistake("run: {steps: 3}", tmp_path, "run.steps.more=3")
+
+
+def test_choosing_a_variant_by_set(tmp_path: Path) -> None:
+    assert isinstance(load("", tmp_path, "run.outer.name=local").run.outer, Local)
+    assert load("", tmp_path, "run.outer={name: noloco, beta: 0.6}").run.outer == NoLoCo(beta=0.6)
+
+
+def test_gamma_outside_the_papers_range_is_only_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("noloco"), "propagate", True)  # logs.setup of another test turns it off
+    with caplog.at_level(logging.WARNING, "noloco.config"):
+        load("run: {outer: {name: noloco, gamma: 0.7}}", tmp_path)
+        assert caplog.text == ""
+        assert load("run: {outer: {name: noloco, alpha: 0.5, gamma: 0.3}}", tmp_path).run.outer == NoLoCo(
+            alpha=0.5, gamma=0.3
+        )
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("noloco.config", logging.WARNING)
+    assert "run.outer.gamma 0.3 is outside the paper's range 0.5 < gamma < 1.5" in record.getMessage()
+
+
+def test_missing_file_and_text_that_is_not_utf8(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot read the configuration"):
+        settings.load(tmp_path / "none.yaml", environment={})
+    (tmp_path / "latin.yaml").write_bytes(b"run: {name: \xff\xfe}")
+    with pytest.raises(UserError, match="not UTF-8"):
+        settings.load(tmp_path / "latin.yaml", environment={})
+
+
+def test_what_show_config_prints_loads_to_the_same(tmp_path: Path) -> None:
+    config = load("run: {data: {name: text, train: ['a/*.txt']}, outer: {name: local}}", tmp_path, "peer.threads=3")
+    assert load(settings.dump(config), tmp_path) == config
+
+
+@examples(deadline=None, max_examples=50)
+@example("1e3")  # a commit's digest looks like this now and then
+@given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True))
+def test_a_name_that_looks_like_something_else_survives_show_config(
+    tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    config = Config(run=Run(name=name), peer=Peer(name=name))
+    assert load(settings.dump(config), tmp_path_factory.getbasetemp()) == config
+
+
+KEYS = st.sampled_from(
+    ["run", "peer", "steps", "outer", "name", "data", "inner", "network", "train", "host", "x", "a.b", "a\nb", ""]
+)
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("noloco"),
+    lambda inner: st.dictionaries(KEYS, inner, max_size=4) | st.lists(inner, max_size=3),
+    max_leaves=12,
+)
+
+
+WORDS = [
+    *("run", "peer", ": ", "- ", "\n", "  ", "{", "}", "[", "]", ", ", "? ", "x", "1", '""', "&a ", "*a", "<<", "!x "),
+    *("!!int ", "!!bool ", "!!float ", "!!timestamp ", "!!binary ", "!!set ", "---", "%", "0x", "1e", "2024-13-01"),
+]
+
+
+@examples(deadline=None)
+@given(TREES.map(yaml.safe_dump) | st.text(max_size=60) | st.lists(st.sampled_from(WORDS), max_size=12).map("".join))
+def test_whatever_the_file_says_the_answer_is_a_config_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "fuzz.yaml"
+    file.write_text(text, encoding="utf-8", errors="surrogatepass")
+    try:
+        settings.load(file, environment={})
+    except UserError as error:
+        assert len(str(error).splitlines()) == 1
+
+
+def test_a_home_that_nobody_has_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"peer\.identity.*there is no home directory for ~nobody-of-that-name/key"):
+        settings.load(None, ["peer.identity=~nobody-of-that-name/key"], environment={})

@@ -1,0 +1,97 @@
+"""The papers' models as configurations: their shapes count up to what the papers say, and only one thing differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.commands.cli import main
+from peer.config import load as settings
+from peer.config.schema import LlamaModel, Run
+from peer.replica import model
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+# (configuration, parameters in the paper's words, of the layers and norms here, how far that may be from the paper's).
+# NoLoCo's figures are of models with two matrices in a feed-forward layer. Llama's, which its code trains, has three.
+SIZES = [
+    ("noloco-125m", 125e6, 113_265_408, 0.10),
+    ("noloco-1.3b", 1.3e9, 1_610_713_088, 0.25),
+    ("noloco-6.8b", 6.8e9, 8_590_200_832, 0.27),
+    ("opendiloco-150m", 150e6, 149_447_680, 0.01),
+    ("opendiloco-1b", 1.1e9, 968_976_384, 0.13),  # the paper's 1.1B has the embeddings in it: see below
+]
+METHODS = ("noloco", "diloco", "fsdp")
+
+
+def load(*names: str) -> Run:
+    return settings.load([CONFIGS / f"{name}.yaml" for name in names], environment={}).run
+
+
+def layers_of(shape: LlamaModel) -> int:
+    """By hand: attention, three matrices of the feed-forward layer, and norms."""
+    d, kv = shape.hidden_size, shape.hidden_size * (shape.kv_heads or shape.heads) // shape.heads
+    return shape.layers * (2 * d * d + 2 * d * kv + 3 * d * shape.intermediate_size + 2 * d) + d
+
+
+@pytest.mark.parametrize(("name", "paper", "layers", "tolerance"), SIZES)
+def test_a_preset_has_the_papers_size(name: str, paper: float, layers: int, tolerance: float) -> None:
+    run = load(name)
+    assert isinstance(run.model, LlamaModel)
+    outline = model.outline(run.model, sequence_length=run.data.sequence_length)
+    assert {parameter.device.type for parameter in outline.parameters()} == {"meta"}
+    embeddings = model.embedding_count(outline)
+    assert embeddings == 2 * (run.model.vocabulary or 0) * run.model.hidden_size
+    assert model.parameter_count(outline) - embeddings == layers == layers_of(run.model)
+    assert layers == pytest.approx(paper, rel=tolerance)
+
+
+def test_a_model_of_two_matrices_would_have_the_papers_figure() -> None:
+    """The paper does not say what its 125M, 1.3B and 6.8B count; a GPT of these shapes and 50,272 tokens has them."""
+    for name, paper, *_ in SIZES[:3]:
+        shape = load(name).model
+        assert isinstance(shape, LlamaModel)
+        gpt = layers_of(shape) - shape.layers * shape.hidden_size * shape.intermediate_size
+        assert gpt + 50_272 * shape.hidden_size == pytest.approx(paper, rel=0.03)
+
+
+def test_opendilocos_1b_is_1_1b_with_its_embeddings() -> None:
+    run = load("opendiloco-1b")
+    assert model.parameters_of(run.model, sequence_length=1024) == pytest.approx(1.1e9, rel=0.01)
+
+
+@pytest.mark.parametrize("size", ["125m", "1.3b", "6.8b"])
+def test_the_methods_of_a_size_differ_in_the_method_alone(size: str) -> None:
+    runs = {method: load(f"{method}-{size}") for method in METHODS}
+
+    def rest(run: Run) -> dict[str, Any]:
+        return run.model_dump(exclude={"name", "outer", "inner_steps", "batch_size"})
+
+    assert rest(runs["noloco"]) == rest(runs["diloco"]) == rest(runs["fsdp"])
+    peers = runs["fsdp"].batch_size // runs["noloco"].batch_size
+    assert runs["diloco"].batch_size == runs["noloco"].batch_size
+    assert runs["fsdp"].batch_size == peers * runs["noloco"].batch_size
+    assert (runs["noloco"].inner_steps, runs["diloco"].inner_steps) == (50, 100)
+    tokens = runs["fsdp"].batch_size * runs["fsdp"].data.sequence_length
+    assert tokens == {"125m": 2**19, "1.3b": 2**20, "6.8b": 2**21}[size]
+
+
+@pytest.mark.parametrize("data", ["c4", "reddit"])
+@pytest.mark.parametrize("name", [f"{method}-{size}" for method in METHODS for size in ("125m", "1.3b", "6.8b")])
+def test_every_preset_goes_with_the_papers_data(name: str, data: str) -> None:
+    alone, run = load(name), load(name, f"data-{data}")
+    assert run.data.name == {"c4": "c4", "reddit": "parquet"}[data]
+    assert run.data.sequence_length == alone.data.sequence_length == 1024
+    assert isinstance(run.model, LlamaModel) and run.model.vocabulary == run.data.tokenizer.vocabulary
+    assert run.model_copy(update={"model": alone.model, "data": alone.data}) == alone
+
+
+@pytest.mark.parametrize("name", ["demo", "opendiloco-150m"])
+def test_show_config_says_how_many_parameters(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(["show-config", "--config", str(CONFIGS / f"{name}.yaml")])
+    assert not exit.value.code
+    said = {"demo": "1,022,464 parameters, 32,896", "opendiloco-150m": "214,983,680 parameters, 65,536,000"}[name]
+    assert f"# {said} of them embeddings\n" in capsys.readouterr().out

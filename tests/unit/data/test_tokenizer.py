@@ -1,0 +1,147 @@
+"""Tokenizers: the embedded one and Hugging Face's, what they make of text files, and models that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peer.config.data import JsonlData, StdlibData, TextData, Tokenizer
+from peer.config.digest import digest
+from peer.config.schema import LlamaModel, Run
+from peer.data import corpus
+from peer.data.sources import text
+from peer.data.tokenizer import Bytes, load
+from peer.errors import UserError
+from peer.replica import model
+from peer.training import replica
+from tests.unit.data.harness import bpe, jsonl, texts
+
+SMALL = LlamaModel(hidden_size=8, intermediate_size=16, layers=1, heads=1)
+
+
+def decoded(folder: Path, ids: list[int]) -> str:
+    from transformers import AutoTokenizer
+
+    return str(AutoTokenizer.from_pretrained(folder).decode(ids, skip_special_tokens=False))
+
+
+def test_a_tokenizer_from_a_folder_gives_the_text_back_with_its_own_end_behind_it(tmp_path: Path) -> None:
+    settings = bpe(tmp_path / "tok")
+    jsonl(tmp_path / "a.jsonl", texts(200))
+    data = JsonlData(name="jsonl", train=(f"{tmp_path}/a.jsonl",), tokenizer=settings, sequence_length=16)
+    ids = corpus.load(data).validation
+    said = decoded(tmp_path / "tok", ids.tolist()).split("<|end|>")
+    assert len(said) >= 2 and set(said[:-1]) <= set(texts(200))
+    assert len(ids) < sum(map(len, said[:-1])) / 1.5  # it has merges
+
+
+def test_a_tokenizer_json_alone_needs_to_be_told_its_end(tmp_path: Path) -> None:
+    whole = bpe(tmp_path)
+    alone = Tokenizer(name="small", vocabulary=300, path=tmp_path / "tokenizer.json")
+    with pytest.raises(UserError, match=r"run\.data\.tokenizer\.end: small has no end of text"):
+        load(alone)
+    with pytest.raises(UserError, match="has no token '</s>'"):
+        load(alone.model_copy(update={"end": "</s>"}))
+    assert load(alone.model_copy(update={"end": "<|end|>"})).end == load(whole).end
+
+
+def test_a_vocabulary_that_is_too_small_is_a_line_with_the_right_number(tmp_path: Path) -> None:
+    own = bpe(tmp_path)
+    with pytest.raises(UserError, match="small has 300 tokens; set it to 300 or more"):
+        load(own.model_copy(update={"vocabulary": 257}))
+    assert load(own.model_copy(update={"vocabulary": 304})).vocabulary == 304
+    with pytest.raises(UserError, match=r"run\.data\.tokenizer\.path: .*nowhere is not there"):
+        load(own.model_copy(update={"path": tmp_path / "nowhere"}))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"cannot load .*empty") as caught:
+        load(own.model_copy(update={"path": tmp_path / "empty"}))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"vocabulary": 100}, {"end": "x"}, {"path": "/x"}])
+def test_the_embedded_one_has_nothing_to_set(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="the tokenizer bytes has 257 tokens"):
+        Tokenizer.model_validate(wrong)
+
+
+def test_name_and_size_are_in_the_digest_and_the_place_is_not() -> None:
+    def of(**more: object) -> str:
+        return digest(Run(data=StdlibData(tokenizer=Tokenizer(name="x", **{"vocabulary": 300, **more}))))
+
+    assert of(path=Path("/a")) == of(path=Path("/b"))
+    assert len({of(), of(vocabulary=301), of(end="</s>"), digest(Run())}) == 4
+
+
+def test_the_model_follows_the_tokenizer_and_one_that_does_not_fit_is_a_line() -> None:
+    network = model.build(SMALL, sequence_length=16, seed=0, vocabulary=300)
+    assert network.get_input_embeddings().weight.shape[0] == 300  # type: ignore[operator,union-attr]
+    fixed = SMALL.model_copy(update={"vocabulary": 300})
+    with pytest.raises(UserError, match=r"run\.model\.vocabulary has 300 tokens, the data's tokenizer 301"):
+        model.build(fixed, sequence_length=16, seed=0, vocabulary=301)
+
+
+def test_local_text_by_a_tokenizer_is_the_whole_text(tmp_path: Path) -> None:
+    own = bpe(tmp_path / "tok")
+    whole = "".join(f"{line} é€🙂\n" for line in texts(4000))
+    (tmp_path / "a.txt").write_text(whole, encoding="utf-8")
+    data = TextData(name="text", train=(f"{tmp_path}/a.txt",), validation=(f"{tmp_path}/a.txt",), tokenizer=own)
+    found = corpus.load(data)
+    assert decoded(tmp_path / "tok", found.train.tolist()).replace("<|end|>", "") == whole
+    assert found.train.dtype == np.uint16
+    (tmp_path / "a.txt").write_bytes(b"right\n" * 5 + b"\xff wrong")
+    with pytest.raises(UserError, match=r"a\.txt byte 31: is not UTF-8 text"):
+        corpus.load(data)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(alphabet="ab\né€🙂", max_size=400), st.integers(8, 40))
+def test_pieces_are_the_file_each_a_text(tmp_path_factory: pytest.TempPathFactory, said: str, size: int) -> None:
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    path.write_text(said, encoding="utf-8")
+    usual, text.PIECE = text.PIECE, size
+    try:
+        pieces = list(text.pieces(path))
+    finally:
+        text.PIECE = usual
+    assert "".join(piece.decode("utf-8") for piece in pieces) == said
+    assert all(0 < len(piece) <= size for piece in pieces)
+
+
+def test_a_special_token_in_a_text_does_not_end_it(tmp_path: Path) -> None:
+    own = load(bpe(tmp_path))
+    ids = own.encode(["so <|end|> it"])[0]
+    assert own.end not in ids
+    assert decoded(tmp_path, ids.tolist()) == "so <|end|> it"
+
+
+@given(st.text(max_size=50))
+def test_bytes_are_utf_8(said: str) -> None:
+    try:
+        expected = said.encode()
+    except UnicodeEncodeError:
+        return
+    assert Bytes().encode([said])[0].tolist() == list(expected)
+
+
+def test_a_replica_of_a_run_with_another_tokenizer_has_its_vocabulary(tmp_path: Path) -> None:
+    import torch
+
+    from peer.config.schema import Config
+    from peer.process import Stop
+    from peer.rounds.progress import Progress
+
+    own = bpe(tmp_path / "tok", 320)
+    jsonl(tmp_path / "a.jsonl", texts())
+    data = JsonlData(name="jsonl", train=(f"{tmp_path}/a.jsonl",), tokenizer=own, sequence_length=16, shuffle=8)
+    config = Config(run=Run(data=data, model=SMALL, batch_size=2))
+    found = corpus.load(data)
+    signs = replica.Signs(Progress(), Stop())
+    state = replica.replica(config, found.train, stream=1, device=torch.device("cpu"), signs=signs)
+    report = state.inner.run(state.stream.take(3))
+    assert report.first_loss == pytest.approx(np.log(320), abs=0.3)
+    saved = state.scalars()
+    assert saved["position"] == 3 and saved["cursor"]["place"][0] == 0

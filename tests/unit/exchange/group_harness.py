@@ -1,0 +1,131 @@
+"""A group of real group exchanges in one process: every stream is a unix socket pair, every fault is a hook."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from peer.config.schema import Exchange
+from peer.exchange.group.all_reduce import GroupExchange
+from peer.exchange.group.mesh import Lobby
+from peer.p2p.event_loop import LoopThread
+from peer.p2p.stream import Stream, StreamLost
+from peer.rounds.contribution import Averaged, Contribution, Sparse
+from peer.rounds.types import Assembly, Group, Link, Seat
+from tests.unit.exchange.pair_harness import FAST, identity
+
+T = TypeVar("T")
+
+
+async def stream_between(caller: str, called: str) -> tuple[Stream, Stream]:
+    left, right = socket.socketpair()
+    one, two = await asyncio.open_connection(sock=left), await asyncio.open_connection(sock=right)
+    return Stream(*one, remote=called, initiator=True), Stream(*two, remote=caller, initiator=False)
+
+
+@dataclass
+class Member:
+    """One peer: its thread, its lobby, its exchange. ``answers``: does its side of a mesh stream exist?"""
+
+    name: str
+    thread: LoopThread = field(default_factory=LoopThread)
+    lobby: Lobby = field(default_factory=Lobby)
+    answers: bool = True
+
+
+class Wires:
+    """The network of one member: dialling another one makes a socket pair and wakes its lobby."""
+
+    def __init__(self, me: Member, members: Sequence[Member]) -> None:
+        self._me, self._members = me, {member.name: member for member in members}
+
+    def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+        return self._me.thread.call(work, timeout)
+
+    async def open(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
+        other = self._members[peer_id]
+        if not other.answers:
+            raise StreamLost("connection refused")
+        left, right = socket.socketpair()
+        asyncio.run_coroutine_threadsafe(self._arrive(other, right), other.thread.loop)
+        return Stream(*await asyncio.open_connection(sock=left), remote=peer_id, initiator=True)
+
+    async def _arrive(self, other: Member, end: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=end)
+        with contextlib.suppress(TimeoutError, StreamLost):
+            await other.lobby.enter(Stream(reader, writer, remote=self._me.name, initiator=False))
+
+
+class Many:
+    """``count`` members named a, b, c, …; the first one convenes."""
+
+    def __init__(self, count: int, numel: int, result: int | None = None, settings: Exchange = FAST) -> None:
+        self.members = [Member(chr(ord("a") + index)) for index in range(count)]
+        self.seats = tuple(Seat(member.name, f"peer-{member.name}") for member in self.members)
+        self.exchanges = [
+            GroupExchange(Wires(member, self.members), member.lobby, identity(numel), result or numel, settings)
+            for member in self.members
+        ]
+        self.pool = ThreadPoolExecutor(count)
+        self.controls: list[dict[int, Stream]] = []
+        self.tokens = 0
+
+    def groups(self) -> list[Group]:
+        """A new assembly: a control stream from the convener's loop to each member's."""
+        self.tokens += 1
+        self.controls = [{} for _ in self.members]
+        for place, member in enumerate(self.members[1:], 1):
+            left, right = socket.socketpair()
+            self.controls[0][place] = self._stream(self.members[0], left, member.name)
+            self.controls[place][0] = self._stream(member, right, self.members[0].name)
+        return [
+            Group(
+                3,
+                tuple(Link(seat.peer_id, seat.name) for seat in self.seats if seat.peer_id != member.name),
+                Assembly(f"token-{self.tokens}", self.seats, place, 0, self.controls[place]),
+            )
+            for place, member in enumerate(self.members)
+        ]
+
+    def average(
+        self,
+        contributions: Sequence[Contribution | Sparse],
+        silent: Sequence[int] = (),
+        groups: list[Group] | None = None,
+    ) -> list[Averaged | None]:
+        """All at once; those in ``silent`` do nothing."""
+        groups = groups or self.groups()
+        futures = [
+            None
+            if place in silent
+            else self.pool.submit(self.exchanges[place].average, contributions[place], groups[place])
+            for place in range(len(self.members))
+        ]
+        return [future.result(60) if future else None for future in futures]
+
+    def _stream(self, owner: Member, end: socket.socket, remote: str) -> Stream:
+        async def open_it() -> Stream:
+            return Stream(*await asyncio.open_connection(sock=end), remote=remote, initiator=False)
+
+        return owner.thread.call(open_it(), 5)
+
+    def close(self) -> None:
+        for member in self.members:
+            member.thread.close()
+
+
+@contextlib.contextmanager
+def many(count: int, numel: int, result: int | None = None, settings: Exchange = FAST) -> Iterator[Many]:
+    it = Many(count, numel, result, settings)
+    try:
+        yield it
+    finally:
+        it.close()
+
+
+MakeMany = Callable[..., Many]

@@ -1,0 +1,122 @@
+"""Two peers that can average with each other, over each of the transports there are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Queue
+
+from torch import Tensor
+
+from peer.config.schema import CodecName, Exchange
+from peer.exchange import codecs
+from peer.exchange.average import GroupAverage
+from peer.exchange.guard import Guard
+from peer.exchange.pair.blocking import Network, PairExchange
+from peer.exchange.pair.wire import Identity
+from peer.p2p.event_loop import LoopThread
+from peer.p2p.stream import Stream
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Group, Link
+from peer.rounds.vectors import Vector
+from tests.unit.exchange.loopback import Hub, LoopbackExchange
+
+FAST = Exchange(stall=1.0, timeout=4.0)  # so that a fault is noticed within a test
+
+
+def identity(numel: int, **other: str) -> Identity:
+    words = {"run": "test", "config": "c0ffee", "layout": "1a", **other}
+    return Identity(words["run"], words["config"], words["layout"], numel)
+
+
+def pair_exchange(network: Network, numel: int, codec: CodecName = "none", **other: str) -> PairExchange:
+    return PairExchange(network, identity(numel, **other), codecs.codec(codec, numel), FAST, Guard())
+
+
+async def stream_pair() -> tuple[Stream, Stream]:
+    """Initiator and responder over a unix socket pair: real asyncio transports."""
+    left, right = socket.socketpair()
+    one, two = await asyncio.open_connection(sock=left), await asyncio.open_connection(sock=right)
+    return Stream(*one, remote="B", initiator=True), Stream(*two, remote="A", initiator=False)
+
+
+@dataclass
+class Pair:
+    """Two exchanges and, for each, the group with the other one in it."""
+
+    exchanges: tuple[GroupAverage, GroupAverage]
+    groups: Callable[[], tuple[Group, Group]]
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
+
+    def average(self, one: Tensor, two: Tensor) -> tuple[Averaged, Averaged]:
+        """Both at once."""
+        groups = self.groups()
+        futures = [
+            self.pool.submit(exchange.average, Vector(vector), group)
+            for exchange, vector, group in zip(self.exchanges, (one, two), groups, strict=True)
+        ]
+        first, second = (future.result(30) for future in futures)
+        return first, second
+
+
+@contextlib.contextmanager
+def loopback(numel: int, folder: Path) -> Iterator[Pair]:
+    hub = Hub()
+    yield Pair(
+        (LoopbackExchange(hub, "A", numel, FAST), LoopbackExchange(hub, "B", numel, FAST)),
+        lambda: (Group(0, (Link("B", "b"),)), Group(0, (Link("A", "a"),))),
+    )
+
+
+@contextlib.contextmanager
+def sockets(numel: int, folder: Path) -> Iterator[Pair]:
+    thread = LoopThread()
+
+    def groups() -> tuple[Group, Group]:
+        one, two = thread.call(stream_pair(), 5)
+        return Group(0, (Link("B", "b", one),)), Group(0, (Link("A", "a", two),))
+
+    try:
+        yield Pair((pair_exchange(thread, numel), pair_exchange(thread, numel)), groups)
+    finally:
+        thread.close()
+
+
+@contextlib.contextmanager
+def network(numel: int, folder: Path) -> Iterator[Pair]:
+    """Two nodes with a p2p daemon each."""
+    from peer.p2p import identity as keys
+    from peer.p2p.node import Node, NodeSettings
+
+    arrived: Queue[Stream] = Queue()
+
+    async def handler(stream: Stream) -> None:
+        arrived.put(stream)
+
+    with contextlib.ExitStack() as stack:
+        nodes: list[Node] = []
+        for name in ("a", "b"):
+            key = folder / f"{name}.key"
+            keys.load_or_create(key)
+            initial = nodes[0].addresses if nodes else ()
+            node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=initial))
+            stack.callback(node.stop)
+            node.start()
+            nodes.append(node)
+        one, two = nodes
+        two.call(two.serve("noloco/test/1", handler), 5)
+
+        def groups() -> tuple[Group, Group]:
+            stream = one.call(one.open(two.peer_id, "noloco/test/1", two.addresses), 10)
+            other = arrived.get(timeout=10)
+            return Group(0, (Link(two.peer_id, "b", stream),)), Group(0, (Link(one.peer_id, "a", other),))
+
+        yield Pair((pair_exchange(one, numel), pair_exchange(two, numel)), groups)
+
+
+TRANSPORTS = {"loopback": loopback, "sockets": sockets, "network": network}

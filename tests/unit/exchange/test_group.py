@@ -1,0 +1,286 @@
+"""The group's average: the same bits for everyone or for nobody, whatever one member does."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from peer.config.schema import Exchange
+from peer.exchange.average import mean_of_senders
+from peer.exchange.group import lane, reduce
+from peer.exchange.group.lane import GOT, Lane
+from peer.exchange.group.wire import REPORT, Report, pack, unpack
+from peer.p2p.payload import Channel
+from peer.rounds.contribution import Averaged, Readable, Sparse
+from peer.rounds.types import Group, Outcome
+from peer.rounds.vectors import PART, Vector
+from tests.unit.exchange.group_harness import many
+from tests.unit.exchange.pair_harness import FAST
+
+
+def vectors(count: int, numel: int) -> list[Tensor]:
+    return [torch.randn(numel, generator=torch.Generator().manual_seed(seed)) for seed in range(count)]
+
+
+def contributions(tensors: Sequence[Tensor]) -> list[Vector]:
+    return [Vector(tensor) for tensor in tensors]
+
+
+def sparse(seed: int, numel: int = 600, chunk: int = 100, keep: int = 7) -> Sparse:
+    noise = np.random.default_rng(seed)
+    bases = np.repeat(np.arange(0, numel, chunk), keep)
+    places = np.concatenate([noise.choice(chunk, keep, replace=False) for _ in range(numel // chunk)])
+    values = torch.from_numpy(noise.normal(size=len(places)).astype(np.float16)).float()
+    return Sparse(numel, torch.from_numpy(bases), torch.from_numpy(bases + places), values)
+
+
+def outcomes(results: Sequence[Averaged | None]) -> list[Outcome]:
+    return [it.outcome for it in results if it is not None]
+
+
+@pytest.mark.parametrize(("count", "numel"), [(2, 5), (3, 2), (4, 1000), (5, 3 * PART + 17)])
+def test_all_get_the_same_bits_of_the_mean(count: int, numel: int) -> None:
+    tensors = vectors(count, numel)
+    kept = [tensor.clone() for tensor in tensors]
+    with many(count, numel) as group:
+        for _ in range(2):
+            results = group.average(contributions(tensors))
+            assert outcomes(results) == [Outcome.MERGED] * count, [it.detail for it in results if it]
+            for it in results:
+                assert it is not None
+                assert torch.equal(it.mean, results[0].mean)  # type: ignore[union-attr]
+                assert it.digest == results[0].digest != ""  # type: ignore[union-attr]
+                assert len(it.partners) == count - 1
+            torch.testing.assert_close(results[0].mean, torch.stack(tensors).mean(0), rtol=1e-5, atol=1e-5)  # type: ignore[union-attr]
+    for tensor, before in zip(tensors, kept, strict=True):
+        assert torch.equal(tensor, before)
+
+
+def test_each_member_sends_no_more_than_the_formula_says() -> None:
+    count, numel = 4, 100_000
+    with many(count, numel) as group:
+        for it in group.average(contributions(vectors(count, numel))):
+            assert it is not None
+            assert 4 * numel * 2 * (count - 1) / count <= it.bytes_sent <= 4 * numel * 1.51
+            assert abs(it.bytes_received - it.bytes_sent) < 2000
+
+
+def test_alone_and_lost_are_ones_own_contribution() -> None:
+    (own,) = vectors(1, 50)
+    with many(2, 50) as group:
+        alone = group.exchanges[0].average(Vector(own), Group(0))
+        assert (alone.outcome, torch.equal(alone.mean, own)) == (Outcome.ALONE, True)
+        lost = group.exchanges[0].average(Vector(own), Group(0, lost="peer-b did not come"))
+        assert (lost.outcome, lost.detail, lost.digest) == (Outcome.TIMEOUT, "peer-b did not come", "")
+        assert alone.digest
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e9])
+@pytest.mark.parametrize("place", [0, 2])
+def test_poison_is_used_by_nobody_and_the_culprit_is_named(poison: float, place: int) -> None:
+    tensors = vectors(4, 1000)
+    tensors[place][:] *= poison
+    with many(4, 1000) as group:
+        results = group.average(contributions(tensors))
+    assert set(outcomes(results)) == {Outcome.POISONED}, [it.detail for it in results if it]
+    for number, it in enumerate(results):
+        assert it is not None
+        assert it.culprit == "abcd"[place]
+        assert torch.equal(torch.nan_to_num(it.mean), torch.nan_to_num(tensors[number])), (
+            "its own, and nothing of others"
+        )
+
+
+@pytest.mark.parametrize("silent", [0, 1, 3])
+def test_a_member_that_says_nothing_costs_the_deadline_and_is_named(silent: int) -> None:
+    tensors = vectors(4, 1000)
+    began = time.monotonic()
+    with many(4, 1000) as group:
+        results = group.average(contributions(tensors), silent=[silent])
+        took = time.monotonic() - began
+        assert took < 2 * FAST.stall + 1.5
+        assert set(outcomes(results)) == {Outcome.TIMEOUT}
+        assert {it.culprit for it in results if it} <= {"abcd"[silent], "a"}
+        assert results[(silent + 1) % 4].culprit == "abcd"[silent]  # type: ignore[union-attr]
+        again = group.average(contributions(tensors))  # nothing of the failed attempt is left
+        assert outcomes(again) == [Outcome.MERGED] * 4
+
+
+class Dribble:
+    """A line so slow that what is one write elsewhere takes ``seconds``."""
+
+    def __init__(self, stream: Channel, seconds: float) -> None:
+        self._stream, self._seconds = stream, seconds
+
+    async def read_into(self, out: memoryview, timeout: float) -> None:
+        raise NotImplementedError
+
+    async def write(self, data: bytes, timeout: float) -> None:
+        for byte in range(8):
+            await asyncio.sleep(self._seconds / 8)
+            await self._stream.write(data[len(data) * byte // 8 : len(data) * (byte + 1) // 8], timeout)
+
+
+def slow_line(monkeypatch: pytest.MonkeyPatch, seconds: float, sender: int, receiver: int) -> None:
+    """In the first half."""
+    send = lane.send_payload
+
+    async def slow(stream: Lane, contribution: Readable, stall: float) -> None:
+        first = torch.empty(1)
+        contribution.read(0, first)
+        to = stream._stream.remote
+        late = isinstance(contribution, reduce._Slice) and (float(first), to) == (sender, "abc"[receiver])
+        await send(Dribble(stream, seconds) if late else stream, contribution, stall)
+
+    monkeypatch.setattr(lane, "send_payload", slow)
+
+
+def test_a_member_that_waits_for_others_between_the_two_halves_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has all of one member's data and waits for another's: on slow links that takes longer than a stall."""
+    slow_line(monkeypatch, 1.5, sender=2, receiver=1)
+    with many(3, 1000, settings=Exchange(stall=0.5, timeout=8.0)) as group:
+        averaged = group.average([Vector(torch.full((1000,), float(place))) for place in range(3)])
+        assert [it.outcome for it in averaged if it] == [Outcome.MERGED] * 3, averaged
+        assert all(it is not None and bool((it.mean == 1).all()) for it in averaged)
+
+
+def test_a_member_that_freezes_between_the_two_halves_costs_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = Lane._frame
+    frozen = asyncio.Event()
+
+    async def freezes(lane: Lane, kind: int, data: bytes = b"") -> None:
+        if lane._stream.remote == "a" and (kind == GOT or frozen.is_set()):  # it has the first half and says no more
+            frozen.set()
+            await asyncio.sleep(60)
+        await frame(lane, kind, data)
+
+    monkeypatch.setattr(Lane, "_frame", freezes)
+    with many(2, 1000, settings=Exchange(stall=0.5, timeout=30.0)) as group:
+        began = time.monotonic()
+        averaged = group.average(contributions(vectors(2, 1000)))
+        assert time.monotonic() - began < 3
+        assert [it.outcome for it in averaged if it] == [Outcome.TIMEOUT] * 2, averaged
+        assert {it.culprit for it in averaged if it} == {"b"}
+
+
+def test_a_member_that_cannot_be_dialled_is_named_at_once() -> None:
+    with many(3, 1000) as group:
+        group.members[2].answers = False
+        began = time.monotonic()
+        results = group.average(contributions(vectors(3, 1000)))
+        assert time.monotonic() - began < FAST.stall
+        assert [it.culprit for it in results if it] == ["c"] * 3
+        assert "peer-c" in results[0].detail  # type: ignore[union-attr]
+
+
+def test_different_results_are_found_before_anybody_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reducer that sends one member other bytes than the rest, with a right digest."""
+    gathered = reduce.all_reduce
+
+    async def lying(own: Vector, mesh: object, out: Tensor, **more: float) -> None:
+        await gathered(own, mesh, out, **more)  # type: ignore[arg-type]
+        if mesh.assembly.me == 2:  # type: ignore[attr-defined]
+            out[5] += 1
+
+    monkeypatch.setattr("peer.exchange.group.all_reduce.all_reduce", lying)
+    tensors = vectors(4, 1000)
+    with many(4, 1000) as group:
+        results = group.average(contributions(tensors))
+    assert set(outcomes(results)) == {Outcome.CORRUPT}
+    for number, it in enumerate(results):
+        assert it is not None
+        assert it.culprit == "c"
+        assert torch.equal(it.mean, tensors[number])
+
+
+def test_a_verdict_that_comes_before_the_work_is_done_is_not_believed() -> None:
+    with many(2, 1000) as group:
+        groups = group.groups()
+
+        async def lie() -> None:
+            from peer.exchange.group.wire import Verdict
+
+            await group.controls[0][1].send(Verdict(commit=True), 1)
+
+        group.members[0].thread.call(lie(), 2)
+        member = group.average(contributions(vectors(2, 1000)), silent=[0], groups=groups)[1]
+        assert member is not None
+        assert (member.outcome, member.digest) == (Outcome.CORRUPT, "")
+
+
+def test_a_convener_that_dies_before_its_verdict_leaves_everything_as_it_was() -> None:
+    tensors = vectors(2, 1000)
+    with many(2, 1000) as group:
+        groups = group.groups()
+
+        async def die() -> None:
+            await group.controls[0][1].receive(REPORT, 5)
+            group.controls[0][1].close()
+
+        dying = asyncio.run_coroutine_threadsafe(die(), group.members[0].thread.loop)
+        member = group.average(contributions(tensors), silent=[0], groups=groups)[1]
+        dying.result(5)
+        assert member is not None
+        assert (member.outcome, member.culprit) == (Outcome.TIMEOUT, "a")
+        assert torch.equal(member.mean, tensors[1])
+
+
+def test_a_member_that_reports_nonsense_is_named() -> None:
+    with many(3, 1000) as group:
+        groups = group.groups()
+
+        async def nonsense() -> None:
+            await group.controls[1][0].send(Report(culprit=200, outcome=Outcome.TIMEOUT, detail="x"), 1)
+
+        group.members[1].thread.call(nonsense(), 2)
+        results = group.average(contributions(vectors(3, 1000)), silent=[1], groups=groups)
+        assert Outcome.MERGED not in outcomes(results)
+
+
+# -- sparse
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_sparse_contributions_give_each_elements_mean_over_its_senders(count: int) -> None:
+    own = [sparse(seed) for seed in range(count)]
+    expected = torch.empty(600)
+    mean_of_senders(own, expected)
+    with many(count, own[0].values.numel(), 600) as group:
+        results = group.average(own)
+        assert outcomes(results) == [Outcome.MERGED] * count, [it.detail for it in results if it]
+        for it in results:
+            assert it is not None
+            assert torch.equal(it.mean, expected)
+            assert it.bytes_sent < (count - 1) * (4 * own[0].values.numel() + 1000)
+
+
+def test_a_sparse_position_outside_the_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [sparse(seed) for seed in range(3)]
+    bad = own[1]
+    beyond = Sparse(bad.numel, bad.bases, bad.bases + 65535, bad.values)
+    monkeypatch.setattr(reduce, "pack", lambda it: pack(beyond if it is bad else it))
+    with many(3, bad.values.numel(), 600) as group:
+        results = group.average(own)
+        assert set(outcomes(results)) == {Outcome.POISONED}
+        assert {it.culprit for it in results if it} == {"b"}
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=st.integers(0, 10_000), chunk=st.sampled_from([1, 50, 300]), keep=st.integers(1, 50))
+def test_what_is_packed_comes_back(seed: int, chunk: int, keep: int) -> None:
+    one = sparse(seed, 300, chunk, min(keep, chunk))
+    packed = pack(one)
+    assert packed.dtype == torch.float32
+    assert packed.numel() == one.values.numel()
+    back = unpack(packed.clone(), one)
+    assert torch.equal(back.positions, one.positions)
+    assert torch.equal(back.values, one.values)

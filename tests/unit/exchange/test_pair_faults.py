@@ -1,0 +1,194 @@
+"""A partner that breaks off, lies or freezes at any stage of a swap; its side is played by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from peer.config.schema import CodecName
+from peer.exchange.pair.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement
+from peer.p2p.payload import receive_payload, send_payload
+from peer.p2p.stream import Stream
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Group, Link, Outcome
+from peer.rounds.vectors import PART, Vector
+from tests.unit.exchange.pair_harness import FAST, LoopThread, identity, pair_exchange, stream_pair
+
+NUMEL = PART + 100
+Partner = Callable[[Stream], Awaitable[None]]
+
+
+def swap(thread: LoopThread, partner: Partner, initiator: bool = True) -> Averaged:
+    """Our side of a swap against ``partner``; checks what holds whatever the partner does."""
+    pair = thread.call(stream_pair(), 5)
+    ours, theirs = pair if initiator else pair[::-1]
+    playing = asyncio.run_coroutine_threadsafe(partner(theirs), thread.loop)  # type: ignore[arg-type]
+    hung_up: list[bool] = []
+    ours.hang_up = lambda: hung_up.append(True)
+    own = torch.randn(NUMEL)
+    kept = own.clone()
+    began = time.monotonic()
+    averaged = pair_exchange(thread, NUMEL).average(Vector(own), Group(0, (Link("B", "b", ours),)))
+    assert time.monotonic() - began < FAST.timeout + 1
+    assert torch.equal(own, kept)
+    if averaged.outcome is not Outcome.MERGED:
+        assert torch.equal(averaged.mean, own)
+    silent = averaged.outcome is Outcome.TIMEOUT and "gone" not in averaged.detail
+    assert bool(hung_up) == silent  # who has gone has closed the connection by itself
+    assert (averaged.culprit == "B") == (averaged.outcome in (Outcome.CORRUPT, Outcome.POISONED))
+    playing.cancel()
+    return averaged
+
+
+async def exchange_payloads(stream: Stream) -> None:
+    await stream.send(identity(NUMEL).header(0), 1)
+    await stream.receive(HEADER, 1)
+    buffer = torch.empty(NUMEL)
+    await asyncio.gather(send_payload(stream, Vector(torch.randn(NUMEL)), 1), receive_payload(stream, buffer, 1))
+
+
+@pytest.mark.parametrize("initiator", [True, False])
+@pytest.mark.parametrize("key", ["run", "config", "layout"])
+def test_a_header_of_another_swarm_is_refused_by_name(thread: LoopThread, key: str, initiator: bool) -> None:
+    async def partner(stream: Stream) -> None:
+        await stream.send(identity(NUMEL, **{key: "other"}).header(0), 1)
+
+    averaged = swap(thread, partner, initiator)
+    assert averaged.outcome is Outcome.REFUSED
+    assert averaged.detail.startswith(f"{key} is other there")
+
+
+def test_another_size_is_refused_before_it_is_read(thread: LoopThread) -> None:
+    async def partner(stream: Stream) -> None:
+        await stream.send(identity(10**12).header(0), 1)
+
+    averaged = swap(thread, partner)
+    assert (averaged.outcome, "payload_bytes" in averaged.detail) == (Outcome.REFUSED, True)
+    assert averaged.bytes_received < 1000
+
+
+def test_a_flipped_byte_is_corrupt(thread: LoopThread) -> None:
+    async def partner(stream: Stream) -> None:
+        write, sent = stream.write, 0
+
+        async def flip(data: bytes, timeout: float) -> None:
+            nonlocal sent
+            sent += 1
+            await write(data[:77] + bytes([data[77] ^ 1]) + data[78:] if sent == 2 else data, timeout)
+
+        stream.write = flip  # type: ignore[method-assign]
+        await exchange_payloads(stream)
+
+    assert swap(thread, partner).outcome is Outcome.CORRUPT
+
+
+async def silent(stream: Stream) -> None:
+    await asyncio.sleep(30)
+
+
+async def gone_at_once(stream: Stream) -> None:
+    stream.close()
+
+
+async def gone_after_header(stream: Stream) -> None:
+    await stream.send(identity(NUMEL).header(0), 1)
+    stream.close()
+
+
+async def gone_in_mid_payload(stream: Stream) -> None:
+    await stream.send(identity(NUMEL).header(0), 1)
+    await stream.write(bytes(1000), 1)
+    stream.close()
+
+
+async def frozen_in_mid_payload(stream: Stream) -> None:
+    await stream.send(identity(NUMEL).header(0), 1)
+    await stream.write(bytes(1000), 1)
+    await asyncio.sleep(30)
+
+
+async def gone_before_acknowledgement(stream: Stream) -> None:
+    await exchange_payloads(stream)
+    stream.close()
+
+
+async def frozen_before_acknowledgement(stream: Stream) -> None:
+    await exchange_payloads(stream)
+    await asyncio.sleep(30)
+
+
+@pytest.mark.parametrize("initiator", [True, False])
+@pytest.mark.parametrize(
+    "partner",
+    [
+        silent,
+        gone_at_once,
+        gone_after_header,
+        gone_in_mid_payload,
+        frozen_in_mid_payload,
+        gone_before_acknowledgement,
+        frozen_before_acknowledgement,
+    ],
+)
+def test_a_partner_lost_at_any_stage_is_a_timeout(thread: LoopThread, partner: Partner, initiator: bool) -> None:
+    assert swap(thread, partner, initiator).outcome is Outcome.TIMEOUT
+
+
+def test_a_partner_that_does_not_accept_ours_is_not_merged(thread: LoopThread) -> None:
+    async def partner(stream: Stream) -> None:
+        await exchange_payloads(stream)
+        await stream.receive(ACKNOWLEDGEMENT, 1)
+        await stream.send(Acknowledgement(verdict=Outcome.POISONED, detail="odd"), 1)
+
+    averaged = swap(thread, partner)
+    assert (averaged.outcome, averaged.detail) == (Outcome.REFUSED, "the partner refused: poisoned odd")
+
+
+@pytest.mark.parametrize("garbage", [b"\x00\x00\x00\x05hello", b"\xff\xff\xff\xff", b"\x00\x00\x00\x02{}"])
+def test_something_else_than_the_protocol_is_corrupt(thread: LoopThread, garbage: bytes) -> None:
+    async def partner(stream: Stream) -> None:
+        await stream.write(garbage, 1)
+        await asyncio.sleep(5)
+
+    assert swap(thread, partner).outcome is Outcome.CORRUPT
+
+
+class Moved(Vector):
+    """A contribution that has moved by about 1e-3 since the last average."""
+
+    def read_both(self, start: int, out: torch.Tensor, change: torch.Tensor) -> None:
+        self.read(start, out)
+        change.copy_(1e-3 * torch.randn(out.numel()))
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "int8", "int4"])
+def test_a_coded_swap_averages_and_costs_fewer_bytes(thread: LoopThread, codec: CodecName) -> None:
+    torch.manual_seed(0)
+    base = 0.05 * torch.randn(NUMEL)
+    vectors = [base + 1e-3 * torch.randn(NUMEL) for _ in range(2)]
+    streams = thread.call(stream_pair(), 5)
+    with ThreadPoolExecutor(2) as pool:
+        futures = [
+            pool.submit(pair_exchange(thread, NUMEL, codec).average, Moved(vector), Group(0, (Link("B", "b", stream),)))
+            for vector, stream in zip(vectors, streams, strict=True)
+        ]
+        results = [future.result(30) for future in futures]
+    for result in results:
+        assert result.outcome is Outcome.MERGED, result.detail
+        error = (result.mean - (vectors[0] + vectors[1]) / 2).norm() / vectors[0].norm()
+        assert float(error) < {"fp16": 1e-3, "bf16": 5e-3, "int8": 1.5e-3, "int4": 0.02}[codec]
+        assert result.bytes_sent <= {"fp16": 2.0, "bf16": 2.0, "int8": 1.03, "int4": 0.52}[codec] * NUMEL + 1000
+
+
+def test_another_codec_is_refused_by_name(thread: LoopThread) -> None:
+    async def partner(stream: Stream) -> None:
+        await stream.send(identity(NUMEL).header(0, "int4"), 1)
+
+    averaged = swap(thread, partner)
+    assert averaged.outcome is Outcome.REFUSED
+    assert averaged.detail == "codec is int4 there and none here"

@@ -1,0 +1,340 @@
+"""The swap beside the inner steps, over real sockets: parts land one by one, and whatever goes wrong is an outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+from torch import Tensor
+
+from peer.config.schema import CodecName
+from peer.exchange import codecs
+from peer.exchange.guard import Guard
+from peer.exchange.pair.flight import Flight, Opened, rolling_parts
+from peer.exchange.pair.overlapped import RollingExchange
+from peer.exchange.pair.wire import HEADER
+from peer.p2p.event_loop import LoopThread
+from peer.p2p.stream import Stream
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Group, Link, Outcome
+from peer.rounds.vectors import PART
+from tests.unit.exchange.pair_harness import FAST, identity, stream_pair
+
+NUMEL = 40_000
+PACE = 0.02
+
+
+class Trainee:
+    """A peer whose inner steps are sleeps and whose outer step is to take half the difference."""
+
+    def __init__(
+        self, thread: LoopThread, vector: Tensor, codec: CodecName = "none", *, known: bool = True, **other: str
+    ) -> None:
+        numel = vector.numel()
+        self.vector, self.pace = vector, PACE
+        coder, guard = codecs.codec(codec, numel), Guard()
+        if known:  # the other one was met before
+            guard.remember("B", b"")
+        self.exchange = RollingExchange(thread, identity(numel, **other), coder, FAST, guard)
+        self.late: list[int] = []
+        self.trained = 1.0  # share of what is sent
+        self.open_at_once = 0
+
+    def swap(self, meet: Callable[[], Group], steps: int = 2000) -> Averaged:
+        flight = self.exchange.start(self.pace, meet)
+        opened: dict[int, int] = {}
+        for step in range(steps):
+            result = flight.result()
+            for index, correction in flight.take():
+                start, stop = flight.parts[index]
+                self.vector[start:stop] += correction
+                self.late.append(step - opened[index])
+            if result is not None:
+                return result
+            for index in flight.wanted():
+                start, stop = flight.parts[index]
+                own = self.vector[start:stop].clone()
+                opened[index] = step
+                flight.offer(index, Opened(own, self.trained * own))
+            self.open_at_once = max(self.open_at_once, len(flight._opened))
+            time.sleep(self.pace)
+        raise AssertionError("the swap never ended")
+
+
+def with_link(stream: Stream) -> Callable[[], Group]:
+    return lambda: Group(0, (Link("B", "b", stream),))
+
+
+def both(one: Trainee, two: Trainee, streams: tuple[Stream, Stream]) -> tuple[Averaged, Averaged]:
+    results: dict[int, Averaged] = {}
+    threads = [
+        threading.Thread(target=lambda i=i, it=it, s=s: results.update({i: it.swap(with_link(s))}))
+        for i, (it, s) in enumerate(zip((one, two), streams, strict=True))
+    ]
+    for it in threads:
+        it.start()
+    for it in threads:
+        it.join(30)
+    return results[0], results[1]
+
+
+def test_the_parts_cover_the_model_and_are_small_for_a_small_one() -> None:
+    for numel in (1, 255, 256, 257, 40_000, 1_000_000, 64 * PART, 200 * PART + 3):
+        borders = rolling_parts(numel)
+        assert borders[0][0] == 0 and borders[-1][1] == numel
+        assert all(left[1] == right[0] for left, right in itertools.pairwise(borders))
+        assert all(start % 256 == 0 and stop - start <= PART for start, stop in borders)
+        assert len(borders) >= min(40, -(-numel // 256))
+
+
+@pytest.mark.parametrize(("codec", "off"), [("none", 1e-6), ("fp16", 2e-3), ("int8", 0.06), ("int4", 0.9)])
+def test_both_come_to_the_mean_part_by_part(thread: LoopThread, codec: CodecName, off: float) -> None:
+    torch.manual_seed(0)
+    first, second = torch.randn(NUMEL), torch.randn(NUMEL)
+    one, two = Trainee(thread, first.clone(), codec), Trainee(thread, second.clone(), codec)
+    left, right = both(one, two, thread.call(stream_pair(), 5))
+    assert (left.outcome, right.outcome) == (Outcome.MERGED, Outcome.MERGED), (left.detail, right.detail)
+    for it in (one, two):
+        assert float((it.vector - (first + second) / 2).abs().quantile(0.99)) <= off
+        assert max(it.late) <= 10 and len(it.late) == len(rolling_parts(NUMEL))
+    assert left.distance == pytest.approx(float((first - second).norm() / first.norm()), rel=0.1)
+    assert left.partners == ("b",)
+
+
+def test_only_a_few_parts_are_open_before_the_first_have_landed(thread: LoopThread) -> None:
+    """What a part is late by must not grow with the model; and a slow partner must not make us open everything."""
+    one, two = Trainee(thread, torch.randn(NUMEL)), Trainee(thread, torch.randn(NUMEL))
+    two.pace = 5 * PACE
+    left, _ = both(one, two, thread.call(stream_pair(), 5))
+    assert left.outcome is Outcome.MERGED, left.detail
+    assert one.open_at_once <= len(rolling_parts(NUMEL)) // 2
+
+
+def test_a_partner_that_trains_slowly_is_not_taken_for_dead(thread: LoopThread) -> None:
+    one, two = Trainee(thread, torch.randn(600)), Trainee(thread, torch.randn(600))
+    two.pace = 1.3 * FAST.stall
+    left, right = both(one, two, thread.call(stream_pair(), 5))
+    assert left.outcome is right.outcome is Outcome.MERGED, (left.detail, right.detail)
+
+
+def test_nobody_to_meet_is_alone(thread: LoopThread) -> None:
+    one = Trainee(thread, torch.randn(10))
+    assert one.swap(lambda: Group(0)).outcome is Outcome.ALONE
+
+
+def test_a_failure_of_the_network_thread_reaches_the_training_thread(thread: LoopThread) -> None:
+    def fail() -> Group:
+        raise RuntimeError("no network")
+
+    with pytest.raises(RuntimeError, match="no network"):
+        Trainee(thread, torch.randn(10)).swap(fail)
+
+
+# -- a partner that is played by hand
+
+
+async def greet(stream: Stream, **other: Any) -> None:
+    await stream.send(identity(NUMEL, **other).header(0, pace=PACE), 1)
+    await stream.receive(HEADER, 1)
+
+
+def data(index: int) -> bytes:
+    start, stop = rolling_parts(NUMEL)[index]
+    return torch.randn(stop - start).numpy().tobytes()
+
+
+async def send_parts(stream: Stream, count: int) -> None:
+    for index in range(count):
+        part = data(index)
+        await stream.write(part + xxhash.xxh3_128_digest(part), 1)
+
+
+def against(thread: LoopThread, partner: Callable[[Stream], Awaitable[None]]) -> tuple[Averaged, Trainee, Tensor]:
+    ours, theirs = thread.call(stream_pair(), 5)
+    playing = asyncio.run_coroutine_threadsafe(partner(theirs), thread.loop)  # type: ignore[arg-type]
+    one = Trainee(thread, torch.randn(NUMEL))
+    before = one.vector.clone()
+    began = time.monotonic()
+    result = one.swap(with_link(ours))
+    assert time.monotonic() - began < FAST.timeout + 1
+    playing.cancel()
+    return result, one, before
+
+
+def changed(one: Trainee, before: Tensor) -> list[int]:
+    return [
+        index
+        for index, (start, stop) in enumerate(rolling_parts(NUMEL))
+        if not torch.equal(one.vector[start:stop], before[start:stop])
+    ]
+
+
+def test_a_partner_that_dies_in_the_middle_leaves_whole_parts(thread: LoopThread) -> None:
+    async def dies(stream: Stream) -> None:
+        await greet(stream)
+        await send_parts(stream, 3)
+        await stream.write(data(3)[:500], 1)
+        await asyncio.sleep(0.5)
+        stream.close()
+
+    result, one, before = against(thread, dies)
+    assert result.outcome is Outcome.TIMEOUT and "after 3 of" in result.detail
+    assert changed(one, before) == [0, 1, 2]
+
+
+def test_a_partner_that_freezes_costs_a_deadline(thread: LoopThread) -> None:
+    async def freezes(stream: Stream) -> None:
+        await greet(stream)
+        await send_parts(stream, 1)
+        await asyncio.sleep(60)
+
+    result, one, before = against(thread, freezes)
+    assert result.outcome is Outcome.TIMEOUT
+    assert changed(one, before) == [0]
+
+
+def test_a_part_with_a_wrong_digest_is_not_used(thread: LoopThread) -> None:
+    async def lies(stream: Stream) -> None:
+        await greet(stream)
+        await send_parts(stream, 2)
+        await stream.write(data(2) + bytes(16), 1)
+        await asyncio.sleep(60)
+
+    result, one, before = against(thread, lies)
+    assert result.outcome is Outcome.CORRUPT and "part 2 does not match" in result.detail
+    assert changed(one, before) == [0, 1]
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e9])
+def test_a_poisonous_part_is_not_used(thread: LoopThread, poison: float) -> None:
+    async def poisons(stream: Stream) -> None:
+        await greet(stream)
+        await send_parts(stream, 2)
+        start, stop = rolling_parts(NUMEL)[2]
+        part = torch.full((stop - start,), poison).numpy().tobytes()
+        await stream.write(part + xxhash.xxh3_128_digest(part), 1)
+        await asyncio.sleep(60)
+
+    result, one, before = against(thread, poisons)
+    assert result.outcome is Outcome.POISONED
+    assert changed(one, before) == [0, 1]
+    assert one.vector.isfinite().all()
+
+
+@pytest.mark.parametrize("key", ["run", "config", "layout"])
+def test_a_header_of_another_swarm_is_refused(thread: LoopThread, key: str) -> None:
+    async def stranger(stream: Stream) -> None:
+        await greet(stream, **{key: "other"})
+
+    result, one, before = against(thread, stranger)
+    assert result.outcome is Outcome.REFUSED and key in result.detail
+    assert changed(one, before) == []
+
+
+def test_a_codec_that_is_not_the_runs_is_refused(thread: LoopThread) -> None:
+    one, two = Trainee(thread, torch.randn(NUMEL), "fp16"), Trainee(thread, torch.randn(NUMEL), "bf16")
+    left, right = both(one, two, thread.call(stream_pair(), 5))
+    assert left.outcome is Outcome.REFUSED and "codec is bf16 there" in left.detail
+    assert right.outcome in (Outcome.REFUSED, Outcome.TIMEOUT)
+
+
+def test_the_mailbox_forgets_parts_that_were_sent_and_have_landed(thread: LoopThread) -> None:
+    flight = Flight(NUMEL, thread.loop)
+    flight.begin(lambda: None)
+    for index in flight.wanted():
+        flight.offer(index, Opened(torch.zeros(1), torch.zeros(1)))
+    flight.land(0, torch.zeros(1))
+    assert 0 in flight._opened  # not sent yet
+    flight.sent()
+    assert 0 not in flight._opened and 1 in flight._opened
+
+
+def test_a_swap_can_be_broken_off(thread: LoopThread) -> None:
+    async def silent(stream: Stream) -> None:
+        await greet(stream)
+        await asyncio.sleep(60)
+
+    ours, theirs = thread.call(stream_pair(), 5)
+    playing = asyncio.run_coroutine_threadsafe(silent(theirs), thread.loop)
+    one = Trainee(thread, torch.randn(NUMEL))
+    flight = one.exchange.start(PACE, with_link(ours))
+    until = time.monotonic() + 5
+    while not flight.wanted():
+        assert time.monotonic() < until
+    flight.break_off()
+    while (result := flight.result()) is None:
+        assert time.monotonic() < until
+        flight.wait(0.1)
+    assert result.outcome is Outcome.TIMEOUT
+    playing.cancel()
+
+
+def test_a_poisonous_part_teaches_the_codec_nothing(thread: LoopThread) -> None:
+    """fp16 is understood from everybody, so it may carry NaN; the next header must still be a header."""
+
+    async def poisons(stream: Stream) -> None:
+        await stream.send(identity(NUMEL).header(0, "fp16", pace=PACE), 1)
+        await stream.receive(HEADER, 1)
+        for value in (0.0, float("nan")):
+            start, stop = rolling_parts(NUMEL)[0]
+            part = torch.full((stop - start,), value, dtype=torch.float16).numpy().tobytes()
+            await stream.write(part + xxhash.xxh3_128_digest(part), 1)
+        await asyncio.sleep(60)
+
+    ours, theirs = thread.call(stream_pair(), 5)
+    playing = asyncio.run_coroutine_threadsafe(poisons(theirs), thread.loop)
+    one = Trainee(thread, torch.zeros(NUMEL), "int4")
+    assert one.swap(with_link(ours)).outcome is Outcome.POISONED
+    playing.cancel()
+    codec = one.exchange._codec
+    codec.begin()
+    identity(NUMEL).header(1, codec.sends, expects=codec.expects)
+
+
+def test_parts_are_forgotten_while_others_are_opened(thread: LoopThread) -> None:
+    """Both threads change the mailbox at the same time."""
+    for _ in range(20):
+        flight = Flight(64 * 256, thread.loop)
+        flight.begin(lambda: None)
+        ready = threading.Event()
+
+        def land(flight: Flight = flight, ready: threading.Event = ready) -> None:
+            ready.wait(5)
+            for index in range(64):
+                while index not in flight._opened:
+                    time.sleep(0)
+                flight.land(index, torch.zeros(1))
+                flight.sent()
+
+        landing = threading.Thread(target=land)
+        landing.start()
+        ready.set()
+        for index in range(64):
+            flight.offer(index, Opened(torch.zeros(1), torch.zeros(1)))
+        landing.join(10)
+        assert not landing.is_alive() and flight._opened == {}
+
+
+def test_of_who_is_not_known_nothing_is_used_before_it_can_be_told_from_a_stranger(thread: LoopThread) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    one, two = (Trainee(thread, torch.randn(NUMEL, generator=drawn), known=False) for _ in "ab")
+    for trainee in (one, two):
+        trainee.trained = 0.01
+    for _ in range(2):
+        before = one.vector.clone(), two.vector.clone()
+        averaged, _ = both(one, two, thread.call(stream_pair(), 5))
+        assert averaged.outcome in (Outcome.POISONED, Outcome.TIMEOUT) and averaged.strange, averaged
+        assert torch.equal(one.vector, before[0]) and torch.equal(two.vector, before[1])
+
+    two.vector = one.vector + 0.01 * torch.randn(NUMEL, generator=drawn)  # it has taken the weights of others
+    middle = (one.vector + two.vector) / 2
+    averaged, _ = both(one, two, thread.call(stream_pair(), 5))
+    assert averaged.outcome is Outcome.MERGED and not averaged.strange
+    torch.testing.assert_close(one.vector, middle)

@@ -1,0 +1,255 @@
+"""Certificates, the gate, the rules of the DHT and the owner's book: nobody gets in whom the owner has not invited."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import string
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord
+from hivemind.proto.dht_pb2 import PingRequest, PingResponse
+from hivemind.utils import MSGPackSerializer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from dht_bootstrap import owner as book
+from peer.errors import UserError
+from peer.p2p import identity
+from peer.p2p.admission.dht_rules import Authority, peer_id_of
+from peer.p2p.admission.gate import Gate
+from peer.p2p.admission.invitation import Admission, Certificate, Owner, Revocations, accept, invite
+from peer.p2p.admission.revocations import REVOCATIONS, decode_revocations
+from peer.p2p.admission.subkeys import owner_of
+from peer.p2p.stream import BadMessage, StreamLost
+from tests.unit.exchange.pair_harness import stream_pair
+
+OWNER, STRANGER = Owner(Ed25519PrivateKey.generate()), Owner(Ed25519PrivateKey.generate())
+PEER, OTHER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N", "QmTzQ1JRkWErjk39mryYw2WVaphAZNAREyMchXzYQ7c15n"
+LATER = time.time() + 1000
+TEXT = st.text(string.printable, max_size=64)
+OWN = OWNER.certify(PEER, "me", LATER)
+
+
+def admission(owner: Owner = OWNER, own: Certificate = OWN) -> Admission:
+    return Admission(owner.public, own)
+
+
+def test_a_certificate_admits_its_peer_until_it_expires_or_is_revoked() -> None:
+    now = [1000.0]
+    it = Admission(OWNER.public, OWN, clock=lambda: now[0])
+    certificate = OWNER.certify(OTHER, "other", 2000.0)
+    assert it.objection(certificate, OTHER) == ""
+    assert "another peer" in it.objection(certificate, PEER)
+    assert "not signed" in it.objection(STRANGER.certify(OTHER, "other", 2000.0), OTHER)
+    now[0] = 2000.0
+    assert "expired" in it.objection(certificate, OTHER)
+    now[0] = 1000.0
+    assert it.learn(OWNER.revoke(5, [OTHER]))
+    assert "revoked" in it.objection(certificate, OTHER)
+
+
+@given(st.sampled_from(["peer_id", "name", "expires", "signature"]), st.data())
+def test_no_field_of_a_certificate_can_be_changed(key: str, data: st.DataObject) -> None:
+    changes = {
+        "peer_id": st.just(OTHER),
+        "name": TEXT.filter(lambda it: it != OWN.name),
+        "expires": st.floats(LATER + 1, 1e11),
+        "signature": TEXT.filter(lambda it: it != OWN.signature),
+    }
+    changed = OWN.model_copy(update={key: data.draw(changes[key])})
+    assert admission().objection(changed, changed.peer_id)
+
+
+def test_only_the_owners_newest_list_counts_and_a_certificate_is_no_list() -> None:
+    it = admission()
+    assert not it.learn(STRANGER.revoke(9, [OTHER]))
+    assert it.learn(OWNER.revoke(3, [OTHER]))
+    assert not it.learn(OWNER.revoke(2, []))
+    assert not it.learn(Revocations(number=7, peer_ids=[], signature=OWN.signature))
+    assert it.learn(OWNER.revoke(4, []))
+    assert it.objection(OWNER.certify(OTHER, "o", LATER), OTHER) == ""
+
+
+VALUES = st.none() | TEXT | st.floats()
+KEYS = st.sampled_from(["peer_id", "name", "expires", "signature", "x"])
+NONSENSE = st.binary(max_size=300) | st.dictionaries(KEYS, VALUES).map(lambda it: json.dumps(it).encode())
+
+
+@settings(max_examples=300)
+@given(NONSENSE)
+def test_any_bytes_are_a_certificate_or_refused(data: bytes) -> None:
+    with pytest.raises(ValidationError):
+        Certificate.model_validate_json(data)
+    assert decode_revocations(data.decode(errors="replace")) is None
+
+
+# -- streams
+
+
+def meet(one: Admission, two: Admission) -> tuple[str, str]:
+    """Both ends of a stream show and check; what each says of the other."""
+
+    async def check(gate: Gate, stream: object) -> str:
+        try:
+            await gate.check(stream)  # type: ignore[arg-type]
+        except (StreamLost, BadMessage) as error:
+            return str(error)
+        return ""
+
+    async def talk() -> tuple[str, str]:
+        caller, called = await stream_pair()
+        caller.remote, called.remote = two.own.peer_id, one.own.peer_id
+        gates = Gate(one), Gate(two)
+        await asyncio.gather(gates[0].show(caller), gates[1].show(called))
+        return await check(gates[0], caller), await check(gates[1], called)
+
+    return asyncio.run(talk())
+
+
+def test_a_stream_is_for_two_that_are_both_invited() -> None:
+    other = OWNER.certify(OTHER, "other", LATER)
+    assert meet(admission(), admission(own=other)) == ("", "")
+    assert "not signed" in meet(admission(), admission(STRANGER, STRANGER.certify(OTHER, "o", LATER)))[0]
+    assert "expired" in meet(admission(), admission(own=OWNER.certify(OTHER, "o", 5.0)))[0]
+
+
+def test_nothing_is_heard_from_who_does_not_show_a_certificate() -> None:
+    async def talk() -> None:
+        caller, called = await stream_pair()
+        called.gate = Gate(admission()).check
+        await caller.write(b"\0\0\0\2{}" + bytes(100), 1)
+        with pytest.raises(BadMessage):
+            await called.read_into(memoryview(bytearray(50)), 1)
+
+    asyncio.run(talk())
+
+
+# -- the DHT
+
+
+@pytest.fixture
+def invited(tmp_path: Path) -> Callable[[str], Authority]:
+    def make(name: str, owner: Owner = OWNER) -> Authority:
+        invitation = invite(owner, name, LATER)
+        file, key = tmp_path / f"{name}.invitation", tmp_path / f"{name}.key"
+        file.write_text(invitation.model_dump_json())
+        certificate = accept(file, key, owner.public).certificate
+        assert identity.load_or_create(key) == certificate.peer_id
+        assert key.stat().st_mode & 0o77 == 0
+        return Authority(Admission(owner.public, certificate), key)
+
+    return make
+
+
+def test_requests_of_the_uninvited_are_not_answered(invited: Callable[..., Authority]) -> None:
+    one, two, stranger = invited("one"), invited("two"), invited("three", STRANGER)
+
+    async def ask(client: Authority, server: Authority) -> bool:
+        request, response = PingRequest(), PingResponse()
+        await client.authorizer.sign_request(request, None)
+        if not await server.authorizer.validate_request(request):
+            return False
+        await server.authorizer.sign_response(response, request)
+        return bool(await client.authorizer.validate_response(response, request))
+
+    assert asyncio.run(ask(one, two))
+    assert not asyncio.run(ask(stranger, two))
+    assert not asyncio.run(ask(one, stranger))
+    two.admission.learn(OWNER.revoke(1, [one.admission.own.peer_id]))
+    assert not asyncio.run(ask(one, two))
+
+
+def record(writer: Authority, subkey: object, key: str = "run/members/0/0", value: str = "{}") -> DHTRecord:
+    pack = MSGPackSerializer.dumps
+    blank = DHTRecord(DHTID.generate(source=key).to_bytes(), pack(subkey), pack(value), time.time() + 30)
+    return DHTRecord(blank.key, blank.subkey, writer.validator.sign_value(blank), blank.expiration_time)
+
+
+def test_each_member_writes_its_own_record_only(invited: Callable[..., Authority]) -> None:
+    one, two = invited("one"), invited("two")
+    mine = owner_of(one.admission.own.peer_id + one.tag)
+    assert peer_id_of(mine[1].encode()) == mine[0] == one.admission.own.peer_id
+    own = one.admission.own.peer_id + one.tag
+    assert two.validator.validate(record(one, own))
+    assert not two.validator.validate(record(two, own)), "not signed by its owner"
+    assert not two.validator.validate(record(two, one.admission.own.peer_id + two.tag)), "under another's name"
+    for subkey in (
+        one.admission.own.peer_id,
+        "x",
+        None,
+        7,
+        b"bytes",
+        one.admission.own.peer_id + "[owner:junk]",
+        "[owner:x",
+    ):
+        assert not two.validator.validate(record(one, subkey))
+
+
+def test_the_list_of_revocations_is_the_owners_and_never_an_older_one(invited: Callable[..., Authority]) -> None:
+    it = invited("one")
+    new, old = OWNER.revoke(5, [OTHER]).model_dump_json(), OWNER.revoke(4, []).model_dump_json()
+    assert it.validator.validate(record(it, None, REVOCATIONS, new))
+    assert it.admission.revocations.number == 5
+    for value in (old, STRANGER.revoke(9, []).model_dump_json(), "{}", "x" * 100_000):
+        assert not it.validator.validate(record(it, None, REVOCATIONS, value))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_key_or_nobodys(data: bytes) -> None:
+    assert peer_id_of(data) == ""
+    assert peer_id_of(b"ssh-rsa " + data) == ""
+
+
+# -- files
+
+
+def test_an_invitation_of_another_owner_or_none_at_all_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "x.invitation"
+    with pytest.raises(UserError, match="No such file"):
+        accept(file, tmp_path / "key", OWNER.public)
+    foreign = invite(STRANGER, "x", LATER)
+    lines = foreign.model_copy(update={"owner": "two\nlines"}).model_dump_json()
+    for text in ("", "{}", "[1]", "\x00", json.dumps({"certificate": {}, "owner": 1, "identity": "!"}), lines):
+        file.write_text(text)
+        with pytest.raises(UserError, match="not an invitation"):
+            accept(file, tmp_path / "key", OWNER.public)
+    file.write_text(foreign.model_dump_json())
+    with pytest.raises(UserError, match="it is of the owner"):
+        accept(file, tmp_path / "key", OWNER.public)
+
+
+def test_an_expired_invitation_does_not_start(tmp_path: Path) -> None:
+    file, key = tmp_path / "x.invitation", tmp_path / "key"
+    file.write_text(invite(OWNER, "x", time.time() - 1).model_dump_json())
+    certificate = accept(file, key, OWNER.public).certificate
+    with pytest.raises(UserError, match="expired"):
+        Authority(Admission(OWNER.public, certificate), key)
+
+
+def test_the_owners_book(tmp_path: Path) -> None:
+    key, out = tmp_path / "owner.key", tmp_path / "alice.invitation"
+    assert "run.owner=" in book.invite(key, "alice", 1, out)
+    assert {it.stat().st_mode & 0o77 for it in tmp_path.iterdir()} == {0}
+    with pytest.raises(UserError, match="exists already"):
+        book.invite(key, "alice", 1, out)
+    it = Admission(book.load_or_create(key).public, OWN)
+    book.publish(key, it)
+    assert it.revocations.number == 0
+    with pytest.raises(UserError, match="no invitation of that name"):
+        book.revoke(key, "bob")
+    book.revoke(key, "alice")
+    book.publish(key, it)
+    (entry,) = book.read(key).invited
+    assert it.revocations.peer_ids == [entry.peer_id] and it.revocations.number > 0
+    with pytest.raises(UserError, match="no invitation of that name"):
+        book.revoke(key, "alice")
+    key.write_text("junk")
+    with pytest.raises(UserError, match="Ed25519"):
+        book.load_or_create(key)

@@ -1,0 +1,185 @@
+"""A stream keeps its deadlines and its caps, whatever the other side sends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from peer.p2p.payload import receive_payload, send_payload
+from peer.p2p.stream import CHUNK, MESSAGE_CAP, BadMessage, Message, Stream, StreamLost
+from peer.rounds.vectors import Vector
+from peer.swarm.pairing.messages import PROPOSAL, REPLY
+from tests.unit.exchange.pair_harness import LoopThread, stream_pair
+
+
+class Hello(Message):
+    kind: Literal["hello"] = "hello"
+    words: str
+
+
+HELLO: TypeAdapter[Hello] = TypeAdapter(Hello)
+
+
+@pytest.fixture(scope="module")
+def thread() -> Iterator[LoopThread]:
+    it = LoopThread()
+    yield it
+    it.close()
+
+
+def test_a_message_arrives_and_its_bytes_are_counted(thread: LoopThread) -> None:
+    async def talk() -> None:
+        one, two = await stream_pair()
+        await one.send(Hello(words="good day"), 1)
+        assert (await two.receive(HELLO, 1)).words == "good day"
+        assert one.sent == two.received > 20
+
+    thread.call(talk(), 5)
+
+
+@pytest.mark.parametrize(
+    "body", ['{"kind":"hello"}', '{"kind":"hello","words":1}', '{"kind":"hello","words":"","x":1}']
+)
+def test_a_message_of_another_shape_is_refused(thread: LoopThread, body: str) -> None:
+    async def talk() -> None:
+        one, two = await stream_pair()
+        await one.write(len(body).to_bytes(4, "big") + body.encode(), 1)
+        await two.receive(HELLO, 1)
+
+    with pytest.raises(BadMessage):
+        thread.call(talk(), 5)
+
+
+def test_a_length_above_the_cap_is_refused_before_anything_is_read(thread: LoopThread) -> None:
+    async def talk() -> None:
+        one, two = await stream_pair()
+        await one.write((MESSAGE_CAP + 1).to_bytes(4, "big"), 1)
+        await two.receive(HELLO, 1)
+
+    with pytest.raises(BadMessage, match="above the cap"):
+        thread.call(talk(), 5)
+
+
+def test_ones_own_message_above_the_cap_is_not_sent(thread: LoopThread) -> None:
+    async def talk() -> None:
+        one, _ = await stream_pair()
+        await one.send(Hello(words="x" * MESSAGE_CAP), 1)
+
+    with pytest.raises(BadMessage):
+        thread.call(talk(), 5)
+
+
+@pytest.mark.parametrize("reading", ["message", "bytes"])
+def test_silence_ends_at_the_deadline(thread: LoopThread, reading: str) -> None:
+    async def wait() -> None:
+        _one, two = await stream_pair()
+        if reading == "message":
+            await two.receive(HELLO, 0.2)
+        else:
+            await two.read_into(memoryview(bytearray(8)), 0.2)
+
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        thread.call(wait(), 5)
+    assert 0.15 < time.monotonic() - began < 1.5
+
+
+def test_a_reader_that_never_reads_ends_the_writer_at_its_deadline(thread: LoopThread) -> None:
+    async def write() -> None:
+        one, _two = await stream_pair()
+        for _ in range(100):
+            await one.write(bytes(1 << 20), 0.3)
+
+    with pytest.raises(TimeoutError):
+        thread.call(write(), 10)
+
+
+def test_an_ended_stream_is_lost_in_both_directions(thread: LoopThread) -> None:
+    async def read() -> None:
+        one, two = await stream_pair()
+        one.close()
+        one.close()
+        await two.receive(HELLO, 1)
+
+    async def write() -> None:
+        one, two = await stream_pair()
+        two.close()
+        for _ in range(100):
+            await one.write(bytes(1 << 16), 1)
+            await asyncio.sleep(0)
+
+    for work in (read, write):
+        with pytest.raises(StreamLost):
+            thread.call(work(), 5)
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.binary(max_size=200), framed=st.booleans())
+def test_random_bytes_are_bad_or_lost_and_nothing_else(data: bytes, framed: bool) -> None:
+    async def talk() -> None:
+        for kinds in (HELLO, PROPOSAL, REPLY):
+            one, two = await stream_pair()
+            await one.write((len(data).to_bytes(4, "big") if framed else b"") + data, 1)
+            one.close()
+            with pytest.raises((BadMessage, StreamLost)):
+                await two.receive(kinds, 1)  # type: ignore[arg-type]
+            two.close()
+
+    asyncio.run(talk())
+
+
+@settings(deadline=None, max_examples=30)
+@given(numel=st.integers(1, 3000), flip=st.none() | st.integers(0, 10**6))
+def test_a_payload_arrives_whole_or_is_noticed(numel: int, flip: int | None) -> None:
+    async def transfer(vector: torch.Tensor, out: torch.Tensor) -> bool:
+        one, two = await stream_pair()
+        if flip is not None:
+            _flip_one_bit(one, flip % (4 * numel))
+        _, intact = await asyncio.gather(send_payload(one, Vector(vector), 1), receive_payload(two, out, 1))
+        one.close()
+        two.close()
+        return intact
+
+    vector, out = torch.randn(numel), torch.empty(numel)
+    intact = asyncio.run(transfer(vector, out))
+    assert intact is (flip is None)
+    assert torch.equal(vector, out) is (flip is None)
+
+
+def _flip_one_bit(stream: Stream, place: int) -> None:
+    write = stream.write
+
+    async def flipped(data: bytes, timeout: float) -> None:
+        changed = bytearray(data)
+        if len(data) > place:
+            changed[place] ^= 1
+        await write(bytes(changed) if len(data) != 16 or place >= 16 else data, timeout)
+
+    stream.write = flipped  # type: ignore[method-assign]
+
+
+def test_a_slow_reader_is_waited_for_as_long_as_it_reads(thread: LoopThread) -> None:
+    """The deadline is for a silent line, and one part may take longer than that on a slow one."""
+
+    async def talk() -> float:
+        one, two = await stream_pair()
+        out = memoryview(bytearray(32 * CHUNK))
+
+        async def read() -> None:
+            for start in range(0, len(out), CHUNK):
+                await asyncio.sleep(0.05)
+                await two.read_into(out[start : start + CHUNK], 1)
+
+        began = time.monotonic()
+        await asyncio.gather(one.write(bytes(len(out)), 0.8), read())
+        return time.monotonic() - began
+
+    assert thread.call(talk(), 10) > 1.2

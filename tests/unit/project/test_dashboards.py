@@ -1,0 +1,185 @@
+"""The dashboards and rules name what peers and bootstrap export, say what healthy looks like, and are laid out well."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from peer.telemetry.series import OF_BOOTSTRAP, OF_PEER, PHASES, PREFIX
+from tests.unit.project.dashboards import BOARDS, GRAFANA, PROMETHEUS, ROOT, Query, board, board_queries, rules
+from tests.unit.project.promql import Known, Unknown, words_in
+
+KINDS = {"timeseries", "stat", "table", "state-timeline", "xychart", "barchart", "bargauge", "heatmap"}
+PANELS = [(path, panel) for path in BOARDS for panel in board(path)["panels"]]
+QUERIES = [query for path in BOARDS for query in board_queries(path)]
+
+
+def name_of(value: Any) -> str:
+    return value.where if isinstance(value, Query) else value["title"] if isinstance(value, dict) else ""
+
+
+@cache
+def known() -> Known:
+    """With the recorded series, each of which may use those before it."""
+    it = Known()
+    for rule in rules():
+        if "record" in rule:
+            it.add(rule["record"], rule["expr"])
+    return it
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=name_of)
+def test_an_expression_names_series_and_labels_that_there_are(query: Query) -> None:
+    assert words_in(query.legend) <= known().labels_of(query.expr)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in rules() if "record" in rule], ids=lambda rule: rule["record"])
+def test_the_name_of_a_recorded_series_says_its_labels(rule: dict[str, Any]) -> None:
+    levels = {
+        "run": {"run"},
+        "run_phase": {"run", "phase"},
+        "peer": {"run", "peer", "peer_id"},
+        "peer_phase": {"run", "peer", "peer_id", "phase"},
+    }
+    assert known().labels_of(rule["expr"]) == levels[rule["record"].split(":")[0]]
+
+
+@pytest.mark.parametrize("rule", [rule for rule in rules() if "alert" in rule], ids=lambda rule: rule["alert"])
+def test_an_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
+    labels = known().labels_of(rule["expr"])
+    assert rule["labels"]["severity"] in ("critical", "warning", "info")
+    assert set(rule["annotations"]) == {"summary", "description"}
+    for template in rule["annotations"].values():
+        assert "\n" not in template
+        assert words_in(template) <= labels | {"value"}
+    assert len(rule["annotations"]["description"]) > 80
+
+
+def test_the_readme_names_every_alert_with_its_severity() -> None:
+    rows = re.findall(r"^\| `(Noloco\w+)` \| (\w+) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [(rule["alert"], rule["labels"]["severity"]) for rule in rules() if "alert" in rule]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "noloco_idle_share",
+        'noloco_phase_info{phase="sleep"}',
+        'noloco_phase_info{phase=~"match|exhange"}',
+        "sum by (partner) (noloco_round)",
+        "noloco_dht_read_seconds * on (run) noloco_round",
+        'noloco_dht_read_seconds{run="demo"}',
+    ],
+)
+def test_the_check_of_expressions_finds_what_is_wrong(wrong: str) -> None:
+    with pytest.raises(Unknown):
+        Known().labels_of(wrong)
+
+
+def test_phases_have_the_same_numbers_in_rule_and_dashboard() -> None:
+    expr = next(rule["expr"] for rule in rules() if rule.get("record") == "peer:noloco_phase:index")
+    numbers = {
+        phase: int(number or 1) for number, phase in re.findall(r'(?:(\d) \* )?noloco_phase_info{phase="(\w+)"}', expr)
+    }
+    assert numbers == {phase: place for place, phase in enumerate(PHASES, 1)}
+    (panel,) = [panel for _, panel in PANELS if panel["title"] == "Phase of each peer"]
+    (mapping,) = panel["fieldConfig"]["defaults"]["mappings"]
+    assert {word["text"]: int(number) for number, word in mapping["options"].items()} == numbers
+
+
+@pytest.mark.parametrize(("path", "panel"), PANELS, ids=name_of)
+def test_a_panel_says_what_it_shows_and_what_healthy_looks_like(path: Path, panel: dict[str, Any]) -> None:
+    assert panel["type"] in KINDS
+    assert panel["title"]
+    assert "Healthy: " in panel["description"]
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    references = [target["refId"] for target in panel["targets"]]
+    assert len(set(references)) == len(references)
+
+
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+def test_panels_fill_the_grid_and_none_lies_on_another(path: Path) -> None:
+    panels = board(path)["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells: Counter[tuple[int, int]] = Counter()
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["w"] >= 4 and place["h"] >= 3 and place["x"] >= 0 and place["x"] + place["w"] <= 24
+        for x in range(place["x"], place["x"] + place["w"]):
+            cells.update((x, y) for y in range(place["y"], place["y"] + place["h"]))
+    assert set(cells.values()) == {1}
+    assert len(cells) == 24 * (1 + max(y for _, y in cells))  # no holes either
+
+
+def test_idle_time_is_the_first_thing_that_one_sees() -> None:
+    first = [
+        panel for panel in board(GRAFANA / "dashboards" / "idle-time.json")["panels"] if panel["gridPos"]["y"] == 0
+    ]
+    assert len(first) > 1
+    assert all("idle" in panel["title"].lower() for panel in first)
+
+
+def test_everything_asks_the_datasource_that_is_provisioned() -> None:
+    (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
+    uids = re.findall(r'"type": "prometheus",\s+"uid": "([^"]*)"', "".join(path.read_text() for path in BOARDS))
+    assert set(uids) == {source["uid"]}
+    for path, panel in PANELS:
+        assert all(thing["datasource"]["uid"] == source["uid"] for thing in (panel, *panel["targets"])), path
+    (provider,) = yaml.safe_load((GRAFANA / "provisioning/dashboards/noloco.yaml").read_text())["providers"]
+    assert provider["type"] == "file"
+
+
+def test_what_the_bootstrap_says_is_not_taken_from_a_peer() -> None:
+    jobs = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
+    (drop,) = [
+        step["regex"] for job in jobs for step in job.get("metric_relabel_configs", ()) if step["action"] == "drop"
+    ]
+    assert all(re.fullmatch(drop, PREFIX + row.name) for row in OF_BOOTSTRAP)
+    assert not any(re.fullmatch(drop, PREFIX + row.name) for row in OF_PEER)
+
+
+def test_dashboards_lead_to_one_another_and_share_their_variables() -> None:
+    boards = [board(path) for path in BOARDS]
+    assert len({it["uid"] for it in boards}) == len({it["title"] for it in boards}) == len(boards) == 3
+    for it in boards:
+        (link,) = it["links"]
+        assert link["type"] == "dashboards" and set(link["tags"]) <= set(it["tags"]) and link["includeVars"]
+    for one, other in combinations(boards, 2):
+        assert one["templating"] == other["templating"] and one["schemaVersion"] == other["schemaVersion"]
+    assert [variable["name"] for variable in boards[0]["templating"]["list"]] == ["run", "peer"]
+
+
+@pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+def test_a_file_is_formatted_as_grafana_exports_it(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == json.dumps(board(path), indent=2, ensure_ascii=False) + "\n"
+
+
+@pytest.mark.parametrize(("path", "panel"), PANELS, ids=name_of)
+def test_what_overrides_and_transformations_name_is_in_the_result(path: Path, panel: dict[str, Any]) -> None:
+    """A column that is renamed or coloured by a name that there is not stays as it was, in silence."""
+    tables = [target for target in panel["targets"] if target["format"] == "table"]
+    if not tables or panel["type"] == "barchart":
+        return
+    queries = [query for query in board_queries(path) if query.where.startswith(f"{path.stem}: {panel['title']} ")]
+    columns = {"Time"} | {f"Value #{target['refId']}" if len(tables) > 1 else "Value" for target in tables}
+    for query in queries:
+        columns |= known().labels_of(query.expr)
+    (organize,) = [step["options"] for step in panel["transformations"] if step["id"] == "organize"]
+    named = {*organize["excludeByName"], *organize["renameByName"], *organize.get("indexByName", ())}
+    assert named <= columns
+    answering = columns - {*organize["excludeByName"]} | {*organize["renameByName"].values()}  # to both its names
+    for override in panel["fieldConfig"]["overrides"]:
+        assert override["matcher"]["options"] in answering
+    for series in panel["options"].get("series", ()):
+        # By the first name: behind the partition each of the peers' columns has another display name.
+        assert {series[axis]["matcher"]["options"] for axis in "xy"} == {"Value #A", "Value #B"}

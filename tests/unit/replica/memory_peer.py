@@ -1,0 +1,69 @@
+"""A peer's life without the network, in a process of its own: what memory did it take?
+
+python -m tests.unit.replica.memory_peer CONFIG.yaml [A.B=C ...]
+
+Prints the peak of the process's resident bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import peer.training.assemble  # noqa: F401  all that a peer loads
+from peer.config import load
+from peer.data import corpus
+from peer.data.open import validation
+from peer.exchange.average import copy_own
+from peer.process import Stop
+from peer.rounds.progress import Progress
+from peer.training import replica
+from peer.training.checkpoint import Checkpoints
+from peer.training.replica import Signs
+from peer.training.state import PeerState
+
+
+def resident_peak() -> int:
+    """Bytes."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise KeyError("VmHWM")
+
+
+def torch_peak(state: PeerState) -> int:
+    """What the profiler saw allocated at the most in one step, beside what was there before it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        state.inner.run(state.stream.take(1))
+    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    now = peak = 0
+    for event in sorted((it for it in results.events() if it.name() == "[memory]"), key=lambda it: it.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    config = load.load(Path(sys.argv[1]), sys.argv[2:], environment={})
+    text = corpus.load(config.run.data)
+    state = replica.replica(config, text.train, stream=1, device=torch.device("cpu"), signs=Signs(Progress(), Stop()))
+    buffer = torch.empty(state.outer.slow.numel)
+    state.inner.evaluate(validation(config.run, text))
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):
+            state.inner.run(state.stream.take(1))
+            contribution = state.outer.contribution()
+            copy_own(contribution, buffer)  # type: ignore[arg-type]
+            state.outer.apply(buffer)
+        Checkpoints(Path(folder), 1).save(1, state.scalars(), state.tensors())
+        peak = resident_peak()
+    print(peak)
+
+
+if __name__ == "__main__":
+    main()

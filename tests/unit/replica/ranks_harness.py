@@ -1,0 +1,110 @@
+"""A peer of several ranks without a swarm: rank 0 in the test's process, the others as torchrun would start them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from peer.config.schema import Config
+from peer.data import corpus
+from peer.process import Stop
+from peer.replica.sharded.launch import Rank
+from peer.replica.sharded.ranks import Crew
+from peer.rounds.progress import Progress
+from peer.training import replica as build
+from peer.training.replica import Signs
+from peer.training.state import PeerState
+from tests.swarm.support.warm import Forked, warm
+
+CPU = torch.device("cpu")
+MODEL = {"hidden_size": 12, "intermediate_size": 30, "layers": 2, "heads": 2}  # 257 tokens: nothing divides evenly
+PROGRAM = ("-m", "peer", "train", "--config", "of-rank-0.yaml")
+
+
+def config(folder: Path, *, peer: dict[str, Any] | None = None, **run: Any) -> Config:
+    text = folder / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 400, encoding="utf-8")
+    data = {"name": "text", "train": [str(text)], "validation": [str(text)], "sequence_length": 16}
+    inner = {"learning_rate": 1e-2, "warmup_steps": 4}
+    sizes = {"steps": 40, "batch_size": 12, "evaluation": {"batches": 2}}
+    shared = {**sizes, "model": MODEL, "data": data, "inner": inner, **run}
+    return Config.model_validate({"run": shared, "peer": {"threads": 1, **(peer or {})}})
+
+
+def replica(settings: Config, crew: Crew | None = None) -> PeerState:
+    tokens = corpus.load(settings.run.data).train
+    signs = Signs(Progress(), Stop())
+    return build.replica(settings, tokens, stream=3, device=CPU, signs=signs, crew=crew)
+
+
+def environment(number: int, size: int, port: int) -> dict[str, str]:
+    """What torchrun tells a rank."""
+    place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    said = {**place, "MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "none"}
+    return {name: str(value) for name, value in said.items()}
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+class Ranks:
+    """The crew, and its processes."""
+
+    def __init__(self, size: int, folder: Path, program: Sequence[str] = PROGRAM) -> None:
+        port = free_port()
+        self.mine = environment(0, size, port)
+        self.logs = [folder / f"rank-{number}.out" for number in range(1, size)]
+        self.processes: list[Forked] = []
+        for number, log in enumerate(self.logs, 1):
+            its = {**os.environ, **environment(number, size, port), "PYTHONUNBUFFERED": "1"}
+            self.processes.append(warm().start(program, log, its))
+        self.gave_up: list[str] = []
+        self.crew = Crew(Rank(0, size, port), self.gave_up.append)
+
+    def output(self) -> str:
+        return "".join(log.read_text(encoding="utf-8") for log in self.logs)
+
+
+@contextmanager
+def ranks(size: int, folder: Path, program: Sequence[str] = PROGRAM) -> Iterator[Ranks]:
+    """They are sent home at the end, and come home."""
+    it = Ranks(size, folder, program)
+    before = dict(os.environ)
+    os.environ.update(it.mine)
+    code = 1
+    try:
+        yield it
+        code = 0
+    finally:
+        it.crew.dismiss(code)
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        os.environ.clear()
+        os.environ.update(before)
+        for process in it.processes:
+            process.kill()
+            process.wait(10)
+
+
+@contextmanager
+def replica_on(size: int, settings: Config, folder: Path) -> Iterator[PeerState]:
+    """The same replica on ``size`` ranks."""
+    if size == 1:
+        yield replica(settings)
+        return
+    with ranks(size, folder) as it:
+        yield replica(settings, it.crew)
+        assert it.crew.lost == ""
+    assert [process.returncode for process in it.processes] == [0] * (size - 1), it.output()
+    assert "Traceback" not in it.output()

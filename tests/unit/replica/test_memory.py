@@ -1,0 +1,97 @@
+"""The estimate of a peer's memory against what is measured: torch's own accounting, and what the process takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.config import load
+from peer.config.schema import Config
+from peer.data import corpus
+from peer.process import Stop
+from peer.replica.memory import estimate, step_bytes
+from peer.rounds.progress import Progress
+from peer.training import replica
+from peer.training.replica import Signs
+from tests.unit.replica.memory_peer import torch_peak
+
+ROOT = Path(__file__).parents[3]
+DEMO = ROOT / "configs" / "demo.yaml"
+MIDDLE = (
+    "run.model.hidden_size=384",
+    "run.model.intermediate_size=1152",
+    "run.model.layers=6",
+    "run.data.sequence_length=256",
+)
+
+
+def config(*overrides: str) -> Config:
+    return load.load(DEMO, overrides, environment={})
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("peer.gradient_checkpointing=true",),
+        ("peer.micro_batch=2",),
+        ("peer.precision=bf16",),
+        ("run.model.vocabulary=8000", "peer.micro_batch=4"),
+    ],
+    ids=lambda overrides: " ".join(overrides) or "plain",
+)
+def test_a_step_takes_what_torch_says_that_it_took(overrides: tuple[str, ...]) -> None:
+    asked = config("run.model.layers=3", *overrides)
+    text = corpus.load(asked.run.data)
+    signs = Signs(Progress(), Stop())
+    state = replica.replica(asked, text.train, stream=1, device=torch.device("cpu"), signs=signs)
+    state.inner.run(state.stream.take(1))  # AdamW's moments are made in the first step
+    counted = step_bytes(asked.run, asked.peer, autocast=asked.peer.precision == "bf16")
+    assert counted == pytest.approx(torch_peak(state), rel=0.15)
+
+
+@pytest.mark.parametrize("overrides", [(), MIDDLE], ids=["1M", "11M"])
+def test_a_peer_takes_what_was_estimated(overrides: tuple[str, ...]) -> None:
+    program = [sys.executable, "-m", "tests.unit.replica.memory_peer", str(DEMO), *overrides]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stderr
+    measured = int(done.stdout.splitlines()[-1])
+    asked = config(*overrides)
+    memory = estimate(asked.run, asked.peer)
+    assert memory.device_bytes + memory.host_bytes == pytest.approx(measured, rel=0.15)
+
+
+def test_the_parts_add_up_and_say_what_the_settings_change() -> None:
+    asked = config(*MIDDLE)
+    plain = estimate(asked.run, asked.peer)
+    assert sum(plain.parts.values()) == plain.device_bytes + plain.host_bytes
+    assert plain.parts["adamw_moments"] == 2 * plain.parts["weights"] == 2 * plain.parts["slow_weights"]
+    for override in ("peer.gradient_checkpointing=true", "peer.micro_batch=1", "peer.precision=bf16"):
+        less = config(*MIDDLE, override)
+        assert estimate(less.run, less.peer).parts["activations"] < 0.8 * plain.parts["activations"], override
+    alone = config(*MIDDLE, "run.outer={name: local}")
+    without = estimate(alone.run, alone.peer)
+    assert without.parts["momentum"] == 0
+    assert plain.giving_bytes == 2 * without.giving_bytes == 2 * plain.parts["weights"]
+
+
+def test_a_large_model_is_estimated_without_making_it() -> None:
+    large = load.load(ROOT / "configs" / "noloco-6.8b.yaml", environment={})
+    memory = estimate(large.run, large.peer)
+    assert memory.parts["weights"] == 4 * 9_638_793_216
+    assert 4 * memory.parts["weights"] < memory.device_bytes < 5 * memory.parts["weights"]
+
+
+def test_ranks_share_what_the_optimizer_needs_and_the_slow_weights() -> None:
+    asked = config(*MIDDLE)
+    one, four = estimate(asked.run, asked.peer), estimate(asked.run, asked.peer, ranks=4)
+    for part in ("weights", "gradients", "adamw_moments"):
+        assert 4 * four.parts[part] == pytest.approx(one.parts[part], abs=32), part
+    assert four.parts["slow_weights"] == one.parts["slow_weights"]  # of the machine, not of a rank
+    assert 0.2 < four.parts["activations"] / one.parts["activations"] < 0.5  # of a quarter of the batch
+    assert 0 < four.parts["gathered"] < 4 * one.parts["weights"]
+    assert four.device_bytes < 0.6 * one.device_bytes

@@ -1,0 +1,246 @@
+"""Any causal language model: from a folder or the hub, fresh or pre-trained, equal on every machine or refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from peer.config.digest import canonical, digest, first_difference
+from peer.config.model import AutoModel, LlamaModel
+from peer.config.schema import Config, Run
+from peer.data import corpus
+from peer.errors import UserError
+from peer.process import Stop
+from peer.replica import model, model_source
+from peer.rounds.progress import Progress
+from peer.training import replica
+from peer.training.replica import Signs
+
+ROOT = Path(__file__).parents[3]
+TEXT = b"the quick brown fox jumps over the lazy dog. " * 40
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders as people have them: a configuration alone, and a whole model of another family."""
+    from transformers import GPT2Config, GPTNeoXConfig, GPTNeoXForCausalLM
+
+    root = tmp_path_factory.mktemp("models")
+    GPT2Config(vocab_size=300, n_positions=32, n_embd=16, n_layer=2, n_head=2).save_pretrained(root / "gpt2")
+    torch.manual_seed(5)
+    neox = GPTNeoXConfig(
+        vocab_size=300,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        hidden_dropout=0.0,
+    )
+    GPTNeoXForCausalLM(neox).to(torch.bfloat16).save_pretrained(root / "neox")
+    return root
+
+
+def auto(source: object, **keys: Any) -> AutoModel:
+    return AutoModel(name="auto", source=str(source), **keys)
+
+
+def built(settings: LlamaModel | AutoModel, seed: int = 0, length: int = 16) -> nn.Module:
+    return model.build(settings, sequence_length=length, seed=seed)
+
+
+def flat(network: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+
+
+def test_fresh_weights_come_from_the_seed_and_nothing_else(sources: Path) -> None:
+    for source in ("gpt2", "neox"):
+        torch.manual_seed(1)
+        first = flat(built(auto(sources / source)))
+        torch.manual_seed(2)
+        before = torch.get_rng_state()
+        assert torch.equal(first, flat(built(auto(sources / source))))
+        assert torch.equal(before, torch.get_rng_state())
+        assert not torch.equal(first, flat(built(auto(sources / source), seed=1)))
+
+
+def test_a_pre_trained_one_has_the_sources_weights_in_fp32(sources: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    network = built(auto(sources / "neox", pretrained=True))
+    theirs = AutoModelForCausalLM.from_pretrained(sources / "neox", dtype=torch.float32)
+    assert {parameter.dtype for parameter in network.parameters()} == {torch.float32}
+    assert torch.equal(flat(network), flat(theirs))
+
+
+@pytest.mark.parametrize("source", ["gpt2", "neox"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_it_trains(source: str, checkpointing: bool, sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(TEXT)
+    data = {"name": "text", "train": [str(tmp_path / "text")], "validation": [str(tmp_path / "text")]}
+    run = {
+        "model": {"name": "auto", "source": str(sources / source)},
+        "data": {**data, "sequence_length": 16},
+        "inner": {"learning_rate": 0.01, "warmup_steps": 2},
+    }
+    config = Config.model_validate({"run": run, "peer": {"gradient_checkpointing": checkpointing}})
+    tokens = corpus.load(config.run.data).train
+    signs = Signs(Progress(), Stop())
+    state = replica.replica(config, tokens, stream=1, device=torch.device("cpu"), signs=signs)
+    report = state.inner.run(state.stream.take(20))
+    assert report.first_loss == pytest.approx(5.7, abs=0.3)  # ln 300
+    assert state.inner.run(state.stream.take(1)).loss < report.first_loss - 1
+    assert state.scalars()["origin"]["architecture"]["vocab_size"] == 300
+
+
+def test_gradient_checkpointing_changes_no_gradient() -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        network = built(LlamaModel(hidden_size=16, intermediate_size=32, layers=2, heads=2)).train()
+        if checkpointing:
+            model.checkpoint_activations(network)
+        network(input_ids=torch.arange(12)[None]).logits.square().mean().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None]))
+    assert torch.equal(*gradients)
+
+
+# -- the same model on every machine
+
+
+def test_what_is_in_the_files_is_compared_and_not_where_they_are(sources: Path, tmp_path: Path) -> None:
+    import shutil
+
+    def run(folder: Path, **keys: Any) -> Run:
+        return model_source.pinned_run(Run(model=auto(folder, **keys)))
+
+    shutil.copytree(sources / "neox", tmp_path / "copy")
+    here, there = (run(folder, pretrained=True) for folder in (sources / "neox", tmp_path / "copy"))
+    assert digest(here) == digest(there)
+    config = json.loads((tmp_path / "copy" / "config.json").read_text())
+    (tmp_path / "copy" / "config.json").write_text(json.dumps({**config, "transformers_version": "9"}))
+    assert digest(run(tmp_path / "copy", pretrained=True)) == digest(here)
+
+    weights = tmp_path / "copy" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    other = run(tmp_path / "copy", pretrained=True)
+    assert first_difference(canonical(here), canonical(other)).startswith("run.model.digest is")
+    assert digest(run(tmp_path / "copy")) == digest(run(sources / "neox"))  # fresh: its weights do not matter
+
+    (tmp_path / "copy" / "config.json").write_text(json.dumps({**config, "rotary_pct": 0.5}))
+    assert digest(run(tmp_path / "copy")) != digest(run(sources / "neox"))
+    with pytest.raises(UserError, match="have the digest"):
+        run(tmp_path / "copy", digest="0" * 32)
+    assert model_source.pinned_run(Run()) == Run()
+
+
+# -- mistakes, each one line
+
+
+def _config(folder: Path, **changes: Any) -> None:
+    folder.mkdir()
+    keys = {"model_type": "gpt2", "vocab_size": 300, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    (folder / "config.json").write_text(json.dumps({**keys, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("make", "keys", "says"),
+    [
+        (lambda folder: None, {}, "there is no folder"),
+        (lambda folder: folder.mkdir(), {}, "has no config.json"),
+        (lambda folder: _config(folder, model_type="t5"), {}, "is not a causal language model"),
+        (lambda folder: _config(folder, model_type="nothing"), {}, "cannot be used"),
+        (lambda folder: _config(folder, vocab_size=100), {}, "has 100 tokens, the data's tokenizer 257"),
+        (lambda folder: _config(folder, n_positions=8), {}, "is more than the 8 positions"),
+        (lambda folder: _config(folder), {"pretrained": True}, "has no model.safetensors"),
+        (
+            lambda folder: _config(folder, model_type="own", auto_map={"AutoConfig": "code.Config"}),
+            {},
+            "run.model.trust_remote_code: true",
+        ),
+    ],
+)
+def test_a_folder_that_is_no_model_for_this(
+    make: Callable[[Path], None], keys: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "model")
+    with pytest.raises(UserError) as caught:
+        built(auto(tmp_path / "model", **keys))
+    assert says in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_llama_with_too_small_a_vocabulary_is_refused() -> None:
+    with pytest.raises(UserError, match=r"run\.model\.vocabulary has 100 tokens"):
+        built(LlamaModel(vocabulary=100))
+    assert built(LlamaModel(vocabulary=300)).config.vocab_size == 300  # type: ignore[union-attr]
+
+
+def test_weights_that_lack_a_layer_are_refused_and_not_drawn(sources: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(sources / "neox", tmp_path / "more")
+    config = json.loads((tmp_path / "more" / "config.json").read_text())
+    (tmp_path / "more" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with pytest.raises(UserError, match=r"lack gpt_neox\.layers\.2"):
+        built(auto(tmp_path / "more", pretrained=True))
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """A hub on loopback that has two models: one is gated, the other is not there."""
+
+    def _answer(self) -> None:
+        gated = "gated" in self.path
+        self.send_response(403 if gated else 404)
+        self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
+        self.send_header("X-Error-Message", "no")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD = do_POST = _answer
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("source", "environment", "says"),
+    [
+        ("someone/gated", {}, "is gated: accept its terms on its page, then set HF_TOKEN"),
+        ("someone/none", {}, "neither a folder here nor a model on the Hugging Face hub"),
+        ("no name!", {}, "neither a folder here nor a name"),
+        ("someone/model", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "the Hugging Face hub cannot be reached"),
+        ("someone/model", {"HF_HUB_OFFLINE": "1"}, "the Hugging Face hub cannot be reached"),
+    ],
+)
+def test_the_hub_says_no_in_one_line(
+    source: str, environment: dict[str, str], says: str, hub: str, tmp_path: Path
+) -> None:
+    program = [sys.executable, "-m", "peer", "show-config", "--config", str(ROOT / "configs" / "demo.yaml")]
+    program += ["--set", f"run.model={{name: auto, source: '{source}'}}"]
+    known = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "HF_TOKEN": "", **environment}
+    done = subprocess.run(
+        program, env={**os.environ, **known}, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr

@@ -1,0 +1,220 @@
+"""A peer of several ranks is, for everybody who looks at it, the peer of one rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from peer.commands.cli import main
+from peer.errors import RunError, UserError
+from peer.replica.sharded import launch, shared
+from peer.training.checkpoint import Checkpoints
+from peer.training.state import PeerState
+from tests.unit.replica.ranks_harness import config, environment, ranks, replica, replica_on
+
+
+def theta(state: PeerState) -> torch.Tensor:
+    out = torch.empty(state.outer.slow.numel)
+    state.outer.slow.read_fast(0, out)
+    return out
+
+
+def alone(state: PeerState) -> None:
+    """An outer step with a group of one."""
+    mean = torch.empty(state.outer.slow.numel)
+    state.outer.contribution().read(0, mean)  # type: ignore[union-attr]
+    state.outer.apply(mean)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_weights_conform(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every kind of slow weights does with the fast ones, by the flat vector and by name."""
+    monkeypatch.setattr(shared, "WINDOW", 1000)
+    settings = config(tmp_path)
+    expected = replica(settings)
+    with replica_on(size, settings, tmp_path) as state:
+        slow, whole = state.outer.slow, expected.outer.slow
+        assert slow.layout() == whole.layout() and slow.numel == whole.numel
+        assert torch.equal(slow.phi, whole.phi) and torch.equal(theta(state), whole.phi)
+        assert slow.phi.dtype == torch.float32 and not slow.phi.is_cuda
+
+        slow.phi.copy_(torch.arange(slow.numel))
+        slow.write_fast(700, 2345)  # a part of it, over the borders of parameters, shards and windows
+        mixed = whole.phi.clone()
+        mixed[700:2345] = torch.arange(700, 2345)
+        part = torch.empty(2500)
+        slow.read_fast(123, part)
+        assert torch.equal(part, mixed[123:2623])
+        slow.add_to_fast(torch.full((1501,), 0.5), 900)
+        mixed[900:2401] += 0.5
+        assert torch.equal(theta(state), mixed)
+        slow.write_fast()
+        assert torch.equal(theta(state), slow.phi)
+
+        named = slow.tensors()
+        assert {name: it.shape for name, it in named.items()} == {
+            name: it.shape for name, it in whole.tensors().items()
+        }
+        assert torch.equal(torch.cat([it.reshape(-1) for it in named.values()]), slow.phi)
+        slow.take({name: torch.full(it.shape, 7.0) for name, it in named.items()})
+        assert torch.equal(theta(state), torch.full((slow.numel,), 7.0))
+
+        optimizer = state.inner.optimizer
+        moments: dict[str, torch.Tensor] = {}
+        for name, it in named.items():
+            own = {"step": torch.tensor(3.0), "exp_avg": torch.randn(it.shape), "exp_avg_sq": torch.rand(it.shape)}
+            moments |= {f"{name}/{key}": value for key, value in own.items()}
+        slow.take_moments(optimizer, moments)
+        kept = slow.moments(optimizer)
+        assert kept.keys() == moments.keys() and all(torch.equal(kept[key], moments[key]) for key in moments)
+        slow.take_moments(optimizer, {})
+        assert slow.moments(optimizer) == {}
+
+
+@pytest.mark.parametrize(
+    ("size", "peer"),
+    [(2, {}), (3, {"micro_batch": 2, "gradient_checkpointing": True})],
+    ids=["two", "three with micro-batches and checkpointed activations"],
+)
+def test_it_trains_and_resumes_as_on_one_rank(
+    size: int, peer: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = config(tmp_path, peer=peer)
+    one, home = replica(settings), tmp_path / "peer"
+    batches = [one.stream.batch(1000), one.stream.batch(1001)]  # type: ignore[attr-defined]
+    with replica_on(size, settings, tmp_path) as many:
+        untrained = one.inner.evaluate(batches)
+        assert many.inner.evaluate(batches) == pytest.approx(untrained, rel=1e-5)
+        for _ in range(2):
+            expected, got = one.inner.run(one.stream.take(3)), many.inner.run(many.stream.take(3))
+            assert got.loss == pytest.approx(expected.loss, rel=1e-4)
+            assert got.grad_norm == pytest.approx(expected.grad_norm, rel=1e-3)
+            assert got.tokens == expected.tokens
+            alone(one)
+            alone(many)
+            assert many.inner.evaluate(batches) == pytest.approx(one.inner.evaluate(batches), rel=1e-4)
+        torch.testing.assert_close(theta(many), theta(one), rtol=1e-3, atol=1e-4)
+        assert one.inner.evaluate(batches) < untrained - 0.01
+        store = Checkpoints(home / "checkpoints", 2)
+        store.save(many.inner.step, many.scalars(), many.tensors())
+        saved, again = store.newest(many.refusal), replica(settings)
+        assert saved is not None
+        again.restore(saved)  # on one rank what several have saved
+        torch.testing.assert_close(theta(again), theta(many), rtol=0, atol=0)
+        after = [again.inner.run(again.stream.take(2)).loss, many.inner.run(many.stream.take(2)).loss]
+        assert after[0] == pytest.approx(after[1], rel=1e-5)
+        store.save(again.inner.step, again.scalars(), again.tensors())
+        back = store.newest(many.refusal)
+        assert back is not None and back.path != saved.path
+        many.restore(back)  # and the other way round
+        after = [it.inner.run(it.stream.take(2)).loss for it in (again, many)]
+        assert after[0] == pytest.approx(after[1], rel=1e-5)
+    with pytest.raises(SystemExit) as exit:
+        main(["export", str(home), str(tmp_path / "model")])
+    assert exit.value.code == 0, capsys.readouterr().err
+
+
+def test_bf16_is_gathered_and_the_weights_stay_fp32(tmp_path: Path) -> None:
+    settings = config(tmp_path, peer={"precision": "bf16"})
+    one = replica(settings)
+    with replica_on(2, settings, tmp_path) as many:
+        expected, got = one.inner.run(one.stream.take(6)), many.inner.run(many.stream.take(6))
+        assert got.loss == pytest.approx(expected.loss, rel=0.01)
+        assert {it.dtype for it in many.outer.slow.tensors().values()} == {torch.float32}
+
+
+def test_pretrained_weights_of_another_family(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    sizes = {"vocab_size": 257, "n_positions": 32, "n_embd": 12, "n_layer": 2, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(**sizes, **still, bos_token_id=256, eos_token_id=256)).save_pretrained(tmp_path / "gpt2")
+    model = {"name": "auto", "source": str(tmp_path / "gpt2"), "pretrained": True}
+    settings = config(tmp_path, model=model)
+    one = replica(settings)
+    with replica_on(2, settings, tmp_path) as many:
+        assert torch.equal(theta(many), theta(one))
+        expected, got = one.inner.run(one.stream.take(3)), many.inner.run(many.stream.take(3))
+        assert got.loss == pytest.approx(expected.loss, rel=1e-4)
+        torch.testing.assert_close(theta(many), theta(one), rtol=1e-3, atol=1e-4)
+
+
+def test_a_rank_holds_its_shard_and_nothing_whole(tmp_path: Path) -> None:
+    wide = {"hidden_size": 128, "intermediate_size": 256, "layers": 2, "heads": 2}
+    settings = config(tmp_path, model=wide)
+    account = tmp_path / "account"
+    with ranks(2, tmp_path, ("-m", "tests.unit.replica.rank_account", str(account))) as it:
+        state = replica(settings, it.crew)
+        state.inner.run(state.stream.take(2))
+        alone(state)
+        state.inner.evaluate(list(state.stream.take(1)))
+        theta(state)
+    held = [json.loads(line) for line in account.read_text().splitlines()]
+    assert {row["order"] for row in held} >= {"Step", "Read", "Write", "Evaluate"}
+    whole = 4 * state.outer.slow.numel
+    assert max(row["bytes"] for row in held) < 0.5 * 3 * whole * 1.02, held  # half of the weights and of two moments
+    assert held[-1]["bytes"] > 0.5 * 3 * whole
+
+
+def test_a_rank_that_dies_ends_the_peer_in_one_line(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    with ranks(3, tmp_path) as it:
+        state = replica(settings, it.crew)
+        state.inner.run(state.stream.take(1))
+        os.kill(it.processes[1].pid, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(RunError, match=r"^rank 2 of this peer has ended, and a part of the weights with it"):
+            state.inner.run(state.stream.take(10_000))
+        assert time.monotonic() - began < 10
+        with pytest.raises(RunError, match=r"^rank 2 of this peer has ended"):
+            theta(state)
+        it.crew.dismiss(1)
+        assert it.processes[0].wait(20) == 1
+    assert it.output() == ""
+    assert it.gave_up == []
+
+
+def test_a_rank_without_memory_says_so_through_rank_0(tmp_path: Path) -> None:
+    program = ("-m", "tests.unit.replica.rank_account", str(tmp_path / "account"), "fail")
+    with ranks(2, tmp_path, program) as it:
+        state = replica(config(tmp_path), it.crew)
+        words = r"^rank 1 of this peer: CUDA out of memory; lower peer.micro_batch \(now the whole batch\)$"
+        with pytest.raises(RunError, match=words):
+            for _ in range(2):
+                state.inner.run(state.stream.take(1))
+                theta(state)
+    assert it.output() == ""
+
+
+def test_what_torchrun_says() -> None:
+    assert launch.of({}) is None
+    assert launch.of({"WORLD_SIZE": "8", "RANK": "0"}) is None  # of another program
+    assert launch.of(environment(0, 1, 5)) is None
+    assert launch.of(environment(3, 4, 5)) == launch.Rank(3, 4, 5)
+    two_machines = {**environment(0, 4, 5), "LOCAL_WORLD_SIZE": "2"}
+    with pytest.raises(UserError, match="4 ranks on several machines, 2 of them on this one"):
+        launch.of(two_machines)
+    assert launch.of({**two_machines, "RANK": "1", "LOCAL_RANK": "1"}) is not None  # one line a machine
+
+
+@pytest.mark.parametrize(
+    ("size", "gpus", "micro", "words"),
+    [
+        (5, None, None, "run.batch_size 12 is not a multiple of the 5 ranks"),
+        (2, None, 4, "peer.micro_batch 4 does not divide the 6 sequences of a rank"),
+        (4, 2, None, "4 ranks for 2 GPUs; use --nproc-per-node 2"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path, size: int, gpus: int | None, micro: int | None, words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        launch.require_fit(config(tmp_path, peer={"micro_batch": micro}), size, gpus)
+    launch.require_fit(config(tmp_path, peer={"micro_batch": 3}), 2, 2)

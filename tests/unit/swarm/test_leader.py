@@ -1,0 +1,217 @@
+"""The convener's decisions, over socket pairs: whom it waits for, whose weights count, who is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from peer.p2p.stream import Stream, StreamLost
+from peer.rounds.lineage import Lineage
+from peer.rounds.types import Group, Seat
+from peer.swarm.grouping import leader
+from peer.swarm.grouping.leader import Convener
+from peer.swarm.grouping.messages import CONVENER_WORD, Attend, Behind, Place, Ready, Roster, Wait
+from tests.unit.exchange.pair_harness import stream_pair
+
+ME = Seat("a", "peer-a")
+X, OTHER = Lineage("x", 9), Lineage("other", 6)
+
+
+class Hall:
+    """A convener and the members' ends of its streams."""
+
+    def __init__(self, patience: float = 600.0) -> None:
+        self.tasks: list[asyncio.Task[None]] = []
+        self.convener = Convener(self._spawn, patience)
+        self.ends: dict[str, Stream] = {}
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.ensure_future(work))
+
+    async def attend(self, name: str, eta: float = 0.0, round: int = 3) -> Stream:
+        theirs, ours = await stream_pair()
+        ours.remote = name
+        place = Place(peer_id=name, name=f"peer-{name}", addresses=[])
+        self.convener.admit(ours, Attend(run="r", config="c", place=place, round=round, eta=eta))
+        self.ends[name] = theirs
+        return theirs
+
+    async def ready(self, name: str, lineage: Lineage = X, round: int = 3, eta: float = 0.0) -> Stream:
+        end = self.ends.get(name) or await self.attend(name, eta, round)
+        await end.send(Ready(lineage=lineage), 1)
+        return end
+
+    async def gather(self, lineage: Lineage = X, *, equal: bool = True, round: int = 3) -> Group:
+        gathering = self.convener.gather(ME, lineage, round, equal=equal, stopped=lambda: False)
+        return await asyncio.wait_for(gathering, 20)
+
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for end in self.ends.values():
+            end.close()
+
+
+async def word(end: Stream, timeout: float = 5.0) -> Any:
+    """The next word that is not ``Wait``."""
+    while isinstance(said := await end.receive(CONVENER_WORD, timeout), Wait):
+        pass
+    return said
+
+
+def run(scene: Any, **options: Any) -> None:
+    async def play() -> None:
+        hall = Hall(**options)
+        try:
+            await scene(hall)
+        finally:
+            await hall.close()
+
+    asyncio.run(play())
+
+
+def test_all_that_are_ready_are_in_the_roster_in_the_order_of_their_ids() -> None:
+    async def scene(hall: Hall) -> None:
+        for name in ("d", "b", "c"):
+            await hall.ready(name)
+        group = await hall.gather()
+        assert [link.peer_id for link in group.links] == ["b", "c", "d"]
+        assert group.assembly is not None
+        assert sorted(group.assembly.controls) == [1, 2, 3]
+        said = [await word(hall.ends[name]) for name in ("b", "c", "d")]
+        assert all(isinstance(it, Roster) and it == said[0] for it in said)
+        assert [place.peer_id for place in said[0].places] == ["a", "b", "c", "d"]
+        assert group.assembly.token == said[0].token
+
+    run(scene)
+
+
+def test_one_that_comes_late_is_waited_for_and_the_others_are_told_for_whom() -> None:
+    async def scene(hall: Hall) -> None:
+        ready, late = await hall.ready("b"), await hall.attend("c", eta=60)
+        gathering = asyncio.ensure_future(hall.gather())
+        said = await ready.receive(CONVENER_WORD, 5)
+        assert isinstance(said, Wait) and said.whom == "peer-c" and 60 < said.seconds < 100
+        await late.send(Ready(lineage=X), 1)
+        assert len((await gathering).links) == 2
+
+    run(scene)
+
+
+def test_one_that_does_not_come_or_dies_is_left_out() -> None:
+    async def scene(hall: Hall) -> None:
+        await hall.ready("b")
+        await hall.attend("c", eta=0)  # says that it is here, and then nothing
+        dies = await hall.attend("d", eta=1000)
+        began = time.monotonic()
+        gathering = asyncio.ensure_future(hall.gather())
+        await asyncio.sleep(0.2)
+        dies.close()
+        group = await gathering
+        assert [link.peer_id for link in group.links] == ["b"]
+        assert time.monotonic() - began < leader.SLACK + 1.5
+        with pytest.raises(StreamLost):
+            await word(hall.ends["c"])
+
+    run(scene)
+
+
+def test_the_patience_is_a_limit_to_what_a_member_announces() -> None:
+    async def scene(hall: Hall) -> None:
+        await hall.ready("b")
+        await hall.attend("c", eta=1e6)
+        began = time.monotonic()
+        assert len((await hall.gather()).links) == 1
+        assert time.monotonic() - began < 2.5
+
+    run(scene, patience=1.0)
+
+
+def test_who_attends_for_the_next_round_already_is_not_waited_for_and_not_forgotten() -> None:
+    async def scene(hall: Hall) -> None:
+        await hall.ready("b", round=3)
+        await hall.attend("c", eta=1000, round=4)
+        assert len((await hall.gather(round=3)).links) == 1
+        assert hall.convener.present == {"c"}
+        await hall.ready("c", round=4)
+        assert [link.peer_id for link in (await hall.gather(round=4)).links] == ["c"]
+
+    run(scene)
+
+
+def test_a_convener_whose_own_count_is_behind_waits_all_the_same() -> None:
+    async def scene(hall: Hall) -> None:
+        await hall.ready("b", round=9)
+        assert len((await hall.gather(round=3)).links) == 1
+
+    run(scene)
+
+
+def test_a_stray_takes_the_weights_of_the_convener_and_is_then_in_the_roster() -> None:
+    async def scene(hall: Hall) -> None:
+        stray = await hall.ready("b", lineage=OTHER)
+        await hall.ready("c")
+        gathering = asyncio.ensure_future(hall.gather())
+        said = await word(stray)
+        assert isinstance(said, Behind) and said.donor.peer_id == "a"
+        await stray.send(Ready(lineage=X), 1)
+        assert len((await gathering).links) == 2
+
+    run(scene)
+
+
+def test_one_that_comes_back_with_other_weights_again_is_left_out() -> None:
+    async def scene(hall: Hall) -> None:
+        stray = await hall.ready("b", lineage=OTHER)
+        await hall.ready("c")
+        gathering = asyncio.ensure_future(hall.gather())
+        assert isinstance(await word(stray), Behind)
+        await stray.send(Ready(lineage=Lineage("other still", 9)), 1)
+        assert [link.peer_id for link in (await gathering).links] == ["c"]
+
+    run(scene)
+
+
+def test_a_convener_that_is_behind_is_sent_off_itself_while_the_others_hear_that_it_lives() -> None:
+    async def scene(hall: Hall) -> None:
+        members = [await hall.ready(name, lineage=Lineage("right", 10)) for name in ("b", "c")]
+        group = await hall.gather(lineage=Lineage("wrong", 7))
+        assert group.behind is not None and group.behind.peer_id == "b"
+        for end in members:
+            while (said := await end.receive(CONVENER_WORD, 3)).whom != "peer-a":  # before, it waited for peer-c
+                assert isinstance(said, Wait)
+        assert len((await hall.gather(lineage=Lineage("right", 10))).links) == 2
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "reference"),
+    [
+        (("x", 6), [("y", 6), ("y", 6)], "y"),  # as much work: what most have
+        (("x", 9), [("y", 5), ("y", 5)], "x"),  # more work, though most have another: they begin from older checkpoints
+        (("", 0), [("", 0), ("", 0), ("x", 1)], "x"),  # whoever has trained at all, beside many that have not
+    ],
+)
+def test_the_lineage_that_counts(own: tuple[str, int], others: list[tuple[str, int]], reference: str) -> None:
+    async def scene(hall: Hall) -> None:
+        for name, lineage in zip("bcd", others, strict=False):
+            await hall.ready(name, Lineage(*lineage))
+        await asyncio.sleep(0.1)
+        found = hall.convener._behind(Lineage(*own))
+        assert found is not None and found[0].digest == reference
+
+    run(scene)
+
+
+def test_unequal_replicas_have_no_lineage_to_compare() -> None:
+    async def scene(hall: Hall) -> None:
+        await hall.ready("b", lineage=OTHER)
+        assert len((await hall.gather(equal=False)).links) == 1
+
+    run(scene)

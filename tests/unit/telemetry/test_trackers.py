@@ -1,0 +1,65 @@
+"""TensorBoard and Weights & Biases get what rounds.jsonl gets; what they cannot do does not stop training."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from peer.errors import UserError
+from peer.telemetry import trackers
+from peer.telemetry.metrics import Metrics
+from peer.telemetry.peer_status import Standing
+from peer.telemetry.report import Reporter
+from peer.telemetry.trackers import Trackers
+from tests.unit.telemetry.test_report import round_report
+
+
+def test_tensorboard_has_the_rounds_and_evaluations(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    started = trackers.start(["tensorboard"], tmp_path, run="demo", peer="a", peer_id="QmA")
+    reporter = Reporter(tmp_path, Metrics(), Standing(), started)
+    for number in (1, 2):
+        reporter.round(round_report(number))
+    reporter.evaluation(20, 1280, 2.5)
+    reporter.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(it.step, it.value) for it in events.Scalars("train/loss")] == [(10, 3.0), (20, 3.0)]
+    assert [(it.step, it.value) for it in events.Scalars("val/loss")] == [(20, 2.5)]
+    assert [it.value for it in events.Scalars("tokens")] == [640.0, 1280.0, 1280.0]
+    assert events.Scalars("seconds/match")[0].value == 1.0
+
+
+def test_one_that_is_not_installed_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r'wandb is not installed; pip install "noloco-peer\[wandb\]"'):
+        trackers.start(["wandb"], tmp_path, run="demo", peer="a", peer_id="QmA")
+
+
+class Broken:
+    """Fails at its second value."""
+
+    def __init__(self) -> None:
+        self.got: list[Mapping[str, float]] = []
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.got.append(values)
+        if len(self.got) == 2:
+            raise ConnectionError("no network")
+
+    def close(self) -> None:
+        raise ConnectionError("still none")
+
+
+def test_one_that_breaks_is_left_out_and_values_that_are_none_too() -> None:
+    broken, other = Broken(), Broken()
+    all_of_them = Trackers([broken])
+    for step in range(4):
+        all_of_them.log(step, {"a": 1.0, "b": None, "c": math.nan})
+    assert broken.got == [{"a": 1.0}] * 2
+    Trackers([other]).close()  # says so, and no more

@@ -1,0 +1,159 @@
+"""What is saved comes back whole, or the one before does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peer.errors import UserError
+from peer.training.checkpoint import Checkpoints
+
+TENSORS = {"model": {"w": torch.arange(5.0)}, "outer": {"phi": torch.ones(3), "count": torch.tensor(7)}}
+
+
+def saved(folder: Path, *steps: int, keep: int = 3) -> Checkpoints:
+    checkpoints = Checkpoints(folder, keep)
+    for step in steps:
+        assert checkpoints.save(step, {"config": "c", "words": [step]}, TENSORS)
+    return checkpoints
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    newest = saved(tmp_path, 10).newest()
+    assert newest is not None
+    assert newest.state["words"] == [10]
+    for part, content in TENSORS.items():
+        for name, value in content.items():
+            assert torch.equal(newest.tensors[part][name], value)
+
+
+def test_the_newest_are_kept_and_pointed_at(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 1, 2, 3, 10, keep=2)
+    assert [path.name for path in checkpoints.all()] == ["step_00000003", "step_00000010"]
+    assert (tmp_path / "latest").read_text().strip() == "step_00000010"
+    assert list(tmp_path.glob(".tmp-*")) == []
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "outer.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_damaged_one_is_skipped_for_the_one_before(tmp_path: Path, name: str, damage: str) -> None:
+    checkpoints = saved(tmp_path, 1, 2)
+    path = tmp_path / "step_00000002" / name
+    data = path.read_bytes()
+    if damage == "flip":
+        path.write_bytes(b"\xff" + data[1:] if name == "state.json" else data[:-1] + bytes([data[-1] ^ 1]))
+    elif damage == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        path.unlink()
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert newest.state["step"] == 1
+
+
+def test_a_save_that_was_killed_leaves_nothing_that_counts(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 1)
+    half = tmp_path / ".tmp-step_00000002"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    assert checkpoints.newest() is not None
+    assert checkpoints.save(2, {}, TENSORS)
+    assert checkpoints.newest().state["step"] == 2  # type: ignore[union-attr]
+
+
+def test_what_a_kill_left_half_written_does_not_fill_the_disk(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-step_00000517").mkdir()  # by SIGKILL in mid-save; the resumed run saves at other steps
+    saved(tmp_path, 500, 600, 700)
+    assert list(tmp_path.glob(".tmp-*")) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["model.safetensors", "outer.safetensors", "state.json"]), st.floats(0, 1), st.integers(0, 7))
+def test_no_flipped_bit_gets_into_a_run(name: str, place: float, bit: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = saved(Path(folder), 1, 222)
+        good = checkpoints.newest()
+        path = Path(folder) / "step_00000222" / name
+        data = bytearray(path.read_bytes())
+        data[round(place * (len(data) - 1))] ^= 1 << bit
+        path.write_bytes(data)
+        newest = checkpoints.newest()
+        assert newest is not None and good is not None
+        assert newest.state["step"] == 1 or newest.state == good.state
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "3", '{"digests": null}', '{"digests": {}}'])
+def test_a_state_that_is_not_a_state_is_skipped_too(tmp_path: Path, content: str) -> None:
+    checkpoints = saved(tmp_path, 1, 2)
+    (tmp_path / "step_00000002" / "state.json").write_text(content)
+    newest = checkpoints.newest(lambda state: "" if state["config"] == "c" else "of another run")
+    assert newest is not None
+    assert newest.state["step"] == 1
+
+
+def test_who_goes_on_from_a_step_before_keeps_the_new_ones(tmp_path: Path) -> None:
+    """It has taken the weights of others, who were less far: what it had given up is not resumed, and goes first."""
+    saved(tmp_path, 40, 50, keep=2)
+    for step, left in ((20, [50, 20]), (30, [20, 30]), (60, [30, 60])):
+        checkpoints = saved(tmp_path, step, keep=2)
+        assert [int(path.name.removeprefix("step_")) for path in checkpoints.all()] == left
+        newest = checkpoints.newest()
+        assert newest is not None and newest.state["step"] == step
+
+
+def test_saving_the_same_step_again_replaces_it(tmp_path: Path) -> None:
+    assert len(saved(tmp_path, 4, 4).all()) == 1
+
+
+def test_nothing_there_is_no_checkpoint(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "none", 2).newest() is None
+
+
+def test_one_of_another_run_is_refused_and_not_skipped(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="another run"):
+        saved(tmp_path, 1, 2).newest(lambda state: "of another run")
+
+
+def test_too_small_a_disk_is_said_before_the_start(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no space for checkpoints") as caught:
+        Checkpoints(tmp_path, keep=10**9).require_space(10**9)
+    assert "\n" not in str(caught.value)
+    Checkpoints(tmp_path, keep=1).require_space(1)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write checkpoints"):
+        Checkpoints(tmp_path / "file" / "checkpoints", keep=1).require_space(1)
+
+
+def test_the_files_are_what_the_readme_promises(tmp_path: Path) -> None:
+    saved(tmp_path, 7)
+    folder = tmp_path / "step_00000007"
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "outer.safetensors", "state.json"}
+    assert json.loads((folder / "state.json").read_text())["state"]["step"] == 7
+
+
+def test_a_full_disk_is_survived_and_said(tmp_path: Path) -> None:
+    program = f"""
+import logging, resource, signal, sys, torch
+from pathlib import Path
+from peer.training.checkpoint import Checkpoints
+logging.basicConfig(stream=sys.stdout)
+checkpoints = Checkpoints(Path({str(tmp_path)!r}), 2)
+assert checkpoints.save(1, {{}}, {{"model": {{"w": torch.ones(10)}}}})
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+print("saved", checkpoints.save(2, {{}}, {{"model": {{"w": torch.ones(10**6)}}}}))
+print("newest", checkpoints.newest().state["step"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "saved False" in done.stdout and "newest 1" in done.stdout
+    assert "training goes on" in done.stdout
+    assert list(tmp_path.glob(".tmp-*")) == []

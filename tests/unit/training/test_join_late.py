@@ -1,0 +1,167 @@
+"""A peer that trains already takes the weights of others: only such as are worth it, and all of them or none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from peer.config.load import load
+from peer.errors import RunError
+from peer.process import Stop
+from peer.rounds.progress import Progress
+from peer.rounds.state import State
+from peer.swarm.healing.late_join import Beginning
+from peer.telemetry.metrics import Metrics, PhaseClock
+from peer.training.catch_up import join_late
+from peer.training.loop import Parts, Training
+from peer.training.state import PeerState
+from tests.swarm.support.harness import DEMO, TINY
+from tests.unit import parts
+
+H = 5
+
+
+class Strangers:
+    """A swarm of one other member, which this peer has nothing in common with."""
+
+    def __init__(self, phi: Tensor | None, further: int = 0) -> None:
+        self.phi, self.beginning, self.settled = phi, Beginning(), list[bool]()
+        self.ids, self.liars, self.asked = ["b"], list[str](), list[str]()
+        self._further = further  # a latecomer's swarm is, by as many rounds
+
+    def late(self, *, judged: bool) -> bool:
+        assert judged
+        return bool(self._further)
+
+    def outnumbered_by(self) -> list[str]:
+        return self.ids
+
+    def join(
+        self, room: Sequence[Tensor], timeout: float, *, above: int, among: Collection[str], without: Collection[str]
+    ) -> State | None:
+        assert list(among) == ([] if self._further else self.ids) and timeout == 0
+        if self.phi is None:
+            raise RunError("no member gave its weights")
+        donors = [*self.liars, "b"]
+        donor = next((it for it in donors if it not in without), None)
+        if donor is None:
+            return None
+        self.asked.append(donor)
+        for vector in room:
+            vector.copy_(noise(self.phi) if donor in self.liars else self.phi)
+        round = 7 + self._further
+        return State(step=round * H, round=round, vectors=room, donor=donor)
+
+    def settle(self, strangers: Collection[str], *, taken: bool) -> None:
+        self.settled.append(taken)
+
+
+class Loop(Training):
+    def loop(self) -> None:
+        raise NotImplementedError
+
+
+def clock() -> PhaseClock:
+    return PhaseClock(Metrics(), lambda: None)
+
+
+def trained(rounds: int = 9) -> PeerState:
+    state = parts.peer_state()
+    for _ in range(rounds):
+        state.inner.run(state.stream.take(H))
+        mean = torch.empty(state.outer.slow.numel)
+        state.outer.contribution().read(0, mean)  # type: ignore[union-attr]
+        state.outer.apply(mean)
+        state.cross_boundary()
+    return state
+
+
+def loop(state: PeerState) -> Loop:
+    validation = list(parts.stream(1).take(2))
+    nothing: dict[str, list[Tensor]] = {}
+    unused = None
+    whole = Parts(state, unused, unused, unused, clock(), Progress(), Stop(), validation, nothing)  # type: ignore[arg-type]
+    return Loop(load(DEMO, TINY), whole)
+
+
+def theta(state: PeerState) -> Tensor:
+    out = torch.empty(state.outer.slow.numel)
+    state.outer.slow.read_fast(0, out)
+    return out
+
+
+def everything(state: PeerState) -> list[Tensor]:
+    moments = [it["exp_avg"] for it in state.inner.optimizer.state.values()]
+    return [it.clone() for it in (theta(state), *state.vectors(), *moments)]
+
+
+def noise(like: Tensor) -> Tensor:
+    drawn = torch.randn(like.shape, generator=torch.Generator().manual_seed(0))
+    return drawn * like.norm() / drawn.norm()
+
+
+def test_good_weights_are_taken_whole_and_the_optimizer_begins_anew() -> None:
+    state, donor = trained(), trained(7)
+    presence = Strangers(donor.outer.slow.phi)
+    assert join_late(state, presence, clock(), loop(state))  # type: ignore[arg-type]
+    assert torch.equal(theta(state), donor.outer.slow.phi) and torch.equal(state.outer.slow.phi, donor.outer.slow.phi)
+    assert (state.counters.round, state.inner.step) == (7, 7 * H)  # also of those who are less far
+    assert not state.inner.optimizer.state
+    assert presence.settled == [True]
+
+
+@pytest.mark.parametrize("phi", ["noise", "nobody"])
+def test_without_good_ones_everything_is_as_it_was_to_the_bit(phi: str) -> None:
+    state = trained()
+    presence = Strangers(noise(state.outer.slow.phi) if phi == "noise" else None)
+    before = everything(state)
+    assert not join_late(state, presence, clock(), loop(state))  # type: ignore[arg-type]
+    assert all(torch.equal(one, two) for one, two in zip(before, everything(state), strict=True))
+    assert (state.counters.round, state.inner.step) == (9, 9 * H)
+    assert presence.settled == [False]
+
+
+@pytest.mark.parametrize("liars", [1, 2, 3])
+def test_a_liar_among_the_donors_does_not_keep_a_peer_from_the_others(liars: int) -> None:
+    state = trained()
+    donor, before = trained(7), everything(state)
+    presence = Strangers(donor.outer.slow.phi)
+    presence.liars = [f"liar {number}" for number in range(liars)]
+    taken = liars < 3  # else training goes on for a while
+    assert join_late(state, presence, clock(), loop(state)) is taken  # type: ignore[arg-type]
+    assert presence.asked == [*presence.liars, "b"][:3] and presence.settled == [taken]
+    found = everything(state)
+    assert torch.equal(found[1], donor.outer.slow.phi if taken else before[1])
+
+
+def test_who_says_that_it_is_further_must_not_be_much_worse() -> None:
+    """A latecomer keeps what it has trained rather than take weights from before that."""
+    for rounds, taken in ((1, False), (20, True)):
+        state = trained()
+        presence = Strangers(trained(rounds).outer.slow.phi, further=20)
+        assert join_late(state, presence, clock(), loop(state)) is taken  # type: ignore[arg-type]
+        assert state.counters.round == (27 if taken else 9)
+
+
+def test_weights_are_tried_as_those_of_the_model() -> None:
+    """In the middle of an inner phase as well, where θ is not φ."""
+    state, other = trained(), trained(3)
+    state.inner.run(state.stream.take(2))
+    own, batches = theta(state), list(parts.stream(1).take(2))
+    phi = other.outer.slow.phi
+    other.outer.slow.write_fast()
+    with state.trying(phi):
+        torch.testing.assert_close(theta(state), phi)
+        assert math.isclose(state.inner.evaluate(batches), other.inner.evaluate(batches), rel_tol=1e-5)
+    torch.testing.assert_close(theta(state), own, rtol=0, atol=1e-7)
+
+
+def test_who_has_nobody_to_take_from_takes_nothing() -> None:
+    state, presence = trained(), Strangers(None)
+    presence.ids = []
+    assert not join_late(state, presence, clock(), loop(state))  # type: ignore[arg-type]
+    assert not presence.settled

@@ -1,0 +1,147 @@
+"""A peer that is saved and resumed is, to the bit, the peer that was not interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from peer.data.prefetch import Prefetched
+from peer.outer.local import Local
+from peer.training.checkpoint import Checkpoints
+from peer.training.state import PeerState
+from tests.unit import parts
+from tests.unit.data import harness
+
+H = 6
+
+
+def alone(state: PeerState) -> None:
+    """An outer step with a group of one."""
+    mean = torch.empty(state.outer.slow.numel)
+    state.outer.contribution().read(0, mean)
+    state.outer.apply(mean)
+
+
+def run(state: PeerState, steps: int) -> list[float]:
+    """One step at a time, so that every loss is seen; an outer step at every boundary."""
+    losses = []
+    for _ in range(steps):
+        losses.append(state.inner.run(state.stream.take(1)).loss)
+        if state.inner.step % H == 0:
+            alone(state)
+    return losses
+
+
+def vectors(state: PeerState) -> torch.Tensor:
+    theta = torch.empty(state.outer.slow.numel)
+    state.outer.slow.read_fast(0, theta)
+    assert state.outer.momentum is not None
+    return torch.cat([theta, state.outer.slow.phi, state.outer.momentum])
+
+
+@pytest.mark.parametrize("interrupted_at", [2 * H, 2 * H + 3])  # at a boundary, and in mid-phase
+def test_a_resumed_peer_is_bit_equal(tmp_path: Path, interrupted_at: int) -> None:
+    whole, first, second = (parts.peer_state() for _ in range(3))
+    expected = run(whole, 5 * H)
+    losses = run(first, interrupted_at)
+    first.counters.tokens = 99
+    Checkpoints(tmp_path, 1).save(first.inner.step, first.scalars(), first.tensors())
+    saved = Checkpoints(tmp_path, 1).newest(second.refusal)
+    assert saved is not None
+    second.restore(saved)
+    assert second.counters.tokens == 99
+    losses += run(second, 5 * H - interrupted_at)
+    assert losses == expected
+    assert torch.equal(vectors(whole), vectors(second))
+
+
+def test_a_peer_that_reads_its_data_piece_by_piece_is_bit_equal_too(tmp_path: Path) -> None:
+    settings = harness.source("jsonl.gz", tmp_path)
+    whole, first, second = (parts.peer_state() for _ in range(3))
+    for state in (whole, first, second):
+        state.stream = Prefetched(harness.stream(settings, 5), pin=False)
+    expected = run(whole, 5 * H)
+    losses = run(first, 2 * H + 3)
+    Checkpoints(tmp_path, 1).save(first.inner.step, first.scalars(), first.tensors())
+    saved = Checkpoints(tmp_path, 1).newest(second.refusal)
+    assert saved is not None
+    second.restore(saved)
+    losses += run(second, 5 * H - 2 * H - 3)
+    for state in (whole, first, second):
+        state.stream.close()
+    assert losses == expected
+    assert torch.equal(vectors(whole), vectors(second))
+
+
+def test_the_random_state_comes_back(tmp_path: Path) -> None:
+    state = parts.peer_state()
+    Checkpoints(tmp_path, 1).save(0, state.scalars(), state.tensors())
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    saved = Checkpoints(tmp_path, 1).newest()
+    assert saved is not None
+    state.restore(saved)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_snapshot_is_a_copy_and_a_newcomer_starts_at_it() -> None:
+    donor, newcomer = parts.peer_state(), parts.peer_state()
+    run(donor, H)
+    donor.counters.round, donor.counters.boundary_step = 1, H
+    snapshot = donor.snapshot()
+    phi = snapshot.vectors[0].clone()
+    run(donor, H)
+    assert torch.equal(snapshot.vectors[0], phi)
+
+    newcomer.adopt(snapshot)
+    theta = torch.empty(newcomer.outer.slow.numel)
+    newcomer.outer.slow.read_fast(0, theta)
+    assert torch.equal(theta, phi) and torch.equal(newcomer.outer.slow.phi, phi)
+    assert torch.equal(newcomer.outer.momentum, snapshot.vectors[1])  # type: ignore[arg-type]
+    assert (newcomer.inner.step, newcomer.counters.round) == (H, 1)
+
+
+def test_a_checkpoint_of_another_configuration_is_refused_in_words() -> None:
+    state = parts.peer_state()
+    assert state.refusal({"config": "digest"}) == ""
+    assert "peer.checkpoint.resume: false" in state.refusal({"config": "other"})
+
+
+def test_a_peer_that_came_back_too_late_starts_adamw_anew(tmp_path: Path) -> None:
+    donor, late = parts.peer_state(), parts.peer_state()
+    run(late, H)
+    Checkpoints(tmp_path, 1).save(late.inner.step, late.scalars(), late.tensors())
+    run(donor, 5 * H)
+    donor.counters.round, donor.counters.boundary_step = 5, 5 * H
+    saved = Checkpoints(tmp_path, 1).newest()
+    assert saved is not None
+    back, fresh = parts.peer_state(), parts.peer_state()
+    back.restore(saved)
+    for newcomer in (back, fresh):
+        newcomer.adopt(donor.snapshot())
+    back.stream.position = fresh.stream.position
+    assert run(back, 3) == run(fresh, 3)  # moments of weights that are long gone must not steer
+
+
+def test_a_method_without_momentum_resumes_as_well(tmp_path: Path) -> None:
+    first, second = parts.peer_state(), parts.peer_state()
+    for state in (first, second):
+        state.outer = Local(state.outer.slow)
+    first.inner.run(first.stream.take(4))
+    alone(first)
+    assert len(first.snapshot().vectors) == 1
+    Checkpoints(tmp_path, 1).save(4, first.scalars(), first.tensors())
+    saved = Checkpoints(tmp_path, 1).newest(second.refusal)
+    assert saved is not None
+    second.restore(saved)
+    assert torch.equal(first.outer.slow.phi, second.outer.slow.phi)
+    assert first.inner.run(first.stream.take(2)).loss == second.inner.run(second.stream.take(2)).loss
+
+
+def test_the_announced_size_is_the_size_on_the_disk() -> None:
+    state = parts.peer_state()
+    run(state, 1)
+    size = sum(value.nbytes for content in state.tensors().values() for value in content.values())
+    assert state.checkpoint_bytes == pytest.approx(size, rel=0.01)
