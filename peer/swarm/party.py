@@ -12,6 +12,7 @@ from peer.logs import get_logger
 from peer.p2p.stream import Message
 
 log = get_logger("party")
+Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 
 
 class Decline(Message):

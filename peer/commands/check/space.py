@@ -9,7 +9,6 @@ from pathlib import Path
 
 from peer.commands.check.finding import Finding, fail, ok, warn
 from peer.config.schema import Config
-from peer.replica.device import pick_device
 
 CHECKPOINT_VECTORS = 5  # θ, φ, δ and AdamW's two moments, as in state.py
 TIGHT = 0.87  # an estimate is within 15%
@@ -20,6 +19,7 @@ def memory(config: Config, ranks: int = 1) -> Iterator[Finding]:
     """The estimate of peer/replica/memory.py against what is free now."""
     import torch
 
+    from peer.replica.device import pick_device
     from peer.replica.memory import estimate
     from peer.replica.sharded import launch
     from peer.swarm.state_transfer.donor import CLIENTS

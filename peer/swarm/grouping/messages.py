@@ -18,8 +18,7 @@ from pydantic import Field, TypeAdapter
 from peer.p2p.stream import Message
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Seat
-from peer.swarm.pairing.messages import Seconds
-from peer.swarm.party import Decline
+from peer.swarm.party import Decline, Seconds
 
 MAX_MEMBERS = 256
 Text = Annotated[str, Field(max_length=128)]

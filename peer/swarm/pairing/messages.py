@@ -14,9 +14,7 @@ from pydantic import Field, TypeAdapter
 
 from peer.p2p.stream import Message, Stream
 from peer.rounds.state import Root
-from peer.swarm.party import Decline
-
-Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
+from peer.swarm.party import Decline, Seconds
 
 
 class Propose(Message):

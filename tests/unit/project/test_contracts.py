@@ -1,0 +1,61 @@
+"""The import contracts of pyproject.toml leave no module out: an import that they forbid breaks one wherever it is."""
+
+from __future__ import annotations
+
+import tomllib
+from copy import deepcopy
+from pathlib import Path
+
+import grimp
+import pytest
+from importlinter.configuration import configure
+from importlinter.contracts.forbidden import ForbiddenContract
+from importlinter.contracts.layers import LayersContract
+
+ROOT = Path(__file__).parents[3]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+configure()
+KINDS = {"forbidden": ForbiddenContract, "layers": LayersContract}
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph(
+        *SETTINGS["root_packages"], include_external_packages=True, exclude_type_checking_imports=True, cache_dir=None
+    )
+
+
+def kept(graph: grimp.ImportGraph, word: str) -> bool:
+    """Is the contract whose name has this word kept?"""
+    (options,) = [it for it in SETTINGS["contracts"] if word in it["name"]]
+    own = {key: value for key, value in options.items() if key not in ("name", "type")}
+    listed = {key: str(value) if isinstance(value, bool) else value for key, value in own.items()}
+    contract = KINDS[options["type"]](name=options["name"], session_options=SETTINGS, contract_options=listed)
+    return bool(contract.check(deepcopy(graph), verbose=False).kept)
+
+
+def test_hivemind_in_any_module_outside_p2p_breaks_a_contract(graph: grimp.ImportGraph) -> None:
+    assert kept(graph, "hivemind")
+    outside = [it for it in graph.modules if it.startswith(("peer", "dht_bootstrap")) and not it.startswith("peer.p2p")]
+    assert len(outside) > 150
+    for module in outside:
+        graph.add_import(importer=module, imported="hivemind")
+        assert not kept(graph, "hivemind"), module
+        graph.remove_import(importer=module, imported="hivemind")
+
+
+def test_every_package_of_peer_has_a_floor(graph: grimp.ImportGraph) -> None:
+    assert kept(graph, "floors")
+    graph.add_module("peer.attic")
+    try:
+        assert not kept(graph, "floors")
+    finally:
+        graph.remove_module("peer.attic")
+
+
+def test_an_import_from_a_floor_above_breaks_a_contract(graph: grimp.ImportGraph) -> None:
+    graph.add_import(importer="peer.rounds.types", imported="peer.swarm.party")
+    try:
+        assert not kept(graph, "floors")
+    finally:
+        graph.remove_import(importer="peer.rounds.types", imported="peer.swarm.party")
