@@ -10,9 +10,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 
 from peer.logs import get_logger
+from peer.rounds.progress import Progress
 
 log = get_logger("signals")
 
@@ -75,3 +77,11 @@ def slices(seconds: float, length: float = SLICE) -> Iterator[float]:
         began, patience = time.monotonic(), min(left, length)
         yield patience
         left -= min(time.monotonic() - began, patience + LATE)
+
+
+@dataclass(frozen=True)
+class LoopContext:
+    """What the inner loop tells others, and what it is told."""
+
+    progress: Progress
+    stop: Stop

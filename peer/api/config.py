@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from peer.config import load
 from peer.config.fields import Name, Section
-from peer.config.schema import Member, Peer, Run, SwarmRun
+from peer.config.schema import MemberConfig, PeerConfig, RunConfig, SwarmRunConfig
 from peer.errors import UserError
 
 
@@ -26,7 +26,7 @@ def _without(value: Any, whole: type[Section], section: type[Section]) -> Any:
     return value
 
 
-class OwnRun(SwarmRun):
+class OwnRun(SwarmRunConfig):
     """Equal in the whole swarm, with the model's layout, which is compared as well."""
 
     name: Name
@@ -36,16 +36,16 @@ class OwnRun(SwarmRun):
     @model_validator(mode="before")
     @classmethod
     def _not_the_programs(cls, value: Any) -> Any:
-        return _without(value, Run, cls)
+        return _without(value, RunConfig, cls)
 
 
-class OwnMember(Member):
+class OwnMember(MemberConfig):
     """This machine only."""
 
     @model_validator(mode="before")
     @classmethod
     def _not_the_programs(cls, value: Any) -> Any:
-        return _without(value, Peer, cls)
+        return _without(value, PeerConfig, cls)
 
 
 class OwnConfig(Section):

@@ -21,7 +21,7 @@ from peer.errors import RunError, UserError
 from peer.p2p import identity
 from peer.p2p.admission.dht_rules import invited
 from peer.p2p.node import Node, NodeSettings
-from peer.p2p.reachability.decide import Stand
+from peer.p2p.reachability.decide import Reachability
 from peer.swarm.directory.observer import Onlooker
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, MemberRecord
@@ -83,7 +83,7 @@ def _node(initial_peers: tuple[str, ...], invitation: Path | None) -> Iterator[N
         host = "127.0.0.1" if loopback else "0.0.0.0"
         node = Node(NodeSettings(key, host, 0, initial_peers=initial_peers, join_timeout=PATIENCE), authority)
         try:
-            node.listen(Stand())
+            node.listen(Reachability())
             node.call(node.join(node.connect(), client=True), JOIN_TIMEOUT)  # a guest keeps no records for others
             yield node
         finally:

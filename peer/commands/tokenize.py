@@ -15,8 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
-from peer.config.data import BYTES
-from peer.config.data import Tokenizer as Settings
+from peer.config.data import BYTES, TokenizerConfig
 from peer.data.sources.documents import Split
 from peer.data.sources.opening import by_ending
 from peer.data.sources.parquet import MASK, TOKENIZER
@@ -54,12 +53,12 @@ def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, colum
 
 def _tokenizer(wish: str, end: str | None) -> Tokenizer:
     if wish == BYTES:
-        return load(Settings())
+        return load(TokenizerConfig())
     path = Path(wish).expanduser()
     if not path.exists():
-        return load(Settings(name=wish, vocabulary=ANY, end=end))
+        return load(TokenizerConfig(name=wish, vocabulary=ANY, end=end))
     name = path.resolve().parent.name if path.is_file() else path.resolve().name
-    return load(Settings(name=name, vocabulary=ANY, end=end, path=path))
+    return load(TokenizerConfig(name=name, vocabulary=ANY, end=end, path=path))
 
 
 def _made_of(target: Path) -> tuple[Any, str] | None:

@@ -15,7 +15,7 @@ BYTES = "bytes"
 BYTE_VOCABULARY = 257  # the bytes and the end of a document
 
 
-class Tokenizer(Section):
+class TokenizerConfig(Section):
     """``bytes``, or a Hugging Face tokenizer by name, or by any name and the ``path`` of a folder or tokenizer.json."""
 
     name: str = Field(default=BYTES, min_length=1)
@@ -24,7 +24,7 @@ class Tokenizer(Section):
     path: PathText | None = Field(default=None, json_schema_extra=LOCAL)
 
     @model_validator(mode="after")
-    def _embedded(self) -> Tokenizer:
+    def _embedded(self) -> TokenizerConfig:
         if self.name == BYTES and (self.vocabulary < BYTE_VOCABULARY or self.end or self.path):
             raise ValueError(f"the tokenizer bytes has {BYTE_VOCABULARY} tokens, no end and no path of its own")
         return self
@@ -34,7 +34,7 @@ class Data(Section):
     """What every source has."""
 
     sequence_length: int = Field(default=128, gt=0)  # tokens
-    tokenizer: Tokenizer = Tokenizer()
+    tokenizer: TokenizerConfig = TokenizerConfig()
 
 
 class StdlibData(Data):

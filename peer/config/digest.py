@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from peer.config.schema import SwarmRun
+from peer.config.schema import SwarmRunConfig
 
 
 def shared(section: BaseModel) -> dict[str, Any]:
@@ -22,12 +22,12 @@ def shared(section: BaseModel) -> dict[str, Any]:
     return out
 
 
-def digest(run: SwarmRun) -> str:
+def digest(run: SwarmRunConfig) -> str:
     """First 16 hex digits of the SHA-256 of the shared half."""
     return hashlib.sha256(canonical(run).encode()).hexdigest()[:16]
 
 
-def canonical(run: SwarmRun) -> str:
+def canonical(run: SwarmRunConfig) -> str:
     """The shared half as one canonical JSON text; what a peer shows to one whose digest differs."""
     return json.dumps(shared(run), sort_keys=True, separators=(",", ":"))
 

@@ -16,7 +16,7 @@ from peer.config.fields import LOCAL, Fraction, LocalPath, Name, Port, Positive,
 from peer.config.model import AutoModel, LlamaModel
 
 
-class Inner(Section):
+class InnerConfig(Section):
     """AdamW; linear warm-up, then cosine down to ``min_lr_ratio`` of the peak, by the swarm's step."""
 
     learning_rate: Positive = 1e-3
@@ -28,7 +28,7 @@ class Inner(Section):
     clip_norm: Positive = 1.0
 
 
-class NoLoCo(Section):
+class NoLoCoConfig(Section):
     """NoLoCo (arXiv 2506.10911): groups of two. α momentum, β outer learning rate, γ weight averaging.
 
     The defaults are those of our sweep (README, "Convergence") with γ = 1 − α², where replicas differ least; the
@@ -41,7 +41,7 @@ class NoLoCo(Section):
     gamma: Positive = 0.91
 
     @model_validator(mode="after")
-    def _stable(self) -> NoLoCo:
+    def _stable(self) -> NoLoCoConfig:
         upper = 2 * (1 - self.alpha**2)
         if self.gamma >= upper:
             raise ValueError(
@@ -57,7 +57,7 @@ class NoLoCo(Section):
         return self
 
 
-class DiLoCo(Section):
+class DiLoCoConfig(Section):
     """DiLoCo (arXiv 2311.08105): one group of all peers, SGD with momentum on the mean pseudo-gradient."""
 
     name: Literal["diloco"]
@@ -66,7 +66,7 @@ class DiLoCo(Section):
     nesterov: bool = True  # look-ahead as in torch's SGD(nesterov=True); false: heavy ball, as NoLoCo's authors compare
 
 
-class Decoupled(Section):
+class DecoupledConfig(Section):
     """Decoupled momentum (arXiv 2510.03371): all peers share the largest DCT coefficients of their momentum only."""
 
     name: Literal["decoupled"]
@@ -76,13 +76,13 @@ class Decoupled(Section):
     density: Fraction = Field(default=1 / 128, gt=0)  # share of a chunk's coefficients that is sent
 
 
-class Local(Section):
+class LocalConfig(Section):
     """No exchange at all: the control."""
 
     name: Literal["local"]
 
 
-class Rendezvous(Section):
+class RendezvousConfig(Section):
     """Partners are agreed during the inner steps."""
 
     window: Fraction = 0.5  # two boundaries may be this share of an inner phase apart
@@ -93,7 +93,7 @@ class Rendezvous(Section):
 CodecName = Literal["none", "fp16", "bf16", "int8", "int4"]
 
 
-class Exchange(Section):
+class ExchangeConfig(Section):
     """What crosses the wire, and the bounds of one swap."""
 
     overlap: bool = False  # the swap runs beside the next inner steps, part by part
@@ -103,7 +103,7 @@ class Exchange(Section):
     max_norm_ratio: float = Field(default=10.0, gt=1)  # a member's contribution against the median of a group of all
 
 
-class Evaluation(Section):
+class EvaluationConfig(Section):
     """Validation on the held-out split, and on ``sets``: more of them, each of glob patterns of text, JSON Lines or
     Parquet files.
     """
@@ -113,16 +113,18 @@ class Evaluation(Section):
     sets: dict[Name, Annotated[Words, Field(min_length=1)]] = Field(default={}, json_schema_extra=LOCAL)
 
 
-class SwarmRun(LocalPath):
+class SwarmRunConfig(LocalPath):
     """What all members of a swarm have in common, whatever they train. Its digest is part of every handshake."""
 
     name: Name = "demo"
     dir: Path = Field(default=Path("runs"), json_schema_extra=LOCAL)
     inner_steps: int = Field(default=50, gt=0)  # H
     inner_time: Positive | None = None  # seconds: a peer that is slower does fewer inner steps (NoLoCo only)
-    outer: Annotated[NoLoCo | DiLoCo | Decoupled | Local, Field(discriminator="name")] = NoLoCo()
-    rendezvous: Rendezvous = Rendezvous()
-    exchange: Exchange = Exchange()
+    outer: Annotated[NoLoCoConfig | DiLoCoConfig | DecoupledConfig | LocalConfig, Field(discriminator="name")] = (
+        NoLoCoConfig()
+    )
+    rendezvous: RendezvousConfig = RendezvousConfig()
+    exchange: ExchangeConfig = ExchangeConfig()
     admission: Literal["open", "invite"] = "open"  # invite: only who has an invitation of the owner takes part
     owner: str | None = Field(default=None, pattern=r"^[A-Za-z0-9+/]{43}=$")  # public key, from noloco-bootstrap invite
 
@@ -130,16 +132,16 @@ class SwarmRun(LocalPath):
     def _fits(self) -> Self:
         if (self.admission == "invite") != (self.owner is not None):
             raise ValueError("admission: invite and owner: KEY belong together")
-        if self.exchange.codec != "none" and not isinstance(self.outer, NoLoCo):
+        if self.exchange.codec != "none" and not isinstance(self.outer, NoLoCoConfig):
             raise ValueError(f"exchange.codec {self.exchange.codec} is for noloco's swap; {self.outer.name} has none")
-        if self.inner_time and not isinstance(self.outer, NoLoCo):
+        if self.inner_time and not isinstance(self.outer, NoLoCoConfig):
             raise ValueError(f"inner_time is for noloco, whose swaps are weighted by tokens, not for {self.outer.name}")
-        if self.exchange.overlap and not isinstance(self.outer, NoLoCo):
+        if self.exchange.overlap and not isinstance(self.outer, NoLoCoConfig):
             raise ValueError(f"exchange.overlap is for noloco's swap; {self.outer.name} has none")
         return self
 
 
-class Run(SwarmRun):
+class RunConfig(SwarmRunConfig):
     """Equal in the whole swarm: how its members meet, and what they train."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -147,8 +149,8 @@ class Run(SwarmRun):
     batch_size: int = Field(default=8, gt=0)  # sequences a peer and inner step
     model: Annotated[LlamaModel | AutoModel, Field(discriminator="name")] = LlamaModel()
     data: AnyData = StdlibData()
-    inner: Inner = Inner()
-    evaluation: Evaluation = Evaluation()
+    inner: InnerConfig = InnerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
 
     @field_validator("model", mode="before")
     @classmethod
@@ -156,7 +158,7 @@ class Run(SwarmRun):
         return {"name": "llama", **value} if isinstance(value, dict) else value
 
 
-class Network(Section):
+class NetworkConfig(Section):
     """How this machine is reached. Peers on one machine only: host 127.0.0.1."""
 
     host: str = "0.0.0.0"
@@ -173,7 +175,7 @@ class Network(Section):
         return tuple(value) if isinstance(value, list) else value
 
 
-class Metrics(Section):
+class MetricsConfig(Section):
     """Prometheus endpoint of this peer."""
 
     host: str = "127.0.0.1"
@@ -183,7 +185,7 @@ class Metrics(Section):
     )
 
 
-class Checkpoint(Section):
+class CheckpointConfig(Section):
     """Saved at boundaries and when leaving."""
 
     every_rounds: int = Field(default=10, gt=0)
@@ -191,7 +193,7 @@ class Checkpoint(Section):
     resume: bool = True
 
 
-class Member(LocalPath):
+class MemberConfig(LocalPath):
     """This machine as a member of a swarm, whatever it trains."""
 
     name: Name | None = None  # none: <host name>-<k>, the first one that is not running here
@@ -200,8 +202,8 @@ class Member(LocalPath):
     initial_peers: tuple[str, ...] = ()
     start_with: int = Field(default=1, gt=0)  # members that a new swarm begins with, this one included
     start_patience: float = Field(default=60.0, ge=0)  # seconds to wait for them; then it begins with those that came
-    network: Network = Network()
-    metrics: Metrics = Metrics()
+    network: NetworkConfig = NetworkConfig()
+    metrics: MetricsConfig = MetricsConfig()
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()  # beside Prometheus; see trackers.py
 
     @model_validator(mode="after")
@@ -216,7 +218,7 @@ class Member(LocalPath):
         return tuple(value) if isinstance(value, list) else value
 
 
-class Peer(Member):
+class PeerConfig(MemberConfig):
     """This machine only: as a member, and how it trains."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -226,14 +228,14 @@ class Peer(Member):
     gradient_checkpointing: bool = False  # compute activations again in the backward pass: less memory, a third slower
     compile: bool = False  # torch.compile the model; falls back to the model as it is where that fails
     stream: int | None = Field(default=None, ge=0)  # data stream; none: from the identity
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
 
 class Config(Section):
     """A whole configuration file."""
 
-    run: Run = Run()
-    peer: Peer = Peer()
+    run: RunConfig = RunConfig()
+    peer: PeerConfig = PeerConfig()
 
     @model_validator(mode="after")
     def _micro_batch(self) -> Config:

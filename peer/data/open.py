@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from peer.config.data import Streamed
-from peer.config.schema import Run
+from peer.config.schema import RunConfig
 from peer.data import batches as data
 from peer.data.corpus import Corpus, Tokens
 from peer.data.prefetch import Prefetched
@@ -14,7 +14,7 @@ from peer.data.sources.documents import Split
 from peer.data.sources.stream import DocumentStream, Shape
 
 
-def batches(run: Run, tokens: Tokens | Split, stream: int) -> data.Stream:
+def batches(run: RunConfig, tokens: Tokens | Split, stream: int) -> data.Stream:
     """Data stream ``stream`` of the training split."""
     length = run.data.sequence_length
     if not isinstance(tokens, Split):
@@ -23,7 +23,7 @@ def batches(run: Run, tokens: Tokens | Split, stream: int) -> data.Stream:
     return DocumentStream(tokens, Shape(run.batch_size, length, run.data.shuffle), seed=run.seed, stream=stream)
 
 
-def read_ahead(run: Run, stream: data.Stream, device: torch.device) -> data.Stream:
+def read_ahead(run: RunConfig, stream: data.Stream, device: torch.device) -> data.Stream:
     """``stream`` behind a thread where it takes time: while one block is trained on, the next is read."""
     pin = device.type == "cuda"
     if isinstance(run.data, Streamed):
@@ -31,17 +31,17 @@ def read_ahead(run: Run, stream: data.Stream, device: torch.device) -> data.Stre
     return Prefetched(stream, pin=pin) if pin else stream  # tokens in memory take microseconds
 
 
-def validation(run: Run, corpus: Corpus) -> list[Tensor]:
+def validation(run: RunConfig, corpus: Corpus) -> list[Tensor]:
     """The run's validation batches; see :func:`peer.data.batches.validation_batches`."""
     return _validation(run, corpus.validation)
 
 
-def evaluated(run: Run, corpus: Corpus) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
+def evaluated(run: RunConfig, corpus: Corpus) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
     """The same, and those of ``run.evaluation.sets`` by name."""
     return validation(run, corpus), {name: _validation(run, tokens) for name, tokens in corpus.others.items()}
 
 
-def _validation(run: Run, tokens: Tokens) -> list[Tensor]:
+def _validation(run: RunConfig, tokens: Tokens) -> list[Tensor]:
     return data.validation_batches(
         tokens,
         batches=run.evaluation.batches,

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.config.data import BYTE_VOCABULARY, BYTES
-from peer.config.data import Tokenizer as Settings
+from peer.config.data import BYTE_VOCABULARY, BYTES, TokenizerConfig
 from peer.errors import UserError
 
 SEPARATOR = 256  # ends a document of bytes
@@ -57,7 +56,7 @@ class Bytes:
 class HuggingFace:
     """A tokenizer that transformers can load. ``vocabulary`` is the model's, at least as large as the tokenizer's."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TokenizerConfig) -> None:
         self.name, self.vocabulary = settings.name, settings.vocabulary
         self._tokenizer = open_any(settings)
         self.known = known = 1 + max(self._tokenizer.get_vocab().values())
@@ -104,7 +103,7 @@ class HuggingFace:
         return int(found)
 
 
-def load(settings: Settings) -> Tokenizer:
+def load(settings: TokenizerConfig) -> Tokenizer:
     """Raises :class:`UserError` when it is not there or does not fit what the configuration says."""
     return Bytes(settings.vocabulary) if settings.name == BYTES else HuggingFace(settings)
 
@@ -121,7 +120,7 @@ def byte_letters() -> list[str]:
     return [chr(byte) if byte in seen else chr(256 + hidden.index(byte)) for byte in range(256)]
 
 
-def open_any(settings: Settings) -> Any:
+def open_any(settings: TokenizerConfig) -> Any:
     """What transformers loads by the name or the path of ``settings``, whatever it has or lacks."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

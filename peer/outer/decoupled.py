@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from peer.config.schema import Decoupled as Settings
+from peer.config.schema import DecoupledConfig
 from peer.outer.dct import tilings
 from peer.outer.slow_weights import Change, SlowWeights
 from peer.rounds.contribution import Sparse
@@ -34,7 +34,7 @@ class Decoupled:
     grouping: ClassVar[Grouping] = Grouping.EVERYONE
     equal_replicas: ClassVar[bool] = False
 
-    def __init__(self, slow: SlowWeights, settings: Settings) -> None:
+    def __init__(self, slow: SlowWeights, settings: DecoupledConfig) -> None:
         self.slow = slow
         self.settings = settings
         self.momentum = slow.zeros()  # δ

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from peer.config.schema import DiLoCo as Settings
+from peer.config.schema import DiLoCoConfig
 from peer.outer.slow_weights import Change, SlowWeights
 from peer.rounds.types import Grouping
 
@@ -27,7 +27,7 @@ class DiLoCo:
     grouping: ClassVar[Grouping] = Grouping.EVERYONE
     equal_replicas: ClassVar[bool] = True
 
-    def __init__(self, slow: SlowWeights, settings: Settings) -> None:
+    def __init__(self, slow: SlowWeights, settings: DiLoCoConfig) -> None:
         self.slow = slow
         self.settings = settings
         self.momentum = slow.zeros()  # δ

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from peer.config.schema import Decoupled, DiLoCo, Local, NoLoCo, SwarmRun
-from peer.outer.decoupled import Decoupled as DecoupledMethod
-from peer.outer.diloco import DiLoCo as DiLoCoMethod
-from peer.outer.local import Local as LocalMethod
+from peer.config.schema import DecoupledConfig, DiLoCoConfig, LocalConfig, NoLoCoConfig, SwarmRunConfig
+from peer.outer.decoupled import Decoupled
+from peer.outer.diloco import DiLoCo
+from peer.outer.local import Local
 from peer.outer.method import OuterMethod
-from peer.outer.noloco import NoLoCo as NoLoCoMethod
+from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 
 
-def outer_method(run: SwarmRun, slow: SlowWeights) -> OuterMethod:
+def outer_method(run: SwarmRunConfig, slow: SlowWeights) -> OuterMethod:
     """The method that ``run.outer`` names."""
     match run.outer:
-        case NoLoCo():
-            return NoLoCoMethod(slow, run.outer)
-        case DiLoCo():
-            return DiLoCoMethod(slow, run.outer)
-        case Decoupled():
-            return DecoupledMethod(slow, run.outer)
-        case Local():
-            return LocalMethod(slow)
+        case NoLoCoConfig():
+            return NoLoCo(slow, run.outer)
+        case DiLoCoConfig():
+            return DiLoCo(slow, run.outer)
+        case DecoupledConfig():
+            return Decoupled(slow, run.outer)
+        case LocalConfig():
+            return Local(slow)

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from peer.config.schema import NoLoCo as Settings
+from peer.config.schema import NoLoCoConfig
 from peer.outer.slow_weights import SlowWeights
 from peer.rounds.contribution import Contribution
 from peer.rounds.types import Grouping
@@ -29,7 +29,7 @@ class NoLoCo:
     grouping: ClassVar[Grouping] = Grouping.PAIR
     equal_replicas: ClassVar[bool] = False
 
-    def __init__(self, slow: SlowWeights, settings: Settings) -> None:
+    def __init__(self, slow: SlowWeights, settings: NoLoCoConfig) -> None:
         self.slow = slow
         self.settings = settings
         self.momentum = slow.zeros()  # δ
@@ -72,7 +72,7 @@ class NoLoCo:
 
 
 class _Contribution:
-    def __init__(self, slow: SlowWeights, settings: Settings) -> None:
+    def __init__(self, slow: SlowWeights, settings: NoLoCoConfig) -> None:
         self._slow, self._settings = slow, settings
         self.numel = slow.numel
 

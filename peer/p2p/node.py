@@ -29,7 +29,7 @@ from peer.p2p.dht import asked_in_vain, join_dht, keep_in_touch, objection_of
 from peer.p2p.dial import Unreachable, connect_any, dial, disconnect
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.reachability import circuit_messages, dialback, relay
-from peer.p2p.reachability.decide import Stand, decide
+from peer.p2p.reachability.decide import Reachability, decide
 from peer.p2p.reachability.reservations import Slots
 from peer.p2p.stream import Stream, StreamLost
 
@@ -83,7 +83,7 @@ class Node:
         loopback = settings.host.startswith("127.")
         if settings.reach == "relay" and not settings.initial_peers:
             raise UserError("peer.network.reach is relay: name a relay in peer.initial_peers, a bootstrap node is one")
-        stand = Stand(relayed=settings.reach == "relay", announce=settings.announce)
+        stand = Reachability(relayed=settings.reach == "relay", announce=settings.announce)
         self.listen(stand)
         reached = self.connect()
         if settings.reach == "auto" and reached and not loopback and not settings.announce:
@@ -100,7 +100,7 @@ class Node:
         if self._authority is not None:
             self.spawn(keep_revocations(self.dht, self._authority.admission))
 
-    def listen(self, stand: Stand, port: int | None = None) -> None:
+    def listen(self, stand: Reachability, port: int | None = None) -> None:
         """Start the p2p daemon, on another ``port`` than the settings'."""
         settings = self._settings
         self._daemon = Daemon(

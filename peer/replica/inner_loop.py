@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from peer.config.schema import Inner as Settings
+from peer.config.schema import InnerConfig
 from peer.logs import get_logger
 from peer.process import Stop
 from peer.rounds.progress import Progress
@@ -36,7 +36,7 @@ class InnerReport:
     seconds: float
 
 
-def learning_rate(step: int, total: int, settings: Settings) -> float:
+def learning_rate(step: int, total: int, settings: InnerConfig) -> float:
     """Linear warm-up, then cosine from the peak to ``min_lr_ratio`` of it at ``total`` steps."""
     if step < settings.warmup_steps:
         return settings.learning_rate * (step + 1) / settings.warmup_steps
@@ -51,7 +51,7 @@ class InnerLoop:
     def __init__(
         self,
         model: nn.Module,
-        settings: Settings,
+        settings: InnerConfig,
         *,
         total_steps: int,
         device: torch.device,

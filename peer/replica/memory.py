@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from peer.config.schema import Local, Peer, Run
+from peer.config.schema import LocalConfig, PeerConfig, RunConfig
 from peer.replica import model
 from peer.replica.device import pick_device, wants_bf16
 from peer.replica.inner_loop import batch_loss
@@ -45,7 +45,7 @@ class Memory:
     giving_bytes: int
 
 
-def estimate(run: Run, peer: Peer, ranks: int = 1) -> Memory:
+def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
     """What a peer needs on each of its devices and on the host. Raises :class:`peer.errors.UserError` as building it
     would.
     """
@@ -69,7 +69,7 @@ def estimate(run: Run, peer: Peer, ranks: int = 1) -> Memory:
     on_host = {
         "slow_weights": weights if ranks > 1 else vector,
         "window": min(4 * WINDOW, weights) if ranks > 1 else 0,
-        "momentum": 0 if isinstance(run.outer, Local) else vector,
+        "momentum": 0 if isinstance(run.outer, LocalConfig) else vector,
         "swap_buffer": 0 if run.exchange.overlap else weights,
         "checkpoint": 2 * weights if pinned or ranks > 1 else 0,  # AdamW's moments on their way to the disk
         "process": PROCESS * ranks,
@@ -88,7 +88,7 @@ def gathered_bytes(outline: nn.Module, *, bf16: bool) -> int:
     return each * (root + 2 * max(layers)) + (each + 4) * max(root, *layers)
 
 
-def step_bytes(run: Run, peer: Peer, *, autocast: bool, ranks: int = 1) -> int:
+def step_bytes(run: RunConfig, peer: PeerConfig, *, autocast: bool, ranks: int = 1) -> int:
     """Bytes of gradients and activations at the peak of a training step: what torch's allocator has handed out.
 
     Of one of several ``ranks``: without the gradients, of which it has but one at a time in one piece.

@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from peer.config.data import BYTES
-from peer.config.data import Tokenizer as Settings
+from peer.config.data import BYTES, TokenizerConfig
 from peer.config.model import AutoModel
-from peer.config.schema import Run
+from peer.config.schema import RunConfig
 from peer.data import tokenizer
 from peer.errors import UserError
 from peer.logs import get_logger
@@ -32,7 +31,7 @@ class Comparison:
     advice: str = ""
 
 
-def compare(run: Run) -> Comparison | None:
+def compare(run: RunConfig) -> Comparison | None:
     """``None`` where the weights are fresh: they are as good for any ids.
 
     Raises :class:`UserError` when the run's own tokenizer cannot be loaded.
@@ -56,7 +55,7 @@ def compare(run: Run) -> Comparison | None:
     )
 
 
-def warn(run: Run) -> None:
+def warn(run: RunConfig) -> None:
     """A line in the log when the run's tokenizer is not the pre-trained model's own."""
     found = compare(run)
     if found is not None and found.advice:
@@ -68,7 +67,7 @@ def _own_words(folder: Path) -> dict[str, int] | None:
     if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
         return None  # transformers would make an empty one up
     try:
-        return dict(tokenizer.open_any(Settings(name="own", path=folder)).get_vocab()) or None
+        return dict(tokenizer.open_any(TokenizerConfig(name="own", path=folder)).get_vocab()) or None
     except UserError:
         return None
 

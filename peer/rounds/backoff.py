@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-SULK = 4.0  # inner phases for which a peer is left out that sent what could not be used, the first time
+BACKOFF_PHASES = 4.0  # inner phases for which a peer is left out that sent what could not be used, the first time
 KEPT = 1000  # ids
 DOUBLINGS = 5  # how often the time doubles with every further offence
 FORGIVEN = 3  # offences
@@ -18,19 +18,19 @@ MEMORY = 20.0  # an offence is forgotten after this many times the time that its
 
 
 @dataclass
-class Grudge:
+class Backoff:
     offence: bool
     strikes: int
     until: float
     forgotten: float
 
 
-class Grudges:
+class PeerBackoff:
     """Times in seconds of ``clock``. From any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._held: dict[str, Grudge] = {}
+        self._held: dict[str, Backoff] = {}
         self._writing = threading.Lock()
 
     def note(self, peer_id: str, seconds: float, *, offence: bool) -> float:
@@ -46,7 +46,7 @@ class Grudges:
             length = seconds * 2 ** min(max(strikes - 1, 0), DOUBLINGS)
             while len(self._held) >= KEPT:
                 self._held.pop(next(iter(self._held)))
-            self._held[peer_id] = Grudge(offence, strikes, now + length, now + length * MEMORY)
+            self._held[peer_id] = Backoff(offence, strikes, now + length, now + length * MEMORY)
         return length
 
     def forgive(self, peer_id: str) -> None:

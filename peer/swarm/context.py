@@ -12,7 +12,7 @@ from peer.swarm.party import Party
 
 
 @dataclass(frozen=True)
-class Footing:
+class SwarmContext:
     """The network, who is there, where this peer stands, whether it was asked to stop, and who it is."""
 
     node: Node

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from peer.config.schema import Rendezvous as RendezvousSettings
+from peer.config.schema import RendezvousConfig
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
@@ -21,7 +21,7 @@ from peer.rounds.progress import Progress
 from peer.rounds.state import State
 from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.swarm.boundary import Boundary
-from peer.swarm.context import Footing
+from peer.swarm.context import SwarmContext
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.duplicate_identity import LOOK, twin_of
 from peer.swarm.directory.records import NO_REPORT, MemberRecord, Report
@@ -65,7 +65,7 @@ class Presence:
         *,
         grouping: Grouping,
         equal_replicas: bool,
-        settings: RendezvousSettings,
+        settings: RendezvousConfig,
         progress: Progress,
         stop: Stop,
         vitals: Callable[[], Vitals],
@@ -79,7 +79,7 @@ class Presence:
         self._taken = self._in_vain = self._joins_from = 0
         self._members = Members(node, me.run, self._record)
         self._meets: Rendezvous | Gathering | None = None
-        footing = Footing(node, self._members, Boundary(progress), stop, me)
+        footing = SwarmContext(node, self._members, Boundary(progress), stop, me)
         if grouping is Grouping.PAIR:
             self._meets = Rendezvous(footing, settings, self.beginning)
         elif grouping is Grouping.EVERYONE:

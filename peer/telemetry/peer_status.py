@@ -17,7 +17,7 @@ SHOWN = 3  # partners
 WORST = 2  # refused peers
 
 
-class Standing:
+class PeerStatus:
     """Written by the training thread, read by the network thread; a field is replaced as a whole."""
 
     def __init__(self) -> None:

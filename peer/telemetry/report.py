@@ -17,7 +17,7 @@ from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
 from peer.telemetry.metrics import Metrics
-from peer.telemetry.peer_status import Standing
+from peer.telemetry.peer_status import PeerStatus
 from peer.telemetry.trackers import Trackers
 
 log = get_logger("round")
@@ -48,7 +48,7 @@ class RoundReport:
 class Reporter:
     """Appends to the run's folder, so that a resumed peer goes on in the same files."""
 
-    def __init__(self, folder: Path, metrics: Metrics, standing: Standing, trackers: Trackers | None = None) -> None:
+    def __init__(self, folder: Path, metrics: Metrics, standing: PeerStatus, trackers: Trackers | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._metrics, self._standing, self._trackers = metrics, standing, trackers or Trackers()
         self._folder = folder

@@ -14,14 +14,14 @@ from peer.data.corpus import Corpus
 from peer.data.open import evaluated, read_ahead
 from peer.logs import fields
 from peer.p2p import identity
-from peer.process import Signals
+from peer.process import LoopContext, Signals
 from peer.replica import model_source, pretrained_tokenizer
 from peer.replica.device import pick_device
 from peer.replica.sharded.ranks import Crew
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.loop import Parts, Training
-from peer.training.member import Ground, Membership, grounded
+from peer.training.member import Membership, Resources, grounded
 from peer.training.overlapped_trainer import OverlappedTrainer
 from peer.training.state import PeerState
 from peer.training.trainer import Trainer
@@ -52,13 +52,13 @@ def assembled(config: Config, signals: Signals, crew: Crew | None = None) -> Ite
 
 
 @contextmanager
-def _replica(config: Config, text: Corpus, ground: Ground, crew: Crew | None) -> Iterator[PeerState]:
+def _replica(config: Config, text: Corpus, ground: Resources, crew: Crew | None) -> Iterator[PeerState]:
     """What trains; its data stream is closed at the end."""
     own = config.peer
     if own.threads:
         torch.set_num_threads(own.threads)
     stream = identity.stream_of(ground.peer_id) if own.stream is None else own.stream
-    signs = replica.Signs(ground.progress, ground.stop)
+    signs = LoopContext(ground.progress, ground.stop)
     state = replica.replica(config, text.train, stream=stream, device=ground.device, signs=signs, crew=crew)
     state.stream = read_ahead(config.run, state.stream, ground.device)
     try:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from peer.config.digest import canonical, digest
-from peer.config.schema import Member, SwarmRun
+from peer.config.schema import MemberConfig, SwarmRunConfig
 from peer.errors import UserError
 from peer.exchange.average import GroupAverage
 from peer.exchange.codecs import codec
@@ -43,26 +43,26 @@ from peer.swarm.party import Party
 from peer.swarm.presence import Presence, Vitals
 from peer.telemetry import trackers
 from peer.telemetry.metrics import Metrics, PhaseClock
-from peer.telemetry.peer_status import Standing
+from peer.telemetry.peer_status import PeerStatus
 from peer.telemetry.report import Counted, Reporter
 from peer.training import run_folder
 from peer.training.blocking import Crossing
 from peer.training.catch_up import catch_up, join_late
 from peer.training.outer_state import OuterState
 from peer.training.overlapped import Beside
-from peer.training.run_folder import Place
+from peer.training.run_folder import RunFolder
 
 log = get_logger("membership")
 
 
 @dataclass(frozen=True)
-class Ground:
+class Resources:
     """What a peer stands on before it has anything to train."""
 
-    run: SwarmRun
-    own: Member
+    run: SwarmRunConfig
+    own: MemberConfig
     device: torch.device
-    home: Place
+    home: RunFolder
     key: Path
     authority: Authority | None
     peer_id: str
@@ -74,7 +74,7 @@ class Ground:
 
 
 @contextmanager
-def grounded(run: SwarmRun, own: Member, device: torch.device, stop: Stop) -> Iterator[Ground]:
+def grounded(run: SwarmRunConfig, own: MemberConfig, device: torch.device, stop: Stop) -> Iterator[Resources]:
     """Claims the peer's folder and serves its metrics until the end."""
     with ExitStack() as stack:
         home = run_folder.claim(run.dir, own.name)
@@ -87,17 +87,17 @@ def grounded(run: SwarmRun, own: Member, device: torch.device, stop: Stop) -> It
         if device.type == "cuda":
             metrics["device_memory_bytes"].set_function(lambda: torch.cuda.max_memory_allocated(device))
         phase = PhaseClock(metrics, partial(synchronize, device))
-        yield Ground(run, own, device, home, key, authority, peer_id, metrics, address, phase, Progress(), stop)
+        yield Resources(run, own, device, home, key, authority, peer_id, metrics, address, phase, Progress(), stop)
 
 
 class Membership:
     """``close`` leaves the swarm, whatever has happened. ``tokens``: how many an inner step trains on."""
 
-    def __init__(self, ground: Ground, state: OuterState, tokens: Callable[[], float]) -> None:
+    def __init__(self, ground: Resources, state: OuterState, tokens: Callable[[], float]) -> None:
         self.ground, self.state = ground, state
         run, own = ground.run, ground.own
         self._stack = ExitStack()
-        standing = Standing()
+        standing = PeerStatus()
         tracked = trackers.start(
             own.trackers, ground.home.folder, run=run.name, peer=ground.home.name, peer_id=ground.peer_id
         )
@@ -201,7 +201,7 @@ class Membership:
         self._stack.close()
 
 
-def _identity(run: SwarmRun, own: Member, folder: Path) -> tuple[Path, Authority | None]:
+def _identity(run: SwarmRunConfig, own: MemberConfig, folder: Path) -> tuple[Path, Authority | None]:
     """The file with this peer's key, and in an invited swarm what its invitation says."""
     if run.owner is None:
         return own.identity or folder / "identity.key", None
@@ -211,7 +211,7 @@ def _identity(run: SwarmRun, own: Member, folder: Path) -> tuple[Path, Authority
     return key, invited(own.invitation, key, run.owner)
 
 
-def _node_settings(own: Member, key: Path) -> NodeSettings:
+def _node_settings(own: MemberConfig, key: Path) -> NodeSettings:
     network = own.network
     return NodeSettings(
         identity=key,

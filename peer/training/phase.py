@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 
-from peer.config.schema import SwarmRun
+from peer.config.schema import SwarmRunConfig
 from peer.rounds.progress import Progress
 from peer.rounds.schedule import phase_steps
 from peer.training.outer_state import OuterState
@@ -17,7 +17,7 @@ from peer.training.outer_state import OuterState
 class InnerPhase:
     """Of one peer; ``total``: the run's inner steps, infinite when nobody knows."""
 
-    def __init__(self, run: SwarmRun, total: float, state: OuterState, progress: Progress) -> None:
+    def __init__(self, run: SwarmRunConfig, total: float, state: OuterState, progress: Progress) -> None:
         self._run, self._total, self._state, self._progress = run, total, state, progress
         self._until = math.inf
 

@@ -6,7 +6,6 @@ The only place that picks a method's class. Used by assemble.py for a peer and b
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,28 +13,19 @@ from torch import nn
 
 from peer import __version__
 from peer.config.digest import digest
-from peer.config.schema import Config, Run
+from peer.config.schema import Config, RunConfig
 from peer.data.corpus import Tokens
 from peer.data.open import batches
 from peer.data.sources.documents import Split
 from peer.outer.methods import outer_method
 from peer.outer.slow_weights import SlowWeights
-from peer.process import Stop
+from peer.process import LoopContext
 from peer.replica import model
 from peer.replica.device import wants_bf16
 from peer.replica.inner_loop import InnerLoop
 from peer.replica.sharded import replica as ranks
 from peer.replica.sharded.ranks import Crew
-from peer.rounds.progress import Progress
 from peer.training.state import PeerState
-
-
-@dataclass(frozen=True)
-class Signs:
-    """What the inner loop tells others, and what it is told."""
-
-    progress: Progress
-    stop: Stop
 
 
 def replica(
@@ -44,7 +34,7 @@ def replica(
     *,
     stream: int,
     device: torch.device,
-    signs: Signs,
+    signs: LoopContext,
     crew: Crew | None = None,
 ) -> PeerState:
     """A replica with the run's fresh weights that reads data stream ``stream`` of ``tokens``; ``crew``: the other
@@ -61,7 +51,7 @@ def replica(
     )
 
 
-def _whole(config: Config, device: torch.device, signs: Signs) -> tuple[InnerLoop, SlowWeights]:
+def _whole(config: Config, device: torch.device, signs: LoopContext) -> tuple[InnerLoop, SlowWeights]:
     run, own = config.run, config.peer
     length = run.data.sequence_length
     vocabulary = run.data.tokenizer.vocabulary
@@ -82,7 +72,7 @@ def _whole(config: Config, device: torch.device, signs: Signs) -> tuple[InnerLoo
     return inner, SlowWeights(network.named_parameters())
 
 
-def origin(run: Run, network: nn.Module) -> dict[str, Any]:
+def origin(run: RunConfig, network: nn.Module) -> dict[str, Any]:
     """What a checkpoint says of where it comes from, so that ``export`` needs nothing else."""
     return {
         "version": __version__,

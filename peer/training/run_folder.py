@@ -14,7 +14,7 @@ from pathlib import Path
 from peer.errors import RunError, UserError
 
 
-class Place:
+class RunFolder:
     """The claimed folder. The lock goes with the process, also when it is killed."""
 
     def __init__(self, name: str, folder: Path, lock: int) -> None:
@@ -25,7 +25,7 @@ class Place:
         os.close(self._lock)
 
 
-def claim(run_dir: Path, name: str | None) -> Place:
+def claim(run_dir: Path, name: str | None) -> RunFolder:
     """Claim the folder of ``name``, or with ``None`` the first free ``<host name>-<k>``: the same one again
     after a restart, another one for a second peer on the machine.
     """
@@ -45,7 +45,7 @@ def claim(run_dir: Path, name: str | None) -> Place:
             if name:
                 raise UserError(f"{folder} is used by a running peer; choose another peer.name or run.dir") from None
             continue
-        return Place(candidate, folder, lock)
+        return RunFolder(candidate, folder, lock)
     raise AssertionError("unreachable: the names do not end")
 
 

@@ -31,7 +31,7 @@ from peer.config.digest import canonical, digest
 from peer.data.corpus import load as load_text
 from peer.exchange.pair.wire import layout_digest
 from peer.p2p.node import Node
-from peer.process import Stop
+from peer.process import LoopContext, Stop
 from peer.rounds.progress import Progress
 from peer.rounds.types import Seat
 from peer.swarm.directory.directory import Members
@@ -67,7 +67,7 @@ class Side:
     @contextmanager
     def started(cls, address: str, own: str) -> Iterator[Side]:
         config = settings.load(Path(CONFIG), list(SETS))
-        run, signs = config.run, replica.Signs(Progress(), Stop())
+        run, signs = config.run, LoopContext(Progress(), Stop())
         state = replica.replica(config, load_text(run.data).train, stream=0, device=torch.device("cpu"), signs=signs)
         with tempfile.TemporaryDirectory() as folder:
             node = node_on(own, Path(folder) / "key", (address,))

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from peer.commands import tokenize
 from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, StdlibData
-from peer.config.schema import Config, Run
+from peer.config.schema import Config, RunConfig
 from peer.data import corpus, open
 from peer.data.open import read_ahead
 from peer.process import Stop
@@ -90,7 +90,7 @@ def inner_loop() -> InnerLoop:
 
 def measure(settings: AnyData, inner: InnerLoop, pairs: int, steps: int) -> dict[str, float]:
     """``ratio``: median over ``pairs`` of tokens/s with this loader by tokens/s on ready batches beside it."""
-    run = Run(data=settings, batch_size=BATCH)
+    run = RunConfig(data=settings, batch_size=BATCH)
     stream = open.batches(run, corpus.load(settings).train, 1)
     ahead = read_ahead(run, stream, torch.device("cpu"))
     began = time.monotonic()

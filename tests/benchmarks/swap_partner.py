@@ -15,7 +15,7 @@ from queue import Queue
 import torch
 
 from peer import logs
-from peer.config.schema import Exchange
+from peer.config.schema import ExchangeConfig
 from peer.exchange.codec import Cast
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.wire import Identity
@@ -45,7 +45,7 @@ def peer_node(key: Path, initial_peers: Sequence[str] = ()) -> Iterator[Node]:
 def bench_exchange(node: Node, numel: int) -> PairExchange:
     """A swap of fp32 that takes any contribution."""
     same = Identity("bench", "bench", "bench", numel)
-    return PairExchange(node, same, Cast("none"), Exchange(), Unguarded(1e9))
+    return PairExchange(node, same, Cast("none"), ExchangeConfig(), Unguarded(1e9))
 
 
 class Pairing:

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from peer.config.schema import Inner, LlamaModel, NoLoCo
+from peer.config.schema import InnerConfig, LlamaModel, NoLoCoConfig
 from peer.data.batches import TokenStream
-from peer.outer.noloco import NoLoCo as NoLoCoMethod
+from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 from peer.process import Stop
 from peer.replica import model
@@ -39,7 +39,7 @@ def inner_loop(
 ) -> InnerLoop:
     return InnerLoop(
         net,
-        Inner(learning_rate=1e-2, warmup_steps=4),
+        InnerConfig(learning_rate=1e-2, warmup_steps=4),
         total_steps=100,
         device=torch.device("cpu"),
         autocast=autocast,
@@ -52,5 +52,5 @@ def inner_loop(
 
 def peer_state() -> PeerState:
     net = network()
-    outer = NoLoCoMethod(SlowWeights(net.named_parameters()), NoLoCo())
+    outer = NoLoCo(SlowWeights(net.named_parameters()), NoLoCoConfig())
     return PeerState(inner_loop(net), outer, stream(), "digest")

@@ -55,7 +55,7 @@ def _identity(config: Subject, folder: Path) -> tuple[Path, Authority | None]:
 
 def _node(config: Subject, key: Path, authority: Authority | None) -> Node:
     from peer.p2p.node import Node, NodeSettings
-    from peer.p2p.reachability.decide import Stand
+    from peer.p2p.reachability.decide import Reachability
 
     own = config.peer.network
     settings = NodeSettings(
@@ -68,7 +68,7 @@ def _node(config: Subject, key: Path, authority: Authority | None) -> Node:
     )
     node = Node(settings, authority)
     try:
-        node.listen(Stand(announce=own.announce))
+        node.listen(Reachability(announce=own.announce))
     except BaseException:
         node.stop()
         raise

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from peer.commands.check.finding import Finding, ok, warn
-from peer.config.schema import Network
+from peer.config.schema import NetworkConfig
 
 if TYPE_CHECKING:
     from peer.p2p.node import Node
@@ -21,7 +21,7 @@ WHY = {
 }
 
 
-def reachability(views: list[View], network: Network) -> Iterator[Finding]:
+def reachability(views: list[View], network: NetworkConfig) -> Iterator[Finding]:
     """One finding for each node that dialled back; one for an announced address that it does not see."""
     from peer.p2p.addresses import is_private
 
@@ -41,7 +41,7 @@ def reachability(views: list[View], network: Network) -> Iterator[Finding]:
     yield from _announced(asked, network)
 
 
-def _advice(network: Network) -> str:
+def _advice(network: NetworkConfig) -> str:
     if network.reach == "public":
         return "open the port, or set peer.network.reach=auto (relays) instead of public"
     which = f"TCP {network.port}" if network.port else "a port (fix it with peer.network.port)"
@@ -52,7 +52,7 @@ def _advice(network: Network) -> str:
     )
 
 
-def _announced(asked: list[View], network: Network) -> Iterator[Finding]:
+def _announced(asked: list[View], network: NetworkConfig) -> Iterator[Finding]:
     """Announced addresses are taken as they are: say when the others see another one."""
     from peer.p2p.addresses import tcp_of
 
@@ -64,7 +64,7 @@ def _announced(asked: list[View], network: Network) -> Iterator[Finding]:
             yield warn("announce", said, "correct peer.network.announce, or leave it out: auto finds the address")
 
 
-def relays(node: Node, views: list[View], network: Network) -> Iterator[Finding]:
+def relays(node: Node, views: list[View], network: NetworkConfig) -> Iterator[Finding]:
     """For who cannot be dialled: do the initial peers have a slot?"""
     asked = [it for it in views if it.heard.answer.observed]
     if network.reach != "relay" and (not asked or all(it.reached for it in asked)):

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from peer.config.digest import canonical, first_difference
-from peer.config.schema import Run
+from peer.config.schema import RunConfig
 from peer.errors import UserError
 from peer.telemetry.report import EVALS, ROUNDS
 from peer.training.checkpoint import STATE, Checkpoints, Saved, Tensors, load
@@ -32,7 +32,7 @@ class Source:
     step: int
     tokens: int
     config: str  # digest of the run's configuration
-    run: Run
+    run: RunConfig
     architecture: dict[str, Any]
     partners: frozenset[str]
     val_loss: float | None
@@ -89,7 +89,7 @@ def _source(saved: Saved) -> Source:
             "go on with the run in this version, it saves a new one"
         )
     try:
-        run = Run.model_validate(origin["run"])
+        run = RunConfig.model_validate(origin["run"])
         step, tokens, config = int(state["inner_step"]), int(state["tokens"]), str(state["config"])
         architecture = dict(origin["architecture"])
     except (ValidationError, KeyError, TypeError, ValueError):

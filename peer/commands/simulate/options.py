@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from peer.config.schema import Config, Decoupled, DiLoCo, Local, NoLoCo
+from peer.config.schema import Config, DecoupledConfig, DiLoCoConfig, LocalConfig, NoLoCoConfig
 from peer.errors import UserError
 
 MAX_REPLICAS = 64
@@ -61,13 +61,13 @@ def with_method(config: Config, method: Method | None) -> tuple[Config, Method]:
     """The configuration for ``method``; ``None`` is the one that it names. Its own settings stay where they fit."""
     outer = config.run.outer
     fresh = {
-        Method.NOLOCO: NoLoCo(),
-        Method.DILOCO: DiLoCo(name="diloco"),
-        Method.DECOUPLED: Decoupled(name="decoupled"),
-        Method.LOCAL: Local(name="local"),
-        Method.DDP: Local(name="local"),
-        Method.ONE_WORKER: outer if isinstance(outer, DiLoCo) else DiLoCo(name="diloco"),
-        Method.AVERAGING: NoLoCo(alpha=0.0, beta=1.0, gamma=1.0),
+        Method.NOLOCO: NoLoCoConfig(),
+        Method.DILOCO: DiLoCoConfig(name="diloco"),
+        Method.DECOUPLED: DecoupledConfig(name="decoupled"),
+        Method.LOCAL: LocalConfig(name="local"),
+        Method.DDP: LocalConfig(name="local"),
+        Method.ONE_WORKER: outer if isinstance(outer, DiLoCoConfig) else DiLoCoConfig(name="diloco"),
+        Method.AVERAGING: NoLoCoConfig(alpha=0.0, beta=1.0, gamma=1.0),
     }
     if method is None or method == outer.name:
         return config, Method(outer.name)

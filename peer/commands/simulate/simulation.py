@@ -21,17 +21,16 @@ from peer.commands.simulate.replica import Replica
 from peer.commands.simulate.sampling import Row, Sampler
 from peer.commands.simulate.together import Together
 from peer.commands.simulate.world import World
-from peer.config.schema import Config, Local
+from peer.config.schema import Config, LocalConfig
 from peer.data import corpus
 from peer.data.corpus import Corpus
 from peer.data.open import validation
 from peer.exchange import codecs
 from peer.exchange.guard import Guard
-from peer.process import Stop
+from peer.process import LoopContext, Stop
 from peer.rounds.progress import Progress
 from peer.rounds.types import Outcome
 from peer.training import replica
-from peer.training.replica import Signs
 from peer.training.run_folder import require_folder, set_aside
 
 Say = Callable[[str], None]
@@ -83,7 +82,7 @@ class Simulation:
     def _build(self, name: str, config: Config, text: Corpus, stream: int, speed: float = 1.0) -> Replica:
         steps = max(1, round(config.run.steps * speed))
         run = config.run.model_copy(update={"steps": steps})
-        signs = Signs(Progress(), Stop())
+        signs = LoopContext(Progress(), Stop())
         config = config.model_copy(update={"run": run})
         state = replica.replica(config, text.train, stream=stream, device=torch.device("cpu"), signs=signs)
         codec = codecs.codec(run.exchange.codec, state.outer.slow.numel)
@@ -92,7 +91,7 @@ class Simulation:
     def _ddp(self) -> Replica:
         """One model on the batches of all: the mean of their gradients is the gradient of their mean loss."""
         peer = self.config.peer.model_copy(update={"micro_batch": self.config.run.batch_size})
-        run = self.config.run.model_copy(update={"outer": Local(name="local")})
+        run = self.config.run.model_copy(update={"outer": LocalConfig(name="local")})
         config = self.config.model_copy(update={"peer": peer, "run": run})
         one = self._build("replica-0", config, self._text, 0)
         streams = [

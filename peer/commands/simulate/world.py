@@ -17,7 +17,7 @@ from peer.commands.simulate.replica import Replica
 from peer.commands.simulate.swap import Rolling, both_merged, swap
 from peer.config.schema import Config
 from peer.exchange.average import Verdict
-from peer.rounds.backoff import SULK, Grudges
+from peer.rounds.backoff import BACKOFF_PHASES, PeerBackoff
 from peer.rounds.types import Grouping, Outcome
 
 Sample = Callable[[float], None]
@@ -33,7 +33,7 @@ class World:
         self._training: dict[Replica, Future[None]] = {}
         self._flying: dict[Replica, Rolling] = {}  # overlapped swaps that are not counted yet
         self._time = 0.0
-        self._grudges = {replica: Grudges(lambda: self._time) for replica in replicas}
+        self._grudges = {replica: PeerBackoff(lambda: self._time) for replica in replicas}
         self._group: list[tuple[Replica, float]] = []  # who waits for everyone, since when
 
     def run(self) -> None:
@@ -146,7 +146,7 @@ class World:
         if both_merged(verdicts):
             replica.partners[other.name] += 1
         elif own.outcome is not Outcome.MERGED:
-            self._grudges[replica].note(other.name, SULK * replica.usual_time, offence=True)
+            self._grudges[replica].note(other.name, BACKOFF_PHASES * replica.usual_time, offence=True)
         refused = own.outcome is Outcome.MERGED and theirs.outcome is not Outcome.MERGED
         replica.outcomes[Outcome.REFUSED if refused else own.outcome] += 1
 

@@ -28,7 +28,7 @@ ORDER = 1  # tells this use of (seed, stream) from others
 
 
 @dataclass(frozen=True)
-class Place:
+class DataPosition:
     """Where a stream is: at token ``offset`` of a row (counted within its shard) of the ``index``-th piece."""
 
     epoch: int = 0
@@ -50,7 +50,7 @@ class Split:
         """Changes when the files do."""
         return f"{crc32(chr(10).join(self.source.names).encode()):08x}"
 
-    def documents(self, start: Place, *, seed: int, stream: int) -> Iterator[tuple[Place, Tokens]]:
+    def documents(self, start: DataPosition, *, seed: int, stream: int) -> Iterator[tuple[DataPosition, Tokens]]:
         """Documents without end, each with its end token, from the one at ``start`` on."""
         place = start
         while True:
@@ -61,11 +61,11 @@ class Split:
                 shard, part = divmod(int(pieces[index]), self.source.parts)
                 for row, tokens in self._piece(shard, part, place.row):
                     some = True
-                    yield Place(place.epoch, index, row), tokens
+                    yield DataPosition(place.epoch, index, row), tokens
                 place = replace(place, row=0)
             if not some and not place.index:
                 raise UserError(f"{self.source.place(0, 0)} and all other files of run.data have no text in them")
-            place = Place(place.epoch + 1)
+            place = DataPosition(place.epoch + 1)
 
     def head(self, count: int) -> Tokens:
         """The first ``count`` tokens in the order of the files, or fewer where there are no more."""

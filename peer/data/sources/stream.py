@@ -2,8 +2,8 @@
 
 Documents, each with its end token, stand behind one another and are cut into windows of T + 1 tokens; the last token
 of a window is the first of the next, so every token is a target once. A *block* of windows is mixed by (seed, stream,
-block). Where a block begins is four integers (:class:`peer.data.sources.documents.Place`); they and the number of
-batches taken are all that a checkpoint holds, and a resume reads one block again, not the data before it.
+block). Where a block begins is four integers (:class:`peer.data.sources.documents.DataPosition`); they and the number
+of batches taken are all that a checkpoint holds, and a resume reads one block again, not the data before it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peer.data.batches import Cursor
-from peer.data.sources.documents import Place, Split
+from peer.data.sources.documents import DataPosition, Split
 from peer.data.tokenizer import Tokens
 from peer.errors import UserError
 from peer.logs import get_logger
@@ -47,8 +47,8 @@ class DocumentStream:
 
     def __init__(self, split: Split, shape: Shape, *, seed: int, stream: int) -> None:
         self._split, self._shape, self._seed, self._stream = split, shape, seed, stream
-        self._batches: Iterator[tuple[Tensor, Place]] | None = None
-        self._place = Place()  # where the block begins that the next batch is of
+        self._batches: Iterator[tuple[Tensor, DataPosition]] | None = None
+        self._place = DataPosition()  # where the block begins that the next batch is of
         self.position = 0
 
     @property
@@ -58,11 +58,11 @@ class DocumentStream:
 
     def resume(self, position: int, cursor: Cursor | None) -> None:
         """Go on behind batch number ``position``. With other files than before it begins with them anew."""
-        self._batches, self.position, self._place = None, position, Place()
+        self._batches, self.position, self._place = None, position, DataPosition()
         if cursor is not None and cursor["files"] == self._split.fingerprint:
-            self._place = Place(*cursor["place"])
+            self._place = DataPosition(*cursor["place"])
         elif cursor is not None:
-            self._place = Place(cursor["place"][0] + 1)
+            self._place = DataPosition(cursor["place"][0] + 1)
             log.warning("the data files are not those of the checkpoint: this stream begins with them anew")
 
     def take(self, count: int) -> Iterator[Tensor]:
@@ -78,7 +78,7 @@ class DocumentStream:
         """Let go of the files."""
         self._batches = None
 
-    def _from_here(self) -> Iterator[tuple[Tensor, Place]]:
+    def _from_here(self) -> Iterator[tuple[Tensor, DataPosition]]:
         """Batches, each with the place at which the next one's block begins."""
         shape, start = self._shape, self._place
         number, done = divmod(self.position, shape.batches)
@@ -97,15 +97,15 @@ class DocumentStream:
 class _Packer:
     """Blocks of tokens one behind the other; a block begins with the last token of the one before."""
 
-    def __init__(self, split: Split, start: Place, shape: Shape, *, seed: int, stream: int) -> None:
+    def __init__(self, split: Split, start: DataPosition, shape: Shape, *, seed: int, stream: int) -> None:
         self._documents = split.documents(start, seed=seed, stream=stream)
         self._shape, self._split = shape, split
         self._place, self._tokens = next(self._documents)
         self._at = min(start.offset, len(self._tokens) - 1) if self._place == replace(start, offset=0) else 0
-        whole = start == Place(start.epoch)
+        whole = start == DataPosition(start.epoch)
         self._epoch_tokens = len(self._tokens) if whole else None  # none: the epoch is not read from its beginning
 
-    def block(self) -> tuple[Tokens, Place]:
+    def block(self) -> tuple[Tokens, DataPosition]:
         """The tokens of a block, and the place at which the next one begins."""
         size = self._shape.batches * self._shape.batch_size * self._shape.sequence_length + 1
         out = np.empty(size, dtype=self._tokens.dtype)

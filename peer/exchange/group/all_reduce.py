@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import xxhash
 
-from peer.config.schema import Exchange as Settings
+from peer.config.schema import ExchangeConfig
 from peer.exchange.average import copy_own, mean_of_senders
 from peer.exchange.group.mesh import Lobby, Mesh, Network, together
 from peer.exchange.group.reduce import all_gather, all_reduce
@@ -40,7 +40,9 @@ class GroupExchange:
     ``result``: elements of the mean.
     """
 
-    def __init__(self, network: Network, lobby: Lobby, identity: Identity, result: int, settings: Settings) -> None:
+    def __init__(
+        self, network: Network, lobby: Lobby, identity: Identity, result: int, settings: ExchangeConfig
+    ) -> None:
         self._network, self._lobby, self._identity, self._settings = network, lobby, identity, settings
         self._deadline = Deadline(settings.timeout)
         self._buffer = torch.empty(result, dtype=torch.float32)

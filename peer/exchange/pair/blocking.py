@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from peer.config.schema import Exchange as Settings
+from peer.config.schema import ExchangeConfig
 from peer.exchange.average import Verdict, copy_own
 from peer.exchange.codec import Codec, prepare
 from peer.exchange.guard import Guard, Trial
@@ -49,7 +49,9 @@ class Network(Protocol):
 class PairExchange:
     """:class:`peer.exchange.average.GroupAverage` for groups of two."""
 
-    def __init__(self, network: Network, identity: Identity, codec: Codec, settings: Settings, guard: Guard) -> None:
+    def __init__(
+        self, network: Network, identity: Identity, codec: Codec, settings: ExchangeConfig, guard: Guard
+    ) -> None:
         self._network = network
         self._codec = codec
         self._identity = identity

@@ -21,8 +21,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from peer.config.schema import CodecName
-from peer.config.schema import Exchange as Settings
+from peer.config.schema import CodecName, ExchangeConfig
 from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec, size
 from peer.exchange.guard import Guard, Trial
@@ -57,7 +56,9 @@ class Swap:
 class RollingExchange:
     """Starts swaps that end by themselves; one at a time."""
 
-    def __init__(self, network: Network, identity: Identity, codec: Codec, settings: Settings, guard: Guard) -> None:
+    def __init__(
+        self, network: Network, identity: Identity, codec: Codec, settings: ExchangeConfig, guard: Guard
+    ) -> None:
         self._network, self._identity, self._codec, self._settings = network, identity, codec, settings
         self._deadline = Deadline(settings.timeout)
         self._guard = guard

@@ -27,7 +27,7 @@ Visible = Callable[[], Awaitable[Sequence[str]]]
 
 
 @dataclass(frozen=True)
-class Stand:
+class Reachability:
     """``announce``: multiaddrs instead of the detected ones, when there are any."""
 
     relayed: bool = False
@@ -48,7 +48,7 @@ class View:
         return [place for place, result in self.tried.items() if result == "reached"]
 
 
-async def decide(open_stream: Open, visible: Visible, asked: Sequence[str], upnp: bool) -> Stand:
+async def decide(open_stream: Open, visible: Visible, asked: Sequence[str], upnp: bool) -> Reachability:
     """By what the nodes ``asked`` (addresses with ids) find. Nobody can tell: as if all can dial us."""
     try:
         async with asyncio.timeout(DECIDE_SECONDS):
@@ -79,20 +79,20 @@ async def look(
     return found, places
 
 
-def _stand(found: Sequence[View], places: frozenset[str]) -> Stand:
+def _stand(found: Sequence[View], places: frozenset[str]) -> Reachability:
     if not found:
         log.info("nobody can tell whether others can dial this peer: it is taken to be so")
-        return Stand()
+        return Reachability()
     reached = [place for it in found for place in it.reached]
     if not all(it.reached for it in found):
         seen = sorted({it.heard.answer.observed for it in found})
         log.info("others cannot dial this peer (NAT or firewall), it uses relays: %s", fields(seen_as=",".join(seen)))
-        return Stand(relayed=True)
+        return Reachability(relayed=True)
     unknown = [place for place in dict.fromkeys(reached) if place not in places]
     if not unknown:
-        return Stand()
+        return Reachability()
     log.info("others dial this peer by an address that is not this machine's: %s", fields(address=unknown[0]))
-    return Stand(announce=(*unknown, *sorted(it for it in places if not is_loopback(it))))
+    return Reachability(announce=(*unknown, *sorted(it for it in places if not is_loopback(it))))
 
 
 async def view(open_stream: Open, address: str, places: Sequence[str]) -> View | None:

@@ -18,11 +18,11 @@ from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import Stream
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Group
-from peer.swarm.context import Footing
+from peer.swarm.context import SwarmContext
 from peer.swarm.directory.records import LIFETIME
 from peer.swarm.grouping.leader import CATCH_UP, SLACK, Convener
 from peer.swarm.grouping.member import PERIOD, TRIES, Attending
-from peer.swarm.grouping.messages import CALL, Admit, Attend, Follow, Place, Summon
+from peer.swarm.grouping.messages import CALL, Admit, Attend, Follow, MemberAddress, Summon
 from peer.swarm.grouping.roster import PROTOCOL, TALK_TIMEOUT, Roll
 from peer.swarm.party import Decline
 
@@ -34,7 +34,7 @@ class Gathering:
     it must be the same for all. ``patience``: seconds for which anybody is waited for at the most.
     """
 
-    def __init__(self, footing: Footing, patience: float, lineage: Callable[[], Lineage], *, equal: bool) -> None:
+    def __init__(self, footing: SwarmContext, patience: float, lineage: Callable[[], Lineage], *, equal: bool) -> None:
         self._node, self._boundary = footing.node, footing.boundary
         self._stop, self._me = footing.stop, footing.me
         self._patience, self._lineage, self._equal = patience, lineage, equal
@@ -113,7 +113,7 @@ class Gathering:
                 await self._convener.come_later(self._roll.own_seat(), eta)
                 continue
             if self._convener.present:
-                await self._convener.dissolve(Place.of(leader))
+                await self._convener.dissolve(MemberAddress.of(leader))
             if not self._attending.admitted_by(leader):
                 await self._attending.attend(leader, self._round)
         if not self._boundary.here:  # before the checkpoint is written: nobody shall wait for us
@@ -149,7 +149,7 @@ class Gathering:
             return Decline(reason="a round has failed by you lately")
         leader = self._roll.leader()
         if leader is not None:
-            return Follow(place=Place.of(leader))
+            return Follow(place=MemberAddress.of(leader))
         eta = self._boundary.eta()
         if eta is not None and attend.round < self._round and attend.eta < LATE * eta:
             return Decline(reason="came too late for this round")

@@ -19,7 +19,7 @@ from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Assembly, Group, Link, Seat
-from peer.swarm.grouping.messages import MEMBER_WORD, Attend, Behind, Follow, Place, Ready, Roster, Wait
+from peer.swarm.grouping.messages import MEMBER_WORD, Attend, Behind, Follow, MemberAddress, Ready, Roster, Wait
 
 log = get_logger("gathering")
 
@@ -80,7 +80,7 @@ class Convener:
         for attendee in self._attendees.values():
             attendee.leave()
 
-    async def dissolve(self, place: Place) -> None:
+    async def dissolve(self, place: MemberAddress) -> None:
         """Somebody else leads: send everybody there."""
         attendees, self._attendees = self._attendees, {}
         for attendee in attendees.values():
@@ -195,7 +195,7 @@ class Convener:
                 continue
             log.info("sent for the group's weights: %s", fields(peer=attendee.seat.name, donor=donor.name))
             attendee.ready, attendee.until, attendee.sent_off = None, time.monotonic() + CATCH_UP, True
-            await _tell(attendee, Behind(donor=Place.of(donor)))
+            await _tell(attendee, Behind(donor=MemberAddress.of(donor)))
             attendee.changed.set()
 
     # -- the roster
@@ -207,7 +207,7 @@ class Convener:
         seats = (me, *(attendee.seat for attendee in attendees))
         if not attendees:
             return Group(round)
-        roster = Roster(token=secrets.token_hex(16), places=[Place.of(seat) for seat in seats])
+        roster = Roster(token=secrets.token_hex(16), places=[MemberAddress.of(seat) for seat in seats])
         for attendee in attendees:
             attendee.changed.set()
             await _tell(attendee, roster)

@@ -14,7 +14,7 @@ from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Assembly, Group, Link, Seat
-from peer.swarm.context import Footing
+from peer.swarm.context import SwarmContext
 from peer.swarm.grouping.leader import CATCH_UP
 from peer.swarm.grouping.messages import (
     ANSWER,
@@ -23,7 +23,7 @@ from peer.swarm.grouping.messages import (
     Attend,
     Behind,
     Follow,
-    Place,
+    MemberAddress,
     Ready,
     Roster,
     Wait,
@@ -53,7 +53,7 @@ class Host:
 class Attending:
     """Belongs to the network thread. ``lineage`` names the rounds in this peer's slow weights."""
 
-    def __init__(self, footing: Footing, roll: Roll, lineage: Callable[[], Lineage], patience: float) -> None:
+    def __init__(self, footing: SwarmContext, roll: Roll, lineage: Callable[[], Lineage], patience: float) -> None:
         self._node, self._boundary, self._me = footing.node, footing.boundary, footing.me
         self._roll, self._lineage, self._patience = roll, lineage, patience
         self._host: Host | None = None
@@ -74,7 +74,7 @@ class Attending:
         attend = Attend(
             run=self._me.run,
             config=self._me.config,
-            place=Place.of(self._roll.own_seat()),
+            place=MemberAddress.of(self._roll.own_seat()),
             round=round,
             eta=self._boundary.eta() or 0.0,
         )

@@ -25,7 +25,7 @@ Text = Annotated[str, Field(max_length=128)]
 Short = Annotated[str, Field(max_length=64)]
 
 
-class Place(Message):
+class MemberAddress(Message):
     """A :class:`peer.rounds.types.Seat` on the wire."""
 
     peer_id: Text
@@ -33,7 +33,7 @@ class Place(Message):
     addresses: Annotated[list[Text], Field(max_length=8)]
 
     @classmethod
-    def of(cls, seat: Seat) -> Place:
+    def of(cls, seat: Seat) -> MemberAddress:
         return cls(peer_id=seat.peer_id, name=seat.name, addresses=list(seat.addresses[:8]))
 
     def seat(self) -> Seat:
@@ -46,7 +46,7 @@ class Attend(Message):
     kind: Literal["attend"] = "attend"
     run: Short
     config: Short
-    place: Place
+    place: MemberAddress
     round: Annotated[int, Field(ge=0)]
     eta: Seconds  # until the member's boundary
 
@@ -56,7 +56,7 @@ class Summon(Message):
 
     kind: Literal["summon"] = "summon"
     run: Short
-    place: Place
+    place: MemberAddress
 
 
 class Admit(Message):
@@ -69,7 +69,7 @@ class Follow(Message):
     """Somebody else leads."""
 
     kind: Literal["follow"] = "follow"
-    place: Place
+    place: MemberAddress
 
 
 class Ready(Message):
@@ -91,7 +91,7 @@ class Behind(Message):
     """Your slow weights are not the group's."""
 
     kind: Literal["behind"] = "behind"
-    donor: Place
+    donor: MemberAddress
 
 
 class Roster(Message):
@@ -99,7 +99,7 @@ class Roster(Message):
 
     kind: Literal["roster"] = "roster"
     token: Short
-    places: Annotated[list[Place], Field(min_length=2, max_length=MAX_MEMBERS)]
+    places: Annotated[list[MemberAddress], Field(min_length=2, max_length=MAX_MEMBERS)]
 
 
 CALL: TypeAdapter[Attend | Summon] = TypeAdapter(Annotated[Attend | Summon, Field(discriminator="kind")])

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
 from peer.p2p.stream import StreamLost
-from peer.rounds.backoff import Grudges
+from peer.rounds.backoff import PeerBackoff
 from peer.rounds.types import Seat
-from peer.swarm.context import Footing
+from peer.swarm.context import SwarmContext
 from peer.swarm.directory.records import LIFETIME
-from peer.swarm.grouping.messages import Place, Summon
+from peer.swarm.grouping.messages import MemberAddress, Summon
 
 log = get_logger("gathering")
 
@@ -29,10 +29,10 @@ LEARNED = 1000  # names that are kept
 class Roll:
     """Belongs to the network thread, but for :meth:`avoid`."""
 
-    def __init__(self, footing: Footing) -> None:
+    def __init__(self, footing: SwarmContext) -> None:
         self._node, self._members, self._me = footing.node, footing.members, footing.me
         self._learned: dict[str, tuple[Seat, float]] = {}  # who summoned us or was named, until when it counts
-        self._grudges = Grudges()
+        self._grudges = PeerBackoff()
         self._summoned: dict[str, float] = {}
 
     def leader(self) -> Seat | None:
@@ -88,7 +88,7 @@ class Roll:
     async def _summon(self, seat: Seat) -> None:
         try:
             stream = await self._node.open(seat.peer_id, PROTOCOL, seat.addresses)
-            await stream.send(Summon(run=self._me.run, place=Place.of(self.own_seat())), TALK_TIMEOUT)
+            await stream.send(Summon(run=self._me.run, place=MemberAddress.of(self.own_seat())), TALK_TIMEOUT)
             await stream.until_closed(TALK_TIMEOUT)
             stream.close()
         except (TimeoutError, StreamLost) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
-from peer.swarm.context import Footing
+from peer.swarm.context import SwarmContext
 from peer.swarm.pairing.messages import READY, Accept, Meeting, Propose
 
 log = get_logger("rendezvous")
@@ -16,7 +16,7 @@ log = get_logger("rendezvous")
 class Appointment:
     """Belongs to the network thread. ``round`` ends at the boundary that the meeting is for."""
 
-    def __init__(self, footing: Footing) -> None:
+    def __init__(self, footing: SwarmContext) -> None:
         self._node, self._boundary = footing.node, footing.boundary
         self.round = 0
         self.meeting: Meeting | None = None

@@ -12,13 +12,13 @@ import random
 import time
 from collections.abc import Iterable
 
-from peer.config.schema import Rendezvous as Settings
+from peer.config.schema import RendezvousConfig
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
-from peer.rounds.backoff import SULK, Grudges
+from peer.rounds.backoff import BACKOFF_PHASES, PeerBackoff
 from peer.rounds.pairing_rule import askable, near
 from peer.rounds.schedule import NOW, OPENS, PAUSE
-from peer.swarm.context import Footing
+from peer.swarm.context import SwarmContext
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.healing.late_join import Beginning
 from peer.swarm.pairing.agreement import Appointment
@@ -37,12 +37,14 @@ AGAIN = 0.12  # inner phases before a member that has declined is asked again: b
 class Proposing:
     """Ends in an :class:`Appointment`. Belongs to the network thread, but for :meth:`avoid` and :meth:`forgive`."""
 
-    def __init__(self, footing: Footing, settings: Settings, beginning: Beginning, agreed: Appointment) -> None:
+    def __init__(
+        self, footing: SwarmContext, settings: RendezvousConfig, beginning: Beginning, agreed: Appointment
+    ) -> None:
         self._node, self._members, self._boundary = footing.node, footing.members, footing.boundary
         self._stop, self._me = footing.stop, footing.me
         self._settings, self._beginning, self._agreed = settings, beginning, agreed
         self._met: dict[str, int] = {}  # the round in which a partner was met last
-        self._grudges = Grudges()
+        self._grudges = PeerBackoff()
         self._asking = ""  # the peer that has our proposal at the moment
         self._answered = asyncio.Event()
         self._answered.set()
@@ -53,7 +55,7 @@ class Proposing:
 
     def avoid(self, peer_id: str) -> None:
         """What it sent could not be used: do not meet it for a while."""
-        seconds = self._grudges.note(peer_id, SULK * (self._boundary.phase or 1.0), offence=True)
+        seconds = self._grudges.note(peer_id, BACKOFF_PHASES * (self._boundary.phase or 1.0), offence=True)
         log.warning("avoids a peer: %s", fields(peer=self._members.name_of(peer_id), seconds=seconds))
 
     def forgive(self, peers: Iterable[str]) -> None:

@@ -17,12 +17,12 @@ import asyncio
 import time
 from collections.abc import Iterable
 
-from peer.config.schema import Rendezvous as Settings
+from peer.config.schema import RendezvousConfig
 from peer.logs import fields, get_logger
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import StreamLost
 from peer.rounds.types import Group, Link
-from peer.swarm.context import Footing
+from peer.swarm.context import SwarmContext
 from peer.swarm.healing.late_join import Beginning
 from peer.swarm.pairing.agreement import Appointment
 from peer.swarm.pairing.messages import Meeting, Ready
@@ -36,7 +36,7 @@ SLACK = 2.0  # seconds that a partner may come late, on top of half the time it 
 class Rendezvous:
     """Agrees on partners in the background; :meth:`group_for` is the loop's only call."""
 
-    def __init__(self, footing: Footing, settings: Settings, beginning: Beginning) -> None:
+    def __init__(self, footing: SwarmContext, settings: RendezvousConfig, beginning: Beginning) -> None:
         self._node, self._boundary, self._stop = footing.node, footing.boundary, footing.stop
         self._beginning = beginning
         self._agreed = Appointment(footing)

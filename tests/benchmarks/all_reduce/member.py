@@ -25,7 +25,7 @@ KILLED = 2  # place of the member that is killed
 
 def ours(address: str, place: int, members: int, numel: int, rounds: int) -> None:
     """The peer's own gathering and group exchange."""
-    from peer.config.schema import Exchange, Rendezvous
+    from peer.config.schema import ExchangeConfig, RendezvousConfig
     from peer.exchange.group.all_reduce import GroupExchange
     from peer.exchange.group.mesh import PROTOCOL, Lobby
     from peer.exchange.pair.wire import Identity
@@ -51,7 +51,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
             "layout",
             grouping=Grouping.EVERYONE,
             equal_replicas=False,
-            settings=Rendezvous(),
+            settings=RendezvousConfig(),
             progress=progress,
             stop=Stop(),
             vitals=lambda: Vitals(0, 0, 0.0),
@@ -60,7 +60,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
         )
         presence.enter(lambda: State(0, 0, [vector]), 0)
         print(f"address {node.addresses[0]}", flush=True)
-        settings = Exchange(stall=STALL, max_norm_ratio=1e9)
+        settings = ExchangeConfig(stall=STALL, max_norm_ratio=1e9)
         exchange = GroupExchange(node, lobby, Identity("bench", "c", "l", numel), numel, settings)
         progress.begin(1, 1)
         progress.tick()

@@ -6,7 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from peer.config.schema import CodecName, Config, Evaluation, Exchange, Inner, LlamaModel, Run, StdlibData
+from peer.config.schema import (
+    CodecName,
+    Config,
+    EvaluationConfig,
+    ExchangeConfig,
+    InnerConfig,
+    LlamaModel,
+    RunConfig,
+    StdlibData,
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class Case:
         if self.method == "averaging":
             outer |= {"alpha": 0.0, "beta": 1.0, "gamma": 1.0}
         return Config(
-            run=Run(
+            run=RunConfig(
                 name="convergence",
                 seed=self.seed,
                 steps=self.steps,
@@ -71,10 +80,10 @@ class Case:
                 batch_size=8,
                 model=self.size.model,
                 data=StdlibData(sequence_length=self.size.sequence_length),
-                inner=Inner(learning_rate=self.lr, warmup_steps=100),
-                exchange=Exchange(codec=self.codec, overlap=self.overlap > 0),
+                inner=InnerConfig(learning_rate=self.lr, warmup_steps=100),
+                exchange=ExchangeConfig(codec=self.codec, overlap=self.overlap > 0),
                 outer=outer,  # type: ignore[arg-type]
-                evaluation=Evaluation(every_rounds=max(1, round(self.steps / 6 / self.h)), batches=24),
+                evaluation=EvaluationConfig(every_rounds=max(1, round(self.steps / 6 / self.h)), batches=24),
             )
         )
 

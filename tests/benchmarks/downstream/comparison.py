@@ -94,7 +94,7 @@ def starts(case: Case) -> Iterator[tuple[str, nn.Module]]:
     """What a pre-training leaves behind: the average of the replicas, and where they differ, the first one too."""
     from peer.commands.simulate.options import Method, Options
     from peer.commands.simulate.simulation import Simulation
-    from peer.config.schema import Evaluation
+    from peer.config.schema import EvaluationConfig
     from peer.outer.slow_weights import SlowWeights
     from peer.replica import model
 
@@ -103,7 +103,7 @@ def starts(case: Case) -> Iterator[tuple[str, nn.Module]]:
         yield case.label, network
         return
     config = case.config()
-    seldom = Evaluation(every_rounds=case.steps, batches=1)  # nobody looks at the curves
+    seldom = EvaluationConfig(every_rounds=case.steps, batches=1)  # nobody looks at the curves
     config = config.model_copy(update={"run": config.run.model_copy(update={"evaluation": seldom})})
     simulation = Simulation(config, Options(replicas=case.replicas, method=Method(case.method)))
     simulation.run(lambda line: None)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.config.schema import Exchange, Rendezvous
+from peer.config.schema import ExchangeConfig, RendezvousConfig
 from peer.exchange.group.all_reduce import GroupExchange
 from peer.exchange.group.mesh import PROTOCOL, Lobby
 from peer.exchange.pair.wire import Identity
@@ -109,7 +109,7 @@ def test_who_finds_first_that_the_convener_is_gone_waits_for_the_next_one_to_fin
 
 
 def test_nobody_is_waited_for_longer_than_the_patience(build: Build) -> None:
-    peers = build("abc", settings=Rendezvous(patience=2.0))
+    peers = build("abc", settings=RendezvousConfig(patience=2.0))
     peers[2].pace = 30.0  # attends, and is not waited for
     slow = in_threads(peers[2].inner_phase)
     join_all(in_threads(*(partial(arrive, peer) for peer in peers[:2])), 20)
@@ -145,7 +145,7 @@ class Averaging:
         lobby = Lobby()
         peer.node.call(peer.node.serve(PROTOCOL, lobby.enter), 10)
         self.peer, self.vector = peer, torch.full((NUMEL,), value)
-        settings = Exchange(stall=2.0, timeout=10.0, max_norm_ratio=1e9)
+        settings = ExchangeConfig(stall=2.0, timeout=10.0, max_norm_ratio=1e9)
         self.exchange = GroupExchange(peer.node, lobby, Identity("test", "c", "l", NUMEL), NUMEL, settings)
         self.results: list[Averaged] = []
 

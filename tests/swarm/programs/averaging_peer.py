@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from peer import logs
-from peer.config.schema import Exchange, NoLoCo
+from peer.config.schema import ExchangeConfig, NoLoCoConfig
 from peer.exchange.codec import Cast
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.wire import Identity
-from peer.outer.noloco import NoLoCo as Method
+from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 from peer.p2p import identity
 from peer.p2p.node import Node, NodeSettings
@@ -32,7 +32,7 @@ from peer.rounds.types import Group, Link
 from tests.swarm.support.attacks import Unguarded
 
 PROTOCOL = "noloco/averaging-test/1"
-SETTINGS = Exchange(stall=3.0, timeout=20.0)
+SETTINGS = ExchangeConfig(stall=3.0, timeout=20.0)
 
 
 class Stalling:
@@ -74,7 +74,7 @@ def main() -> None:
 
     node.call(node.serve(PROTOCOL, arrive), 10)
     print(f"address {node.addresses[0]}", flush=True)
-    outer = Method(SlowWeights(Weights(numel, seed).named_parameters()), NoLoCo())
+    outer = NoLoCo(SlowWeights(Weights(numel, seed).named_parameters()), NoLoCoConfig())
     exchange = PairExchange(node, Identity("test", "c", "l", numel), Cast("none"), SETTINGS, Unguarded())
     for number in range(rounds):
         if address:
@@ -95,7 +95,7 @@ def main() -> None:
     node.stop()
 
 
-def state(outer: Method) -> Tensor:
+def state(outer: NoLoCo) -> Tensor:
     """φ, δ and θ as one vector."""
     theta = torch.empty(outer.slow.numel)
     outer.slow.read_fast(0, theta)

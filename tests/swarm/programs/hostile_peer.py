@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from peer.commands.cli import main
-from peer.config.schema import Exchange
+from peer.config.schema import ExchangeConfig
 from peer.rounds.state import State
 from peer.training import member
 from peer.training.outer_state import OuterState
@@ -36,5 +36,5 @@ if __name__ == "__main__":
     if "HOSTILE" in os.environ:
         member.codec = lambda name, numel: Hostile(Attack(os.environ["HOSTILE"]))
     if "UNGUARDED" in os.environ:
-        member.Guard = partial(Unguarded, Exchange().max_norm_ratio)  # type: ignore[misc, assignment]
+        member.Guard = partial(Unguarded, ExchangeConfig().max_norm_ratio)  # type: ignore[misc, assignment]
     main()

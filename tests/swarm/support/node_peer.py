@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from peer.config.schema import Rendezvous as Settings
+from peer.config.schema import RendezvousConfig
 from peer.p2p import identity
 from peer.p2p.node import Node, NodeSettings
 from peer.process import Stop
@@ -34,7 +34,7 @@ class Peer:
         *,
         grouping: Grouping = Grouping.PAIR,
         equal: bool = False,
-        settings: Settings | None = None,
+        settings: RendezvousConfig | None = None,
         snapshot: Callable[[], State] | None = None,
     ) -> None:
         key = folder / f"{name}.key"
@@ -53,7 +53,7 @@ class Peer:
             "layout",
             grouping=grouping,
             equal_replicas=equal,
-            settings=settings or Settings(),
+            settings=settings or RendezvousConfig(),
             progress=self.progress,
             stop=self.stop,
             vitals=lambda: Vitals(self.round * STEPS, self.round, 0.0),

@@ -19,11 +19,11 @@ from peer.api.config import OwnConfig, resolve
 from peer.api.state import OwnState
 from peer.api.weights import require_finite, require_same, require_trains, trained
 from peer.config.digest import canonical, digest, first_difference
-from peer.config.schema import DiLoCo, NoLoCo
+from peer.config.schema import DiLoCoConfig, NoLoCoConfig
 from peer.errors import RunError, UserError
-from peer.outer.diloco import DiLoCo as DiLoCoMethod
+from peer.outer.diloco import DiLoCo
 from peer.outer.method import OuterMethod
-from peer.outer.noloco import NoLoCo as NoLoCoMethod
+from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 
 
@@ -47,7 +47,7 @@ def own(**keywords: Any) -> OwnConfig:
 
 
 def outer(model: nn.Module) -> OuterMethod:
-    return NoLoCoMethod(SlowWeights(trained(model)), NoLoCo())
+    return NoLoCo(SlowWeights(trained(model)), NoLoCoConfig())
 
 
 # -- settings
@@ -63,7 +63,7 @@ def test_keywords_are_keys_and_come_before_environment_and_file(tmp_path: Path) 
         environment={"NOLOCO_INITIAL_PEERS": "z", "NOLOCO_PEER_NAME": "me"},
     )
     assert (config.run.name, config.run.inner_steps, config.run.tag) == ("mine", 7, "a")
-    assert config.run.outer == DiLoCo(name="diloco", momentum=0.25)
+    assert config.run.outer == DiLoCoConfig(name="diloco", momentum=0.25)
     assert (config.peer.initial_peers, config.peer.name) == (("one", "two"), "me")
 
 
@@ -257,7 +257,7 @@ def test_a_state_of_something_else_is_refused(change: dict[str, Any], said: str)
 def test_equal_replicas_that_begin_with_other_weights_are_not_of_one_line() -> None:
     def lineage(seed: int) -> str:
         torch.manual_seed(seed)
-        method = DiLoCoMethod(SlowWeights(trained(Tied())), DiLoCo(name="diloco"))
+        method = DiLoCo(SlowWeights(trained(Tied())), DiLoCoConfig(name="diloco"))
         return OwnState(method, (), "digest").counters.lineage.digest
 
     assert lineage(0) == lineage(0) != lineage(1)

@@ -7,7 +7,7 @@ from typing import Any
 from peer.commands.simulate.options import Method, Options, with_method
 from peer.commands.simulate.replica import Replica
 from peer.commands.simulate.simulation import Simulation
-from peer.config.schema import Config, Evaluation, Inner, LlamaModel, Run, StdlibData
+from peer.config.schema import Config, EvaluationConfig, InnerConfig, LlamaModel, RunConfig, StdlibData
 from peer.exchange.codecs import codec
 from peer.exchange.guard import Guard
 from tests.unit import parts
@@ -18,10 +18,13 @@ MODEL = LlamaModel(hidden_size=16, intermediate_size=32, layers=1, heads=2)
 def config(**run: Any) -> Config:
     values: dict[str, Any] = {
         **{"steps": 12, "inner_steps": 4, "batch_size": 2, "model": MODEL, "data": StdlibData(sequence_length=16)},
-        **{"evaluation": Evaluation(every_rounds=1, batches=2), "inner": Inner(learning_rate=3e-3, warmup_steps=2)},
+        **{
+            "evaluation": EvaluationConfig(every_rounds=1, batches=2),
+            "inner": InnerConfig(learning_rate=3e-3, warmup_steps=2),
+        },
         **run,
     }
-    return Config(run=Run(**values))
+    return Config(run=RunConfig(**values))
 
 
 def replica_of(name: str, steps: int, inner_steps: int) -> Replica:

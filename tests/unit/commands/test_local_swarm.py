@@ -12,7 +12,7 @@ import torch
 from peer.commands.local_swarm.summary import in_words, summarize
 from peer.commands.local_swarm.table import View
 from peer.commands.local_swarm.tail import Tail
-from peer.config.schema import Config, Evaluation, LlamaModel, Run, StdlibData
+from peer.config.schema import Config, EvaluationConfig, LlamaModel, RunConfig, StdlibData
 from peer.data import corpus
 from peer.data.batches import validation_batches
 from peer.replica import model
@@ -20,10 +20,10 @@ from peer.replica.inner_loop import mean_loss
 from peer.training.checkpoint import Checkpoints
 
 CONFIG = Config(
-    run=Run(
+    run=RunConfig(
         model=LlamaModel(hidden_size=8, intermediate_size=16, layers=1, heads=1),
         data=StdlibData(sequence_length=16),
-        evaluation=Evaluation(batches=2),
+        evaluation=EvaluationConfig(batches=2),
     )
 )
 

@@ -19,7 +19,7 @@ from peer.commands.simulate.options import Method, Options, with_method
 from peer.commands.simulate.replica import Replica
 from peer.commands.simulate.simulation import Simulation, save
 from peer.commands.simulate.swap import swap
-from peer.config.schema import Decoupled, DiLoCo, Exchange, Inner, NoLoCo
+from peer.config.schema import DecoupledConfig, DiLoCoConfig, ExchangeConfig, InnerConfig, NoLoCoConfig
 from peer.errors import RunError, UserError
 from peer.exchange.average import merge
 from peer.rounds.types import Outcome
@@ -57,7 +57,7 @@ def test_replicas_of_a_group_of_equals_stay_equal_and_those_of_pairs_do_not() ->
 
 def test_data_parallel_training_is_one_model_on_all_the_data() -> None:
     """Against a loop by hand: the mean of the replicas' gradients in every step."""
-    run = config(outer=NoLoCo(), steps=3, inner=Inner(learning_rate=1e-3, warmup_steps=0, clip_norm=100.0))
+    run = config(outer=NoLoCoConfig(), steps=3, inner=InnerConfig(learning_rate=1e-3, warmup_steps=0, clip_norm=100.0))
     chosen, method = with_method(run, Method.DDP)
     simulation = Simulation(chosen, Options(replicas=2, method=method))
     ddp = simulation._replicas()[0].state
@@ -134,7 +134,7 @@ def test_dropped_swaps_are_counted_and_cost_no_bytes() -> None:
 
 
 def test_a_member_that_missed_a_round_of_equals_catches_up() -> None:
-    diloco = {"steps": 80, "outer": DiLoCo(name="diloco", momentum=0.5)}
+    diloco = {"steps": 80, "outer": DiLoCoConfig(name="diloco", momentum=0.5)}
     summary = simulate(run=diloco, drop=0.3)
     outcomes = Counter[str]()
     for row in summary["peers"].values():
@@ -199,7 +199,7 @@ def flat(replica: Replica) -> Tensor:
 
 
 def test_a_loss_that_is_not_finite_names_the_replica_and_the_step() -> None:
-    run = {"inner": Inner(learning_rate=1e30, warmup_steps=0, clip_norm=1e30, weight_decay=0.0)}
+    run = {"inner": InnerConfig(learning_rate=1e30, warmup_steps=0, clip_norm=1e30, weight_decay=0.0)}
     with pytest.raises(RunError, match=r"replica-\d: the training loss is (nan|inf) at step \d+; nothing was averaged"):
         simulate(run=run)
 
@@ -225,11 +225,11 @@ def test_options_that_make_no_sense_are_one_line(options: dict[str, Any], words:
 
 
 def test_a_method_on_the_command_line_keeps_the_files_settings_when_they_are_its_own() -> None:
-    own = config(outer=DiLoCo(name="diloco", learning_rate=0.3))
+    own = config(outer=DiLoCoConfig(name="diloco", learning_rate=0.3))
     assert with_method(own, Method.DILOCO)[0].run.outer == own.run.outer
     assert with_method(own, Method.ONE_WORKER)[0].run.outer == own.run.outer
-    assert with_method(own, Method.NOLOCO)[0].run.outer == NoLoCo()
-    assert isinstance(with_method(own, Method.DECOUPLED)[0].run.outer, Decoupled)
+    assert with_method(own, Method.NOLOCO)[0].run.outer == NoLoCoConfig()
+    assert isinstance(with_method(own, Method.DECOUPLED)[0].run.outer, DecoupledConfig)
     assert with_method(own, None) == (own, Method.DILOCO)
 
 
@@ -255,7 +255,7 @@ def test_a_hostile_replica_is_refused_and_then_avoided(overlap: bool) -> None:
             replicas[0].codec = Hostile(Attack.HUGE)
             return replicas
 
-    chosen, method = with_method(config(steps=80, exchange=Exchange(overlap=overlap)), None)
+    chosen, method = with_method(config(steps=80, exchange=ExchangeConfig(overlap=overlap)), None)
     summary = Attacked(chosen, Options(replicas=4, method=method, swap_steps=2)).run(lambda line: None)
     peers = summary["peers"]
     hostile = peers.pop("replica-0")

@@ -7,18 +7,18 @@ import torch
 
 from peer.commands.simulate.replica import Replica
 from peer.commands.simulate.swap import Rolling, swap
-from peer.config.schema import CodecName, Exchange
+from peer.config.schema import CodecName, ExchangeConfig
 from tests.unit import parts
 from tests.unit.commands.simulate_harness import replica_of, simulate, without_clock
 
 
 @pytest.mark.parametrize("codec", ["none", "int4"])
 def test_an_overlapped_swap_is_the_same_whatever_the_threads_and_nearly_as_good(codec: CodecName) -> None:
-    exchange = Exchange(overlap=True, codec=codec)
+    exchange = ExchangeConfig(overlap=True, codec=codec)
     run = {"exchange": exchange, "steps": 48, "inner_steps": 8}
     one = without_clock(simulate(run=run, swap_steps=3, workers=1))
     assert one == without_clock(simulate(run=run, swap_steps=3, workers=3))
-    waited = simulate(run={**run, "exchange": Exchange(codec=codec)})
+    waited = simulate(run={**run, "exchange": ExchangeConfig(codec=codec)})
     assert one["swarm"]["val_loss_mean"] == pytest.approx(waited["swarm"]["val_loss_mean"], rel=0.02)
     assert one["swarm"]["val_loss_mean"] != waited["swarm"]["val_loss_mean"]
     assert one["swarm"]["tokens"] == waited["swarm"]["tokens"]

@@ -10,22 +10,25 @@ from hypothesis import strategies as st
 
 from peer.config.data import TextData
 from peer.config.digest import canonical, digest, first_difference
-from peer.config.schema import Inner, NoLoCo, Run
+from peer.config.schema import InnerConfig, NoLoCoConfig, RunConfig
 
 
 def test_places_are_not_part_of_the_digest() -> None:
-    assert digest(Run(dir=Path("/a"))) == digest(Run(dir=Path("/b")))
-    assert digest(Run(data=TextData(name="text", train=("a",)))) == digest(
-        Run(data=TextData(name="text", train=("b",)))
+    assert digest(RunConfig(dir=Path("/a"))) == digest(RunConfig(dir=Path("/b")))
+    assert digest(RunConfig(data=TextData(name="text", train=("a",)))) == digest(
+        RunConfig(data=TextData(name="text", train=("b",)))
     )
 
 
 def test_everything_else_is() -> None:
-    assert len({digest(Run()), digest(Run(seed=1)), digest(Run(inner=Inner(learning_rate=1e-4)))}) == 3
+    assert (
+        len({digest(RunConfig()), digest(RunConfig(seed=1)), digest(RunConfig(inner=InnerConfig(learning_rate=1e-4)))})
+        == 3
+    )
 
 
 def test_the_first_differing_key_is_named_with_both_values() -> None:
-    mine, theirs = canonical(Run()), canonical(Run(inner=Inner(learning_rate=0.002)))
+    mine, theirs = canonical(RunConfig()), canonical(RunConfig(inner=InnerConfig(learning_rate=0.002)))
     assert first_difference(mine, theirs) == "run.inner.learning_rate is 0.001 here and 0.002 there"
     assert "not set" in first_difference(mine, '{"name": "demo"}')
     assert "another version" in first_difference(mine, mine)
@@ -33,7 +36,7 @@ def test_the_first_differing_key_is_named_with_both_values() -> None:
 
 @given(st.text() | st.just("[" * 10000) | st.just("3"))
 def test_a_stranger_may_send_anything(theirs: str) -> None:
-    assert first_difference(canonical(Run()), theirs)
+    assert first_difference(canonical(RunConfig()), theirs)
 
 
 JSON = st.recursive(
@@ -45,19 +48,21 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.text(max_size=200), JSON, max_size=3))
 def test_what_a_stranger_adds_to_this_run_stays_one_short_line(added: dict[str, object]) -> None:
-    mine = canonical(Run())
+    mine = canonical(RunConfig())
     said = first_difference(mine, json.dumps({**json.loads(mine), **added}))
     assert len(said.splitlines()) == 1  # it goes into a log, where a second line could pretend to be an event
     assert len(said) < 300
 
 
 def test_every_key_but_the_places_is_shown_to_the_others() -> None:
-    assert json.loads(canonical(Run())).keys() == Run.model_fields.keys() - {"dir"}
-    text = json.loads(canonical(Run(data=TextData(name="text", train=("secret/*.txt",), validation=("held/*",)))))
+    assert json.loads(canonical(RunConfig())).keys() == RunConfig.model_fields.keys() - {"dir"}
+    text = json.loads(canonical(RunConfig(data=TextData(name="text", train=("secret/*.txt",), validation=("held/*",)))))
     tokenizer = {"name": "bytes", "vocabulary": 257, "end": None}
     assert text["data"] == {"name": "text", "sequence_length": 128, "tokenizer": tokenizer}
 
 
 def test_how_a_number_is_written_does_not_matter() -> None:
-    assert digest(Run(inner=Inner(weight_decay=1))) == digest(Run(inner=Inner(weight_decay=1.0)))
-    assert digest(Run(outer=NoLoCo(beta=1))) == digest(Run(outer=NoLoCo(beta=1.0)))
+    assert digest(RunConfig(inner=InnerConfig(weight_decay=1))) == digest(
+        RunConfig(inner=InnerConfig(weight_decay=1.0))
+    )
+    assert digest(RunConfig(outer=NoLoCoConfig(beta=1))) == digest(RunConfig(outer=NoLoCoConfig(beta=1.0)))

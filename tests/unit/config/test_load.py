@@ -12,7 +12,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from peer.config import load as settings
-from peer.config.schema import Config, Local, NoLoCo, Peer, Run
+from peer.config.schema import Config, LocalConfig, NoLoCoConfig, PeerConfig, RunConfig
 from peer.errors import UserError
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
@@ -105,7 +105,7 @@ def test_later_files_win_key_by_key(tmp_path: Path) -> None:
         file.write_text(text, encoding="utf-8")
     run = settings.load(files, environment={}).run
     assert (run.steps, run.inner_steps) == (20, 5)
-    assert run.outer == NoLoCo(name="noloco", alpha=0.4, beta=0.6)
+    assert run.outer == NoLoCoConfig(name="noloco", alpha=0.4, beta=0.6)
     files[2].write_text("run: {stesp: 5}", encoding="utf-8")
     with pytest.raises(UserError, match=r"2\.yaml: run\.stesp: unknown key, did you mean steps\?"):
         settings.load(files, environment={})
@@ -121,8 +121,8 @@ def test_set_needs_a_key_and_reaches_only_into_sections(tmp_path: Path) -> None:
 
 
 def test_choosing_a_variant_by_set(tmp_path: Path) -> None:
-    assert isinstance(load("", tmp_path, "run.outer.name=local").run.outer, Local)
-    assert load("", tmp_path, "run.outer={name: noloco, beta: 0.6}").run.outer == NoLoCo(beta=0.6)
+    assert isinstance(load("", tmp_path, "run.outer.name=local").run.outer, LocalConfig)
+    assert load("", tmp_path, "run.outer={name: noloco, beta: 0.6}").run.outer == NoLoCoConfig(beta=0.6)
 
 
 def test_gamma_outside_the_papers_range_is_only_warned_of(
@@ -132,7 +132,7 @@ def test_gamma_outside_the_papers_range_is_only_warned_of(
     with caplog.at_level(logging.WARNING, "noloco.config"):
         load("run: {outer: {name: noloco, gamma: 0.7}}", tmp_path)
         assert caplog.text == ""
-        assert load("run: {outer: {name: noloco, alpha: 0.5, gamma: 0.3}}", tmp_path).run.outer == NoLoCo(
+        assert load("run: {outer: {name: noloco, alpha: 0.5, gamma: 0.3}}", tmp_path).run.outer == NoLoCoConfig(
             alpha=0.5, gamma=0.3
         )
     (record,) = caplog.records
@@ -159,7 +159,7 @@ def test_what_show_config_prints_loads_to_the_same(tmp_path: Path) -> None:
 def test_a_name_that_looks_like_something_else_survives_show_config(
     tmp_path_factory: pytest.TempPathFactory, name: str
 ) -> None:
-    config = Config(run=Run(name=name), peer=Peer(name=name))
+    config = Config(run=RunConfig(name=name), peer=PeerConfig(name=name))
     assert load(settings.dump(config), tmp_path_factory.getbasetemp()) == config
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from peer.commands.cli import main
 from peer.config import load as settings
-from peer.config.schema import LlamaModel, Run
+from peer.config.schema import LlamaModel, RunConfig
 from peer.replica import model
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -26,7 +26,7 @@ SIZES = [
 METHODS = ("noloco", "diloco", "fsdp")
 
 
-def load(*names: str) -> Run:
+def load(*names: str) -> RunConfig:
     return settings.load([CONFIGS / f"{name}.yaml" for name in names], environment={}).run
 
 
@@ -66,7 +66,7 @@ def test_opendilocos_1b_is_1_1b_with_its_embeddings() -> None:
 def test_the_methods_of_a_size_differ_in_the_method_alone(size: str) -> None:
     runs = {method: load(f"{method}-{size}") for method in METHODS}
 
-    def rest(run: Run) -> dict[str, Any]:
+    def rest(run: RunConfig) -> dict[str, Any]:
         return run.model_dump(exclude={"name", "outer", "inner_steps", "batch_size"})
 
     assert rest(runs["noloco"]) == rest(runs["diloco"]) == rest(runs["fsdp"])

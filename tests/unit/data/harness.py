@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, Tokenizer
-from peer.config.schema import Run
+from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, TokenizerConfig
+from peer.config.schema import RunConfig
 from peer.data import corpus
 from peer.data.batches import Stream
 from peer.data.open import batches
@@ -91,11 +91,13 @@ def _hugging_face(kind: str, folder: Path, rows: Sequence[str], same: dict[str, 
 
 def stream(settings: AnyData, number: int = 0, *, batch_size: int = BATCH, seed: int = 0) -> Stream:
     """The training stream of a peer, as build.py makes it."""
-    run = Run(data=settings, batch_size=batch_size, seed=seed)
+    run = RunConfig(data=settings, batch_size=batch_size, seed=seed)
     return batches(run, corpus.load(settings).train, number)
 
 
-def bpe(folder: Path, vocabulary: int = 300, *, name: str = "small", words: Sequence[str] | None = None) -> Tokenizer:
+def bpe(
+    folder: Path, vocabulary: int = 300, *, name: str = "small", words: Sequence[str] | None = None
+) -> TokenizerConfig:
     """A real Hugging Face tokenizer, trained on ``words`` (:func:`texts`) and saved as one saves them."""
     from tokenizers import Tokenizer as Fast
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -111,4 +113,4 @@ def bpe(folder: Path, vocabulary: int = 300, *, name: str = "small", words: Sequ
     )
     fast.train_from_iterator(texts() if words is None else words, trainer)
     PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<|end|>").save_pretrained(folder)
-    return Tokenizer(name=name, vocabulary=vocabulary, path=folder)
+    return TokenizerConfig(name=name, vocabulary=vocabulary, path=folder)

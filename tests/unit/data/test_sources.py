@@ -15,7 +15,7 @@ import torch
 from peer.config.data import JsonlData
 from peer.data import corpus
 from peer.data.prefetch import Prefetched
-from peer.data.sources.documents import Place, Split
+from peer.data.sources.documents import DataPosition, Split
 from peer.data.tokenizer import SEPARATOR
 from tests.unit.data.harness import BATCH, KINDS, LENGTH, jsonl, padded, source, stream, texts
 
@@ -77,7 +77,7 @@ def test_every_document_comes_once_an_epoch_whole_and_behind_it_the_end_token(ki
     split = text.train
     assert isinstance(split, Split)
     seen: Counter[str] = Counter()
-    for place, tokens in split.documents(Place(), seed=0, stream=3):
+    for place, tokens in split.documents(DataPosition(), seed=0, stream=3):
         if place.epoch == 2:
             break
         assert tokens[-1] == SEPARATOR and (tokens[:-1] < 256).all()
@@ -100,7 +100,7 @@ def test_windows_are_the_text_and_overlap_by_the_one_token_that_is_shifted(tmp_p
     whole = corpus.load(settings).train
     assert isinstance(whole, Split)
     documents = [
-        tokens for (place, tokens), _ in zip(whole.documents(Place(), seed=0, stream=0), range(60), strict=False)
+        tokens for (place, tokens), _ in zip(whole.documents(DataPosition(), seed=0, stream=0), range(60), strict=False)
     ]
     text = np.concatenate(documents).astype(np.int64)
     windows = np.concatenate([batch.numpy() for batch in stream(settings, batch_size=1).take(100)])
@@ -130,7 +130,7 @@ def test_two_peers_read_as_much_in_common_as_two_independent_drawings(kind: str,
     for pair in range(10):
         seen: list[set[bytes]] = []
         for number in (2 * pair, 2 * pair + 1):
-            documents = split.documents(Place(), seed=5, stream=number)
+            documents = split.documents(DataPosition(), seed=5, stream=number)
             seen.append({next(documents)[1].tobytes() for _ in range(int(3000 * share))})
         common.append(len(seen[0] & seen[1]) / 3000)
     assert np.mean(common) == pytest.approx(share**2, rel=0.35)

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.config.data import JsonlData, StdlibData, TextData, Tokenizer
+from peer.config.data import JsonlData, StdlibData, TextData, TokenizerConfig
 from peer.config.digest import digest
-from peer.config.schema import LlamaModel, Run
+from peer.config.schema import LlamaModel, RunConfig
 from peer.data import corpus
 from peer.data.sources import text
 from peer.data.tokenizer import Bytes, load
 from peer.errors import UserError
+from peer.process import LoopContext
 from peer.replica import model
 from peer.training import replica
 from tests.unit.data.harness import bpe, jsonl, texts
@@ -41,7 +42,7 @@ def test_a_tokenizer_from_a_folder_gives_the_text_back_with_its_own_end_behind_i
 
 def test_a_tokenizer_json_alone_needs_to_be_told_its_end(tmp_path: Path) -> None:
     whole = bpe(tmp_path)
-    alone = Tokenizer(name="small", vocabulary=300, path=tmp_path / "tokenizer.json")
+    alone = TokenizerConfig(name="small", vocabulary=300, path=tmp_path / "tokenizer.json")
     with pytest.raises(UserError, match=r"run\.data\.tokenizer\.end: small has no end of text"):
         load(alone)
     with pytest.raises(UserError, match="has no token '</s>'"):
@@ -65,15 +66,15 @@ def test_a_vocabulary_that_is_too_small_is_a_line_with_the_right_number(tmp_path
 @pytest.mark.parametrize("wrong", [{"vocabulary": 100}, {"end": "x"}, {"path": "/x"}])
 def test_the_embedded_one_has_nothing_to_set(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="the tokenizer bytes has 257 tokens"):
-        Tokenizer.model_validate(wrong)
+        TokenizerConfig.model_validate(wrong)
 
 
 def test_name_and_size_are_in_the_digest_and_the_place_is_not() -> None:
     def of(**more: object) -> str:
-        return digest(Run(data=StdlibData(tokenizer=Tokenizer(name="x", **{"vocabulary": 300, **more}))))
+        return digest(RunConfig(data=StdlibData(tokenizer=TokenizerConfig(name="x", **{"vocabulary": 300, **more}))))
 
     assert of(path=Path("/a")) == of(path=Path("/b"))
-    assert len({of(), of(vocabulary=301), of(end="</s>"), digest(Run())}) == 4
+    assert len({of(), of(vocabulary=301), of(end="</s>"), digest(RunConfig())}) == 4
 
 
 def test_the_model_follows_the_tokenizer_and_one_that_does_not_fit_is_a_line() -> None:
@@ -137,9 +138,9 @@ def test_a_replica_of_a_run_with_another_tokenizer_has_its_vocabulary(tmp_path: 
     own = bpe(tmp_path / "tok", 320)
     jsonl(tmp_path / "a.jsonl", texts())
     data = JsonlData(name="jsonl", train=(f"{tmp_path}/a.jsonl",), tokenizer=own, sequence_length=16, shuffle=8)
-    config = Config(run=Run(data=data, model=SMALL, batch_size=2))
+    config = Config(run=RunConfig(data=data, model=SMALL, batch_size=2))
     found = corpus.load(data)
-    signs = replica.Signs(Progress(), Stop())
+    signs = LoopContext(Progress(), Stop())
     state = replica.replica(config, found.train, stream=1, device=torch.device("cpu"), signs=signs)
     report = state.inner.run(state.stream.take(3))
     assert report.first_loss == pytest.approx(np.log(320), abs=0.3)

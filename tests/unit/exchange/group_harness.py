@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from peer.config.schema import Exchange
+from peer.config.schema import ExchangeConfig
 from peer.exchange.group.all_reduce import GroupExchange
 from peer.exchange.group.mesh import Lobby
 from peer.p2p.event_loop import LoopThread
@@ -64,7 +64,7 @@ class Wires:
 class Many:
     """``count`` members named a, b, c, …; the first one convenes."""
 
-    def __init__(self, count: int, numel: int, result: int | None = None, settings: Exchange = FAST) -> None:
+    def __init__(self, count: int, numel: int, result: int | None = None, settings: ExchangeConfig = FAST) -> None:
         self.members = [Member(chr(ord("a") + index)) for index in range(count)]
         self.seats = tuple(Seat(member.name, f"peer-{member.name}") for member in self.members)
         self.exchanges = [
@@ -120,7 +120,7 @@ class Many:
 
 
 @contextlib.contextmanager
-def many(count: int, numel: int, result: int | None = None, settings: Exchange = FAST) -> Iterator[Many]:
+def many(count: int, numel: int, result: int | None = None, settings: ExchangeConfig = FAST) -> Iterator[Many]:
     it = Many(count, numel, result, settings)
     try:
         yield it

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from peer.config.schema import Exchange as Settings
+from peer.config.schema import ExchangeConfig
 from peer.exchange.average import Verdict, copy_own, merge
 from peer.exchange.guard import Guard, judge
 from peer.rounds.contribution import Averaged, Contribution, Sparse
@@ -33,7 +33,7 @@ class Hub:
 class LoopbackExchange:
     """:class:`peer.exchange.average.GroupAverage` between threads."""
 
-    def __init__(self, hub: Hub, name: str, numel: int, settings: Settings) -> None:
+    def __init__(self, hub: Hub, name: str, numel: int, settings: ExchangeConfig) -> None:
         self._hub, self._name, self._settings = hub, name, settings
         self._buffer = torch.empty(numel, dtype=torch.float32)
         self._guard = Guard()

@@ -13,7 +13,7 @@ from queue import Queue
 
 from torch import Tensor
 
-from peer.config.schema import CodecName, Exchange
+from peer.config.schema import CodecName, ExchangeConfig
 from peer.exchange import codecs
 from peer.exchange.average import GroupAverage
 from peer.exchange.guard import Guard
@@ -26,7 +26,7 @@ from peer.rounds.types import Group, Link
 from peer.rounds.vectors import Vector
 from tests.unit.exchange.loopback import Hub, LoopbackExchange
 
-FAST = Exchange(stall=1.0, timeout=4.0)  # so that a fault is noticed within a test
+FAST = ExchangeConfig(stall=1.0, timeout=4.0)  # so that a fault is noticed within a test
 
 
 def identity(numel: int, **other: str) -> Identity:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from peer.config.schema import Exchange
+from peer.config.schema import ExchangeConfig
 from peer.exchange.average import mean_of_senders
 from peer.exchange.group import lane, reduce
 from peer.exchange.group.lane import GOT, Lane
@@ -147,7 +147,7 @@ def slow_line(monkeypatch: pytest.MonkeyPatch, seconds: float, sender: int, rece
 def test_a_member_that_waits_for_others_between_the_two_halves_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has all of one member's data and waits for another's: on slow links that takes longer than a stall."""
     slow_line(monkeypatch, 1.5, sender=2, receiver=1)
-    with many(3, 1000, settings=Exchange(stall=0.5, timeout=8.0)) as group:
+    with many(3, 1000, settings=ExchangeConfig(stall=0.5, timeout=8.0)) as group:
         averaged = group.average([Vector(torch.full((1000,), float(place))) for place in range(3)])
         assert [it.outcome for it in averaged if it] == [Outcome.MERGED] * 3, averaged
         assert all(it is not None and bool((it.mean == 1).all()) for it in averaged)
@@ -164,7 +164,7 @@ def test_a_member_that_freezes_between_the_two_halves_costs_a_stall(monkeypatch:
         await frame(lane, kind, data)
 
     monkeypatch.setattr(Lane, "_frame", freezes)
-    with many(2, 1000, settings=Exchange(stall=0.5, timeout=30.0)) as group:
+    with many(2, 1000, settings=ExchangeConfig(stall=0.5, timeout=30.0)) as group:
         began = time.monotonic()
         averaged = group.average(contributions(vectors(2, 1000)))
         assert time.monotonic() - began < 3

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from scipy.fft import dctn, idctn
 from torch import Tensor, nn
 
-from peer.config.schema import Decoupled as DecoupledSettings
-from peer.config.schema import DiLoCo as DiLoCoSettings
-from peer.config.schema import NoLoCo as NoLoCoSettings
+from peer.config.schema import DecoupledConfig, DiLoCoConfig, NoLoCoConfig
 from peer.exchange.average import mean_of, mean_of_senders
 from peer.outer.dct import basis, tilings
 from peer.outer.decoupled import Decoupled
@@ -66,7 +64,7 @@ def average_all(group: list[DiLoCo]) -> None:
 def test_diloco_is_torchs_sgd_on_the_mean_pseudo_gradient(
     eta: float, mu: float, nesterov: bool, peers: int, rounds: int
 ) -> None:
-    hyper = DiLoCoSettings(name="diloco", learning_rate=eta, momentum=mu, nesterov=nesterov)
+    hyper = DiLoCoConfig(name="diloco", learning_rate=eta, momentum=mu, nesterov=nesterov)
     group = [DiLoCo(SlowWeights(Weights(0).named_parameters()), hyper) for _ in range(peers)]
     reference = nn.Parameter(group[0].slow.phi.double())
     sgd = torch.optim.SGD([reference], lr=eta, momentum=mu, nesterov=nesterov and mu > 0)
@@ -87,7 +85,7 @@ def test_diloco_is_torchs_sgd_on_the_mean_pseudo_gradient(
 def test_two_noloco_peers_from_one_start_are_heavy_ball_diloco(alpha: float, beta: float, rounds: int) -> None:
     gamma = 0.5 * 2 * (1 - alpha**2)
     pair = [
-        NoLoCo(SlowWeights(Weights(0).named_parameters()), NoLoCoSettings(alpha=alpha, beta=beta, gamma=gamma))
+        NoLoCo(SlowWeights(Weights(0).named_parameters()), NoLoCoConfig(alpha=alpha, beta=beta, gamma=gamma))
         for _ in range(2)
     ]
     reference = nn.Parameter(pair[0].slow.phi.double())
@@ -153,7 +151,7 @@ def reference_step(
 
 def test_decoupled_is_the_papers_steps_with_the_residual_kept() -> None:
     eta, mu, peers = 0.7, 0.9, 3
-    hyper = DecoupledSettings(name="decoupled", learning_rate=eta, momentum=mu, chunk=8, density=5 / 64)
+    hyper = DecoupledConfig(name="decoupled", learning_rate=eta, momentum=mu, chunk=8, density=5 / 64)
     nets = [nn.Linear(8, 8, bias=False) for _ in range(peers)]
     group = [Decoupled(SlowWeights(net.named_parameters()), hyper) for net in nets]
     phi = [outer.slow.phi.double().numpy().reshape(8, 8).copy() for outer in group]
@@ -173,7 +171,7 @@ def test_decoupled_is_the_papers_steps_with_the_residual_kept() -> None:
 
 
 def test_decoupled_with_everything_shared_has_one_momentum() -> None:
-    hyper = DecoupledSettings(name="decoupled", density=1.0)
+    hyper = DecoupledConfig(name="decoupled", density=1.0)
     group = [Decoupled(SlowWeights(Weights(seed).named_parameters()), hyper) for seed in range(2)]
     for place, outer in enumerate(group):
         train(outer, place)
@@ -186,7 +184,7 @@ def test_decoupled_with_everything_shared_has_one_momentum() -> None:
 
 
 def test_a_contribution_is_small_and_asking_for_it_changes_nothing() -> None:
-    outer = Decoupled(SlowWeights(Weights(0).named_parameters()), DecoupledSettings(name="decoupled"))
+    outer = Decoupled(SlowWeights(Weights(0).named_parameters()), DecoupledConfig(name="decoupled"))
     train(outer, 0)
     before = fast(outer), outer.slow.phi.clone(), outer.momentum.clone()
     sparse = outer.contribution()
@@ -199,7 +197,7 @@ def test_a_contribution_is_small_and_asking_for_it_changes_nothing() -> None:
 
 
 def test_the_mean_of_senders_leaves_out_those_that_did_not_send() -> None:
-    outer = Decoupled(SlowWeights(Weights(0).named_parameters()), DecoupledSettings(name="decoupled"))
+    outer = Decoupled(SlowWeights(Weights(0).named_parameters()), DecoupledConfig(name="decoupled"))
     train(outer, 0)
     sparse = outer.contribution()
     mean = torch.full((outer.coefficients,), math.nan)

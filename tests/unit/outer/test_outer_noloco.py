@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from peer.config.schema import NoLoCo as Settings
+from peer.config.schema import NoLoCoConfig
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 
 SIZE = 12
 
 
-def method(seed: int, hyper: Settings) -> NoLoCo:
+def method(seed: int, hyper: NoLoCoConfig) -> NoLoCo:
     net = nn.Linear(3, 3)
     with torch.no_grad():
         for index, parameter in enumerate(net.parameters()):
@@ -48,15 +48,15 @@ def swap(*group: NoLoCo) -> None:
 
 
 @st.composite
-def hypers(draw: st.DrawFn) -> Settings:
+def hypers(draw: st.DrawFn) -> NoLoCoConfig:
     alpha = draw(st.floats(0, 0.9))
     gamma = draw(st.floats(0.05, 0.95)) * 2 * (1 - alpha**2)
-    return Settings(alpha=alpha, beta=draw(st.floats(0.1, 1.5)), gamma=gamma)
+    return NoLoCoConfig(alpha=alpha, beta=draw(st.floats(0.1, 1.5)), gamma=gamma)
 
 
 @settings(deadline=None, max_examples=60)
 @given(hyper=hypers(), seed=st.integers(0, 1000), rounds=st.integers(1, 4))
-def test_it_equals_the_two_tensor_formula_in_float64(hyper: Settings, seed: int, rounds: int) -> None:
+def test_it_equals_the_two_tensor_formula_in_float64(hyper: NoLoCoConfig, seed: int, rounds: int) -> None:
     noise = torch.Generator().manual_seed(seed)
     peers = [method(0, hyper), method(1, hyper)]
     phi = [fast(peer).double() for peer in peers]
@@ -76,7 +76,7 @@ def test_it_equals_the_two_tensor_formula_in_float64(hyper: Settings, seed: int,
 
 @settings(deadline=None, max_examples=20)
 @given(hyper=hypers(), seed=st.integers(0, 1000))
-def test_two_peers_from_one_start_are_diloco_with_heavy_ball(hyper: Settings, seed: int) -> None:
+def test_two_peers_from_one_start_are_diloco_with_heavy_ball(hyper: NoLoCoConfig, seed: int) -> None:
     noise = torch.Generator().manual_seed(seed)
     peers = [method(0, hyper), method(0, hyper)]
     start = fast(peers[0])
@@ -96,7 +96,7 @@ def test_two_peers_from_one_start_are_diloco_with_heavy_ball(hyper: Settings, se
 def test_the_swarms_mean_does_not_depend_on_gamma() -> None:
     means = []
     for gamma in (0.2, 0.7, 1.4):
-        peers = [method(seed, Settings(gamma=gamma)) for seed in range(4)]
+        peers = [method(seed, NoLoCoConfig(gamma=gamma)) for seed in range(4)]
         noise = torch.Generator().manual_seed(7)
         for pairs in (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2))):
             for peer in peers:
@@ -109,7 +109,7 @@ def test_the_swarms_mean_does_not_depend_on_gamma() -> None:
 
 
 def test_alone_is_the_formula_with_one_peer() -> None:
-    outer = method(0, Settings(alpha=0.5, beta=0.7, gamma=0.7))
+    outer = method(0, NoLoCoConfig(alpha=0.5, beta=0.7, gamma=0.7))
     start, delta = fast(outer), torch.full((SIZE,), 0.1)
     train(outer, delta)
     swap(outer)
@@ -119,7 +119,7 @@ def test_alone_is_the_formula_with_one_peer() -> None:
 
 
 def test_after_the_step_the_fast_weights_are_the_slow_ones_and_the_mean_is_unchanged() -> None:
-    outer = method(0, Settings())
+    outer = method(0, NoLoCoConfig())
     train(outer, torch.ones(SIZE))
     mean = contribution(outer)
     kept = mean.clone()
@@ -129,7 +129,7 @@ def test_after_the_step_the_fast_weights_are_the_slow_ones_and_the_mean_is_uncha
 
 
 def test_two_peers_without_inner_steps_converge() -> None:
-    peers = [method(0, Settings()), method(1, Settings())]
+    peers = [method(0, NoLoCoConfig()), method(1, NoLoCoConfig())]
     middle = (peers[0].slow.phi + peers[1].slow.phi) / 2
     for _ in range(40):
         swap(*peers)
@@ -140,7 +140,7 @@ def test_two_peers_without_inner_steps_converge() -> None:
 @settings(deadline=None, max_examples=60)
 @given(hyper=hypers(), seed=st.integers(0, 1000), border=st.integers(1, SIZE - 1))
 def test_parts_opened_alone_and_amended_later_are_the_step_of_a_group_of_two(
-    hyper: Settings, seed: int, border: int
+    hyper: NoLoCoConfig, seed: int, border: int
 ) -> None:
     noise = torch.Generator().manual_seed(seed)
     waited, rolled, partner = (method(it, hyper) for it in (seed, seed, seed + 1))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from peer.config.schema import NoLoCo as Settings
+from peer.config.schema import NoLoCoConfig
 from peer.outer.local import Local
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
@@ -19,7 +19,7 @@ def layers() -> nn.Sequential:
 
 @pytest.mark.parametrize("size", [1, 4, 7, 40])
 def test_parts_of_any_size_add_up_to_the_whole(size: int) -> None:
-    outer = NoLoCo(SlowWeights(layers().named_parameters()), Settings(beta=0.6, gamma=0.9))
+    outer = NoLoCo(SlowWeights(layers().named_parameters()), NoLoCoConfig(beta=0.6, gamma=0.9))
     with torch.no_grad():
         for span in outer.slow.spans:
             span.parameter.mul_(1.5)
@@ -71,7 +71,7 @@ def test_the_layout_names_order_and_shapes() -> None:
 
 
 def test_the_outer_step_keeps_two_vectors_on_the_host() -> None:
-    outer = NoLoCo(SlowWeights(layers().named_parameters()), Settings())
+    outer = NoLoCo(SlowWeights(layers().named_parameters()), NoLoCoConfig())
     held = [value for owner in (outer, outer.slow) for value in vars(owner).values() if isinstance(value, Tensor)]
     assert {id(value) for value in held} == {id(outer.slow.phi), id(outer.momentum)}
 

@@ -13,7 +13,7 @@ import pytest
 from peer.p2p import identity
 from peer.p2p.addresses import for_record, is_circuit, is_private, owner_of, place_of, tcp_of, tcp_place, through
 from peer.p2p.daemon import Daemon
-from peer.p2p.reachability.decide import Stand, decide
+from peer.p2p.reachability.decide import Reachability, decide
 from peer.p2p.reachability.dialback import ALL, EACH, PERIOD, Allowance, DialBack, Heard, ask
 from peer.p2p.reachability.tls_probe import Stranger, who_answers
 from peer.p2p.stream import Stream
@@ -189,7 +189,7 @@ class Others:
         return Stream(*connection, remote=peer_id, initiator=True)
 
 
-def decided(others: Others, *own: str) -> Stand:
+def decided(others: Others, *own: str) -> Reachability:
     async def visible() -> tuple[str, ...]:
         return tuple(f"{place}/p2p/{ME}" for place in own)
 
@@ -202,17 +202,17 @@ SEEN = "/ip4/45.0.0.9/tcp/61000"
 
 def test_who_can_be_dialled_stays_as_it_is() -> None:
     public = "/ip4/45.0.0.9/tcp/4001"
-    assert decided(Others((SEEN, {("45.0.0.9", 4001): ME})), LOOPBACK, public) == Stand()
+    assert decided(Others((SEEN, {("45.0.0.9", 4001): ME})), LOOPBACK, public) == Reachability()
 
 
 def test_behind_a_nat_relays_are_used() -> None:
-    assert decided(Others((SEEN, {}), (SEEN, {})), HOME, LOOPBACK) == Stand(relayed=True)
+    assert decided(Others((SEEN, {}), (SEEN, {})), HOME, LOOPBACK) == Reachability(relayed=True)
 
 
 def test_an_address_that_only_others_know_is_announced() -> None:
     """A cloud machine, or a port that was forwarded by hand."""
     stand = decided(Others((SEEN, {("45.0.0.9", 4001): ME})), HOME)
-    assert stand == Stand(announce=("/ip4/45.0.0.9/tcp/4001", HOME))
+    assert stand == Reachability(announce=("/ip4/45.0.0.9/tcp/4001", HOME))
 
 
 def test_one_that_cannot_dial_us_is_enough_for_relays() -> None:
@@ -222,4 +222,4 @@ def test_one_that_cannot_dial_us_is_enough_for_relays() -> None:
 
 
 def test_when_nobody_can_tell_nothing_changes() -> None:
-    assert decided(Others((f"{RELAY}/p2p-circuit", {})), HOME) == Stand()
+    assert decided(Others((f"{RELAY}/p2p-circuit", {})), HOME) == Reachability()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from peer.config.schema import Inner
+from peer.config.schema import InnerConfig
 from peer.process import Stop
 from peer.replica.inner_loop import learning_rate
 from tests.unit import parts
@@ -21,19 +21,19 @@ def flat(net: nn.Module) -> torch.Tensor:
 
 
 def test_the_schedule_warms_up_peaks_and_ends_at_its_floor() -> None:
-    settings = Inner(learning_rate=1.0, warmup_steps=10, min_lr_ratio=0.1)
+    settings = InnerConfig(learning_rate=1.0, warmup_steps=10, min_lr_ratio=0.1)
     assert learning_rate(0, 110, settings) == pytest.approx(0.1)
     assert learning_rate(10, 110, settings) == pytest.approx(1.0)
     assert learning_rate(60, 110, settings) == pytest.approx(0.55)
     assert learning_rate(110, 110, settings) == pytest.approx(0.1)
     assert learning_rate(500, 110, settings) == pytest.approx(0.1)
-    assert learning_rate(0, 1, Inner(learning_rate=1.0, warmup_steps=0)) == pytest.approx(1.0)
+    assert learning_rate(0, 1, InnerConfig(learning_rate=1.0, warmup_steps=0)) == pytest.approx(1.0)
 
 
 def test_it_is_adamw_with_clipping() -> None:
     net, reference = parts.network(), parts.network()
     loop = parts.inner_loop(net)
-    settings = Inner(learning_rate=1e-2, warmup_steps=4)
+    settings = InnerConfig(learning_rate=1e-2, warmup_steps=4)
     matrices = [p for p in reference.parameters() if p.dim() >= 2]
     vectors = [p for p in reference.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -106,7 +106,7 @@ def test_the_report_is_of_the_phase_and_the_schedule_goes_on_by_the_swarms_step(
     loop.step = 50  # as adopted from the swarm
     second = loop.run(stream.take(2))
     assert loop.step == 52
-    assert second.learning_rate == learning_rate(51, 100, Inner(learning_rate=1e-2, warmup_steps=4))
+    assert second.learning_rate == learning_rate(51, 100, InnerConfig(learning_rate=1e-2, warmup_steps=4))
     assert second.first_loss != second.loss
     assert second.seconds > 0
 

@@ -18,14 +18,13 @@ from torch import nn
 
 from peer.config.digest import canonical, digest, first_difference
 from peer.config.model import AutoModel, LlamaModel
-from peer.config.schema import Config, Run
+from peer.config.schema import Config, RunConfig
 from peer.data import corpus
 from peer.errors import UserError
-from peer.process import Stop
+from peer.process import LoopContext, Stop
 from peer.replica import model, model_source
 from peer.rounds.progress import Progress
 from peer.training import replica
-from peer.training.replica import Signs
 
 ROOT = Path(__file__).parents[3]
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 40
@@ -96,7 +95,7 @@ def test_it_trains(source: str, checkpointing: bool, sources: Path, tmp_path: Pa
     }
     config = Config.model_validate({"run": run, "peer": {"gradient_checkpointing": checkpointing}})
     tokens = corpus.load(config.run.data).train
-    signs = Signs(Progress(), Stop())
+    signs = LoopContext(Progress(), Stop())
     state = replica.replica(config, tokens, stream=1, device=torch.device("cpu"), signs=signs)
     report = state.inner.run(state.stream.take(20))
     assert report.first_loss == pytest.approx(5.7, abs=0.3)  # ln 300
@@ -121,8 +120,8 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
 def test_what_is_in_the_files_is_compared_and_not_where_they_are(sources: Path, tmp_path: Path) -> None:
     import shutil
 
-    def run(folder: Path, **keys: Any) -> Run:
-        return model_source.pinned_run(Run(model=auto(folder, **keys)))
+    def run(folder: Path, **keys: Any) -> RunConfig:
+        return model_source.pinned_run(RunConfig(model=auto(folder, **keys)))
 
     shutil.copytree(sources / "neox", tmp_path / "copy")
     here, there = (run(folder, pretrained=True) for folder in (sources / "neox", tmp_path / "copy"))
@@ -141,7 +140,7 @@ def test_what_is_in_the_files_is_compared_and_not_where_they_are(sources: Path, 
     assert digest(run(tmp_path / "copy")) != digest(run(sources / "neox"))
     with pytest.raises(UserError, match="have the digest"):
         run(tmp_path / "copy", digest="0" * 32)
-    assert model_source.pinned_run(Run()) == Run()
+    assert model_source.pinned_run(RunConfig()) == RunConfig()
 
 
 # -- mistakes, each one line

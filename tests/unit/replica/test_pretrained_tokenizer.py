@@ -15,9 +15,9 @@ from peer.commands.check.finding import Finding
 from peer.commands.check.runner import findings
 from peer.commands.export import tokenizer as byte_tokenizer
 from peer.config import load
-from peer.config.data import StdlibData, Tokenizer
+from peer.config.data import StdlibData, TokenizerConfig
 from peer.config.model import AutoModel, LlamaModel
-from peer.config.schema import Config, Run
+from peer.config.schema import Config, RunConfig
 from peer.data.tokenizer import Bytes
 from peer.errors import UserError
 from peer.replica import pretrained_tokenizer
@@ -34,10 +34,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "gpt"
 
 
-def run(folder: Path, tokenizer: Tokenizer | None = None, *, pretrained: bool = True) -> Run:
-    return Run(
+def run(folder: Path, tokenizer: TokenizerConfig | None = None, *, pretrained: bool = True) -> RunConfig:
+    return RunConfig(
         model=AutoModel(name="auto", source=str(folder), pretrained=pretrained),
-        data=StdlibData(sequence_length=16, tokenizer=tokenizer or Tokenizer()),
+        data=StdlibData(sequence_length=16, tokenizer=tokenizer or TokenizerConfig()),
     )
 
 
@@ -55,7 +55,7 @@ def test_its_own_is_fine_wherever_it_comes_from_and_with_tokens_added(folder: Pa
     more = AutoTokenizer.from_pretrained(folder)
     more.add_tokens(["<|user|>", "<|model|>"])
     more.save_pretrained(tmp_path / "more")
-    added = Tokenizer(name="more", path=tmp_path / "more", vocabulary=302)
+    added = TokenizerConfig(name="more", path=tmp_path / "more", vocabulary=302)
     assert compared(folder, added).advice == ""
 
 
@@ -74,7 +74,7 @@ def test_another_is_said_with_what_to_set_and_this_is_right(folder: Path, tmp_pa
 def test_fresh_weights_have_no_tokenizer_of_their_own(folder: Path) -> None:
     bpe(folder)
     assert pretrained_tokenizer.compare(run(folder, pretrained=False)) is None
-    assert pretrained_tokenizer.compare(Run(model=LlamaModel())) is None
+    assert pretrained_tokenizer.compare(RunConfig(model=LlamaModel())) is None
 
 
 def test_a_folder_without_one_cannot_be_compared_and_says_so(folder: Path) -> None:
@@ -92,7 +92,7 @@ def test_bytes_are_the_own_of_what_was_exported_from_a_run_with_bytes(folder: Pa
 def test_one_that_cannot_be_loaded_is_the_error_that_it_is_anyway(folder: Path, tmp_path: Path) -> None:
     bpe(folder)
     with pytest.raises(UserError, match=r"run\.data\.tokenizer\.path: .*nowhere is not there"):
-        pretrained_tokenizer.compare(run(folder, Tokenizer(name="x", vocabulary=300, path=tmp_path / "nowhere")))
+        pretrained_tokenizer.compare(run(folder, TokenizerConfig(name="x", vocabulary=300, path=tmp_path / "nowhere")))
 
 
 def test_check_has_a_finding(folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -101,7 +101,7 @@ def test_check_has_a_finding(folder: Path, monkeypatch: pytest.MonkeyPatch, capl
     monkeypatch.setattr(runner, "topics", lambda config, _: (("tokenizer", partial(runner.tokenizer, config)),))
     own = bpe(folder)
 
-    def found(tokenizer: Tokenizer | None) -> list[Finding]:
+    def found(tokenizer: TokenizerConfig | None) -> list[Finding]:
         return list(findings(Config(run=run(folder, tokenizer))))
 
     assert [it.level for it in found(None)] == ["warn"] and "\n" not in found(None)[0].line()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.rounds.backoff import DOUBLINGS, FORGIVEN, KEPT, MEMORY, Grudges
+from peer.rounds.backoff import DOUBLINGS, FORGIVEN, KEPT, MEMORY, PeerBackoff
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
 
 def test_every_offence_doubles_the_time_up_to_a_bound() -> None:
     clock = Clock()
-    grudges = Grudges(clock)
+    grudges = PeerBackoff(clock)
     assert [grudges.note("a", 4.0, offence=True) for _ in range(DOUBLINGS + 3)] == [4, 8, 16, 32, 64, 128, 128, 128]
     clock.now += 127.0
     assert grudges.avoided("a") and not grudges.welcome("a")
@@ -28,14 +28,14 @@ def test_every_offence_doubles_the_time_up_to_a_bound() -> None:
 
 def test_an_offence_is_forgotten_in_the_end() -> None:
     clock = Clock()
-    grudges = Grudges(clock)
+    grudges = PeerBackoff(clock)
     grudges.note("a", 4.0, offence=True)
     clock.now += 4.0 * MEMORY + 1
     assert grudges.note("a", 4.0, offence=True) == 4.0
 
 
 def test_it_is_forgiven_a_few_times_and_not_forgotten() -> None:
-    grudges = Grudges(Clock())
+    grudges = PeerBackoff(Clock())
     grudges.forgive("nobody")
     for offence in range(FORGIVEN + 2):
         assert grudges.note("a", 4.0, offence=True) == 4.0 * 2**offence
@@ -44,7 +44,7 @@ def test_it_is_forgiven_a_few_times_and_not_forgotten() -> None:
 
 
 def test_who_only_did_not_answer_is_welcome_when_it_comes_by_itself() -> None:
-    grudges = Grudges(Clock())
+    grudges = PeerBackoff(Clock())
     assert grudges.note("a", 4.0, offence=False) == 4.0
     assert grudges.avoided("a")
     assert grudges.welcome("a")
@@ -54,7 +54,7 @@ def test_who_only_did_not_answer_is_welcome_when_it_comes_by_itself() -> None:
 
 def test_silence_does_not_make_up_for_an_offence() -> None:
     clock = Clock()
-    grudges = Grudges(clock)
+    grudges = PeerBackoff(clock)
     grudges.note("a", 60.0, offence=True)
     clock.now += 10.0
     assert grudges.note("a", 4.0, offence=False) == 50.0
@@ -65,7 +65,7 @@ def test_silence_does_not_make_up_for_an_offence() -> None:
 
 @given(st.lists(st.text(max_size=3), max_size=50))
 def test_names_without_end_are_not_kept(names: list[str]) -> None:
-    grudges = Grudges(Clock())
+    grudges = PeerBackoff(Clock())
     for index in range(KEPT):
         grudges.note(str(index), 1.0, offence=True)
     for name in names:

@@ -14,7 +14,7 @@ from peer.rounds.lineage import Lineage
 from peer.rounds.types import Group, Seat
 from peer.swarm.grouping import leader
 from peer.swarm.grouping.leader import Convener
-from peer.swarm.grouping.messages import CONVENER_WORD, Attend, Behind, Place, Ready, Roster, Wait
+from peer.swarm.grouping.messages import CONVENER_WORD, Attend, Behind, MemberAddress, Ready, Roster, Wait
 from tests.unit.exchange.pair_harness import stream_pair
 
 ME = Seat("a", "peer-a")
@@ -35,7 +35,7 @@ class Hall:
     async def attend(self, name: str, eta: float = 0.0, round: int = 3) -> Stream:
         theirs, ours = await stream_pair()
         ours.remote = name
-        place = Place(peer_id=name, name=f"peer-{name}", addresses=[])
+        place = MemberAddress(peer_id=name, name=f"peer-{name}", addresses=[])
         self.convener.admit(ours, Attend(run="r", config="c", place=place, round=round, eta=eta))
         self.ends[name] = theirs
         return theirs

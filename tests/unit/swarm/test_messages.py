@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from peer.config.digest import canonical
-from peer.config.schema import Inner, Run
+from peer.config.schema import InnerConfig, RunConfig
 from peer.exchange.pair.deadline import FACTOR, FLOOR, Deadline
 from peer.rounds.pairing_rule import LAST_CALL, MET_LAST, askable, near
 from peer.rounds.progress import Progress
@@ -69,8 +69,8 @@ def test_an_absurd_time_is_not_a_proposal(eta: float) -> None:
 
 def test_a_different_configuration_is_told_once_a_peer(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("noloco").propagate = True
-    me = Party("me", "demo", "c", canonical(Run()))
-    theirs = canonical(Run(inner=Inner(learning_rate=0.5)))
+    me = Party("me", "demo", "c", canonical(RunConfig()))
+    theirs = canonical(RunConfig(inner=InnerConfig(learning_rate=0.5)))
     for name in ("x", "x", "y"):
         me.warn_of_difference(name, theirs)
     assert caplog.text.count("run.inner.learning_rate is 0.001 here and 0.5 there") == 2
