@@ -1,4 +1,4 @@
-"""The two ways a command ends badly. Both print one line and no traceback."""
+"""The two errors that end a command. Each prints one line and no traceback."""
 
 
 class UserError(Exception):

@@ -1,4 +1,4 @@
-"""One line an event: time, level, peer name, sentence, key=value fields."""
+"""Logging: one line for each event, with time, level, peer name, sentence and key=value fields."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def setup(peer: str, logfile: Path | None = None) -> None:
 
 @contextmanager
 def attached(peer: str, logfile: Path) -> Iterator[None]:
-    """As :func:`setup`, in somebody else's program: on stderr only where that program has set up no logging of its
-    own, and everything is as it was at the end.
+    """As :func:`setup`, inside another program: on stderr only when that program has no logging of its own. The
+    end restores the logging as it was.
     """
     root = logging.getLogger(LOGGER)
     level, theirs = root.level, root.handlers or logging.getLogger().handlers
@@ -70,12 +70,12 @@ def _log_to(root: logging.Logger, peer: str, handlers: list[logging.Handler]) ->
 
 
 def quiet_hivemind() -> None:
-    """It speaks at length about peers that leave; we report those ourselves. Before it is imported."""
+    """Silence hivemind's logs about peers that leave, which we report ourselves. Call it before that import."""
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
 
 
 def quiet_libraries() -> None:
-    """The same of hivemind and transformers, in a program of ours."""
+    """Silence hivemind and transformers, in our own programs."""
     quiet_hivemind()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")

@@ -1,8 +1,8 @@
-"""Multiaddrs as text: whose they are, where they lead, and which of them go through a relay.
+"""Multiaddrs as text: their owner, host and port, and whether they go through a relay.
 
     /ip4/203.0.113.7/tcp/31337/p2p/QmOwner                              direct
     /ip4/203.0.113.7/tcp/31337/p2p/QmRelay/p2p-circuit/p2p/QmOwner      through a relay
-Records have them without the owner's id at the end.
+Records hold them without the owner's id at the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_circuit(address: str) -> bool:
 
 
 def through(relay: str) -> str:
-    """The place of whoever has a slot at ``relay``, an address with its id."""
+    """The circuit address, without the owner's id, of a peer with a reservation at ``relay`` (address with id)."""
     return f"{relay}{CIRCUIT}"
 
 
@@ -53,18 +53,18 @@ def tcp_of(address: str) -> tuple[str, int] | None:
 
 
 def tcp_place(host: str, port: int) -> str:
-    """The place of a host and a port."""
+    """The multiaddr of a host (IP address) and a port."""
     return f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{port}"
 
 
 def is_loopback(address: str) -> bool:
-    """Of this machine only."""
+    """Does it lead to this machine only?"""
     found = tcp_of(address)
     return found is not None and ipaddress.ip_address(found[0]).is_loopback
 
 
 def is_private(host: str) -> bool:
-    """An IP address that other networks do not know. (Not Python's ``is_private``, which has ranges of examples.)"""
+    """Is it an IP address that other networks do not route? (Python's ``is_private`` has documentation ranges too.)"""
     address = ipaddress.ip_address(host)
     if isinstance(address, ipaddress.IPv6Address):
         return address in ipaddress.ip_network("fc00::/7") or address.is_link_local or address.is_loopback
@@ -72,6 +72,6 @@ def is_private(host: str) -> bool:
 
 
 def for_record(addresses: Iterable[str], count: int = 8) -> tuple[str, ...]:
-    """What a record has of them: places that fit, those of this machine only when there is nothing else."""
+    """Those that a record holds, without ids: short enough, and loopback ones only when there are no others."""
     places = [place for place in map(place_of, addresses) if len(place) <= LONGEST]
     return tuple([place for place in places if not is_loopback(place)] or places)[:count]

@@ -1,7 +1,7 @@
-"""The Go libp2p daemon (p2pd) as a child process: started in a session of its own, watched, and taken along.
+"""The Go libp2p daemon (p2pd) as a child process in a session of its own.
 
-We start it ourselves and attach hivemind to it, because hivemind leaves it in the terminal's process group,
-where Ctrl+C ends it before the peer has said goodbye. It ends by itself when this process is gone.
+We start it ourselves and attach hivemind to it. hivemind would leave it in the terminal's process group, where Ctrl+C
+ends it before the peer has left the swarm. p2pd ends by itself when this process is gone.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Daemon:
     ) -> None:
         """Start, and wait at most ``timeout`` seconds until it listens on ``addresses`` (multiaddrs).
 
-        ``relayed``: others cannot dial it. Then it is no server of libp2p's DHT, and tries to make a direct connection
-        out of each one that comes through a relay (hole punching).
+        ``relayed``: others cannot dial this node. It does not serve libp2p's own DHT then, and tries to replace each
+        relayed connection by a direct one (hole punching).
         """
         _remove_leftovers()
         self.sockets = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
@@ -54,7 +54,7 @@ class Daemon:
             f"-hostAddrs={','.join(addresses)}",
             *(["-dhtClient=1", "-forceReachabilityPrivate=1"] if relayed else ["-dhtServer=1"]),
             "-relay=1",
-            "-relayService=0",  # peer/p2p/reachability/relay.py takes the place of the daemon's own
+            "-relayService=0",  # reachability/relay.py replaces the daemon's own
             "-autonat=1",
             "-connManager=1",
             "-tls=1",
@@ -87,9 +87,9 @@ class Daemon:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         """The last line that it printed."""
-        return self._output[-1] if self._output else "it said nothing"
+        return self._output[-1] if self._output else "no output"
 
     def stop(self, timeout: float = 5.0) -> None:
         """End the process and remove its sockets. Stopping twice is fine."""
@@ -134,7 +134,7 @@ class Daemon:
             raise UserError(
                 f"no such address on this machine: {addresses[0]}; set the host to 0.0.0.0 or a local address"
             )
-        raise RunError(f"the p2p daemon did not start: {said[-300:] or 'it said nothing'}")
+        raise RunError(f"the p2p daemon did not start: {said[-300:] or 'no output'}")
 
 
 def _remove_leftovers() -> None:

@@ -1,7 +1,4 @@
-"""Joining the DHT through nodes that were reached, and saying in words why they did not let us in.
-
-Previous stations: dial.py, gate.py. Next station: node.py.
-"""
+"""Join the DHT through nodes that were reached, stay connected to them, and explain a refusal in one line."""
 
 from __future__ import annotations
 
@@ -27,22 +24,22 @@ from peer.p2p.stream import Stream
 log = get_logger("node")
 
 CLOCK_TOLERANCE = 3.0  # seconds; hivemind refuses more
-DHT_TIMEOUT = 2.0  # seconds for one DHT request: a frozen member must not hold up a whole search
+DHT_TIMEOUT = 2.0  # seconds for one DHT request: a frozen member must not delay a whole search
 OPEN_TIMEOUT = 5.0  # seconds for a notice
 PING_TIMEOUT = 5.0  # seconds
-PINGS = 3  # of an initial peer that is there and late
-REDIAL_SECONDS = 20.0  # between two looks at the initial peers,
-AWAY_SECONDS = 5.0  # and while one of them does not answer
+PINGS = 3  # of an initial peer that is connected and answers late
+REDIAL_SECONDS = 20.0  # between two checks of the initial peers
+AWAY_SECONDS = 5.0  # the same while one of them does not answer
 
 
 async def join_dht(p2p: P2P, reached: Sequence[str], authority: Authority | None, *, client: bool) -> DHTNode:
-    """hivemind's DHT node on ``p2p``. ``client``: it keeps no records for others, who could not ask it for them."""
+    """hivemind's DHT node on ``p2p``. ``client``: it stores no records for others, as they could not dial it."""
     try:
         return await DHTNode.create(
             p2p,
             initial_peers=list(reached),
             wait_timeout=DHT_TIMEOUT,
-            backoff_rate=1.0,  # hivemind would look away from a member for twice as long after every failure
+            backoff_rate=1.0,  # hivemind would double the time for which it ignores a member after each failure
             ensure_bootstrap_success=bool(reached),
             client_mode=client,
             authorizer=authority.authorizer if authority else None,
@@ -54,7 +51,7 @@ async def join_dht(p2p: P2P, reached: Sequence[str], authority: Authority | None
 
 
 class Touch(Enum):
-    """What an initial peer is found to be. ``SILENT``: it is there and its DHT does not answer us."""
+    """State of an initial peer. ``SILENT``: it can be dialled, and its DHT does not answer us."""
 
     ANSWERS, SILENT, AWAY = range(3)
 
@@ -62,7 +59,10 @@ class Touch(Enum):
 async def keep_in_touch(
     p2p: P2P, dht: DHTNode, addresses: Sequence[str], silent: Callable[[str], Awaitable[None]]
 ) -> None:
-    """Nothing reconnects by itself after an outage: keep the way back to the initial peers and the DHT open."""
+    """Reconnect to the initial peers and their DHT after an outage; no layer below does it.
+
+    ``silent``: called with the address of each one that is connected and whose DHT does not answer.
+    """
     pause = REDIAL_SECONDS
     while addresses:
         await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # not all members at once
@@ -79,16 +79,16 @@ async def back_in_touch(p2p: P2P, dht: DHTNode, address: str) -> Touch:
     """Connect to an initial peer again."""
     with contextlib.suppress(Unreachable, OSError, TimeoutError):
         await dial(p2p, owner_of(address), [address], PING_TIMEOUT)
-        async with asyncio.timeout(PING_TIMEOUT):  # the DHT forgets who did not answer, until a ping
+        async with asyncio.timeout(PING_TIMEOUT):  # the DHT forgets a node that did not answer, until a ping
             answer = await dht.protocol.call_ping(PeerID.from_base58(owner_of(address)))
             return Touch.SILENT if answer is None else Touch.ANSWERS
     return Touch.AWAY
 
 
 async def asked_in_vain(p2p: P2P, dht: DHTNode, addresses: Sequence[str]) -> bool:
-    """Has a node not answered the DHT's last request? Then what was looked for may be there all the same.
+    """Did a node fail to answer the DHT's last request? Then a record that was not found may exist all the same.
 
-    hivemind leaves out who was late once, for a while; here they are let in again, so that a search can follow.
+    hivemind ignores a node for a while that was late once; this ends it, so that the search can be repeated.
     """
     silent = {str(peer_id) for peer_id, times in dht.blacklist.ban_counter.items() if times}
     dht.blacklist.clear()
@@ -100,7 +100,7 @@ async def asked_in_vain(p2p: P2P, dht: DHTNode, addresses: Sequence[str]) -> boo
 
 
 async def objection_of(p2p: P2P, peer_id: str, authority: Authority | None) -> str:
-    """Does a node whose DHT does not answer object to our invitation?"""
+    """Why a node whose DHT does not answer objects to our invitation; empty when it does not."""
     if authority is None:
         return ""
     notice = await notice_of(p2p, peer_id, authority.admission.own)
@@ -108,7 +108,7 @@ async def objection_of(p2p: P2P, peer_id: str, authority: Authority | None) -> s
 
 
 async def notice_of(p2p: P2P, peer_id: str, own: Certificate | None) -> Notice | None:
-    """What a node says of a certificate; ``None`` when it does not answer or its swarm is open."""
+    """The node's verdict on a certificate; ``None`` when it does not answer or its swarm is open."""
     try:
         async with asyncio.timeout(OPEN_TIMEOUT):
             _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), PROTOCOL)
@@ -119,7 +119,7 @@ async def notice_of(p2p: P2P, peer_id: str, own: Certificate | None) -> Notice |
 
 
 async def _why_refused(p2p: P2P, reached: Sequence[str], authority: Authority | None) -> str:
-    """What a node that we have reached says of our invitation; empty when that is not why its DHT is silent."""
+    """The objection of a reached node to our invitation; empty when that is not why its DHT does not answer."""
     own = authority.admission.own if authority else None
     for address in reached:
         notice = await notice_of(p2p, owner_of(address), own)
@@ -136,7 +136,7 @@ def _why_not_joined(error: str, reached: Sequence[str]) -> str:
 
 
 def wrong_clock(ahead: float, address: str) -> str:
-    """One line for a clock that is ``ahead`` seconds ahead of that of a node, or behind it."""
+    """One line for a local clock that is ``ahead`` seconds ahead of a node's (negative: behind it)."""
     return (
         f"this machine's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} that of {address}; "
         f"at most {CLOCK_TOLERANCE:.0f} s are allowed. Set it by NTP, for example: timedatectl set-ntp true"

@@ -1,8 +1,8 @@
-"""Reaching a peer by its addresses, and saying in words why it cannot be reached.
+"""Reach a peer by its addresses, and name the reason when that fails.
 
-A reachable peer may fail to answer once: two that dial each other at the same moment both fail, because libp2p dials
-from its listening port and TCP then opens one connection for both, without a server. It refuses to dial again for
-5 seconds; whoever must reach a peer tries again after that.
+Two peers that dial each other at the same moment both fail: libp2p dials from its listening port, and TCP then opens
+one connection for both, without a server. libp2p refuses to dial again for 5 seconds; callers that must reach a peer
+retry after that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Unreachable(Exception):
 
 
 async def dial(p2p: Any, peer_id: str, addresses: Sequence[str], timeout: float) -> None:
-    """Connect to ``peer_id``; a peer that is connected already costs one look. Raises :class:`Unreachable`."""
+    """Connect to ``peer_id``; cheap when it is connected already. Raises :class:`Unreachable`."""
     try:
         places = [_multiaddr(place_of(address)) for address in addresses]
         async with asyncio.timeout(timeout):
@@ -46,7 +46,9 @@ async def dial(p2p: Any, peer_id: str, addresses: Sequence[str], timeout: float)
 
 async def disconnect(p2p: Any, peer_id: str) -> None:
     """Close the connections to a peer, if there are any."""
-    with contextlib.suppress(Exception):  # p2pd reports every failure as a different type, and it is gone then anyway
+    with contextlib.suppress(
+        Exception
+    ):  # p2pd reports every failure as a different type, and the connection is gone then
         async with asyncio.timeout(DISCONNECT_SECONDS):
             await p2p._client.disconnect(PeerID.from_base58(peer_id))
 
@@ -96,13 +98,13 @@ def check_address(address: str) -> None:
         ) from None
     if is_circuit(address):
         raise UserError(
-            f"initial peer {address!r} is behind a relay and can bring nobody in; name the relay itself, "
+            f"initial peer {address!r} is reached through a relay and cannot be an initial peer; name the relay, "
             f"{address.partition(CIRCUIT)[0]}"
         )
 
 
 def _multiaddr(place: str) -> Multiaddr:
-    """hivemind writes the id in the middle of a circuit as a CID, which the daemon does not read."""
+    """With the relay's id as the daemon reads it: hivemind writes it into a circuit address as a CID."""
     relay, circuit, rest = place.partition(CIRCUIT)
     if not circuit or rest:
         return Multiaddr(place)

@@ -1,7 +1,7 @@
-"""An asyncio loop in a thread of its own. Every call into it has a deadline; what is left at the end is cancelled.
+"""An asyncio loop in a thread of its own. Every call into it has a deadline; close() cancels the tasks that are left.
 
-In a thread and not in hivemind's forked process: no pipe that breaks above 16 KiB, no orphans after a kill, no fork
-before CUDA. Next station: node.py, which puts the peer-to-peer network on it.
+hivemind runs its DHT in a forked process instead. A thread needs no pipe (that one breaks above 16 KiB), leaves no
+orphan after a kill and does not fork before CUDA starts. node.py runs the peer-to-peer network on this loop.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LoopThread:
             try:
                 return future.result(patience)
             except concurrent.futures.TimeoutError:
-                if future.done():  # it is what ``work`` has raised
+                if future.done():  # ``work`` itself raised it
                     raise
         future.cancel()
         raise RunError(f"the network thread gave no answer within {timeout:.0f} s")
@@ -99,5 +99,5 @@ async def _cancel(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
 
 
 def _say_quietly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What asyncio would print with a traceback: the ends of hivemind's own tasks when a connection breaks."""
+    """hivemind's own tasks end with exceptions when a connection breaks; asyncio would print a traceback for each."""
     log.debug("%s %r", context.get("message"), context.get("exception"))

@@ -1,4 +1,4 @@
-"""A peer's libp2p identity: an RSA key in a file. Whoever has the file is the peer, so it is never shared."""
+"""A peer's libp2p identity: an RSA key in a file. The file is secret: a process that has it is the peer."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def load_or_create(path: Path) -> str:
 
 
 def stream_of(peer_id: str) -> int:
-    """The data stream that belongs to an identity: different peers read different data."""
+    """Number of the data stream that belongs to an identity: different peers read different data."""
     return int.from_bytes(hashlib.sha256(peer_id.encode()).digest()[:6], "big")

@@ -149,7 +149,7 @@ class Node:
     def failure(self) -> str:
         """Why the network is gone, in words; empty while it works."""
         if self._daemon is not None and not self._daemon.alive:
-            return f"the p2p daemon (pid {self._daemon.pid}) has died: {self._daemon.last_words()}"
+            return f"the p2p daemon (pid {self._daemon.pid}) has died: {self._daemon.last_line()}"
         if self._authority is not None:
             said = self._refused or self._authority.admission.objection(self._authority.admission.own, self.peer_id)
             if said:

@@ -1,8 +1,8 @@
-"""The DHT of an invited swarm: hivemind's authorizer and validators, told who may do what.
+"""The DHT of an invited swarm: hivemind's authorizer and validators with the swarm's rules.
 
 Requests and answers carry the certificate and are signed with the key that it names. A member's record stands under a
-subkey with its public key and is signed with it, so nobody writes another's. Beside them there is the owner's list of
-revocations, and nothing else. Previous station: invitation.py. Next station: node.py.
+subkey with its public key and is signed with that key, so no peer can write the record of another. The only other
+record is the owner's list of revocations.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ SHA2_256 = b"\x12\x20"  # a multihash says which hash it is, and its length
 
 
 class Authority:
-    """Everything that a node needs beside its settings; ``key``: the file of its libp2p identity."""
+    """What a node of an invited swarm needs beside its settings; ``key``: the file of its libp2p identity."""
 
     def __init__(self, admission: Admission, key: Path) -> None:
-        """Raises :class:`UserError` when our own certificate would not be let in."""
+        """Raises :class:`UserError` when other members would refuse our certificate."""
         objection = admission.objection(admission.own, identity.load_or_create(key))
         if objection:
             raise UserError(f"{objection}; ask the swarm's owner for a new one (noloco-bootstrap invite)")
@@ -50,7 +50,7 @@ class Authority:
 
 
 def invited(invitation: Path, key: Path, owner: str | None) -> Authority:
-    """By the file ``invitation``, whose identity is written to ``key``; ``owner`` as in :func:`identity.accept`."""
+    """From the file ``invitation``, whose identity is written to ``key``; ``owner`` as in :func:`invitation.accept`."""
     accepted = accept(invitation, key, owner)
     return Authority(Admission(accepted.owner, accepted.certificate), key)
 
@@ -77,7 +77,7 @@ class Authorizer(TokenAuthorizerBase):
 
 
 class Validators(CompositeValidator):
-    """hivemind's check of signatures raises for a key that is none."""
+    """hivemind's check of signatures raises for malformed keys; here they are invalid."""
 
     def validate(self, record: DHTRecord) -> bool:
         try:
@@ -87,7 +87,7 @@ class Validators(CompositeValidator):
 
 
 class Rules(RecordValidatorBase):
-    """What may stand in the DHT at all. The signatures have been checked before."""
+    """Which records may stand in the DHT. Signatures have been checked before."""
 
     _revocations = DHTID.generate(source=REVOCATIONS).to_bytes()
 
@@ -107,7 +107,7 @@ class Rules(RecordValidatorBase):
 
 @lru_cache(maxsize=4096)
 def peer_id_of(public: bytes) -> str:
-    """libp2p id (base58) of an RSA key in OpenSSH's form; empty when it is none."""
+    """libp2p id (base58) of an RSA key in OpenSSH's form; empty when it is malformed."""
     try:
         key = serialization.load_ssh_public_key(public)
         encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo

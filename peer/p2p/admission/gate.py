@@ -1,8 +1,8 @@
-"""Streams of an invited swarm: each side shows its certificate first, and nothing is said to one that has none.
+"""Streams of an invited swarm: each side sends its certificate first and checks the other's before it answers.
 
     caller: Pass, its first message     called: checks, then Pass and its answer     caller: checks
 
-No round trip is added. Previous station: invitation.py. Next station: node.py.
+This adds no round trip.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ log = get_logger("admission")
 
 PROTOCOL = "noloco/admission/1"
 TALK_TIMEOUT = 5.0  # seconds for one message
-NAMED = 1000  # strangers that are written down
+NAMED = 1000  # refused ids that are logged
 
 
 class Pass(Message):
-    """I may be here."""
+    """My certificate."""
 
     kind: Literal["pass"] = "pass"
     certificate: Certificate
 
 
 class Knock(Message):
-    """May I? Asked by whom the DHT did not answer."""
+    """Would you admit me? Sent by a peer that gets no answer from the DHT."""
 
     kind: Literal["knock"] = "knock"
     certificate: Certificate | None
 
 
 class Notice(Message):
-    """Whose swarm this is, and what is wrong with the certificate."""
+    """The swarm's owner, and the objection to the certificate."""
 
     kind: Literal["notice"] = "notice"
     owner: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$")]
@@ -57,11 +57,11 @@ class Gate:
         self._strangers: set[str] = set()
 
     async def show(self, stream: Stream) -> None:
-        """Our own certificate."""
+        """Send our own certificate."""
         await stream.send(Pass(certificate=self._admission.own), TALK_TIMEOUT)
 
     async def check(self, stream: Stream) -> None:
-        """Theirs. Raises :class:`StreamLost` when it does not admit the peer at the other end."""
+        """Check theirs. Raises :class:`StreamLost` when it does not admit the peer at the other end."""
         shown = await stream.receive(PASS, TALK_TIMEOUT)
         objection = self._admission.objection(shown.certificate, stream.remote)
         if objection:
@@ -85,7 +85,7 @@ class Gate:
 
 
 async def knock(stream: Stream, own: Certificate | None) -> Notice:
-    """Ask a node whose DHT does not answer what it says of ``own``."""
+    """Ask a node whose DHT does not answer for its verdict on the certificate ``own``."""
     try:
         await stream.send(Knock(certificate=own), TALK_TIMEOUT)
         return await stream.receive(NOTICE, TALK_TIMEOUT)
@@ -94,7 +94,7 @@ async def knock(stream: Stream, own: Certificate | None) -> Notice:
 
 
 def why_refused(address: str, notice: Notice, own: Certificate | None) -> str:
-    """One line for who was not let in; empty when the invitation is good."""
+    """One line for a peer that was refused; empty when the invitation is valid."""
     if own is None:
         return (
             f"the swarm at {address} is for invited peers: set run.admission=invite, run.owner={notice.owner} and "

@@ -1,8 +1,8 @@
-"""Certificates that a swarm's owner signs, and who holds one. Pure but for the clock.
+"""Certificates that a swarm's owner signs, and the invitations that carry them.
 
-The owner has an Ed25519 key (RFC 8032); its public half is ``run.owner``. An invitation is a libp2p identity and a
-certificate for it, so who has the file is that peer. libp2p proves the id of whoever is at the other end of a stream;
-the certificate says that this id may be there. Next stations: authority.py (the DHT) and gate.py (streams).
+The owner has an Ed25519 key (RFC 8032); its public half is ``run.owner``. An invitation is a file with a libp2p
+identity and a certificate for it; a process that has the file is that peer. libp2p proves the id of the other end of a
+stream; the certificate says that this id may take part. dht_rules.py checks it in the DHT, gate.py on streams.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Signature = Annotated[str, Field(max_length=88)]  # base64
 
 
 class Signed(Message):
-    """What an owner says. The signature is over the kind and all other fields, as canonical JSON."""
+    """A statement of the owner. The signature covers the kind and all other fields, as canonical JSON."""
 
     signature: Signature = ""
 
@@ -50,14 +50,14 @@ class Certificate(Signed):
 
 
 class Revocations(Signed):
-    """These ids may not, whatever certificate they hold. The list with the highest number counts."""
+    """These ids may not take part, whatever certificate they hold. The list with the highest number counts."""
 
     number: Annotated[int, Field(ge=0, lt=2**63)]
     peer_ids: Annotated[list[Id], Field(max_length=REVOKED)]
 
 
 class Invitation(Message):
-    """A file. ``identity``: private key as libp2p stores it, base64."""
+    """The content of the file. ``identity``: the private key as libp2p stores it, base64."""
 
     certificate: Certificate
     owner: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$")]  # public key, base64
@@ -65,7 +65,7 @@ class Invitation(Message):
 
 
 class Owner:
-    """Holds the private key."""
+    """The owner, with the private key."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
@@ -86,7 +86,7 @@ class Owner:
 
 
 class Admission:
-    """What a member knows: whose swarm it is, its own certificate, and who was revoked."""
+    """What a member knows: the swarm's owner, its own certificate, and the revoked ids."""
 
     def __init__(self, owner: str, own: Certificate, clock: Callable[[], float] = time.time) -> None:
         self.owner, self.own, self._clock = owner, own, clock
@@ -94,7 +94,7 @@ class Admission:
         self._revoked: frozenset[str] = frozenset()
 
     def objection(self, certificate: Certificate, peer_id: str) -> str:
-        """Why ``peer_id``, which is at the other end, may not take part with this certificate; empty when it may."""
+        """Why the authenticated ``peer_id`` may not take part with this certificate; empty when it may."""
         if not _genuine(self.owner, certificate.payload(), certificate.signature):
             return "the invitation is not signed by the owner of this swarm"
         if certificate.peer_id != peer_id:
@@ -104,7 +104,7 @@ class Admission:
         return "the invitation was revoked" if peer_id in self._revoked else ""
 
     def learn(self, revocations: Revocations) -> bool:
-        """Take over a list; ``False`` when it is older than the known one or not the owner's."""
+        """Accept a list; ``False`` when it is older than the known one or not signed by the owner."""
         if revocations.number < self.revocations.number:
             return False
         if not _genuine(self.owner, revocations.payload(), revocations.signature):
@@ -133,14 +133,14 @@ def invite(owner: Owner, name: str, expires: float) -> Invitation:
 
 
 def accept(path: Path, key: Path, owner: str | None) -> Invitation:
-    """The invitation in the file ``path``; its identity is written to ``key``. ``owner``: of the swarm, public key;
-    ``None``: whoever has signed it.
+    """Read the invitation in the file ``path`` and write its identity to ``key``. ``owner``: the expected public key,
+    or ``None`` for any.
     """
     try:
         invitation = Invitation.model_validate_json(path.read_bytes())
         identity = base64.b64decode(invitation.identity, validate=True)
         if owner not in (None, invitation.owner):
-            raise UserError(f"invitation {path}: it is of the owner {invitation.owner}, run.owner is {owner}")
+            raise UserError(f"invitation {path}: its owner is {invitation.owner}, run.owner is {owner}")
         if not key.exists() or key.read_bytes() != identity:
             key.unlink(missing_ok=True)
             key.touch(mode=0o600)

@@ -1,4 +1,4 @@
-"""The owner's list of revoked invitations: learnt from the DHT, and kept alive there by everyone who has it."""
+"""The owner's list of revoked invitations: members read it from the DHT, and each of them keeps it alive there."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from peer.p2p.admission.invitation import Admission, Revocations
 
 log = get_logger("admission")
 
+REVOCATIONS = "revocations"  # DHT key of the list
+REVOCATIONS_BYTES = 64 * 1024
+REVOCATIONS_LIFETIME = 3600.0  # seconds
 PERIOD = 10.0  # seconds
 TIMEOUT = 10.0  # seconds for one look
 
 
 async def keep_revocations(dht: Any, admission: Admission) -> None:
-    """Look and store now and then, for ever. ``dht``: hivemind's node."""
+    """Read and store it every :data:`PERIOD` seconds, until cancelled. ``dht``: hivemind's node."""
     stored = 0
     while True:
         before = admission.revocations.number
@@ -40,15 +43,8 @@ async def keep_revocations(dht: Any, admission: Admission) -> None:
         await asyncio.sleep(PERIOD)
 
 
-REVOCATIONS_BYTES = 64 * 1024
-REVOCATIONS = "revocations"  # key of the owner's list, in an invited swarm
-
-
-REVOCATIONS_LIFETIME = 3600.0  # seconds; members that have it keep it alive
-
-
 def decode_revocations(value: object) -> Revocations | None:
-    """A list that anybody may have written: its signature is still to be checked."""
+    """A list that any node may have written: the caller must check its signature."""
     if not isinstance(value, str) or len(value) > REVOCATIONS_BYTES:
         return None
     try:

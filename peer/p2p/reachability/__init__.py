@@ -1,1 +1,5 @@
-"""How a node is reached that others cannot dial."""
+"""Peers that others cannot dial: find out, and be reached through relays.
+
+Reading order: dialback.py (other nodes try to dial this one, with tls_probe.py), decide.py (what follows from their
+answers), relay.py (the relay's side, with circuit_messages.py), reservations.py (the side of the peer behind NAT).
+"""

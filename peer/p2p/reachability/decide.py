@@ -1,7 +1,7 @@
-"""How a node takes part: it is dialled by others, perhaps by an address that only they can tell it, or through relays.
+"""Decide how others reach this node: by its own addresses, by an address that only they see, or through relays.
 
-``auto`` asks the initial peers to dial back (dialback.py). A node that they cannot reach is one behind a NAT or a
-firewall. Next stations: slots.py, which keeps it reachable through relays; node.py.
+``peer.network.reach: auto`` asks the initial peers to dial back (dialback.py). A node that they cannot dial is behind a
+NAT or a firewall, and reservations.py keeps it reachable through relays.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Reachability:
 
 @dataclass(frozen=True)
 class View:
-    """What one other node says of us. ``tried``: results by place."""
+    """The answer of one other node about this one. ``tried``: results by address."""
 
     address: str
     heard: Heard
@@ -44,12 +44,12 @@ class View:
 
     @property
     def reached(self) -> list[str]:
-        """Places at which it could dial us."""
+        """Addresses at which it could dial us."""
         return [place for place, result in self.tried.items() if result == "reached"]
 
 
 async def decide(open_stream: Open, visible: Visible, asked: Sequence[str], upnp: bool) -> Reachability:
-    """By what the nodes ``asked`` (addresses with ids) find. Nobody can tell: as if all can dial us."""
+    """By the answers of the nodes ``asked`` (addresses with ids). Without an answer others are taken to reach us."""
     try:
         async with asyncio.timeout(DECIDE_SECONDS):
             views, places = await look(open_stream, visible, asked, upnp)
@@ -61,7 +61,7 @@ async def decide(open_stream: Open, visible: Visible, asked: Sequence[str], upnp
 async def look(
     open_stream: Open, visible: Visible, asked: Sequence[str], upnp: bool
 ) -> tuple[list[View], frozenset[str]]:
-    """What some of the nodes ``asked`` say of us, and our own places. ``upnp``: the router may open one of them yet."""
+    """Answers of some of the nodes ``asked``, and our own addresses. ``upnp``: wait for the router to add one."""
     chosen = list({owner_of(address): address for address in asked}.values())[:ASKED]
     found: list[View] = []
     places: frozenset[str] = frozenset()
@@ -70,7 +70,7 @@ async def look(
             await asyncio.sleep(UPNP_PAUSE)
         now = frozenset(place_of(address) for address in await visible())
         if now == places:
-            continue  # nothing new from the router
+            continue  # the router has added nothing
         places = now
         views = await asyncio.gather(*(view(open_stream, address, sorted(places)) for address in chosen))
         found = [it for it in views if it is not None]
@@ -96,9 +96,9 @@ def _stand(found: Sequence[View], places: frozenset[str]) -> Reachability:
 
 
 async def view(open_stream: Open, address: str, places: Sequence[str]) -> View | None:
-    """What the node at ``address`` says of us; ``None`` when it does not answer the question.
+    """The answer of the node at ``address``; ``None`` when it gives none.
 
-    It tries those of our ``places`` that have the IP address that it sees, and that IP address with our own port.
+    It tries those of our addresses ``places`` that have the IP address that it sees, and that IP address with our port.
     """
     peer_id = owner_of(address)
     try:

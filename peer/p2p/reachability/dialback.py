@@ -1,10 +1,10 @@
-"""Can others dial me? Every node answers that by dialling back, over a new TCP connection (direct.py).
+"""Can others dial me? Every node answers that by dialling back, over a new TCP connection (tls_probe.py).
 
     asker: Ask      answerer: Answer | Busy
 
-What is dialled is the address from which the asker's own connection comes, and no other: nobody can have third
-parties called. Only as often as :class:`Allowance` says, each time with a deadline, and what is called hears nothing
-but the beginning of a handshake. Next station: reach.py, where a node decides by it how it takes part.
+A node dials only the address from which the asker's own connection comes, so nobody can make it dial third parties.
+:class:`Allowance` bounds how often, each attempt has a deadline, and the dialled side receives nothing but the
+beginning of a handshake. decide.py draws the conclusion.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ DIAL_TIMEOUT = 3.0  # seconds for one address
 TALK_TIMEOUT = 5.0  # seconds for one message, beside dialling
 PLACES = 4  # addresses in one question
 AT_ONCE = 8  # questions
-PERIOD = 60.0  # seconds in which may ask:
-EACH, ALL = 30, 300  # one address; all together
+PERIOD = 60.0  # seconds
+EACH, ALL = 30, 300  # questions in a period: from one address, from all together
 NAMES = 32  # protocols in an answer
 
 Text = Annotated[str, Field(max_length=128)]
@@ -41,14 +41,14 @@ Result = Literal["reached", "refused", "timeout", "another", "not_yours"]
 
 
 class Ask(Message):
-    """Who are you, and can you dial these places of mine? (Multiaddrs without my id.)"""
+    """Who are you, and can you dial these addresses of mine? (Multiaddrs without my id.)"""
 
     kind: Literal["ask"] = "ask"
     places: Annotated[list[Text], Field(max_length=PLACES)]
 
 
 class Tried(Message):
-    """``another``: somebody else answers there; ``not_yours``: not where your connection comes from, so not tried."""
+    """``another``: another node answers there; ``not_yours``: not where your connection comes from, so not tried."""
 
     place: Text
     result: Result
@@ -66,7 +66,7 @@ class Answer(Message):
 
 
 class Busy(Message):
-    """Asked too often; ``seconds``: ask again then."""
+    """Asked too often; ask again after ``seconds``."""
 
     kind: Literal["busy"] = "busy"
     seconds: Annotated[float, Field(ge=0, le=PERIOD, allow_inf_nan=False)]
@@ -78,14 +78,14 @@ Dial = Callable[[str, int, float], Awaitable[str]]
 
 
 class Allowance:
-    """How often may be asked. ``clock`` in seconds."""
+    """Bounds the questions in a period. ``clock`` in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._asked: deque[tuple[float, str]] = deque(maxlen=ALL)
 
     def wait(self, who: str) -> float:
-        """0 when ``who`` may ask now, which is counted then; else the seconds until it may."""
+        """0 when ``who`` may ask now (and counts it); else the seconds until it may."""
         now = self._clock()
         while self._asked and self._asked[0][0] <= now - PERIOD:
             self._asked.popleft()

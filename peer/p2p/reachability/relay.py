@@ -1,12 +1,12 @@
-"""A relay for peers that cannot be dialled: they hold a slot here, and others reach them through it.
+"""A relay for peers that cannot be dialled: they hold a reservation here, and others reach them through it.
 
-    NATted peer: Reserve     relay: Granted | Full     and Ping / Pong while the slot is held
-    caller:      libp2p's circuit relay v2 (circuit.py), to the relay; the relay calls the NATted peer the same way
+    peer behind NAT: Reserve     relay: Granted | Full     then Ping and its echo while the reservation is held
+    caller: libp2p's circuit relay v2 (circuit_messages.py) to the relay; the relay calls the peer the same way
 
-The connection that comes of it is encrypted from end to end by libp2p: a relay sees bytes. This takes the place of the
-p2p daemon's own relay, because that one cuts a circuit after 128 KiB (its flags for more only count after libp2p has
-found out by itself that it is public). A slot is for who is admitted; a circuit has no limit of bytes or of time, only
-their number is bounded. Previous station: circuit.py. Next station: slots.py, the NATted peer's side.
+libp2p encrypts a circuit from end to end: the relay sees bytes. The p2p daemon's own relay is not used: it cuts a
+circuit after 128 KiB, and its flags for more count only once libp2p has found out by itself that it is public. Only
+admitted peers get a reservation. The number of circuits is bounded, their bytes and duration are not.
+reservations.py is the side of the peer behind NAT.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ log = get_logger("relay")
 
 PROTOCOL = "noloco/relay/1"
 TALK_TIMEOUT = 5.0  # seconds for one message
-PING_SECONDS = 10.0  # between two of a holder's
+PING_SECONDS = 10.0  # between two pings of a holder
 PONG_TIMEOUT = 15.0  # seconds: a slow line is full while a swap is on it
-SILENCE = 40.0  # seconds without a ping after which a slot is free
+SILENCE = 40.0  # seconds without a ping after which a reservation ends
 SLOTS = 128
 CIRCUITS = 256  # at once
-CIRCUITS_EACH = 32  # of one caller, and to one called
+CIRCUITS_EACH = 32  # from one caller, and to one holder
 IDLE = 120.0  # seconds without a byte; libp2p sends some every 30 s
 STUCK = 60.0  # seconds in which nothing could be written
 CHUNK = 64 * 1024  # bytes
@@ -46,7 +46,7 @@ class Reserve(Message):
 
 
 class Granted(Message):
-    """As long as this stream stays open and pings come."""
+    """Yes, as long as this stream stays open and pings arrive."""
 
     kind: Literal["granted"] = "granted"
 
@@ -85,7 +85,7 @@ class Relay:
         return len(self._slots)
 
     async def hold(self, stream: Stream) -> None:
-        """Handler of :data:`PROTOCOL`: a slot lasts as long as this stream."""
+        """Handler of :data:`PROTOCOL`: a reservation lasts as long as this stream."""
         holder = stream.remote
         try:
             await stream.receive(RESERVE, TALK_TIMEOUT)
@@ -93,20 +93,20 @@ class Relay:
                 await stream.send(Full(), TALK_TIMEOUT)
                 await stream.until_closed(TALK_TIMEOUT)
                 return
-            self._slots[holder] = stream  # a later stream of the same peer takes the place of one that hangs
+            self._slots[holder] = stream  # a later stream of the same peer replaces one that hangs
             await stream.send(Granted(), TALK_TIMEOUT)
-            log.debug("a slot is held: %s", fields(peer=holder[-6:], slots=len(self._slots)))
+            log.debug("a reservation is held: %s", fields(peer=holder[-6:], slots=len(self._slots)))
             while True:
                 ping = await stream.receive(PING, SILENCE)
                 await stream.send(ping, TALK_TIMEOUT)
         finally:
             if self._slots.get(holder) is stream:
                 del self._slots[holder]
-                log.debug("a slot is free: %s", fields(peer=holder[-6:], slots=len(self._slots)))
+                log.debug("a reservation has ended: %s", fields(peer=holder[-6:], slots=len(self._slots)))
             stream.close()
 
     async def hop(self, stream: Stream) -> None:
-        """Handler of :data:`circuit.HOP`: a caller wants one of the holders."""
+        """Handler of :data:`circuit_messages.HOP`: a caller asks for one of the holders."""
         try:
             async with asyncio.timeout(TALK_TIMEOUT):
                 asked = await circuit_messages.read_hop(stream.reader)
@@ -146,7 +146,7 @@ class Relay:
             self._circuits -= Counter(ends)
 
     async def _connect(self, caller: Stream, target: str) -> int:
-        """Call the target and carry what they say to each other, until one of them ends."""
+        """Call the target and forward bytes both ways until one side ends."""
         try:
             called = await self._open_raw(target, circuit_messages.STOP)
         except (StreamLost, TimeoutError):
@@ -176,7 +176,7 @@ async def _carry(caller: Stream, called: Stream) -> None:
 
 
 async def _pipe(source: Stream, sink: Stream) -> None:
-    """Until one of them ends, or nothing moves any more."""
+    """Forward until one side ends or no byte moves for :data:`IDLE` seconds."""
     while True:
         async with asyncio.timeout(IDLE):
             data = await source.reader.read(CHUNK)

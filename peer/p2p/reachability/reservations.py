@@ -1,7 +1,6 @@
-"""A peer that cannot be dialled keeps slots at relays, its initial peers, and is reached by addresses through them.
+"""A peer that cannot be dialled keeps reservations at relays, its initial peers, and is reached through them.
 
-A slot that is lost (the relay has stopped, the connection broke) is taken again as soon as the relay answers.
-Previous station: relay.py. Next station: node.py.
+A lost reservation (the relay has stopped, the connection broke) is renewed as soon as the relay answers.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Open = Callable[[str, str, Sequence[str]], Awaitable[Stream]]
 
 
 async def try_slot(open_stream: Open, relay: str) -> None:
-    """Take a slot and give it back; raises :class:`StreamLost`, :class:`BadMessage` or ``TimeoutError``."""
+    """Make a reservation and end it; raises :class:`StreamLost`, :class:`BadMessage` or ``TimeoutError``."""
     stream = await open_stream(owner_of(relay), PROTOCOL, [relay])
     try:
         await _reserve(stream)
@@ -50,7 +49,7 @@ class Slots:
         """``relays``: addresses with ids; one of each id is used, and not more than :data:`RELAYS`."""
         self._open = open_stream
         self._relays = list({owner_of(address): address for address in reversed(relays)}.values())[::-1][:RELAYS]
-        self._held: dict[str, None] = {}  # addresses of relays, in the order in which they were taken
+        self._held: dict[str, None] = {}  # addresses of relays, oldest reservation first
         self._first = asyncio.Event()
 
     @property
@@ -59,12 +58,12 @@ class Slots:
         return [through(relay) for relay in self._held]
 
     def start(self, background: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-        """Keep slots from now on."""
+        """Keep reservations from now on."""
         for relay in self._relays:
             background(self._keep(relay))
 
     async def first(self, timeout: float) -> bool:
-        """Wait for a slot, at most ``timeout`` seconds; is there one?"""
+        """Wait at most ``timeout`` seconds for a reservation; is there one?"""
         try:
             await asyncio.wait_for(self._first.wait(), timeout)
         except TimeoutError:
@@ -79,13 +78,13 @@ class Slots:
                 del self._held[relay]
                 pause, told = PAUSE, False
             if not told:
-                log.warning("no slot at a relay, trying again: %s", fields(relay=relay, reason=reason))
+                log.warning("no reservation at a relay, trying again: %s", fields(relay=relay, reason=reason))
                 told = True
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _hold(self, relay: str) -> str:
-        """Take a slot and keep it as long as it lasts; returns why it did not."""
+        """Make a reservation and hold it; returns why it ended."""
         try:
             stream = await self._open(owner_of(relay), PROTOCOL, [relay])
         except (StreamLost, TimeoutError) as error:
@@ -102,7 +101,7 @@ class Slots:
         return ""
 
     async def _hold_on(self, stream: Stream, relay: str) -> None:
-        """Returns by an exception only."""
+        """Ends by an exception only."""
         await _reserve(stream)
         self._held[relay] = None
         self._first.set()
@@ -115,11 +114,11 @@ class Slots:
             number += 1
             await stream.send(Ping(number=number), TALK_TIMEOUT)
             if (await stream.receive(PING, PONG_TIMEOUT)).number != number:
-                raise BadMessage("a relay has lost count")
+                raise BadMessage("a ping came back with another number")
 
 
 async def _reserve(stream: Stream) -> None:
     await stream.send(Reserve(), TALK_TIMEOUT)
     reply = await stream.receive(REPLY, TALK_TIMEOUT)
     if isinstance(reply, Full):
-        raise StreamLost("all its slots are taken")
+        raise StreamLost("all its reservations are taken")

@@ -1,9 +1,9 @@
-"""Who answers at an IP address and a port? Asked over a new TCP connection, without the p2p daemon.
+"""Which node answers at an IP address and a port? Asked over a new TCP connection, without the p2p daemon.
 
-The daemon would use a connection that it has already, which says nothing about the address. So this is a plain
-connection with the first half of libp2p's handshake: the other side's TLS certificate has its libp2p key in it
-(https://github.com/libp2p/specs/blob/master/tls/tls.md), and TLS proves that it holds the certificate. We show no
-certificate of our own: no session comes of it, and nothing is said.
+The daemon would reuse an open connection, which proves nothing about the address. This is a plain connection with the
+first half of libp2p's handshake: the other side's TLS certificate contains its libp2p key
+(https://github.com/libp2p/specs/blob/master/tls/tls.md), and TLS proves that it holds the certificate. We send no
+certificate, so no session is opened.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SEQUENCE, _OCTETS = 0x30, 0x04
 
 
 class Stranger(Exception):
-    """Something answers that is no libp2p node."""
+    """The side that answers is not a libp2p node."""
 
 
 async def who_answers(host: str, port: int, timeout: float) -> str:
@@ -52,7 +52,7 @@ async def who_answers(host: str, port: int, timeout: float) -> str:
             raise Stranger("it does not speak libp2p") from None
         finally:
             writer.close()
-            with contextlib.suppress(OSError, ssl.SSLError):  # it hangs up on who shows no certificate
+            with contextlib.suppress(OSError, ssl.SSLError):  # it closes the connection, as we sent no certificate
                 writer.transport.abort()
 
 

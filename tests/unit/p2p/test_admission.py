@@ -221,7 +221,7 @@ def test_an_invitation_of_another_owner_or_none_at_all_is_one_line(tmp_path: Pat
         with pytest.raises(UserError, match="not an invitation"):
             accept(file, tmp_path / "key", OWNER.public)
     file.write_text(foreign.model_dump_json())
-    with pytest.raises(UserError, match="it is of the owner"):
+    with pytest.raises(UserError, match="its owner is"):
         accept(file, tmp_path / "key", OWNER.public)
 
 
