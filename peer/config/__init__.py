@@ -1,1 +1,8 @@
-"""The configuration: its types, where values come from, and the digest by which peers compare it."""
+"""The configuration: its types, how it is loaded, and the digest by which peers compare it.
+
+It knows YAML, environment and command line overrides. It builds nothing and imports no other package but errors and
+logs.
+
+Reading order: schema.py (``run`` and ``peer``), data.py and model.py (``run.data``, ``run.model``), fields.py (what the
+sections are made of), load.py (files to a checked configuration), digest.py (comparison with another peer).
+"""

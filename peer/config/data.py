@@ -1,6 +1,6 @@
-"""The half of the configuration that says what is read: ``run.data``, by source, and its tokenizer.
+"""``run.data``: the source of the training text and its tokenizer.
 
-Where files are is this machine's business (``LOCAL``); what they are cut into is the whole swarm's.
+Paths are local to a machine (``LOCAL``); everything else is equal in the whole swarm.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TokenizerConfig(Section):
 
 
 class Data(Section):
-    """What every source has."""
+    """Fields of every source."""
 
     sequence_length: int = Field(default=128, gt=0)  # tokens
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -52,9 +52,9 @@ class TextData(Data):
 
 
 class Streamed(Data):
-    """Sources of any size: read piece by piece while the run goes on, never all in memory."""
+    """Sources of any size: read piece by piece during the run, never whole in memory."""
 
-    shuffle: int = Field(default=1024, gt=0)  # sequences that are mixed; so many are in memory
+    shuffle: int = Field(default=1024, gt=0)  # sequences that are shuffled together, and held in memory
 
 
 class JsonlData(Streamed):
@@ -95,7 +95,9 @@ class HuggingFaceData(Streamed):
     split: str = "train"
     validation_split: str | None = None
     column: str = "text"  # of texts, or of lists of token ids
-    streaming: bool = Field(default=False, json_schema_extra=LOCAL)  # read from afar instead of downloading first
+    streaming: bool = Field(
+        default=False, json_schema_extra=LOCAL
+    )  # read over the network instead of downloading first
 
 
 AnyData = Annotated[

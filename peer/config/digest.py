@@ -1,4 +1,4 @@
-"""Is another peer's run the same as ours? The digest of a configuration's shared half; the first key that differs."""
+"""Compare two peers' runs: the digest of the shared half of a configuration, and the first key that differs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def digest(run: SwarmRunConfig) -> str:
 
 
 def canonical(run: SwarmRunConfig) -> str:
-    """The shared half as one canonical JSON text; what a peer shows to one whose digest differs."""
+    """The shared half as one canonical JSON text, which a peer sends to another whose digest differs."""
     return json.dumps(shared(run), sort_keys=True, separators=(",", ":"))
 
 
 def first_difference(mine: str, theirs: str) -> str:
     """Names the first key in which two canonical runs differ, with both values, for example
-    ``run.inner.learning_rate is 0.001 here and 0.002 there``. ``theirs`` may be anything a stranger sent.
+    ``run.inner.learning_rate is 0.001 here and 0.002 there``. ``theirs`` is untrusted.
     """
     try:
         ours, other = _flat(json.loads(mine)), _flat(json.loads(theirs))

@@ -1,4 +1,4 @@
-"""What all sections of the configuration are made of. Next stations: config_data.py and config.py."""
+"""Field types and the base classes of all sections of the configuration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-# Says where something is on this machine, not what is trained: left out of the run's digest.
+# Marks a field that says where something is on this machine; the run's digest leaves it out.
 LOCAL: dict[str, Any] = {"local": True}
 
 Positive = Annotated[float, Field(gt=0)]

@@ -1,4 +1,4 @@
-"""From files, environment and ``--set`` to a checked :class:`peer.config.schema.Config`.
+"""Load a checked :class:`peer.config.schema.Config` from files, environment and ``--set``.
 
 Precedence: defaults < files (a later one wins) < environment < ``--set``. Every mistake is one line that names the key.
 """
@@ -24,7 +24,7 @@ from peer.logs import get_logger
 log = get_logger("config")
 C = TypeVar("C", bound=BaseModel)
 
-# Few on purpose: addresses, places and secrets. Everything else belongs into the file.
+# Few on purpose: addresses, paths and secrets. Everything else belongs into the file.
 ENVIRONMENT = {
     "NOLOCO_INITIAL_PEERS": "peer.initial_peers",  # separated by commas or spaces
     "NOLOCO_PEER_NAME": "peer.name",
@@ -36,7 +36,7 @@ OTHER_VARIABLES = {"NOLOCO_LOG_LEVEL"}
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people mean it: ``3e-4`` is a number, ``no`` is a word, a key stands once."""
+    """YAML with three differences: ``3e-4`` is a number, ``no`` is a string, a repeated key is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key) for key, _ in node.value]
@@ -61,7 +61,7 @@ _Loader.add_implicit_resolver(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what :class:`_Loader` would not read as the word that it is."""
+    """Quotes strings that :class:`_Loader` would not read back as strings."""
 
 
 _Dumper.yaml_implicit_resolvers = {
@@ -73,7 +73,7 @@ _Dumper.yaml_implicit_resolvers = {
 def load(
     files: Path | Sequence[Path] | None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None
 ) -> Config:
-    """The resolved configuration; a later file's keys win over those of the files before it.
+    """The resolved configuration; keys of a later file override those of earlier ones.
 
     Raises :class:`UserError` with one line for anything that is wrong.
     """
@@ -95,7 +95,7 @@ def resolve(
     values: Iterable[tuple[str, Any]] = (),
     environment: Mapping[str, str] | None = None,
 ) -> C:
-    """A configuration of this ``kind``; ``values``: keys such as ``run.steps``, with what comes before all else."""
+    """A configuration of this ``kind``; ``values``: keys such as ``run.steps`` with values that override all else."""
     files = [] if files is None else [files] if isinstance(files, Path) else files
     tree: dict[str, Any] = {}
     for file in files:
@@ -146,7 +146,7 @@ def _parse(text: str, where: str) -> Any:
 
 
 def from_environment(environment: Mapping[str, str]) -> Iterable[tuple[str, Any]]:
-    """Keys of the configuration and their values, as the environment has them; raises for a name that none knows."""
+    """Keys and values from the environment. Raises :class:`UserError` for an unknown ``NOLOCO_`` variable."""
     for name in sorted(environment):
         if not name.startswith("NOLOCO_") or name in OTHER_VARIABLES:
             continue
@@ -158,7 +158,7 @@ def from_environment(environment: Mapping[str, str]) -> Iterable[tuple[str, Any]
 
 
 def _merge(tree: dict[str, Any], later: dict[str, Any]) -> None:
-    """Section by section, key by key."""
+    """Merge ``later`` into ``tree``, section by section."""
     for key, value in later.items():
         mine = tree.get(key)
         if isinstance(mine, dict) and isinstance(value, dict):
@@ -217,7 +217,7 @@ def _dotted(path: list[str]) -> str:
 
 
 def _siblings(kind: type[BaseModel], parents: list[str], tree: Any) -> list[str]:
-    """The right keys at the place of ``path``."""
+    """The valid keys of the section at ``parents``."""
     section = kind
     for key in parents:
         tree = tree.get(key, {}) if isinstance(tree, dict) else {}

@@ -31,16 +31,16 @@ class LlamaModel(Section):
 
 
 class AutoModel(Section):
-    """Any causal language model of transformers, by what its ``config.json`` says.
+    """Any causal language model of transformers, by its ``config.json``.
 
-    Where the files come from is each machine's own affair. What is in them is not: their digest is part of the run's.
+    Where the files come from is local to each machine. Their content is not: its digest is part of the run's digest.
     """
 
     name: Literal["auto"]
     # a folder with config.json, or a name on the Hugging Face hub (with HF_TOKEN from the environment)
     source: str = Field(min_length=1, json_schema_extra=LOCAL)
     revision: str | None = Field(default=None, json_schema_extra=LOCAL)  # branch, tag or commit on the hub
-    trust_remote_code: bool = Field(default=False, json_schema_extra=LOCAL)  # run Python code that source brings along
+    trust_remote_code: bool = Field(default=False, json_schema_extra=LOCAL)  # run the Python code of the source
     pretrained: bool = False  # begin with the source's weights; false: with fresh ones, drawn from run.seed
     digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")  # of the files; none: taken when a peer starts
 

@@ -1,5 +1,7 @@
-"""The configuration's types. ``run`` is equal in the whole swarm (its digest is in every handshake), ``peer``
-is this machine's. Loading, overrides and error texts are in settings.py; defaults are here and nowhere else.
+"""The configuration's types: ``run`` is equal in the whole swarm, ``peer`` is local to this machine.
+
+Peers compare the digest of ``run`` when a stream opens (digest.py). Defaults stand here and nowhere else; load.py loads
+files and explains mistakes.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ class InnerConfig(Section):
 class NoLoCoConfig(Section):
     """NoLoCo (arXiv 2506.10911): groups of two. α momentum, β outer learning rate, γ weight averaging.
 
-    The defaults are those of our sweep (README, "Convergence") with γ = 1 − α², where replicas differ least; the
-    paper has 0.5, 0.7, 0.7, the same step β / (1 − α) in the long run.
+    The defaults are those of our sweep (tests/benchmarks/README.md) with γ = 1 − α², where replicas differ least. The
+    paper has 0.5, 0.7, 0.7: the same step β / (1 − α) in the long run.
     """
 
     name: Literal["noloco"] = "noloco"
@@ -62,7 +64,7 @@ class DiLoCoConfig(Section):
 
     name: Literal["diloco"]
     learning_rate: Positive = 0.7
-    momentum: float = Field(default=0.5, ge=0, lt=1)  # the paper has 0.9, for many more rounds than we could make
+    momentum: float = Field(default=0.5, ge=0, lt=1)  # the paper has 0.9, for many more rounds
     nesterov: bool = True  # look-ahead as in torch's SGD(nesterov=True); false: heavy ball, as NoLoCo's authors compare
 
 
@@ -72,12 +74,12 @@ class DecoupledConfig(Section):
     name: Literal["decoupled"]
     learning_rate: Positive = 0.7
     momentum: float = Field(default=0.5, ge=0, lt=1)  # the authors have 0.9 to 0.95; at few rounds that diverges
-    chunk: int = Field(default=64, ge=8, le=256)  # side of a chunk; positions in one fit 16 bits
+    chunk: int = Field(default=64, ge=8, le=256)  # side of a chunk; a position in a chunk fits 16 bits
     density: Fraction = Field(default=1 / 128, gt=0)  # share of a chunk's coefficients that is sent
 
 
 class LocalConfig(Section):
-    """No exchange at all: the control."""
+    """No exchange: the control."""
 
     name: Literal["local"]
 
@@ -85,22 +87,24 @@ class LocalConfig(Section):
 class RendezvousConfig(Section):
     """Partners are agreed during the inner steps."""
 
-    window: Fraction = 0.5  # two boundaries may be this share of an inner phase apart
+    window: Fraction = 0.5  # share of an inner phase by which the boundaries of two partners may differ
     tries: int = Field(default=8, gt=0)  # peers asked at a boundary before going on alone
-    patience: Positive = 600.0  # seconds that a group of everyone waits for its slowest member
+    patience: Positive = 600.0  # seconds for which a group of everyone waits for its slowest member
 
 
 CodecName = Literal["none", "fp16", "bf16", "int8", "int4"]
 
 
 class ExchangeConfig(Section):
-    """What crosses the wire, and the bounds of one swap."""
+    """The bytes on the wire, and the bounds of one swap."""
 
-    overlap: bool = False  # the swap runs beside the next inner steps, part by part
-    codec: CodecName = "none"  # of a pair's swap: none is fp32; int8 and int4 as in exchange/modulo.py
-    timeout: Positive = 120.0  # seconds; ceiling of the deadline that is taken from observed swaps
+    overlap: bool = False  # the swap runs during the next inner steps, part by part
+    codec: CodecName = "none"  # of a pair's swap; none: fp32; int8 and int4: exchange/modulo.py
+    timeout: Positive = 120.0  # seconds; upper bound of the deadline, which follows from observed swaps
     stall: Positive = 10.0  # seconds without one byte from the partner
-    max_norm_ratio: float = Field(default=10.0, gt=1)  # a member's contribution against the median of a group of all
+    max_norm_ratio: float = Field(
+        default=10.0, gt=1
+    )  # norm of a member's contribution over the median norm of a group of everyone
 
 
 class EvaluationConfig(Section):
@@ -114,18 +118,18 @@ class EvaluationConfig(Section):
 
 
 class SwarmRunConfig(LocalPath):
-    """What all members of a swarm have in common, whatever they train. Its digest is part of every handshake."""
+    """What all members of a swarm have in common, whatever they train. Peers compare its digest on every stream."""
 
     name: Name = "demo"
     dir: Path = Field(default=Path("runs"), json_schema_extra=LOCAL)
     inner_steps: int = Field(default=50, gt=0)  # H
-    inner_time: Positive | None = None  # seconds: a peer that is slower does fewer inner steps (NoLoCo only)
+    inner_time: Positive | None = None  # seconds of an inner phase: a slower peer makes fewer inner steps (NoLoCo only)
     outer: Annotated[NoLoCoConfig | DiLoCoConfig | DecoupledConfig | LocalConfig, Field(discriminator="name")] = (
         NoLoCoConfig()
     )
     rendezvous: RendezvousConfig = RendezvousConfig()
     exchange: ExchangeConfig = ExchangeConfig()
-    admission: Literal["open", "invite"] = "open"  # invite: only who has an invitation of the owner takes part
+    admission: Literal["open", "invite"] = "open"  # invite: only peers with an invitation of the owner take part
     owner: str | None = Field(default=None, pattern=r"^[A-Za-z0-9+/]{43}=$")  # public key, from noloco-bootstrap invite
 
     @model_validator(mode="after")
@@ -142,7 +146,7 @@ class SwarmRunConfig(LocalPath):
 
 
 class RunConfig(SwarmRunConfig):
-    """Equal in the whole swarm: how its members meet, and what they train."""
+    """Equal in the whole swarm: how its members meet and what they train."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
     steps: int = Field(default=1000, gt=0)  # inner steps
@@ -159,13 +163,15 @@ class RunConfig(SwarmRunConfig):
 
 
 class NetworkConfig(Section):
-    """How this machine is reached. Peers on one machine only: host 127.0.0.1."""
+    """How others reach this machine. For peers of one machine only: host 127.0.0.1."""
 
     host: str = "0.0.0.0"
-    port: Port = 0  # 0: any free one; open and fix it for peers behind a firewall
+    port: Port = 0  # 0: any free one; behind a firewall choose one and open it
     announce: tuple[str, ...] = ()  # multiaddrs to announce instead of the detected ones
     upnp: bool = True  # ask the router for a port mapping
-    reach: Literal["auto", "public", "relay"] = "auto"  # auto: through relays when initial peers cannot dial us
+    reach: Literal["auto", "public", "relay"] = (
+        "auto"  # auto: through relays when the initial peers cannot dial this one
+    )
     start_timeout: Positive = 60.0  # seconds for the p2p daemon to start
     join_timeout: Positive = 60.0  # seconds of trying the initial peers
 
@@ -186,7 +192,7 @@ class MetricsConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """Saved at boundaries and when leaving."""
+    """Checkpoints are saved at boundaries and at the end."""
 
     every_rounds: int = Field(default=10, gt=0)
     keep: int = Field(default=2, gt=0)
@@ -196,15 +202,15 @@ class CheckpointConfig(Section):
 class MemberConfig(LocalPath):
     """This machine as a member of a swarm, whatever it trains."""
 
-    name: Name | None = None  # none: <host name>-<k>, the first one that is not running here
+    name: Name | None = None  # none: <host name>-<k>, the first that is not running here
     identity: Path | None = None  # none: <run.dir>/<peer name>/identity.key
-    invitation: Path | None = None  # the owner's file, which has the identity in it; for run.admission: invite
+    invitation: Path | None = None  # the owner's file, with the identity in it; for run.admission: invite
     initial_peers: tuple[str, ...] = ()
     start_with: int = Field(default=1, gt=0)  # members that a new swarm begins with, this one included
     start_patience: float = Field(default=60.0, ge=0)  # seconds to wait for them; then it begins with those that came
     network: NetworkConfig = NetworkConfig()
     metrics: MetricsConfig = MetricsConfig()
-    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()  # beside Prometheus; see trackers.py
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()  # beside Prometheus; see telemetry/trackers.py
 
     @model_validator(mode="after")
     def _one_identity(self) -> Self:
@@ -219,14 +225,14 @@ class MemberConfig(LocalPath):
 
 
 class PeerConfig(MemberConfig):
-    """This machine only: as a member, and how it trains."""
+    """This machine only: as a member of the swarm, and how it trains."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast where the device has it
     threads: int | None = Field(default=None, gt=0)  # CPU threads of torch; none: torch's choice
     micro_batch: int | None = Field(default=None, gt=0)  # sequences at once on one device; none: the whole batch
-    gradient_checkpointing: bool = False  # compute activations again in the backward pass: less memory, a third slower
-    compile: bool = False  # torch.compile the model; falls back to the model as it is where that fails
+    gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third slower
+    compile: bool = False  # torch.compile the model; where that fails the model is used as it is
     stream: int | None = Field(default=None, ge=0)  # data stream; none: from the identity
     checkpoint: CheckpointConfig = CheckpointConfig()
 

@@ -1,1 +1,7 @@
-"""The outer step: what two peers do with their weights every H inner steps. Arithmetic only, no I/O."""
+"""The outer methods: what a peer does with its weights every H inner steps. Arithmetic only.
+
+A method knows its formula and the slow weights. It knows no network, no files and no other peer; the caller averages.
+
+Reading order: method.py (the interface), slow_weights.py (φ beside θ), noloco.py, diloco.py, local.py, decoupled.py
+with dct.py, methods.py (from a configuration to a method).
+"""

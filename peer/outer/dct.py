@@ -1,9 +1,9 @@
-"""The chunked cosine transform of the decoupled method: where in a vector of coefficients each weight's chunk lies.
+"""The chunked cosine transform of the decoupled method.
 
-A parameter is seen as a matrix (its first axis by all others; a vector is one row) and cut into chunks. The side
-of a chunk is the largest divisor of the axis up to ``chunk``, as in the authors' code; where that is less than half
-of it (257 is prime), chunks of the full side with zeros behind the edge, or most chunks would be slivers of which
-even one coefficient is a large share.
+A parameter is taken as a matrix (its first axis by all others; a vector is one row) and cut into chunks. The side of a
+chunk is the largest divisor of the axis up to ``chunk``, as in the authors' code. Where that divisor is less than half
+of ``chunk`` (257 is prime), chunks have the full side and the matrix is padded with zeros: in very small chunks even
+one coefficient is a large share.
 """
 
 from __future__ import annotations

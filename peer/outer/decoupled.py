@@ -10,8 +10,8 @@ With Δᵢ = θᵢ − φᵢ, μ the momentum's decay, η the learning rate, T t
     φᵢ ← φᵢ + η (Δᵢ + μ δᵢ)
     θᵢ ← φᵢ
 
-Δᵢ itself is never averaged, so the replicas drift apart and are averaged at the end. We keep a share of each
-chunk's coefficients (32 of 64 × 64 by default, as the authors); they keep 32 of any chunk.
+Δᵢ itself is never averaged, so the replicas drift apart and must be averaged at the end. We send a share of each
+chunk's coefficients (by default 32 of 64 × 64, as the authors do); the authors send 32 of a chunk of any size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from peer.rounds.types import Grouping
 
 
 class Decoupled:
-    """Peers share the strongest waves of their momentum; see the module's formula."""
+    """Peers share the largest DCT coefficients of their momentum; see the module's formula."""
 
     grouping: ClassVar[Grouping] = Grouping.EVERYONE
     equal_replicas: ClassVar[bool] = False
@@ -49,7 +49,7 @@ class Decoupled:
 
     @property
     def sends(self) -> int:
-        """How many coefficients a contribution has."""
+        """Number of coefficients in a contribution."""
         return sum(tiling.chunks * tiling.keep for tiling in self._tilings)
 
     def contribution(self) -> Sparse:
@@ -66,8 +66,8 @@ class Decoupled:
         return self._sent
 
     def apply(self, mean: Tensor) -> None:
-        """``mean``: each coefficient's mean over the peers that sent it, zero where none did; of the last
-        :meth:`contribution`, which is what the residual is taken against.
+        """``mean``: each coefficient's mean over the peers that sent it, zero where none did. The residual is taken
+        against the last :meth:`contribution`.
         """
         assert self._sent is not None, "contribution() comes first"
         eta, mu = self.settings.learning_rate, self.settings.momentum

@@ -1,4 +1,4 @@
-"""No exchange: φ ← θ. The control that shows what the others gain by communicating."""
+"""No exchange: φ ← θ. The control without communication."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from peer.rounds.types import Grouping
 
 
 class Local:
-    """A peer that trains by itself."""
+    """A peer that trains alone."""
 
     grouping: ClassVar[Grouping] = Grouping.NOBODY
     equal_replicas: ClassVar[bool] = False

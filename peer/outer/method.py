@@ -1,4 +1,4 @@
-"""What every outer method offers to the loop. A method knows its formula; who averages, and how, it does not."""
+"""The interface of an outer method. It knows its formula; the caller averages the contributions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from peer.rounds.types import Grouping
 
 
 class PartwiseMethod(Protocol):
-    """An outer step that can be taken part by part, first alone and then amended by what a partner sent."""
+    """An outer step that can be taken part by part: first alone, then corrected when the partner's part has arrived."""
 
     slow: SlowWeights
 
     def open(self, start: int, own: Tensor, change: Tensor) -> None:
         """Elements ``start : start + len(own)`` with a group of one; ``own`` and ``change`` (fp32, host) ← their
-        contribution and what the inner steps have done to it.
+        contribution and the change that the inner steps made to it.
         """
 
     def amend(self, start: int, correction: Tensor) -> None:
@@ -29,7 +29,7 @@ class OuterMethod(Protocol):
     """One outer step: ``apply(mean of contribution() over the group)``. A group of one is the formula with n = 1."""
 
     grouping: ClassVar[Grouping]
-    # All peers hold the same φ and δ: a round that fails changes nobody's, and who missed one takes the others'.
+    # All peers hold the same φ and δ: a failed round changes none of them, and a peer that missed one takes theirs.
     equal_replicas: ClassVar[bool]
     slow: SlowWeights
 
@@ -38,7 +38,7 @@ class OuterMethod(Protocol):
         """Flat fp32 on the host, or ``None`` when the method has none."""
 
     def contribution(self) -> Contribution | Sparse:
-        """What this peer puts into the average; reads θ and φ when asked, so use it before ``apply``."""
+        """This peer's part of the average. It reads θ and φ lazily, so read it before ``apply``."""
 
     def apply(self, mean: Tensor) -> None:
         """New slow weights from ``mean`` (flat fp32, host, not changed), then θ ← φ."""

@@ -6,8 +6,8 @@ With Δᵢ = θᵢ − φᵢ and the group's mean over n peers
     φᵢ ← φᵢ + δᵢ
     θᵢ ← φᵢ
 
-so a peer sends sⱼ = β Δⱼ + γ φⱼ = β θⱼ + (γ − β) φⱼ and needs nothing else of its partner. (The sign of β is
-that of the paper's Eq. 32; Eq. 2 as printed ascends.) Stable in mean square for 0 < γ < 2(1 − α²).
+so a peer sends the one tensor sⱼ = β Δⱼ + γ φⱼ = β θⱼ + (γ − β) φⱼ. (The sign of β is that of the paper's Eq. 32; Eq. 2
+as printed ascends.) Stable in mean square for 0 < γ < 2(1 − α²).
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class NoLoCo:
             self.slow.phi.add_(self.momentum)
         self.slow.write_fast()
 
-    # -- part by part, beside the inner steps (peer/training/overlapped_trainer.py)
+    # -- part by part, while inner steps run (training/overlapped.py)
 
     def open(self, start: int, own: Tensor, change: Tensor) -> None:
         """The outer step of elements ``start : start + len(own)`` with a group of one; before it ``own`` ← s and
         ``change`` ← βΔ.
 
-        When the partner's s comes, :meth:`amend` with half the difference makes it the step of a group of two: both
-        formulas are linear in the mean.
+        When the partner's s has arrived, :meth:`amend` with half the difference makes it the step of a group of two:
+        both formulas are linear in the mean.
         """
         here = slice(start, start + own.numel())
         self.contribution().read_both(start, own, change)
@@ -63,7 +63,7 @@ class NoLoCo:
         self.slow.write_fast(here.start, here.stop)
 
     def amend(self, start: int, correction: Tensor) -> None:
-        """As if the mean had been ``correction`` more: δ, φ and θ, which keeps what was trained since."""
+        """Add ``correction`` to the mean afterwards: δ, φ and θ change by it; θ keeps what was trained since."""
         here = slice(start, start + correction.numel())
         with self.slow.changing():
             self.momentum[here].add_(correction)

@@ -1,7 +1,7 @@
-"""Slow weights φ on the host beside the fast weights θ of the model; the only place where the two are copied.
+"""Slow weights φ on the host beside the fast weights θ of the model. Only this module copies between the two.
 
-Host memory of the outer step: φ here, the momentum δ of the method, and the exchange's one buffer. Everything
-is computed part by part, so no further copy of the model is made.
+Host memory of the outer step: φ, the method's momentum δ and one buffer of the exchange. Everything is computed part by
+part, so there is no further copy of the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True)
 class Span:
-    """One parameter's place in the flat vector: elements ``start : start + numel``."""
+    """Position of one parameter in the flat vector: elements ``start : start + numel``."""
 
     name: str
     parameter: nn.Parameter
@@ -35,8 +35,8 @@ class Span:
 class SlowWeights:
     """Flat fp32 view of a model's trained parameters, in ``named_parameters`` order.
 
-    ``phi``: slow weights, 1-D fp32 on the host, pinned when the model is on an accelerator. One that is given is what
-    the parameters are to become (:meth:`write_fast`); otherwise it is what they are.
+    ``phi``: slow weights, 1-D fp32 on the host, pinned when the model is on an accelerator. It starts as a copy of the
+    parameters; a ``phi`` that is given stays, and :meth:`write_fast` gives the parameters its values.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], phi: Tensor | None = None) -> None:
@@ -60,8 +60,8 @@ class SlowWeights:
     def zeros(self) -> Tensor:
         """A new host vector of the same length, for example a momentum.
 
-        Where it is not pinned the system hands out its zeros page by page as they are first written, in the first
-        outer step: with large models torch.zeros takes seconds of the start.
+        Unpinned memory comes from NumPy: the system zeroes its pages when they are first written, in the first outer
+        step. torch.zeros would take seconds of the start with large models.
         """
         if self._pinned:
             return torch.zeros(self.numel, dtype=torch.float32, pin_memory=True)
@@ -70,7 +70,7 @@ class SlowWeights:
     def read_fast(self, start: int, out: Tensor) -> None:
         """``out`` ← θ[start : start + len(out)], as fp32 on the host.
 
-        Of a model in 16 bits that is φ and what training has changed: what φ lost when it was written is put back.
+        For a model in 16 bits this is φ plus what training changed: the rounding of φ by :meth:`write_fast` is undone.
         """
         stop = start + out.numel()
         with torch.no_grad():
@@ -96,12 +96,12 @@ class SlowWeights:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Held while φ or a momentum changes, so that a snapshot for a newcomer is never torn."""
+        """Lock that is held while φ or a momentum changes, so that a newcomer's snapshot is of one moment."""
         with self._changing:
             yield
 
     def layout(self) -> str:
-        """Names and shapes in order: two peers can only average when theirs are equal."""
+        """Names and shapes in order: two peers can average only when theirs are equal."""
         return ";".join(f"{span.name}:{','.join(map(str, span.parameter.shape))}" for span in self.spans)
 
     # -- for a checkpoint, by name
@@ -117,12 +117,12 @@ class SlowWeights:
                 span.parameter.copy_(tensors[span.name])
 
     def moments(self, optimizer: Optimizer) -> dict[str, Tensor]:
-        """What ``optimizer`` keeps of each parameter, as ``<parameter>/<key>``. May be live, too."""
+        """The state of ``optimizer`` by ``<parameter>/<key>``. May be live tensors, not copies."""
         kept = ((span.name, optimizer.state.get(span.parameter, {})) for span in self.spans)
         return {f"{name}/{key}": value for name, state in kept for key, value in state.items()}
 
     def take_moments(self, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-        """The same back (host); a parameter of which there is nothing begins anew."""
+        """Restore :meth:`moments` (host tensors); a parameter without any starts anew."""
         optimizer.state.clear()
         for span in self.spans:
             kept = moments_of(span, tensors)
@@ -130,13 +130,13 @@ class SlowWeights:
                 optimizer.state[span.parameter] = {key: it.to(span.parameter.device) for key, it in kept.items()}
 
     def _fast(self, start: int, stop: int) -> Iterator[tuple[int, int, Tensor]]:
-        """The pieces of θ[start:stop] where they live: borders in the flat vector, and a flat view."""
+        """The pieces of θ[start:stop] on their device: borders in the flat vector, and a flat view."""
         return self._pieces(start, stop, lambda span: (0, span.parameter.detach().view(-1)))
 
     def _pieces(
         self, start: int, stop: int, local: Callable[[Span], tuple[int, Tensor]]
     ) -> Iterator[tuple[int, int, Tensor]]:
-        """``local``: what this process has of a parameter, as its first element and a flat view from there on."""
+        """``local``: this process' share of a parameter, as the offset of its first element and a flat view."""
         first = bisect_right(self._starts, start) - 1
         for span in takewhile(lambda span: span.start < stop, self.spans[first:]):
             offset, here = local(span)
@@ -147,12 +147,12 @@ class SlowWeights:
 
 
 def moments_of(span: Span, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of :meth:`SlowWeights.moments` that are of one parameter."""
+    """The entries of :meth:`SlowWeights.moments` for one parameter."""
     return {key: it for name, it in tensors.items() for of, _, key in [name.rpartition("/")] if of == span.name}
 
 
 class Change:
-    """Δ = θ − φ as a contribution: what the inner steps did."""
+    """Δ = θ − φ as a contribution: the change by the inner steps."""
 
     def __init__(self, slow: SlowWeights) -> None:
         self._slow = slow
