@@ -1,6 +1,9 @@
-"""The training peer. Reading order: trainer.py, inner.py, outer/noloco.py, exchange/pair.py, swarm/rendezvous.py.
+"""The training peer. README.md in this folder has the map.
 
-For programs of one's own: :class:`peer.OuterLoop` (own/loop.py), :class:`peer.UserError`, :class:`peer.RunError`.
+Reading order: training/trainer.py, replica/inner_loop.py, outer/noloco.py, exchange/pair/blocking.py,
+swarm/pairing/rendezvous.py.
+
+For other programs: :class:`peer.OuterLoop` (api/loop.py), :class:`peer.UserError`, :class:`peer.RunError`.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """``OuterLoop`` brings torch and hivemind along: only for who asks for it."""
+    """``OuterLoop`` imports torch and hivemind, so it is loaded on first use."""
     if name != "OuterLoop":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import_module("peer.logs").quiet_hivemind()

@@ -1,4 +1,4 @@
-"""A peer's Prometheus series (series.py), their http endpoint, and the clock that splits its time into phases."""
+"""A peer's Prometheus series, their HTTP endpoint, and the clock that splits its time into phases."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Metrics:
 
 
 class _Refresh(Collector):
-    """The first collector of a registry: it has no series, but lets the others be brought up to date."""
+    """The first collector of a registry. It has no series; it updates the others before each scrape."""
 
     def __init__(self, calls: list[Callable[[], None]]) -> None:
         self._calls = calls
@@ -87,10 +87,10 @@ class _Refresh(Collector):
 
 
 class PhaseClock:
-    """Splits the time since its creation into phases, without gaps: what is outside every phase is ``apply``.
+    """Splits the time since its creation into phases, without gaps: time outside every phase counts as ``apply``.
 
-    ``synchronize`` waits for the accelerator, so that a phase ends when its work has ended. Phases are entered by one
-    thread; what they have taken, the present one included, may be read by any.
+    ``synchronize`` waits for the accelerator, so that a phase ends when its work has ended. One thread enters phases;
+    any thread may read their totals.
     """
 
     def __init__(self, metrics: Metrics, synchronize: Callable[[], None]) -> None:
@@ -115,7 +115,7 @@ class PhaseClock:
 
     @property
     def totals(self) -> dict[str, float]:
-        """Seconds of each phase up to now."""
+        """Seconds of each phase so far, the present one included."""
         self._book()
         return dict(self._totals)
 

@@ -1,10 +1,10 @@
-"""Every Prometheus series of a peer and of the bootstrap node, in one table; the README's is made from it.
+"""Every Prometheus series of a peer and of the bootstrap node, in one table.
 
-python -m peer.series
+python -m peer.telemetry.series      prints it as Markdown: the table in telemetry/README.md
 
-Names follow Prometheus' rules: base units, counters end in ``_total``, every label value is there from the start.
-A peer's name is a label of the scrape target and never of its own series; the bootstrap, which speaks of all peers,
-has it as a label.
+Names follow Prometheus' rules: base units, counters end in ``_total``, every label value exists from the start. A
+peer's name is a label of the scrape target and never of its own series; the bootstrap's series of all peers have it as
+a label.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ STATES = ("waiting", "training", "left", "lost")
 EVENTS = ("joined", "left", "lost")
 WARNINGS = ("split", "clock", "straggler", "refused", "config", "stuck")
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 300, 600)
-EACH = ("run", "peer", "peer_id")  # labels of what the bootstrap says of one peer
+EACH = ("run", "peer", "peer_id")  # labels of the bootstrap's series of one peer
 
 Kind = Literal["counter", "gauge", "histogram"]
 
 
 @dataclass(frozen=True)
 class Series:
-    """One row. ``values`` are all values of the last label, where they are known beforehand."""
+    """One row. ``values``: all values of the last label, where they are known in advance."""
 
     name: str
     kind: Kind
@@ -51,7 +51,13 @@ OF_PEER = (
     ),
     Series("phase_info", "gauge", "1 for the phase that the peer is in.", ("phase",), PHASES),
     Series("rounds_total", "counter", "Rounds by outcome of the exchange.", ("outcome",), tuple(Outcome)),
-    Series("refusals_total", "counter", "What partners sent that was not used, by reason.", ("reason",), tuple(Reason)),
+    Series(
+        "refusals_total",
+        "counter",
+        "Contributions of partners that were not used, by reason.",
+        ("reason",),
+        tuple(Reason),
+    ),
     Series(
         "exchange_bytes_total",
         "counter",
@@ -63,7 +69,9 @@ OF_PEER = (
     Series("inner_steps_total", "counter", "Inner steps done by this process."),
     Series("tokens_total", "counter", "Tokens trained on by this process."),
     Series("round", "gauge", "Rounds completed, counted by the swarm."),
-    Series("weights_taken_total", "counter", "Times that the weights of others replaced this peer's after its start."),
+    Series(
+        "weights_taken_total", "counter", "Times that another member's weights replaced this peer's after its start."
+    ),
     Series("swarm_members", "gauge", "Live members in the directory, this peer included."),
     Series("train_loss", "gauge", "Mean training loss of the last inner phase, nats a token."),
     Series("val_loss", "gauge", "Last validation loss, nats a token."),
@@ -74,13 +82,17 @@ OF_PEER = (
         "gauge",
         "Distance of the two contributions of the last merge, relative to this peer's own.",
     ),
-    Series("staleness_steps", "gauge", "Inner steps by which the last merge came late; 0 when it was waited for."),
+    Series(
+        "staleness_steps",
+        "gauge",
+        "Inner steps between a part's contribution and its merge in the last round; 0 without overlap.",
+    ),
     Series("last_merge_timestamp_seconds", "gauge", "Unix time of the last merge."),
     Series("last_checkpoint_timestamp_seconds", "gauge", "Unix time of the last checkpoint of this process."),
     Series("checkpoint_bytes", "gauge", "Size of one checkpoint."),
-    Series("disk_free_bytes", "gauge", "Room where the checkpoints go."),
-    Series("device_memory_bytes", "gauge", "Most memory of the GPU that this process had allocated; 0 on a CPU."),
-    Series("build_info", "gauge", "1; the labels say what runs here.", ("version", "method", "run", "config")),
+    Series("disk_free_bytes", "gauge", "Free space on the checkpoints' disk."),
+    Series("device_memory_bytes", "gauge", "Peak GPU memory allocated by this process; 0 on a CPU."),
+    Series("build_info", "gauge", "1; the labels name what runs here.", ("version", "method", "run", "config")),
 )
 
 OF_BOOTSTRAP = (
@@ -99,23 +111,27 @@ OF_BOOTSTRAP = (
     Series(
         "swarm_peer_info",
         "gauge",
-        "1; the labels say what the peer runs and whom it met last.",
+        "1; the labels name what the peer runs and its last partner.",
         (*EACH, "version", "config", "partner"),
     ),
     Series(
-        "swarm_peers", "gauge", "Members by state; those that are gone for ten minutes more.", ("run", "state"), STATES
+        "swarm_peers",
+        "gauge",
+        "Members by state; those that left or were lost are kept for ten minutes.",
+        ("run", "state"),
+        STATES,
     ),
     Series("swarm_events_total", "counter", "Peers that came, left, or were lost.", ("run", "event"), EVENTS),
-    Series("swarm_warnings", "gauge", "Peers that a warning is about.", ("run", "warning"), WARNINGS),
+    Series("swarm_warnings", "gauge", "Peers that a warning concerns.", ("run", "warning"), WARNINGS),
     Series("dht_connected_peers", "gauge", "Peers that the bootstrap node is connected to."),
-    Series("dht_reads_total", "counter", "Readings of the directory.", ("result",), ("ok", "failed")),
-    Series("dht_read_seconds", "gauge", "Duration of the last reading of the directory."),
-    Series("bootstrap_info", "gauge", "1; the labels say what runs here.", ("version",)),
+    Series("dht_reads_total", "counter", "Reads of the directory.", ("result",), ("ok", "failed")),
+    Series("dht_read_seconds", "gauge", "Duration of the last read of the directory."),
+    Series("bootstrap_info", "gauge", "1; the labels name what runs here.", ("version",)),
 )
 
 
 def as_markdown() -> str:
-    """The README's table."""
+    """The table in Markdown, for telemetry/README.md."""
     lines = ["| series | type | labels | what it says |", "|---|---|---|---|"]
     for place, rows in (("each peer", OF_PEER), ("the bootstrap node", OF_BOOTSTRAP)):
         lines.append(f"| **{place}** | | | |")

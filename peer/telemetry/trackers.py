@@ -1,9 +1,9 @@
-"""Optional: the same figures to TensorBoard or Weights & Biases (``peer.trackers``), each behind one method.
+"""Optional: the same figures to TensorBoard or Weights & Biases (``peer.trackers``).
 
 pip install "noloco-peer[tensorboard]"     events in <run.dir>/<peer name>/tensorboard
 pip install "noloco-peer[wandb]"           project: the run's name; WANDB_API_KEY, WANDB_MODE=offline as always
 
-Steps are the swarm's inner steps; ``tokens`` is logged beside each value, for the other x-axis.
+Steps are the swarm's inner steps; ``tokens`` is logged with each value, for the other x-axis.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = get_logger("trackers")
 
 
 class Tracker(Protocol):
-    """Takes values by name, as ``train/loss``."""
+    """Takes values by name, for example ``train/loss``."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -44,7 +44,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One W&B run a peer; a peer that resumes goes on in it. ``peer_id`` tells peers of one name apart."""
+    """One W&B run for each peer; a resumed peer continues its run. ``peer_id`` tells peers of one name apart."""
 
     def __init__(self, folder: Path, run: str, peer: str, peer_id: str) -> None:
         import wandb
@@ -61,7 +61,7 @@ class WeightsAndBiases:
 
 
 class Trackers:
-    """All that the configuration names. One that fails is said once and left out: training goes on."""
+    """All trackers that the configuration names. One that fails is logged once and dropped: training goes on."""
 
     def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
         self._trackers = list(trackers)
@@ -73,20 +73,20 @@ class Trackers:
             try:
                 tracker.log(step, finite)
             except Exception as error:  # noqa: BLE001 - a library's own, and no reason to stop training
-                log.warning("%s is left out from now on: %s", type(tracker).__name__, error)
+                log.warning("%s failed and is dropped: %s", type(tracker).__name__, error)
                 self._trackers.remove(tracker)
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Flush and close."""
         for tracker in self._trackers:
             try:
                 tracker.close()
             except Exception as error:  # noqa: BLE001 - as above
-                log.warning("%s did not end well: %s", type(tracker).__name__, error)
+                log.warning("%s did not close: %s", type(tracker).__name__, error)
 
 
 def start(names: Sequence[str], folder: Path, *, run: str, peer: str, peer_id: str) -> Trackers:
-    """Raises :class:`UserError` for one whose package is not installed or that does not start."""
+    """Start the trackers ``names``. Raises :class:`UserError` when one is not installed or does not start."""
     return Trackers([_start(name, folder, run, peer, peer_id) for name in names])
 
 
