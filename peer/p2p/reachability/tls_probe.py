@@ -15,6 +15,7 @@ import ssl
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat import asn1
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -26,7 +27,14 @@ _GREETING = (b"/multistream/1.0.0\n", b"/tls/1.0.0\n")
 _EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
 _PREFIX = b"libp2p-tls-handshake:"
 _INLINE = 42  # bytes of a public key that is its own id
-_SEQUENCE, _OCTETS = 0x30, 0x04
+
+
+@asn1.sequence
+class SignedKey:
+    """The extension of a libp2p certificate: the node's public key, and its signature over the certificate's key."""
+
+    public_key: bytes
+    signature: bytes
 
 
 class Stranger(Exception):
@@ -70,7 +78,8 @@ def _peer_id(certificate: bytes | None) -> str:
         parsed = x509.load_der_x509_certificate(certificate or b"")
         extension = parsed.extensions.get_extension_for_oid(_EXTENSION).value
         assert isinstance(extension, x509.UnrecognizedExtension)
-        key, signature = _pair(extension.value)
+        signed = asn1.decode_der(SignedKey, extension.value)
+        key, signature = signed.public_key, signed.signature
         form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
         _verify(key, signature, _PREFIX + parsed.public_key().public_bytes(*form))
     except (ValueError, AssertionError, x509.ExtensionNotFound, InvalidSignature, UnsupportedAlgorithm):
@@ -91,28 +100,3 @@ def _verify(key: bytes, signature: bytes, signed: bytes) -> None:
     if not isinstance(public, RSAPublicKey):
         raise ValueError("an identity is an RSA or Ed25519 key here")
     public.verify(signature, signed, padding.PKCS1v15(), hashes.SHA256())
-
-
-def _pair(der: bytes) -> tuple[bytes, bytes]:
-    """The two octet strings of an ASN.1 sequence."""
-    body, rest = _value(der, _SEQUENCE)
-    first, behind = _value(body, _OCTETS)
-    second, end = _value(behind, _OCTETS)
-    if rest or end:
-        raise ValueError("more than a key and a signature")
-    return first, second
-
-
-def _value(der: bytes, tag: int) -> tuple[bytes, bytes]:
-    """The content of the ASN.1 value at the beginning, and what follows it."""
-    if len(der) < 2 or der[0] != tag:
-        raise ValueError("not the ASN.1 that libp2p writes")
-    size, start = der[1], 2
-    if size & 0x80:
-        count = size & 0x7F
-        if not 0 < count <= 2:
-            raise ValueError("too long")
-        size, start = int.from_bytes(der[2 : 2 + count], "big"), 2 + count
-    if len(der) < start + size:
-        raise ValueError("cut off")
-    return der[start : start + size], der[start + size :]
