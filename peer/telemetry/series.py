@@ -1,6 +1,6 @@
-"""Every Prometheus series of a peer and of the bootstrap node, in one table; the README's is made from it.
+"""Every Prometheus series of a peer and of the bootstrap node, in one table; peer/telemetry/README.md has it.
 
-python -m peer.series
+python -m peer.telemetry.series
 
 Names follow Prometheus' rules: base units, counters end in ``_total``, every label value is there from the start.
 A peer's name is a label of the scrape target and never of its own series; the bootstrap, which speaks of all peers,
