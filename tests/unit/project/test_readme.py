@@ -148,6 +148,13 @@ def test_a_package_has_a_readme_or_one_above_names_it(package: Path) -> None:
     assert (package / "README.md") in TEXTS or any(f"{package.name}/" in TEXTS.get(file, "") for file in above)
 
 
+def test_what_a_comment_says_is_in_a_readme_is_there() -> None:
+    headings = [line.lstrip("# ") for text in TEXTS.values() for line in text.splitlines() if line.startswith("#")]
+    for file in (ROOT / "peer").rglob("*.py"):
+        for named in re.findall(r'README, "([^"]+)"', file.read_text(encoding="utf-8")):
+            assert any(heading.startswith(named) for heading in headings), f"{file}: {named}"
+
+
 @pytest.mark.parametrize("file", READMES, ids=name)
 def test_a_text_uses_the_terms_of_the_code(file: Path) -> None:
     assert not re.findall(OLD_NAMES, TEXTS[file], re.IGNORECASE)
