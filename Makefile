@@ -1,5 +1,4 @@
-# make demo: a swarm of four peers on this machine.  make test: everything that CI checks.
-# make image: the container image.  make image-test: build it and let two machines with an engine each train (root).
+# A line with ## is what `make help` says of a target.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt
@@ -7,31 +6,34 @@ PEERS ?= 4
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test lint unit swarm-tests image image-test install clean
+.PHONY: demo help test lint unit swarm-tests image image-test install clean
 
-demo: .venv/.installed
+demo: .venv/.installed ## a swarm of four peers on this machine, about two minutes (PEERS=4)
 	$(BIN)/noloco-peer swarm --peers $(PEERS) --config configs/demo.yaml
 
-install: .venv/.installed
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
 
-test: lint unit swarm-tests
+install: .venv/.installed ## .venv with noloco-peer and noloco-bootstrap (PYTHON=python3)
 
-lint: .venv/.installed-dev
+test: lint unit swarm-tests ## everything that CI runs
+
+lint: .venv/.installed-dev ## ruff, format, mypy and import contracts; .pre-commit-config.yaml runs the same
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: .venv/.installed-dev
+unit: .venv/.installed-dev ## unit tests: the quick half (WORKERS=2)
 	$(PYTEST) tests/unit tests/docker
 
-swarm-tests: .venv/.installed-dev
+swarm-tests: .venv/.installed-dev ## real processes on a real network, and the network laboratory
 	$(PYTEST) tests/netlab tests/swarm
 
-image:
-	docker build --file docker/Dockerfile --tag noloco-peer:0.1.0 .
+image: ## the container image
+	docker build --file docker/Dockerfile --tag noloco-peer:0.2.0 .
 
-image-test: .venv/.installed-dev
+image-test: .venv/.installed-dev ## build the image and let two machines with an engine each train (root, minutes)
 	$(BIN)/python -m pytest -m image tests/docker
 
 .venv/.installed: pyproject.toml .ci/constraints.txt
@@ -45,5 +47,5 @@ image-test: .venv/.installed-dev
 	@$(PIP) --editable ".[dev]"
 	@touch $@
 
-clean:
+clean: ## remove .venv and caches
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -21,6 +21,7 @@ from peer.telemetry.metrics import DEFAULT_PORT as METRICS_PORT
 from tests.docker.compose import FILES, FOLDER, ROOT, Unset, load, ours, words
 
 DOCKERFILE = (FOLDER / "Dockerfile").read_text()
+README = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "README.md", FOLDER / "README.md"))
 PEER_PORT = 31338  # fixed in compose.peer.yaml, so that it can be published
 SERVICES = [(file, name) for file in FILES for name in ours(file)]
 HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
@@ -133,7 +134,7 @@ def test_images_are_pinned_and_the_label_is_the_version() -> None:
         for service in load(file)["services"].values():
             assert re.search(r":v?\d+\.\d+", service["image"]), service["image"]
     assert f'image.version="{__version__}"' in DOCKERFILE
-    named = "".join((ROOT / file).read_text() for file in ("README.md", "Makefile", "docker/Dockerfile"))
+    named = README + "".join((ROOT / file).read_text() for file in ("Makefile", "docker/Dockerfile"))
     assert set(re.findall(r"noloco-peer:(\d\S*)", named)) == {__version__}
     assert re.search(r"^ARG BASE=[\w./-]+:\d[\w.-]+$", DOCKERFILE, re.MULTILINE)
 
@@ -146,8 +147,7 @@ def test_every_file_that_the_image_takes_is_in_its_context() -> None:
 
 
 def test_the_readme_s_commands_name_files_profiles_and_services_that_exist() -> None:
-    readme = (ROOT / "README.md").read_text()
-    found = re.findall(r"docker compose -f docker/(\S+) ?(?:--profile (\w+) )?(\w+) ?(.*)", readme)
+    found = re.findall(r"docker compose -f docker/(\S+) ?(?:--profile (\w+) )?(\w+) ?(.*)", README)
     assert len(found) >= 5
     for file, profile, verb, rest in found:
         services = load(file)["services"]
@@ -158,7 +158,7 @@ def test_the_readme_s_commands_name_files_profiles_and_services_that_exist() -> 
 
 
 def test_the_readme_s_containers_run_commands_that_exist() -> None:
-    lines = re.findall(r"^docker run .*? noloco-peer:\S+ (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    lines = re.findall(r"^docker run .*? noloco-peer:\S+ (.*)$", README, re.MULTILINE)
     assert len(lines) == 2
     for line in lines:
         service = {"command": line, "environment": {}}

@@ -64,7 +64,8 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> Non
 
 
 def test_the_readme_names_every_alert_with_its_severity() -> None:
-    rows = re.findall(r"^\| `(Noloco\w+)` \| (\w+) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    readme = (ROOT / "peer" / "telemetry" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(Noloco\w+)` \| (\w+) \|", readme, re.MULTILINE)
     assert rows == [(rule["alert"], rule["labels"]["severity"]) for rule in rules() if "alert" in rule]
 
 

@@ -1,0 +1,38 @@
+"""The Makefile says what its targets do, and a commit is held to what its lint target runs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = re.findall(r"^([a-z][\w-]*):", MAKEFILE, re.MULTILINE)
+
+
+def test_the_hooks_of_a_commit_run_what_lint_runs() -> None:
+    recipe = re.findall(r"^lint:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)[0]
+    lint = [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe.splitlines()]
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert local["repo"] == "local"
+    assert [hook["entry"] for hook in local["hooks"]] == lint
+    for hook in local["hooks"]:
+        assert set(hook) == {"id", "name", "entry", "language", "pass_filenames"}
+        assert (hook["language"], hook["pass_filenames"]) == ("system", False)
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+def test_help_lists_every_target_with_a_line() -> None:
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout
+    rows = [line.split(maxsplit=1) for line in said.splitlines()]
+    assert [row[0] for row in rows] == TARGETS
+    assert all(len(row) == 2 for row in rows)
+
+
+def test_every_target_is_phony() -> None:
+    assert set(re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[0].split()) == set(TARGETS)
