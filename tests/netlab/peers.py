@@ -23,7 +23,7 @@ PORT = 31337
 
 
 class LabSwarm:
-    """The bootstrap node is on host 0. The exit ends all processes. ``warm``: fork them (tests/swarm/support/warm.py)."""
+    """The bootstrap node is on host 0. The exit ends all processes. ``warm``: fork them, see tests/swarm/support."""
 
     def __init__(self, plan: Plan, peers: int, folder: Path, *, warm: bool = False) -> None:
         self._plan, self._peers, self.folder, self._warm = plan, peers, folder, warm
