@@ -70,7 +70,7 @@ def test_a_real_prometheus_sees_a_real_swarm(swarm: Swarm) -> None:
         hidden.signal(signal.SIGKILL)
         wait_for(lambda: "NolocoPeerLost" in server.firing(), LOST, lambda: str(server.firing()))
         (alert,) = server.firing()["NolocoPeerLost"]
-        assert alert["annotations"]["summary"] == f"{HIDDEN} was lost from run demo without saying goodbye."
+        assert alert["annotations"]["summary"] == f"{HIDDEN} was lost from run demo without leaving it."
         wait_for(lambda: not unanswered(server, silent), ANSWERED, lambda: "\n".join(unanswered(server, silent)))
         wait_for(lambda: set(server.targets("noloco-peer")) == set(SCRAPED), FOUND)
     for process in swarm.processes:

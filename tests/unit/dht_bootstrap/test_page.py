@@ -73,7 +73,7 @@ def test_every_module_and_id_in_use_exists() -> None:
 
 
 @ids
-def test_files_and_lines_are_short(file: Path) -> None:
+def test_files_are_short_and_scripts_begin_with_a_comment(file: Path) -> None:
     lines = file.read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 300
     if file.suffix == ".js":
