@@ -20,7 +20,7 @@ function draw() {
   shown = run?.run ?? null;
   const somebody = runs.some((it) => list(it.peers).length);
   show(at("run"), somebody);
-  show(at("nobody"), !somebody);
+  show(at("empty"), !somebody);
   drawTabs(runs);
   drawWarnings(at("warnings"), runs);
   drawEvents(at("events"), run);

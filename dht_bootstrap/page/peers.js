@@ -128,8 +128,8 @@ function describe(box, peer, names, following) {
     names.get(id),
     plain(id, 80),
     `${integer(peer.members)} members`,
-    list(peer.partners).map((other) => isolated(names.get(String(other)) ?? tail(other))).reverse().join(", ") || "nobody",
-    number(peer.refused) ? `${integer(peer.refused)} contributions` : "nothing",
+    list(peer.partners).map((other) => isolated(names.get(String(other)) ?? tail(other))).reverse().join(", ") || "none",
+    number(peer.refused) ? `${integer(peer.refused)} contributions` : "none",
     plain(peer.version, 40) || "–",
     plain(peer.config, 80) || "–",
   ];

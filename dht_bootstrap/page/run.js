@@ -107,7 +107,7 @@ function figures(place, run, peers) {
   const rows = [
     ["Idle", percent(run.idle_share), share === null ? "no data yet" : share < HEALTHY ? "healthy: below 10%" : "too much: above 10%"],
     ["Peers", integer(run.members), gone(peers)],
-    ["Tokens a second", compact(run.tokens_per_second), "all peers together"],
+    ["Tokens per second", compact(run.tokens_per_second), "all peers together"],
     ["Tokens", compact(run.tokens), "trained on so far"],
     ["Step", integer(run.step), "the furthest peer"],
     ["Validation loss", loss(median(losses)), losses.length > 1 ? `worst peer ${loss(Math.max(...losses))}` : "on held-out text"],

@@ -84,7 +84,7 @@ class Side:
     def take(self, store: str, until: float) -> None:
         """Print ``kind begin end states`` for each turn, by the machine's monotonic clock."""
         room = [torch.empty_like(vector) for vector in self.state.vectors()]
-        (record,) = Members(self.node, self.me.run, _nobody).refresh_all()
+        (record,) = Members(self.node, self.me.run, _no_record).refresh_all()
         peer = Seat(record.peer_id, "peer", tuple(record.addresses))
         seats = {"peer": peer, "store": Seat(store.rpartition("/p2p/")[2], "store", (store,)), "rest": None}
         while time.monotonic() < until:
@@ -96,7 +96,7 @@ class Side:
                 print(kind, begin, time.monotonic(), states, flush=True)
 
 
-def _nobody() -> MemberRecord:
+def _no_record() -> MemberRecord:
     raise AssertionError("a newcomer that never enters has no record")
 
 

@@ -117,7 +117,7 @@ def in_words(found: dict[str, Any]) -> str:
         for name in found["attacked_ratio"]
     )
     honest = percent(found["honest_ratio"])
-    return f"loss with one hostile peer in eight, guarded (not guarded): {attacks}; nobody hostile {honest}"
+    return f"loss with one hostile peer in eight, guarded (not guarded): {attacks}; no hostile peer {honest}"
 
 
 def main() -> None:

@@ -99,7 +99,7 @@ def healthy(*urls: str) -> bool:
 
 
 def test_healthy_means_an_answer_of_200() -> None:
-    nobody = "http://127.0.0.1:9/metrics"
+    absent = "http://127.0.0.1:9/metrics"
     with serving(200) as well, serving(503) as ill:
-        assert healthy(well) and healthy(nobody, well)
-        assert not healthy(ill) and not healthy(nobody) and not healthy(nobody, ill)
+        assert healthy(well) and healthy(absent, well)
+        assert not healthy(ill) and not healthy(absent) and not healthy(absent, ill)

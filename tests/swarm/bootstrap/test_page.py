@@ -93,11 +93,11 @@ def test_it_shows_the_swarm_and_updates_itself_in_place(browser: Chromium, serve
 def test_peers_come_and_go_and_the_table_is_sorted(browser: Chromium, serve: Callable[..., PageServer]) -> None:
     server = serve(of(0))
     tab = opened(browser, server)
-    assert tab.ask("!document.querySelector('#nobody').hidden && document.querySelector('#run').hidden")
+    assert tab.ask("!document.querySelector('#empty').hidden && document.querySelector('#run').hidden")
     assert "noloco-peer train" in tab.ask("document.body.innerText")
     server.swarm = of(12)
     tab.wait(f"{NAMES}.length === 12")
-    assert tab.ask(NAMES)[1:3] == ["peer-1", "peer-2"] and tab.ask("document.querySelector('#nobody').hidden")
+    assert tab.ask(NAMES)[1:3] == ["peer-1", "peer-2"] and tab.ask("document.querySelector('#empty').hidden")
     assert (
         tab.ask("document.querySelectorAll('#idle .lines .middle').length") == 1
     )  # too many for colours: a median line
@@ -223,7 +223,7 @@ def test_a_real_swarm_on_a_real_bootstrap_node(browser: Chromium, swarm: Swarm) 
     tab = browser.tab()
     tab.open("http://" + bootstrap.line(r"http=(\S+)").group(1))
     tab.wait(LIVE)
-    tab.wait("!document.querySelector('#nobody').hidden")
+    tab.wait("!document.querySelector('#empty').hidden")
     assert address in tab.ask("document.querySelector('#join code').textContent")
     for name in ("ann", "bob"):
         swarm.peer(name, "run.steps=100000", address=address)

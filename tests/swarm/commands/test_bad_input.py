@@ -10,7 +10,7 @@ import torch
 
 from tests.swarm.support.harness import DEMO, Process, Swarm, clock_ahead, listening
 
-NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmNVmMnryXcqL5moYaR97Sc18UHgdReEHNDmZihKXJPwKa"
+ABSENT = "/ip4/127.0.0.1/tcp/9/p2p/QmNVmMnryXcqL5moYaR97Sc18UHgdReEHNDmZihKXJPwKa"
 
 
 def refused(process: Process, *says: str) -> None:
@@ -53,8 +53,8 @@ def test_a_wrong_configuration_of_a_swarm_is_one_line(swarm: Swarm) -> None:
 
 
 def test_an_initial_peer_that_does_not_listen(swarm: Swarm) -> None:
-    peer = swarm.peer("peer", "peer.network.join_timeout=3", address=NOBODY)
-    refused(peer, NOBODY, "connection refused", "Check that the bootstrap node runs")
+    peer = swarm.peer("peer", "peer.network.join_timeout=3", address=ABSENT)
+    refused(peer, ABSENT, "connection refused", "Check that the bootstrap node runs")
     assert peer.output().count("trying again") >= 2
 
 
@@ -64,9 +64,9 @@ def test_an_invalid_address(swarm: Swarm) -> None:
 
 def test_one_live_address_is_enough(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
-    peer = swarm.peer("peer", "run.steps=10", "run.inner_steps=10", f"peer.initial_peers=[{NOBODY}, {address}]")
+    peer = swarm.peer("peer", "run.steps=10", "run.inner_steps=10", f"peer.initial_peers=[{ABSENT}, {address}]")
     assert peer.exit_code(60) == 0, peer.output()
-    assert f"initial peer {NOBODY}: connection refused" in peer.output()
+    assert f"initial peer {ABSENT}: connection refused" in peer.output()
 
 
 def test_a_configuration_that_differs_from_the_swarms(swarm: Swarm) -> None:
@@ -95,7 +95,7 @@ def test_an_invalid_identity_file(swarm: Swarm) -> None:
 
 def test_a_folder_that_is_in_use(swarm: Swarm) -> None:
     swarm.peer("same", "run.steps=100000").line("ready:")
-    refused(swarm.start("twin", swarm.train("same")), "is used by a running peer")
+    refused(swarm.start("second", swarm.train("same")), "is used by a running peer")
 
 
 @pytest.mark.cold

@@ -214,8 +214,8 @@ def test_it_resumes_from_its_own_checkpoint(scene: Scene, tmp_path: Path) -> Non
 
 def test_the_swap_runs_during_the_steps_with_overlap(scene: Scene) -> None:
     one, two = Program(data=1), Program(data=2)
-    beside = {"run.exchange.overlap": True}
-    first, second = scene.start(one, "one", beside), scene.start(two, "two", beside)
+    overlap = {"run.exchange.overlap": True}
+    first, second = scene.start(one, "one", overlap), scene.start(two, "two", overlap)
     together(lambda: one.train_until_merged(first, 2), lambda: two.train_until_merged(second, 2))
     together(first.close, second.close)  # waits for the swap in progress
     assert first.last is not None and first.last.round == first.round

@@ -70,7 +70,7 @@ def test_the_smaller_part_of_a_swarm_takes_the_weights_of_the_larger(swarm: Swar
     copies = Copies(swarm, names, names[-1], overlap)
     smaller = "c" if "c" in names else wait_for(copies.who_has_taken, 60)
     own, theirs = map(int, copies.peers[smaller].line(TOOK).groups())
-    merged_with(swarm, smaller, set(names) - {smaller}, behind=theirs)
+    merged_with(swarm, smaller, set(names) - {smaller}, after=theirs)
     assert copies.who_has_taken() == smaller
     rows = swarm.rounds(smaller)
     before = [row for row in rows if row["round"] < min(own, theirs)]
@@ -131,9 +131,9 @@ def mirror(checkpoints: Checkpoints) -> None:
     assert checkpoints.save(saved.state["step"], saved.state, tensors)
 
 
-def merged_with(swarm: Swarm, name: str, others: set[str], behind: int) -> None:
+def merged_with(swarm: Swarm, name: str, others: set[str], after: int) -> None:
     def met() -> set[str]:
-        rows = [row for row in swarm.rounds(name) if row["round"] > behind and row["outcome"] == "merged"]
+        rows = [row for row in swarm.rounds(name) if row["round"] > after and row["outcome"] == "merged"]
         assert all(row["distance"] < 0.6 for row in rows), rows
         return {row["partner"] for row in rows}
 

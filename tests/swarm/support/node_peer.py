@@ -60,7 +60,7 @@ class Peer:
             lineage=lambda: self.lineage,
             metrics_address=None,
         )
-        self.presence.enter(snapshot or _nobody_should_ask, 0)
+        self.presence.enter(snapshot or _no_state, 0)
 
     def inner_phase(self) -> None:
         """Ten inner steps of sleep."""
@@ -98,7 +98,7 @@ class Peer:
             self.node._thread.loop.call_soon_threadsafe(stream.close)
 
 
-def _nobody_should_ask() -> State:
+def _no_state() -> State:
     raise AssertionError("no peer should ask for the state")
 
 
