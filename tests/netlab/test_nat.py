@@ -166,7 +166,7 @@ def test_an_address_that_only_other_peers_observe_is_found_and_announced(tmp_pat
 
 
 @pytest.mark.timeout(200)
-def test_a_check_in_public_says_so(tmp_path: Path) -> None:
+def test_a_check_reports_a_public_address(tmp_path: Path) -> None:
     with LabSwarm(HOMES, 4, tmp_path, warm=True) as swarm:
         found = check(swarm, PUBLIC)
         assert found.returncode == 0, found.stdout + found.stderr

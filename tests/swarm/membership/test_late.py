@@ -72,7 +72,7 @@ class Late:
 
 
 @pytest.mark.parametrize(("overlap", "names"), [(True, "b"), (False, "bc")])
-def test_peers_with_their_own_loop_do_so_too(tmp_path: Path, overlap: bool, names: str) -> None:
+def test_peers_with_their_own_loop_take_the_swarms_weights_too(tmp_path: Path, overlap: bool, names: str) -> None:
     """Even if the late peers have met each other before."""
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack)

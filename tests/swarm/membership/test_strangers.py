@@ -61,17 +61,17 @@ class Copies:
     def start(self, process: str, name: str, *sets: str) -> Process:
         return self.swarm.start(process, self.swarm.train(name, *self._sets, *sets, address=self._address))
 
-    def who_has_taken(self) -> str:
+    def names_that_took(self) -> str:
         return "".join(name for name, process in self.peers.items() if "took its weights" in process.output())
 
 
 @pytest.mark.parametrize(("overlap", "names"), [("false", "abc"), ("true", "ab")])
 def test_the_smaller_part_of_a_swarm_takes_the_weights_of_the_larger(swarm: Swarm, overlap: str, names: str) -> None:
     copies = Copies(swarm, names, names[-1], overlap)
-    smaller = "c" if "c" in names else wait_for(copies.who_has_taken, 60)
+    smaller = "c" if "c" in names else wait_for(copies.names_that_took, 60)
     own, theirs = map(int, copies.peers[smaller].line(TOOK).groups())
     merged_with(swarm, smaller, set(names) - {smaller}, after=theirs)
-    assert copies.who_has_taken() == smaller
+    assert copies.names_that_took() == smaller
     rows = swarm.rounds(smaller)
     before = [row for row in rows if row["round"] < min(own, theirs)]
     assert not [row for row in before if row["outcome"] == "merged"], before
@@ -97,7 +97,7 @@ def test_two_halves_become_one(swarm: Swarm) -> None:
 
     for name in "abcd":
         wait_for(partial(lambda name: met(name) >= set("abcd") - {name}, name), 60)
-    assert 2 <= len(copies.who_has_taken()) < 4
+    assert 2 <= len(copies.names_that_took()) < 4
 
 
 def has_made(late: Late, rounds: int) -> bool:
