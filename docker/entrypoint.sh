@@ -1,7 +1,7 @@
 #!/bin/sh
-# The image's entry: `bootstrap ...` is noloco-bootstrap, everything else noloco-peer (`train ...`, `--help`).
-# INITIAL_PEERS_FILE: join by the addresses that a bootstrap node has written (--addresses-file); wait for it
-# INITIAL_PEERS_WAIT seconds. Ends in exec, so that the signals of `docker stop` reach Python.
+# The image's entrypoint: `bootstrap ...` is noloco-bootstrap, everything else noloco-peer (`train ...`, `--help`).
+# INITIAL_PEERS_FILE: join by the addresses that a bootstrap node writes (--addresses-file), after a wait of at most
+# INITIAL_PEERS_WAIT seconds. exec at the end, so that Python receives the signals of `docker stop`.
 set -eu
 
 if [ "${1:-}" = bootstrap ]; then

@@ -1,4 +1,4 @@
-"""Is this container well? Exits 0 when the bootstrap's monitor or the peer's metrics answer, whichever runs here.
+"""The container's health check: exits 0 when the bootstrap's monitor or the peer's metrics answer.
 
 python healthcheck.py [URL ...]        without a URL: both on their default ports
 """
@@ -9,11 +9,11 @@ import sys
 from urllib.request import ProxyHandler, build_opener
 
 URLS = ("http://127.0.0.1:9400/healthz", "http://127.0.0.1:9464/metrics")
-SECONDS = 4.0  # for each
+SECONDS = 4.0  # timeout per URL
 
 
 def answers(url: str) -> bool:
-    """With 200, without going through a proxy that the environment may name."""
+    """Does it answer with 200? Proxies from the environment are not used."""
     try:
         with build_opener(ProxyHandler({})).open(url, timeout=SECONDS) as answer:
             return bool(answer.status == 200)

@@ -1,19 +1,19 @@
-// A chart of lines in SVG: axes, a marked band, one line a peer, and the value under the pointer in words.
+// A line chart in SVG: axes, a marked band, one line per peer, and the value under the pointer as text.
 
 import { keyed, say, set, svg } from "./dom.js";
 import { linear, ticks, timeTicks } from "./scale.js";
 import { clock, integer, isolated } from "./words.js";
 
 const MARGIN = { left: 46, right: 12, top: 10, bottom: 24 };
-const CROWD = 40; // lines; from there on paler
-const NEAR = 40; // pixels from a line at which the pointer means it
+const CROWD = 40; // more lines than this are paler
+const NEAR = 40; // greatest distance in pixels at which the pointer selects a line
 
 export class Chart {
   #drawn = [];
   #last = null;
   #pointer = null;
 
-  /** `format`: of a value; `tick`: of one at the axis; `range(values, peaks)`: of the axis; `band`: {to, text}, what is healthy. */
+  /** `format`: text of a value; `tick`: text at the axis; `range(values, peaks)`: of the axis; `band`: {to, text} of healthy values. */
   constructor(figure, { format, range, tick: short = format, band = null }) {
     Object.assign(this, { format, range, short, band });
     this.plot = figure.querySelector(".plot");
@@ -41,12 +41,12 @@ export class Chart {
     const height = this.plot.clientHeight;
     if (!width || !height) return;
     const points = data.lines.flatMap((line) => line.points.filter((point) => point[1] !== null));
-    say(this.empty, points.length ? "" : "nothing measured yet");
+    say(this.empty, points.length ? "" : "no data yet");
     set(this.empty, { x: width / 2, y: height / 2, "text-anchor": "middle" });
     const box = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
     const tops = peaks(data.lines);
     const [low, high] = this.range(points.map((point) => point[1]), tops);
-    const cut = tops.some((top) => top > high) ? ` Above ${this.format(high)} lines are cut off.` : "";
+    const cut = tops.some((top) => top > high) ? ` Values above ${this.format(high)} are cut off.` : "";
     set(this.picture, { width, height, viewBox: `0 0 ${width} ${height}`, "aria-label": data.summary + cut });
     say(this.caption, data.summary + cut);
     const xs = points.map((point) => point[0]);
@@ -106,7 +106,7 @@ export class Chart {
     this.#show();
   }
 
-  /** Say what is under the pointer. */
+  /** Show the value under the pointer. */
   #show() {
     const near = this.#pointer && nearest(this.#drawn, this.#pointer);
     set(this.cursor, near ? { cx: near.point[0], cy: near.point[1], visibility: null } : { visibility: "hidden" });
@@ -115,7 +115,7 @@ export class Chart {
   }
 }
 
-/** The largest value of each line that has one. */
+/** The largest value of each line with data. */
 const peaks = (lines) =>
   lines.map((line) => line.points.reduce((most, [, y]) => (y === null ? most : Math.max(most, y)), -Infinity)).filter(Number.isFinite);
 

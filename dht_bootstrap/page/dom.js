@@ -1,4 +1,4 @@
-// Elements, made and changed in place, so that nothing flickers and a selection survives an update. Text only: no HTML.
+// Elements that are changed in place, so that nothing flickers and a selection survives an update. Text only: no HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -18,7 +18,7 @@ export function svg(tag, attributes = {}, parent = null) {
   return node;
 }
 
-/** Set attributes that differ; null removes one. */
+/** Set the attributes that differ; null removes an attribute. */
 export function set(node, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null) node.removeAttribute(name);
@@ -26,7 +26,7 @@ export function set(node, attributes) {
   }
 }
 
-/** Set the text if it differs: a selection in it stays. */
+/** Set the text if it differs, so that a selection in it stays. */
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -39,8 +39,8 @@ export function show(node, visible) {
 const known = new WeakMap(); // parent -> Map of key -> child
 
 /**
- * Make `parent` have one child an item, in order. `key(item)` says which child is whose, `make(item)` makes a new one,
- * `update(child, item, index)` brings it up to date.
+ * Give `parent` one child per item, in order. `key(item)` identifies a child, `make(item)` makes a new one,
+ * `update(child, item, index)` updates it.
  */
 export function keyed(parent, items, key, make, update) {
   const before = known.get(parent) ?? new Map();

@@ -1,10 +1,10 @@
-// Asks for the swarm again and again, each time with a deadline, and says what came or why nothing did.
+// Fetches the swarm periodically, each time with a deadline, and reports the data or the reason of the failure.
 
 const EVERY = 2000; // ms
 const DEADLINE = 8000;
-const REST = 3; // rest three times as long as an answer took to fetch and draw: large swarms on small phones
+const REST = 3; // pause for three times the time to fetch and draw an answer: large swarms on slow phones
 
-/** Nothing usable came. `kind`: gone (no answer), unread (the bootstrap cannot read its directory), strange. */
+/** No usable answer. `kind`: gone (no answer), unread (the bootstrap cannot read its directory), strange (all else). */
 export class Trouble extends Error {
   constructor(kind, message) {
     super(message);
@@ -24,7 +24,7 @@ async function read(address) {
   try {
     data = JSON.parse(body);
   } catch {
-    // Some proxy's words, perhaps: said below.
+    // Perhaps a proxy's message; reported below.
   }
   if (response.status === 503 && data?.error) throw new Trouble("unread", String(data.error));
   if (response.status === 502 || response.status === 504) throw new Trouble("gone", `status ${response.status}`);
@@ -32,7 +32,7 @@ async function read(address) {
   return data;
 }
 
-/** Calls `heard(data)` or `unheard(trouble)` about every two seconds while somebody can see the page. */
+/** Calls `heard(data)` or `unheard(trouble)` about every two seconds while the page is visible. */
 export function watch(address, heard, unheard) {
   let timer = 0;
   let asking = false;

@@ -1,4 +1,4 @@
-// Which peers stand out in the charts, and in which colour. A peer keeps its colour while it stands out.
+// The peers that are highlighted in the charts, and their colours. A peer keeps its colour while it has one.
 
 export const COLOURS = 8;
 
@@ -11,7 +11,7 @@ export class Following {
     this.changed = changed;
   }
 
-  /** More peers than colours: none has one until it is chosen. */
+  /** More peers than colours? Then only chosen peers have a colour. */
   get many() {
     return this.#many;
   }
@@ -24,7 +24,7 @@ export class Following {
     return this.#chosen.has(id);
   }
 
-  /** Peers that have a colour, in its order. */
+  /** Peers that have a colour, in the order of colours. */
   get coloured() {
     return [...this.#slots].sort((a, b) => a[1] - b[1]).map(([id]) => id);
   }
@@ -42,7 +42,7 @@ export class Following {
     this.changed();
   }
 
-  /** Take over who is there; to be called before drawing. */
+  /** Set the present peers; call it before drawing. */
   see(ids) {
     const there = new Set(ids);
     for (const id of this.#chosen) if (!there.has(id)) this.#chosen.delete(id);

@@ -1,4 +1,4 @@
-// How to join: the addresses of this bootstrap node, and the command to start a peer with.
+// How to join: the command that starts a peer, and the addresses of this bootstrap node.
 
 import { el, keyed, say, set } from "./dom.js";
 import { list, plain } from "./words.js";
@@ -6,7 +6,7 @@ import { list, plain } from "./words.js";
 const PRIVATE = /^\/ip4\/(127|10|192\.168|169\.254|172\.(1[6-9]|2\d|3[01]))\./;
 const command = (address) => `noloco-peer train --config configs/demo.yaml --initial-peers ${address}`;
 
-/** Addresses that the whole world may reach first. */
+/** Public addresses come first. */
 export function drawJoin(place, addresses) {
   const found = list(addresses).map((address) => plain(address, 300));
   const near = (address) => (/^\/ip4\/127\./.test(address) ? 2 : PRIVATE.test(address) ? 1 : 0);
@@ -35,7 +35,7 @@ function copyable({ text }) {
   return box;
 }
 
-/** Browsers hand out the clipboard only over https or on this machine: elsewhere the text is selected. */
+/** Browsers give access to the clipboard only over https or on localhost: elsewhere the text is selected. */
 async function copy(node) {
   try {
     await navigator.clipboard.writeText(node.textContent);

@@ -1,10 +1,10 @@
-// Who met whom lately: peers on a circle, a line between two that merged; thicker the more often, fainter the longer ago.
+// Recent merges: peers on a circle, a line between two that merged; thicker with their number, fainter with their age.
 
 import { keyed, say, set, svg } from "./dom.js";
 import { count, duration, inOrder, integer, isolated, list, number } from "./words.js";
 
 const LATELY = 600; // seconds that the bootstrap remembers
-const MOST_LINES = 1500; // the newest; more is a carpet
+const MOST_LINES = 1500; // the newest; more cannot be told apart
 const MOST_NAMES = 28;
 const LETTERS = 12;
 
@@ -22,7 +22,7 @@ export class Meetings {
     new ResizeObserver(() => this.#last && this.draw(...this.#last)).observe(this.plot);
   }
 
-  /** `names`: Map of id -> name; `following` says who stands out. */
+  /** `names`: Map of id -> name; `following`: the peers to highlight. */
   draw(run, names, following) {
     this.#last = [run, names, following];
     const width = this.plot.clientWidth;
@@ -42,7 +42,7 @@ export class Meetings {
 
   #edges(pairs, places, cx, cy, names, following) {
     const marked = following.chosen.length > 0;
-    const room = Math.min(1, Math.sqrt(90 / Math.max(1, pairs.length))); // many lines: thinner and paler
+    const room = Math.min(1, Math.sqrt(90 / Math.max(1, pairs.length))); // thinner and paler if there are many lines
     const most = pairs.reduce((sum, pair) => Math.max(sum, pair.count), 2);
     keyed(this.edges, pairs.slice(0, MOST_LINES).reverse(), (pair) => `${pair.a} ${pair.b}`, () => {
       const line = svg("path");
@@ -103,7 +103,7 @@ function shortened(name) {
   return letters.length > LETTERS ? `${letters.slice(0, LETTERS - 1).join("")}…` : name;
 }
 
-/** Pairs of peers that are known, newest first. */
+/** Valid pairs of known peers, newest first. */
 function checked(run, names) {
   return list(run.meetings)
     .map((it) => ({ a: String(it?.a), b: String(it?.b), age: number(it?.age) ?? LATELY, count: number(it?.count) ?? 1 }))
@@ -111,7 +111,7 @@ function checked(run, names) {
     .sort((one, other) => one.age - other.age);
 }
 
-/** Who is there and who was met, in the order of names. */
+/** Present peers and partners of merges, in the order of their names. */
 function circleOf(run, names, pairs) {
   const ids = new Set([...present(run, names), ...pairs.flatMap((pair) => [pair.a, pair.b])]);
   return [...ids].sort((a, b) => inOrder(names.get(a), names.get(b)));
@@ -129,8 +129,8 @@ function describe(pairs, ids, names) {
   let text = `${count(pairs.length, "pair")} merged in the last 10 minutes`;
   if (sizes.length) {
     const [least, most] = [Math.min(...sizes), Math.max(...sizes)];
-    text += `; each peer met ${least === most ? integer(least) : `${integer(least)} to ${integer(most)}`} others`;
+    text += `; each peer merged with ${least === most ? integer(least) : `${integer(least)} to ${integer(most)}`} others`;
   }
   if (!alone.length) return `${text}.`;
-  return `${text}. Met nobody: ${alone.length > 4 ? count(alone.length, "peer") : alone.join(", ")}.`;
+  return `${text}. Without a partner: ${alone.length > 4 ? count(alone.length, "peer") : alone.join(", ")}.`;
 }

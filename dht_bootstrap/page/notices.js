@@ -1,4 +1,4 @@
-// What wants attention, above; who came and went, below.
+// Warnings at the top of the page; joins and departures at the bottom.
 
 import { el, keyed, say, set, show } from "./dom.js";
 import { clock, list, plain } from "./words.js";
@@ -13,7 +13,7 @@ const KINDS = {
 };
 const EVENTS = { joined: "joined", left: "left", lost: "was lost" };
 
-/** Warnings of all runs; the run is named where there are several. */
+/** Warnings of all runs, with the name of the run if there are several. */
 export function drawWarnings(section, runs) {
   const warnings = runs.flatMap((run) => list(run.warnings).map((it) => ({ ...it, run: runs.length > 1 ? plain(run.run, 64) : "" })));
   show(section, warnings.length > 0);
@@ -27,7 +27,7 @@ export function drawWarnings(section, runs) {
   });
 }
 
-/** Newest first. */
+/** Joins, departures and losses of a run, newest first. */
 export function drawEvents(section, run) {
   const events = list(run?.events).toReversed();
   show(section, events.length > 0);

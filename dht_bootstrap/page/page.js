@@ -1,4 +1,4 @@
-// The page: asks for the swarm every two seconds and hands it to its parts. What it had stays, greyed, when nothing comes.
+// The page: fetches the swarm every two seconds and draws it. Without an answer the old data stay, greyed.
 
 import { el, keyed, say, set, show } from "./dom.js";
 import { watch } from "./fetching.js";
@@ -7,7 +7,7 @@ import { drawEvents, drawWarnings } from "./notices.js";
 import { RunView } from "./run.js";
 import { clock, count, duration, isolated, list, number, plain, tail } from "./words.js";
 
-const OLD = 30; // seconds after which the directory counts as not read lately
+const OLD = 30; // seconds after which the last reading of the directory counts as old
 const at = (id) => document.getElementById(id);
 const view = new RunView(at("run"));
 let shown = null; // name of the run that is drawn
@@ -20,7 +20,7 @@ function draw() {
   shown = run?.run ?? null;
   const somebody = runs.some((it) => list(it.peers).length);
   show(at("run"), somebody);
-  show(at("nobody"), !somebody);
+  show(at("empty"), !somebody);
   drawTabs(runs);
   drawWarnings(at("warnings"), runs);
   drawEvents(at("events"), run);
@@ -30,7 +30,7 @@ function draw() {
   say(at("title"), runs.length === 1 ? name : "Swarm");
   document.title = somebody ? `${name} · ${count(run.members, "peer")}` : "Swarm";
   const about = ["Bootstrap node ", tail(data.peer_id), `, version ${plain(data.version, 20)}, connected to `];
-  say(at("about"), `${about.join("")}${count(data.connected_peers, "peer")}. Times are those of your clock's zone.`);
+  say(at("about"), `${about.join("")}${count(data.connected_peers, "peer")}. Times are in your time zone.`);
 }
 
 function drawTabs(runs) {
@@ -46,7 +46,7 @@ function drawTabs(runs) {
     return button;
   }, (button, run) => {
     set(button, { "aria-current": run.run === shown });
-    say(button.firstChild, plain(run.run, 64) || "without a name");
+    say(button.firstChild, plain(run.run, 64) || "unnamed");
     say(button.lastChild, ` ${count(run.members, "peer")}`);
   });
 }
@@ -66,19 +66,19 @@ function heard(answer) {
   draw();
   const age = number(data.read_age) ?? 0;
   if (age <= OLD) connection("live", "live");
-  else connection("old", "old", `The directory of the swarm was last read ${duration(age)} ago: what you see is that old. The bootstrap node tries again.`);
+  else connection("old", "old", `The directory of the swarm was last read ${duration(age)} ago, so this page is as old. The bootstrap node tries again.`);
 }
 
 const WORDS = {
-  gone: ["no answer", "The bootstrap node does not answer. Peers train on without it; newcomers wait until it is started again with the same identity file, or join by any member's address."],
+  gone: ["no answer", "The bootstrap node does not answer. Peers train on without it. New peers wait until it is restarted with the same identity file, or join by any member's address."],
   unread: ["not read", "The bootstrap node cannot read the directory of the swarm"],
-  strange: ["not understood", "This page does not understand what the bootstrap node answers. Reload it; if that does not help, look at the node's log"],
+  strange: ["not understood", "This page does not understand the bootstrap node's answer. Reload the page; if that does not help, see the node's log"],
 };
 
 function unheard(trouble) {
   const [text, words] = WORDS[trouble.kind];
   const detail = trouble.kind === "gone" ? "" : `: ${isolated(plain(trouble.message, 300))}.`;
-  const since = heardAt === null ? "" : ` Below is what was known at ${clock((Date.now() - performance.now() + heardAt) / 1000)}.`;
+  const since = heardAt === null ? "" : ` The data below are from ${clock((Date.now() - performance.now() + heardAt) / 1000)}.`;
   connection(trouble.kind, text, `${words}${detail}${since} The page asks again every 2 seconds.`);
 }
 

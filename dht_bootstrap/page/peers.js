@@ -1,4 +1,4 @@
-// The table of the peers: sorted by a click on a column's head; a click on a name follows the peer in the charts.
+// The table of peers. A click on a column head sorts it; a click on a name follows the peer in the charts.
 
 import { el, keyed, say, set } from "./dom.js";
 import { compact, duration, inOrder, integer, isolated, list, loss, number, percent, plain, tail } from "./words.js";
@@ -8,18 +8,18 @@ const STATES = { training: "training", waiting: "waiting", left: "left", lost: "
 const ORDER = ["training", "waiting", "lost", "left"];
 const met = (peer) => list(peer.partners).at(-1);
 
-// key, head, what it means, text, value to sort by, and whether the largest comes first
+// key, head, tooltip, text, value to sort by, largest first
 const COLUMNS = [
-  ["name", "Peer", "follow it in the charts by a click", null, null, false],
-  ["state", "State", "lost: it went without a goodbye", (p) => STATES[p.state] ?? "?", (p) => ORDER.indexOf(p.state), false],
-  ["idle", "Idle", "share of the last 5 minutes in which it waited for others", (p) => percent(p.idle_share), (p) => p.idle_share, true],
-  ["loss", "Loss", "of training, lately", (p) => loss(p.train_loss), (p) => p.train_loss, true],
-  ["val", "Val loss", "on text that nobody trains on", (p) => loss(p.val_loss), (p) => p.val_loss, true],
+  ["name", "Peer", "click a name to follow the peer in the charts", null, null, false],
+  ["state", "State", "lost: its record expired without a departure", (p) => STATES[p.state] ?? "?", (p) => ORDER.indexOf(p.state), false],
+  ["idle", "Idle", "share of the last 5 minutes spent waiting for others", (p) => percent(p.idle_share), (p) => p.idle_share, true],
+  ["loss", "Loss", "training loss of the last inner phase", (p) => loss(p.train_loss), (p) => p.train_loss, true],
+  ["val", "Val loss", "loss on held-out text", (p) => loss(p.val_loss), (p) => p.val_loss, true],
   ["rate", "Tokens/s", "", (p) => compact(p.tokens_per_second), (p) => p.tokens_per_second, true],
   ["step", "Step", "inner steps", (p) => integer(p.step), (p) => p.step, true],
   ["round", "Round", "swaps, one after each inner phase", (p) => integer(p.round), (p) => p.round, true],
   ["met", "Met last", "its latest partner", null, (p) => p.merged_age, false],
-  ["age", "Heard", "since its record was written", (p) => `${duration(p.age)} ago`, (p) => p.age, false],
+  ["age", "Heard", "time since its record was written", (p) => `${duration(p.age)} ago`, (p) => p.age, false],
 ];
 
 export class PeerTable {
@@ -128,8 +128,8 @@ function describe(box, peer, names, following) {
     names.get(id),
     plain(id, 80),
     `${integer(peer.members)} members`,
-    list(peer.partners).map((other) => isolated(names.get(String(other)) ?? tail(other))).reverse().join(", ") || "nobody",
-    number(peer.refused) ? `${integer(peer.refused)} contributions` : "nothing",
+    list(peer.partners).map((other) => isolated(names.get(String(other)) ?? tail(other))).reverse().join(", ") || "none",
+    number(peer.refused) ? `${integer(peer.refused)} contributions` : "none",
     plain(peer.version, 40) || "–",
     plain(peer.config, 80) || "–",
   ];

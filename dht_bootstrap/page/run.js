@@ -72,7 +72,7 @@ export class RunView {
     });
     const hint = this.place.querySelector("#hint");
     show(hint, following.many);
-    say(hint, `${count(peers.length, "peer")}: a thin line each, the thick line is their median. Choose up to ${COLOURS} in the table or the circle to follow them in colour.`);
+    say(hint, `${count(peers.length, "peer")}: each has a thin line, the thick line is the median. Choose up to ${COLOURS} in the table or the circle to show them in colour.`);
   }
 
   #charts(peers, named) {
@@ -83,7 +83,7 @@ export class RunView {
     this.speed.draw({ by: "time", lines: this.#lines(speeds(peers), named), summary: speedWords(live, named) });
   }
 
-  /** Names and looks; what stands out lies on top. `bad(y)` marks a line by its last value. */
+  /** Lines with name and look; highlighted ones on top. `bad(y)` decides by a line's last value whether to mark it. */
   #lines(lines, named, bad = () => false) {
     const { following } = this;
     const found = lines.map((line) => {
@@ -105,12 +105,12 @@ function figures(place, run, peers) {
   const losses = known(live, "val_loss").map((peer) => peer.val_loss);
   const share = number(run.idle_share);
   const rows = [
-    ["Idle", percent(run.idle_share), share === null ? "not known yet" : share < HEALTHY ? "healthy: below 10%" : "too much: above 10%"],
+    ["Idle", percent(run.idle_share), share === null ? "no data yet" : share < HEALTHY ? "healthy: below 10%" : "too much: above 10%"],
     ["Peers", integer(run.members), gone(peers)],
-    ["Tokens a second", compact(run.tokens_per_second), "all peers together"],
+    ["Tokens per second", compact(run.tokens_per_second), "all peers together"],
     ["Tokens", compact(run.tokens), "trained on so far"],
     ["Step", integer(run.step), "the furthest peer"],
-    ["Validation loss", loss(median(losses)), losses.length > 1 ? `worst peer ${loss(Math.max(...losses))}` : "on text nobody trains on"],
+    ["Validation loss", loss(median(losses)), losses.length > 1 ? `worst peer ${loss(Math.max(...losses))}` : "on held-out text"],
   ];
   keyed(place, rows, (row) => row[0], ([head]) => {
     const box = el("div");
@@ -130,7 +130,7 @@ function gone(peers) {
   return words.join(", ") || "training";
 }
 
-/** The median and the extreme of a value over the peers that are here. */
+/** The median and the extreme of a value over the present peers. */
 function extremes(live, key, named, sign) {
   const peers = known(live, key);
   if (!peers.length) return null;
@@ -141,19 +141,19 @@ function extremes(live, key, named, sign) {
 
 function idleWords(live, named) {
   const it = extremes(live, "idle_share", named, 1);
-  if (!it) return "The share of its time that a peer waits for others. Not known yet.";
+  if (!it) return "The share of time that a peer waits for others. No data yet.";
   const above = known(live, "idle_share").filter((peer) => peer.idle_share >= HEALTHY).length;
-  const words = `Waiting for others, of the last 5 minutes: ${it.name} most, ${percent(it.value)}; median ${percent(it.middle)}.`;
+  const words = `Time spent waiting for others in the last 5 minutes: most ${it.name}, ${percent(it.value)}; median ${percent(it.middle)}.`;
   return above ? `${words} ${count(above, "peer")} above 10%.` : `${words} All healthy.`;
 }
 
 function lossWords(live, named) {
   const it = extremes(live, "train_loss", named, 1);
-  return it ? `Now: median ${loss(it.middle)}, highest ${loss(it.value)} at ${it.name}.` : "No loss is known yet.";
+  return it ? `Now: median ${loss(it.middle)}, highest ${loss(it.value)} at ${it.name}.` : "No loss yet.";
 }
 
 function speedWords(live, named) {
   const it = extremes(live, "tokens_per_second", named, -1);
-  if (!it) return "Inner steps a second by peer. Not known yet.";
-  return `Inner steps a second by peer. Now: median ${compact(it.middle)} tokens/s, slowest ${it.name} with ${compact(it.value)}.`;
+  if (!it) return "Inner steps per second by peer. No data yet.";
+  return `Inner steps per second by peer. Now: median ${compact(it.middle)} tokens/s, slowest ${it.name} with ${compact(it.value)}.`;
 }

@@ -1,4 +1,4 @@
-// Axes: from values to pixels, and where the ticks stand.
+// Axes: from values to pixels, and the positions of ticks.
 
 /** Map [from, to] linearly onto [low, high]. */
 export function linear(from, to, low, high) {
@@ -19,7 +19,7 @@ export function ticks(from, to, most) {
 
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 
-/** Unix seconds at round times of day here, about `most` of them, and the step between two. */
+/** About `most` Unix seconds at round local times of day, and the step between two. */
 export function timeTicks(from, to, most) {
   const rough = (to - from) / Math.max(1, most);
   const step = STEPS.find((it) => it >= rough) ?? 86400 * Math.ceil(rough / 86400);
@@ -29,15 +29,15 @@ export function timeTicks(from, to, most) {
   return { found, step };
 }
 
-/** From 0 to the first of some tops that holds all values. */
+/** From 0 to the first of `tops` that is not below any value. */
 export function upTo(values, tops) {
   const most = values.reduce((a, b) => Math.max(a, b), 0);
   return [0, tops.find((it) => most <= it) ?? tops.at(-1)];
 }
 
 /**
- * The range of all values, with some air. One peer that diverges must not press the others flat: what lies far above the
- * usual peak of a line is cut off.
+ * The range of all values with a margin. Values far above the usual peak of a line are cut off, so that one peer that
+ * diverges does not flatten the others.
  */
 export function around(values, peaks) {
   if (!values.length) return [0, 1];

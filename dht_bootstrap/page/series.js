@@ -1,8 +1,8 @@
-// From the peers of a run to the lines of its charts.
+// The lines of a run's charts, from the records of its peers.
 
 import { list, median, number } from "./words.js";
 
-const BINS = 80; // of the median line
+const BINS = 80; // points of the median line
 
 /** Checked points of a peer: {at, step, loss, idle}. */
 function history(peer) {
@@ -20,14 +20,14 @@ function lines(peers, points) {
 /** Idle share against time. */
 export const idle = (peers) => lines(peers, (past) => past.map((point) => [point.at, point.idle]));
 
-/** Training loss against "time" or "step". A peer tells of it once a round: what it repeats until then is no point. */
+/** Training loss against "time" or "step". A peer reports it once a round: repeated values are left out. */
 export const losses = (peers, by) => {
   const x = horizontal(by);
   const fresh = (point, i, past) => i === 0 || point.loss !== past[i - 1].loss;
   return lines(peers, (past) => past.filter(fresh).map((point) => [x(point), point.loss]));
 };
 
-/** Inner steps a second, each over a stretch of time that smooths the edges of rounds. */
+/** Inner steps per second, averaged over a window that smooths the boundaries of rounds. */
 export function speeds(peers) {
   return lines(peers, (past) => {
     const stretch = Math.max(30, ((past.at(-1)?.at ?? 0) - (past[0]?.at ?? 0)) / 20);
@@ -42,7 +42,7 @@ export function speeds(peers) {
   });
 }
 
-/** One line for all: in each stretch of x the median over peers of what each had there on average. */
+/** One line for all peers: in each bin of x the median over the peers' means. */
 export function medianLine(all) {
   const points = all.flatMap((line) => line.points.filter((point) => point[1] !== null));
   if (!points.length) return [];

@@ -1,13 +1,13 @@
-// Numbers, times and strangers' strings as people read them.
+// Numbers, times and untrusted strings as readable text.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const NOTHING = "–";
 
-/** A finite number, or null: what strangers write may be anything. */
+/** A finite number, or null: records of other peers may hold any value. */
 export const number = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
 
-/** A list, or an empty one. */
+/** The value if it is a list, or an empty list. */
 export const list = (value) => (Array.isArray(value) ? value : []);
 
 const orNothing = (format) => (value) => (number(value) === null ? NOTHING : format(value));
@@ -18,7 +18,7 @@ export const percent = orNothing((value) => `${(100 * value).toFixed(value < 0.0
 export const percentTick = (value) => `${Math.round(100 * value)}%`;
 export const loss = orNothing((value) => (Math.abs(value) < 1000 ? value.toFixed(3) : short.format(value)));
 
-/** How long: 4 s, 3 min, 2 h 5 min, 3 days. */
+/** A duration: 4 s, 3 min, 2 h 5 min, 3 days. */
 export const duration = orNothing((seconds) => {
   const s = Math.max(0, seconds);
   if (s < 59.5) return `${Math.round(s)} s`;
@@ -28,7 +28,7 @@ export const duration = orNothing((seconds) => {
   return `${Math.round(s / 86400)} days`;
 });
 
-/** Unix seconds as a time of day here. */
+/** Unix seconds as local time of day. */
 export function clock(unix, withSeconds = true) {
   const at = new Date(1000 * (number(unix) ?? NaN));
   if (Number.isNaN(at.getTime())) return NOTHING;
@@ -40,11 +40,11 @@ export function clock(unix, withSeconds = true) {
 /** 1 peer, 2 peers. */
 export const count = (n, one, many = `${one}s`) => `${integer(n)} ${n === 1 ? one : many}`;
 
-// Invisible characters and those that turn the direction of what follows; emoji and Persian need the three excepted.
+// Invisible characters and those that change the text direction. Emoji and Persian need the three exceptions.
 const HIDDEN = /\p{Cc}|(?![\u200c\u200d\ufe0f])\p{Default_Ignorable_Code_Point}/gu;
 const VISIBLE = /[^\p{Default_Ignorable_Code_Point}\p{Z}\p{C}\p{M}]/u;
 
-/** A stranger's string, so that it can neither hide nor disturb its neighbours. */
+/** An untrusted string, cleaned so that it cannot be invisible or affect other text. */
 export function plain(text, most = 300) {
   const clean = String(text ?? "")
     .replace(/\s+/g, " ")
@@ -54,10 +54,10 @@ export function plain(text, most = 300) {
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : clean;
 }
 
-/** The end of a peer id, by which people tell two apart. */
+/** The end of a peer id, as a short form. */
 export const tail = (id) => `…${plain(id).slice(-6)}`;
 
-/** Map of peer id -> name to show: the end of the id where there is no visible name, and beside one that two have. */
+/** Map of peer id -> name to show. The end of the id replaces an invisible name and follows a name that two peers have. */
 export function names(peers) {
   const cleaned = peers.map((peer) => [String(peer.peer_id), plain(peer.name, 64).trim()]);
   const seen = new Map();
@@ -70,10 +70,10 @@ export function names(peers) {
   );
 }
 
-/** A name inside of a sentence: its direction ends with it. */
+/** A name for use in a sentence: its text direction does not affect the rest. */
 export const isolated = (name) => `\u2068${name}\u2069`;
 
-/** 3, 1, 2 in the order of people: peer-2 before peer-10. */
+/** Natural order: peer-2 before peer-10. */
 export const inOrder = new Intl.Collator("en", { numeric: true }).compare;
 
 export function median(values) {

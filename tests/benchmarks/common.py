@@ -1,4 +1,4 @@
-"""What all benchmarks share: their two options, and the JSON with commit and command."""
+"""Shared by all benchmarks: their two options, and the JSON with commit and command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def options(description: str) -> argparse.Namespace:
 
 
 def command_line(description: str) -> argparse.ArgumentParser:
-    """``--quick`` is the same code on less work, done within four minutes on two cores."""
+    """``--quick`` runs the same code with less work: at most four minutes on two cores."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="less work, the same code")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
@@ -27,7 +27,7 @@ def command_line(description: str) -> argparse.ArgumentParser:
 
 
 def finish(name: str, figures: dict[str, Any], words: str, file: Path | None) -> None:
-    """Write the JSON and print the figures in words as the last line."""
+    """Write the JSON and print ``words`` as the last line."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
@@ -42,7 +42,7 @@ def finish(name: str, figures: dict[str, Any], words: str, file: Path | None) ->
 
 
 class Known:
-    """What has been measured, kept in ``.runs.json`` beside the figures (``None``: nowhere)."""
+    """Finished measurements, kept in ``.runs.json`` next to the figures (``None``: nowhere)."""
 
     def __init__(self, json_file: Path | None) -> None:
         self._file = file = json_file.with_suffix(".runs.json") if json_file else None
@@ -53,7 +53,7 @@ class Known:
             self._file.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
 
     def get(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """By ``measure``, unless it is known."""
+        """The known result, or that of ``measure``."""
         if name not in self.found:
             self.found[name] = measure()
             print(f"{name}: {self.found[name]}", flush=True)

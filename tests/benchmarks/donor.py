@@ -1,12 +1,12 @@
-"""What it costs a member that newcomers take its state: tokens/s of its inner loop while one takes it.
+"""The cost of state transfer for a donor: tokens/s of its inner loop while a newcomer downloads its state.
 
 python -m tests.benchmarks.donor [--quick] [--json FILE]
 python -m tests.benchmarks.donor store|take      (started by the benchmark)
 
-In the network laboratory: a peer that trains the demo's model on one host, on another one a process that only has such
-a state to give (the store), on a third one a newcomer. It takes the state of the peer for some seconds, then that of
-the store, then rests. All share two cores with the line between them, so what the peer loses beside the store's
-newcomer is lost to these, and what it loses more beside its own is the price of being a donor.
+The network laboratory has three hosts: a peer that trains the demo's model, a process that only serves such a state
+(the store) and a newcomer. The newcomer downloads from the peer for some seconds, then from the store, then rests.
+All share two cores with the delay line. A download from the store shows the loss that the shared cores cause. The
+further loss during a download from the peer is the cost of being a donor.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import load
 
 CONFIG = "configs/demo.yaml"
-TURN = 12.0  # seconds of taking, and of resting
+TURN = 12.0  # seconds of each download, and of each rest
 SETS = (
     *("run.steps=100000000", "run.inner_steps=5", "peer.start_with=1"),
     *("run.evaluation.every_rounds=1000000", "peer.checkpoint.every_rounds=1000000"),
@@ -56,7 +56,7 @@ SETS = (
 
 @dataclass(frozen=True)
 class Side:
-    """A process beside the peer that trains."""
+    """The store's or the newcomer's process."""
 
     node: Node
     me: Party
@@ -76,15 +76,15 @@ class Side:
             node.stop()
 
     def serve(self, until: float) -> None:
-        """Print where the state is to be had, and give it."""
+        """Print the address and serve the state."""
         start_serving(self.node, Donor(self.me, self.layout, self.state.snapshot))
         print(self.node.addresses[0], flush=True)
         time.sleep(max(0.0, until - time.monotonic()))
 
     def take(self, store: str, until: float) -> None:
-        """Print ``kind begin end states`` of each turn, by the machine's monotonic clock."""
+        """Print ``kind begin end states`` for each turn, by the machine's monotonic clock."""
         room = [torch.empty_like(vector) for vector in self.state.vectors()]
-        (record,) = Members(self.node, self.me.run, _nobody).refresh_all()
+        (record,) = Members(self.node, self.me.run, _no_record).refresh_all()
         peer = Seat(record.peer_id, "peer", tuple(record.addresses))
         seats = {"peer": peer, "store": Seat(store.rpartition("/p2p/")[2], "store", (store,)), "rest": None}
         while time.monotonic() < until:
@@ -96,12 +96,12 @@ class Side:
                 print(kind, begin, time.monotonic(), states, flush=True)
 
 
-def _nobody() -> MemberRecord:
+def _no_record() -> MemberRecord:
     raise AssertionError("a newcomer that never enters has no record")
 
 
 def measure(seconds: float, folder: Path) -> dict[str, Any]:
-    """The peer's rounds, sorted by what the newcomer did in all of their time."""
+    """The peer's rounds, sorted by what the newcomer did during the whole round."""
     with LabSwarm(load("home"), 3, folder) as swarm:
         swarm.peer(1, "peer", CONFIG, SETS)
         tail = Tail("peer", folder / "peer")
@@ -135,12 +135,12 @@ def measure(seconds: float, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    args = options("what newcomers cost a donor")
+    args = options("the cost of newcomers for a donor")
     with tempfile.TemporaryDirectory(prefix="donor-") as folder:
         found = measure(60.0 if args.quick else 300.0, Path(folder))
     words = (
-        f"tokens/s of a peer that gives its state away: {found['tokens_per_s_ratio']:.3f} of those while another does "
-        f"(which are {found['store_to_rest']:.3f} of those in quiet); {found['states']['peer']} states of 8 MB at "
+        f"tokens/s of a peer that serves its state: {found['tokens_per_s_ratio']:.3f} of those while the store does "
+        f"(which are {found['store_to_rest']:.3f} of those at rest); {found['states']['peer']} states of 8 MB at "
         f"10 Mbit/s, {found['phases']['peer']} inner phases of 5 steps"
     )
     finish("donor", found, words, args.json)

@@ -2,9 +2,9 @@
 
 python -m tests.benchmarks.hostile [--quick] [--json FILE]
 
-Every run is a simulation with the peer's own inner loop, outer step, codec, guard and grudges; what is false are the
-bytes that replica 0 sends (tests/swarm/support/attacks.py). Figures are of the validation loss of replicas 1 to 7. The
-same by real peers is hostile_real.py. Runs that FILE's .runs.json has already are not made again.
+Every run is a simulation with the peer's own inner loop, outer step, codec, guard and backoff. Only the bytes that
+replica 0 sends are false (tests/swarm/support/attacks.py). The figures are validation losses of replicas 1 to 7.
+hostile_real.py does the same with real peers. Runs in FILE's .runs.json are not repeated.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class _Simulation(Simulation):
 
 
 def run_one(battle: Battle) -> dict[str, Any]:
-    """One simulation, in a process of its own."""
+    """One simulation, in a separate process."""
     case = Case("hostile", "noloco", outer=NOLOCO, steps=battle.steps, seed=battle.seed)
     simulation = _Simulation(case.config(), Options(replicas=case.replicas, method=Method.NOLOCO))
     simulation.battle = battle
     try:
         peers = simulation.run(lambda line: None)["peers"]
-    except RunError as error:  # a ruined model is a result
+    except RunError as error:  # a diverged model is a result
         return {"key": battle.key, "val_loss": None, "end": str(error)}
     honest = [peers[f"replica-{index}"] for index in range(1, case.replicas)]
     rounds = {it.value: sum(row["rounds"][it] for row in honest) for it in Outcome}
@@ -89,7 +89,7 @@ def run_all(battles: list[Battle], file: Path | None) -> dict[str, dict[str, Any
 
 
 def figures(rows: dict[str, dict[str, Any]], steps: int, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """Ratios of losses of the same seeds, mean over them; ``None`` where a model was ruined."""
+    """Loss ratios between runs with the same seed, mean over the seeds; ``None`` if a model diverged."""
 
     def loss(attack: Attack | None, guarded: bool, seed: int) -> float | None:
         value: float | None = rows[Battle(attack, guarded, steps, seed).key]["val_loss"]
@@ -117,11 +117,11 @@ def in_words(found: dict[str, Any]) -> str:
         for name in found["attacked_ratio"]
     )
     honest = percent(found["honest_ratio"])
-    return f"loss with one hostile peer in eight, guarded (not guarded): {attacks}; nobody hostile {honest}"
+    return f"loss with one hostile peer in eight, guarded (not guarded): {attacks}; no hostile peer {honest}"
 
 
 def main() -> None:
-    args = options("what a hostile peer does to the loss of the others")
+    args = options("the effect of a hostile peer on the other peers' loss")
     steps, seeds = (60, (0,)) if args.quick else (SWEEP_STEPS, SEEDS)
     battles = [
         Battle(attack, guarded, steps, seed) for seed in seeds for attack in (None, *SHOWN) for guarded in (False, True)

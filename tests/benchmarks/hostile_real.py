@@ -1,9 +1,9 @@
-"""One hostile peer in eight, of real processes: what the other seven refuse of it, why, and their loss at the end.
+"""One hostile peer in eight real processes: the refusals of the other seven, the reasons, and their final loss.
 
 python -m tests.benchmarks.hostile_real [--quick] [--json FILE]
 
-A tiny model (6,720 parameters), H 50; the attacks are those of tests/swarm/support/attacks.py. The loss at length and
-with several seeds is the business of hostile.py, a simulation. Runs that FILE has already are not made again.
+A tiny model (6,720 parameters), H 50; the attacks are those of tests/swarm/support/attacks.py. For longer runs with
+several seeds see hostile.py, a simulation. Runs in FILE are not repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAIT = 400.0
 
 
 def battle(attack: Attack | None, guarded: bool, steps: int) -> dict[str, Any]:
-    """Figures of the peers that are not hostile."""
+    """Figures of the honest peers."""
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
         swarm = Swarm(Path(folder))
         try:
@@ -53,7 +53,7 @@ def _battle(swarm: Swarm, attack: Attack | None, guarded: bool, steps: int) -> d
     losses = [json.loads(file.read_text().splitlines()[-1])["val_loss"] for file in evals]
     return {
         "val_loss": None if ruined else mean(losses),
-        "ruined": ruined,  # peers that gave up: their loss was not finite any more
+        "ruined": ruined,  # peers that ended because their loss was not finite
         "rounds": len(rows),
         "outcomes": Counter(row["outcome"] for row in rows),
         "reasons": Counter(row["reason"] for row in rows if row["reason"]),
@@ -62,7 +62,7 @@ def _battle(swarm: Swarm, attack: Attack | None, guarded: bool, steps: int) -> d
 
 
 def main() -> None:
-    args = options("what seven real peers make of a hostile eighth")
+    args = options("seven honest real peers with one hostile peer")
     steps, attacks = (1000, SHOWN[:1]) if args.quick else (3000, SHOWN)
     found: dict[str, Any] = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
     found.pop("made_by", None)
@@ -76,7 +76,7 @@ def main() -> None:
             if args.json:
                 args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     words = "; ".join(f"{name} {_beside(row, found['honest'])}" for name, row in found.items())
-    finish("hostile_real", found, f"validation loss beside that of eight honest peers: {words}", args.json)
+    finish("hostile_real", found, f"validation loss against that of eight honest peers: {words}", args.json)
 
 
 def _beside(row: dict[str, Any], honest: dict[str, Any]) -> str:

@@ -1,10 +1,10 @@
-"""What a peer costs beside a bare PyTorch loop: tokens/s of its inner loop, and host memory of its outer step.
+"""A peer against a bare PyTorch loop: tokens/s of its inner loop, and host memory of its outer step.
 
 python -m tests.benchmarks.inner_loop [--quick] [--json FILE]
 
-Speed: blocks of steps of a bare loop and of a peer's InnerLoop (with its node up, connected and announced to by a
-second one) on the same model and text, in one process, taking turns. Memory: growth of the peak resident size
-through two outer steps with a real swap with a second process, in copies of the model.
+Speed: a bare loop and a peer's InnerLoop alternate in blocks of steps, on the same model and text in one process. The
+peer's node is up and connected to a second one. Memory: growth of the peak resident size in two outer steps with a real
+swap with a second process, in copies of the model.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BIG = LlamaModel(hidden_size=768, intermediate_size=2048, layers=12, heads=12)  
 
 
 def bare_steps(network: nn.Module, optimizer: torch.optim.Optimizer, text: Tensor, steps: int, step: int) -> None:
-    """The loop that one writes by hand, with the same schedule, clipping and optimizer."""
+    """A hand-written loop with the same schedule, clipping and optimizer."""
     parameters = list(network.parameters())
     network.train()
     for _ in range(steps):
@@ -64,7 +64,7 @@ def bare_steps(network: nn.Module, optimizer: torch.optim.Optimizer, text: Tenso
 
 
 def inner_loop(network: nn.Module) -> InnerLoop:
-    """The peer's own, on the CPU."""
+    """The peer's inner loop, on the CPU."""
     return InnerLoop(
         network,
         RUN.inner,
@@ -78,7 +78,7 @@ def inner_loop(network: nn.Module) -> InnerLoop:
 
 
 def speed(pairs: int, steps: int, folder: Path) -> float:
-    """Median over ``pairs`` of the peer's tokens/s divided by the bare loop's in the block beside it."""
+    """Median over ``pairs`` of the peer's tokens/s divided by the bare loop's in the same pair of blocks."""
     text = corpus.load(RUN.data).train
     stream = TokenStream(text, batch_size=RUN.batch_size, sequence_length=LENGTH, seed=0, stream=1)
     bare_text = torch.from_numpy(text)
@@ -103,15 +103,15 @@ def speed(pairs: int, steps: int, folder: Path) -> float:
 
 
 def copies(folder: Path) -> tuple[float, int]:
-    """Peak host memory of an outer step with a real swap, in fp32 copies of the model, and the parameters.
+    """Peak host memory of an outer step with a real swap, in fp32 copies of the model, and the parameter count.
 
-    The slope between a small and a large model: what does not grow with the model (code that is loaded at first
-    use, the 1 MiB parts in flight) is not a copy of it.
+    The slope between a small and a large model. So constant memory does not count: code that is loaded at first use,
+    the 1 MiB parts in flight.
     """
     figures = []
     for settings in (RUN.model, RUN.model, BIG):  # the first one loads the code
         gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # or freed memory would be used again unseen
+        ctypes.CDLL(None).malloc_trim(0)  # otherwise freed memory would be reused, uncounted
         with peer_node(folder / "c.key") as node:
             figures.append(outer_step(node, settings))
     _, (small, few), (large, many) = figures
@@ -119,7 +119,7 @@ def copies(folder: Path) -> tuple[float, int]:
 
 
 def outer_step(node: Node, settings: LlamaModel) -> tuple[float, int]:
-    """Bytes by which two rounds of contribution, swap and apply raise the peak, and the parameters."""
+    """Bytes by which two rounds of contribution, swap and apply raise the peak, and the parameter count."""
     network = model.build(settings, sequence_length=LENGTH, seed=0)
     numel = model.parameter_count(network)
     pairing = Pairing(node, numel)
@@ -143,7 +143,7 @@ def outer_step(node: Node, settings: LlamaModel) -> tuple[float, int]:
 
 @contextmanager
 def peak_growth() -> Iterator[list[float]]:
-    """Bytes by which the peak resident size rises above the present one inside the block."""
+    """Bytes by which the peak resident size inside the block exceeds the size at its begin."""
     growth = [0.0]
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
     before = _status("VmRSS")

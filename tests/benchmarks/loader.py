@@ -1,12 +1,11 @@
-"""Does training wait for data? Tokens/s of the inner loop on each source against batches that are in memory.
+"""Does training wait for data? Tokens/s of the inner loop with each source against batches in memory.
 
 python -m tests.benchmarks.loader [--quick] [--json FILE]
 
-The standard library's text is written as each kind of file; every loader reads ahead in a thread, as in a peer, and its
-blocks of steps take turns with blocks of ready batches, in one process, on one thread of torch (the loader has the
-other core). "waited" is the share of its time that the inner loop stands and waits for a batch, which is what an
-accelerator would lose; the ratio of the tokens/s has the shared cores in it as well, and their noise. "alone" is what
-the loader gives when nothing is trained.
+The standard library's text is written as each kind of file. Every loader prefetches in a thread, as in a peer. Blocks
+of steps alternate between the loader and ready batches, in one process with one torch thread; the loader has the other
+core. "waited" is the share of time in which the inner loop waits for a batch, which an accelerator would lose. The
+ratio of the tokens/s also contains the effect of shared cores, and noise. "alone" is the rate without training.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from tests.unit.data.harness import bpe
 
 CONFIG = Config()
 LENGTH, BATCH, SHUFFLE, VOCABULARY = 128, 8, 1024, 4096
-DOCUMENT = 3000  # characters; about C4's mean
+DOCUMENT = 3000  # characters, about the mean of C4
 
 
 def write(folder: Path) -> dict[str, AnyData]:
-    """The same text as every source that there is."""
+    """Write the same text as every kind of source."""
     root = Path(sysconfig.get_path("stdlib"))
     whole = "".join(path.read_text(encoding="utf-8", errors="ignore") for path in sorted(root.glob("*.py")))
     texts = [whole[start : start + DOCUMENT] for start in range(0, len(whole), DOCUMENT)]
@@ -75,7 +74,7 @@ def write(folder: Path) -> dict[str, AnyData]:
 
 
 def inner_loop() -> InnerLoop:
-    """The demo's model, with the tokenizer's vocabulary."""
+    """The demo's model with the tokenizer's vocabulary."""
     return InnerLoop(
         model.build(CONFIG.run.model, sequence_length=LENGTH, seed=0, vocabulary=VOCABULARY),
         CONFIG.run.inner,
@@ -89,7 +88,7 @@ def inner_loop() -> InnerLoop:
 
 
 def measure(settings: AnyData, inner: InnerLoop, pairs: int, steps: int) -> dict[str, float]:
-    """``ratio``: median over ``pairs`` of tokens/s with this loader by tokens/s on ready batches beside it."""
+    """``ratio``: median over ``pairs`` of tokens/s with this loader divided by tokens/s with ready batches."""
     run = RunConfig(data=settings, batch_size=BATCH)
     stream = open.batches(run, corpus.load(settings).train, 1)
     ahead = read_ahead(run, stream, torch.device("cpu"))
@@ -121,7 +120,7 @@ def measure(settings: AnyData, inner: InnerLoop, pairs: int, steps: int) -> dict
 
 
 class Waiting:
-    """Seconds that somebody has waited for batches."""
+    """Seconds that the consumer has waited for batches."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -155,7 +154,7 @@ def main() -> None:
     ratio = median(it["ratio"] for it in found.values())
     words = (
         f"loader: the inner loop waits for a batch at most {found[worst]['waited_share']:.3%} of its time ({worst}), "
-        f"and has {ratio:.1%} of the tokens/s that it has on ready ones (median of the sources)"
+        f"and makes {ratio:.1%} of its tokens/s with ready batches (median of the sources)"
     )
     shares = {"waited_share": found[worst]["waited_share"], "tokens_per_s_ratio": ratio}
     finish("loader", {**shares, "sources": found}, words, args.json)

@@ -1,9 +1,9 @@
-"""What it costs in loss that a swap is not waited for, or that it has few bits.
+"""The cost in loss of overlapped swaps and of codecs with few bits.
 
 python -m tests.benchmarks.overlap [--quick] [--json FILE]
 
 Simulations of NoLoCo (H 50, 8 replicas, 246,336 parameters, 650 steps: 10.8 tokens a parameter, two seeds) with the
-peer's own outer step and codecs. Runs that FILE has already are not made again.
+peer's own outer step and codecs. Runs in FILE are not repeated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CASES = [
 
 
 def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of each case, the mean over its seeds: loss, its ratio to waiting with fp32 at the same seed, bytes."""
+    """Means over the seeds by case: loss, its ratio to a blocking fp32 swap with the same seed, bytes."""
     base = {row["seed"]: row for row in rows if row["label"] == BASE.label}
     table = {}
     for case in CASES:
@@ -48,7 +48,7 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    args = options("what overlap and few bits cost in loss")
+    args = options("the cost in loss of overlap and of few bits")
     runs_file = args.json.with_suffix(".runs.json") if args.json else None
     known = json.loads(runs_file.read_text())["runs"] if runs_file and runs_file.exists() else []
     if args.quick:
@@ -58,7 +58,7 @@ def main() -> None:
     result = figures(run_all(cases, known, runs_file))
     table = result["table"]
     words = "; ".join(f"{label} {row['ratio'] - 1:+.2%}" for label, row in table.items() if label != BASE.label)
-    finish("overlap", result, f"validation loss against a swap that is waited for: {words}", args.json)
+    finish("overlap", result, f"validation loss against a blocking swap: {words}", args.json)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""From the command to the first training step of the papers' 125M model (310M with its embeddings), on a CPU.
+"""Seconds from the command to the first training step of the papers' 125M model (310M with embeddings), on a CPU.
 
 python -m tests.benchmarks.startup [--quick] [--json FILE]
 
-A real peer, alone: ``noloco-peer train`` with configs/noloco-125m.yaml, on one short sequence a step, so that what is
-measured is the start and not the arithmetic of a batch. It is ended behind its first round.
+One real peer: ``noloco-peer train`` with configs/noloco-125m.yaml. A step has one short sequence, so that the start
+dominates and not the arithmetic of a batch. The peer is ended after its first round.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ SETTINGS = {
 
 
 def start_once(folder: Path) -> dict[str, float]:
-    """Seconds of one start: until the first inner step is done, and what of it went where. The processor's seconds
-    are those of the whole first round; they tell how long it takes where nothing else runs.
+    """Seconds from one start to the end of the first inner step, in total and by phase. The processor seconds are those
+    of the whole first round; they show the time on an idle machine.
     """
     program = [sys.executable, "-m", "peer", "train", "--config", str(CONFIG), "--set", f"run.dir={folder}"]
     program += [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
@@ -61,7 +61,7 @@ def start_once(folder: Path) -> dict[str, float]:
 
 
 def _first_round(peer: subprocess.Popen[bytes], folder: Path, until: float) -> dict[str, float]:
-    """The seconds by phase of the first round, as soon as it is over."""
+    """Wait for the first round; its seconds by phase."""
     rounds = folder / NAME / "rounds.jsonl"
     while not (rounds.exists() and rounds.read_text(encoding="utf-8").endswith("\n")):
         if peer.poll() is not None or time.monotonic() > until:
@@ -72,7 +72,7 @@ def _first_round(peer: subprocess.Popen[bytes], folder: Path, until: float) -> d
 
 
 def _end(peer: subprocess.Popen[bytes]) -> None:
-    """At once, without the checkpoint of 6 GB that the first signal asks for."""
+    """End it at once, without the checkpoint of 6 GB that the first signal asks for."""
     for _ in range(2):
         if peer.poll() is None:
             os.kill(peer.pid, signal.SIGINT)

@@ -43,13 +43,13 @@ def peer_node(key: Path, initial_peers: Sequence[str] = ()) -> Iterator[Node]:
 
 
 def bench_exchange(node: Node, numel: int) -> PairExchange:
-    """A swap of fp32 that takes any contribution."""
+    """An fp32 exchange that accepts any contribution."""
     same = Identity("bench", "bench", "bench", numel)
     return PairExchange(node, same, Cast("none"), ExchangeConfig(), Unguarded(1e9))
 
 
 class Pairing:
-    """Groups of two with a partner that opens one stream a swap."""
+    """Groups of two with a partner that opens one stream per swap."""
 
     def __init__(self, node: Node, numel: int) -> None:
         self._node, self._numel = node, numel
@@ -60,20 +60,20 @@ class Pairing:
         self._streams.put(stream)
 
     def wait_for_partner(self) -> None:
-        """Until the partner's first stream is here."""
+        """Wait for the partner's first stream."""
         self._streams.put(self._streams.get(timeout=WAIT))
 
     def exchange(self) -> PairExchange:
-        """A new one, with its buffer."""
+        """A new exchange with its own buffer."""
         return bench_exchange(self._node, self._numel)
 
     def next_group(self) -> Group:
-        """The partner's next stream."""
+        """The group on the partner's next stream."""
         return group_of(self._streams.get(timeout=WAIT))
 
 
 def group_of(stream: Stream) -> Group:
-    """The other end of ``stream`` as a partner."""
+    """A group with the remote peer of ``stream``."""
     return Group(0, (Link(stream.remote, "partner", stream),))
 
 

@@ -1,8 +1,8 @@
-"""Goodput of one swap of 64 MiB: on links of 100 Mbit/s, and against what hivemind's bare streams do on loopback.
+"""Goodput of one swap of 64 MiB: on links of 100 Mbit/s, and on loopback against hivemind's bare streams.
 
-One link has a delay, made by a process that needs the same cores; the other is the kernel's, without.
+One link has a delay from the delay line, a process on the same cores. The other is the kernel's, without a delay.
 
-Beside each swap the same bytes cross a bare stream of hivemind's, and plain TCP: what the link and the two cores allow.
+After each swap the same bytes go over a bare hivemind stream and over plain TCP: the limit of link and cores.
 
 python -m tests.benchmarks.wan_goodput serve HOST KEY          answers swaps and bare exchanges
 python -m tests.benchmarks.wan_goodput swap HOST KEY ADDRESS PORT NUMEL COUNT     one line of JSON
@@ -47,7 +47,7 @@ def node_on(host: str, key: Path, initial: tuple[str, ...] = ()) -> Node:
 
 
 async def bare(stream: Stream, size: int) -> None:
-    """``size`` bytes each way at once, nothing else: no digest, no copy into a tensor, no second look."""
+    """``size`` bytes in both directions together: no digest, no copy into a tensor, no verification."""
     block = bytes(PART)
 
     async def send() -> None:
@@ -95,7 +95,7 @@ def serve(host: str, key: Path) -> None:
 
 
 def swap(host: str, key: Path, address: str, port: int, numel: int, count: int) -> dict[str, list[float]]:
-    """Seconds of each swap and of each bare exchange, taking turns."""
+    """Seconds of swaps and bare exchanges, which alternate."""
     node = node_on(host, key, (address,))
     remote = address.rpartition("/p2p/")[2]
     exchange, vector = bench_exchange(node, numel), Vector(torch.randn(numel))
@@ -149,7 +149,7 @@ def _pair(lab: Lab | Wire | None, count: int) -> dict[str, list[float]]:
 
 
 def measure(*, quick: bool) -> dict[str, float]:
-    """Shares of what the link, or bare streams, could carry; medians."""
+    """Medians of the goodput as a share of the link's or the bare stream's goodput."""
     count = 1 if quick else 5
     with Lab(Plan(access=Access(up_mbit=MBIT, down_mbit=MBIT), path=Path_(rtt_ms=20)), 2) as lab:
         delayed = _shares(_pair(lab, count))
@@ -165,7 +165,7 @@ def measure(*, quick: bool) -> dict[str, float]:
 
 
 def _shares(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Of the link's rate."""
+    """Goodputs as shares of the link's rate."""
     names = {"swap": "", "bare": "_bare", "tcp": "_tcp"}
     return {names[kind]: 32e-6 * NUMEL / median(it) / MBIT for kind, it in seconds.items()}
 

@@ -1,6 +1,6 @@
-"""The image, built by the Dockerfile: on BASE from the environment, or on a small Debian that debootstrap makes.
+"""Builds the image from the Dockerfile, on BASE from the environment or on a small Debian that debootstrap makes.
 
-pip works in the build as it does on this machine: its settings go in as a secret, folders of wheels over loopback.
+pip in the build uses this machine's pip settings: they are a build secret. Folders of wheels are served on loopback.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PACKAGES = "python3,python3-venv,ca-certificates"
 
 
 def build(engine: Engine, *, timeout: float = 1500.0) -> None:
-    """Make ``IMAGE`` in ``engine``."""
+    """Build ``IMAGE`` in ``engine``."""
     base = os.environ.get("BASE")
     if not base:
         _import_base(engine)
@@ -62,14 +62,14 @@ def _import_base(engine: Engine) -> None:
 
 
 def _suite() -> str:
-    """This machine's release of Debian, whose packages it reaches."""
+    """The Debian release of this machine, whose packages it can download."""
     release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
     return release["VERSION_CODENAME"].strip('"')
 
 
 @contextlib.contextmanager
 def _pip_settings(folder: Path) -> Iterator[list[str]]:
-    """Arguments of ``docker build`` by which pip in the build does as pip here does."""
+    """Arguments of ``docker build`` that give pip in the build the settings of pip on this machine."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, timeout=60)
     settings = {}
     for line in listed.stdout.splitlines():
@@ -89,7 +89,7 @@ def _pip_settings(folder: Path) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def _serving(folder: Path) -> Iterator[str]:
-    """A folder over http, on loopback."""
+    """Serve a folder over HTTP on loopback."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None: ...

@@ -1,4 +1,4 @@
-"""Our compose files as docker compose understands them: variables filled in, and how each program would be called."""
+"""Our compose files as docker compose reads them: variables filled in, and the arguments of each program."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import yaml
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docker"
 FILES = ("compose.yaml", "compose.peer.yaml")
-VARIABLE = re.compile(r"\$\{(\w+)(?::(-|\?)([^}]*))?\}")  # the only forms that we use, known to every compose
+VARIABLE = re.compile(r"\$\{(\w+)(?::(-|\?)([^}]*))?\}")  # the only forms that we use; every compose knows them
 
 
 class Unset(Exception):
-    """A variable that has no default and no value; its text is the file's message."""
+    """A variable that has no default and no value; the text is the message from the file."""
 
 
 def fill_in(text: str, environment: Mapping[str, str]) -> str:
-    """``${NAME}``, ``${NAME:-default}`` and ``${NAME:?message}`` replaced."""
+    """Replace ``${NAME}``, ``${NAME:-default}`` and ``${NAME:?message}``."""
 
     def value(found: re.Match[str]) -> str:
         name, operator, rest = found.groups()
@@ -35,7 +35,7 @@ def fill_in(text: str, environment: Mapping[str, str]) -> str:
 
 
 def load(name: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A file of ours. Comments are dropped before variables are filled in, as compose does."""
+    """Read one of our files. Comments are dropped before variables are filled in, as compose does."""
     given = {"NOLOCO_INITIAL_PEERS": "/ip4/203.0.113.7/tcp/31337/p2p/Qm", **(environment or {})}
 
     def walk(value: Any) -> Any:
@@ -55,12 +55,12 @@ def ours(name: str, environment: Mapping[str, str] | None = None) -> dict[str, A
 
 
 def words(service: Mapping[str, Any]) -> list[str]:
-    """Its arguments to the image's entry."""
+    """The service's arguments to the image's entrypoint."""
     return shlex.split(service["command"])
 
 
 def for_old_compose(name: str, folder: Path) -> Path:
-    """A copy for docker-compose 1, which does not know two of the keys."""
+    """A copy for docker-compose 1, without two keys that it does not know."""
     kept = [line for line in (FOLDER / name).read_text().splitlines() if not re.match(r"name: |  uts: ", line)]
     path = folder / name
     path.write_text("\n".join(kept) + "\n")

@@ -1,7 +1,7 @@
-"""A Docker engine of our own: ``with Engine() as engine: engine.docker("ps")``. Nothing of it is left when it ends.
+"""A temporary Docker engine: ``with Engine() as engine: engine.docker("ps")``. The exit removes all of it.
 
-Its images, volumes and sockets are in a folder in /tmp. On this machine's own network it changes nothing (no bridge, no
-firewall rules), which is enough to build; in a network namespace it does what an engine does on a machine of its own.
+Its images, volumes and sockets are in a folder in /tmp. Without a network namespace it makes no bridge and no firewall
+rules, which is enough for a build. In a network namespace it works as on a separate machine.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PLACES = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin"
 
 
 def missing() -> str:
-    """What this machine lacks, and what to do; empty when nothing."""
+    """What this machine lacks and how to install it; empty if nothing is missing."""
     if os.geteuid() != 0:
-        return "an engine of our own needs root"
+        return "a temporary Docker engine needs root"
     if not all(shutil.which(name, path=PLACES) for name in ("dockerd", "runc", "iptables")):
         return "no dockerd, runc or iptables: apt-get install docker.io iptables"
     if not _compose():
@@ -37,13 +37,13 @@ def missing() -> str:
 
 
 class Engine:
-    """``network``: the file of a network namespace. ``data``: the folder of an engine that has ended, taken over."""
+    """``network``: the file of a network namespace. ``data``: the folder of a stopped engine, which is reused."""
 
     def __init__(self, network: str | None = None, data: Path | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="noloco-docker-"))
         self._network = network
         if data is not None:
-            for part in data.iterdir():  # links of the images' layers, which no engine ever writes to
+            for part in data.iterdir():  # links to image layers, which no engine writes to
                 how = ["cp", "--archive", *(["--link"] if part.name == "overlay2" else [])]
                 (self.folder / "data").mkdir(exist_ok=True)
                 subprocess.run([*how, str(part), str(self.folder / "data")], check=True, timeout=600)
@@ -79,7 +79,7 @@ class Engine:
         shutil.rmtree(self.folder)
 
     def stop(self) -> Path:
-        """End the engine and all its containers; returns the folder of its data, which is still there."""
+        """Stop the engine and all its containers; returns its data folder, which stays."""
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(60)
@@ -98,13 +98,13 @@ class Engine:
     def docker(
         self, *arguments: str, timeout: float = 60.0, check: bool = True, stdin: int = subprocess.DEVNULL
     ) -> subprocess.CompletedProcess[str]:
-        """``docker ARGUMENTS``; with ``check`` a failure raises, with what it said."""
+        """``docker ARGUMENTS``; with ``check`` a failure raises with the command's output."""
         return self._run([_client(), *arguments], {}, timeout, check, stdin)
 
     def compose(
         self, file: str, arguments: Sequence[str], environment: Mapping[str, str], timeout: float = 300.0
     ) -> subprocess.CompletedProcess[str]:
-        """``docker compose -f docker/FILE ARGUMENTS``, or with the old docker-compose the same."""
+        """``docker compose -f docker/FILE ARGUMENTS``, or the same with the old docker-compose."""
         command = [*_compose()]
         path, project = FOLDER / file, "noloco" if file == "compose.yaml" else "noloco-peer"
         if command == ["docker-compose"]:
@@ -113,7 +113,7 @@ class Engine:
         return self._run([*command, "-f", str(path), *arguments], environment, timeout, True)
 
     def volume(self, name: str) -> Path:
-        """Where the files of a volume are on this machine."""
+        """The folder of a volume on this machine."""
         return self.folder / "data" / "volumes" / name / "_data"
 
     def _run(
@@ -135,7 +135,7 @@ class Engine:
 
 @functools.cache
 def _client() -> str:
-    """A docker command that can build with BuildKit: one of 20.10, or one with its plugin."""
+    """A docker command that can build with BuildKit: version 20.10, or a later one with the plugin."""
     found = [it for place in PLACES.split(":") if (it := shutil.which("docker", path=place))]
     for client in found:
         with suppress(OSError, subprocess.SubprocessError):

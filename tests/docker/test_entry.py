@@ -1,4 +1,4 @@
-"""The image's entry and its health check, with the programs that they start in the image."""
+"""The image's entrypoint and its health check."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_first_word_picks_the_program(arguments: list[str], program: str) ->
     assert said.split()[0] == program
 
 
-def test_a_peer_joins_by_the_addresses_that_appear_in_the_file(tmp_path: Path) -> None:
+def test_a_peer_waits_for_the_address_file_and_joins_by_it(tmp_path: Path) -> None:
     file = tmp_path / "addresses"
     process = entry(*SHOW, INITIAL_PEERS_FILE=str(file))
     time.sleep(0.5)
@@ -51,13 +51,13 @@ def test_a_peer_joins_by_the_addresses_that_appear_in_the_file(tmp_path: Path) -
     assert yaml.safe_load(said)["peer"]["initial_peers"] == ADDRESSES, errors
 
 
-def test_addresses_that_are_given_need_no_file(tmp_path: Path) -> None:
+def test_addresses_from_the_environment_need_no_file(tmp_path: Path) -> None:
     process = entry(*SHOW, INITIAL_PEERS_FILE=str(tmp_path / "none"), NOLOCO_INITIAL_PEERS=ADDRESSES[1])
     said, errors = process.communicate(timeout=60)
     assert yaml.safe_load(said)["peer"]["initial_peers"] == ADDRESSES[1:], errors
 
 
-def test_waiting_has_an_end_and_says_so_in_one_line(tmp_path: Path) -> None:
+def test_waiting_times_out_with_one_line(tmp_path: Path) -> None:
     process = entry(*SHOW, INITIAL_PEERS_FILE=str(tmp_path / "none"), INITIAL_PEERS_WAIT="1")
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 1
@@ -94,12 +94,12 @@ def serving(status: int) -> Iterator[str]:
 
 def healthy(*urls: str) -> bool:
     command = [sys.executable, "-I", "-S", str(FOLDER / "healthcheck.py"), *urls]
-    environment = {"http_proxy": "http://127.0.0.1:9"}  # nobody is there: it must not be asked
+    environment = {"http_proxy": "http://127.0.0.1:9"}  # no proxy is there: the check must not use it
     return subprocess.run(command, env=environment, timeout=30).returncode == 0
 
 
-def test_healthy_is_who_answers_with_200() -> None:
-    nobody = "http://127.0.0.1:9/metrics"
+def test_healthy_means_an_answer_of_200() -> None:
+    absent = "http://127.0.0.1:9/metrics"
     with serving(200) as well, serving(503) as ill:
-        assert healthy(well) and healthy(nobody, well)
-        assert not healthy(ill) and not healthy(nobody) and not healthy(nobody, ill)
+        assert healthy(well) and healthy(absent, well)
+        assert not healthy(ill) and not healthy(absent) and not healthy(absent, ill)

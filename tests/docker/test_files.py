@@ -1,4 +1,4 @@
-"""The files in docker/ say what the code does: they are valid, and their ports, paths, commands and names exist."""
+"""The files in docker/ agree with the code: they are valid, and their ports, paths, commands and names exist."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.docker.compose import FILES, FOLDER, ROOT, Unset, load, ours, words
 
 DOCKERFILE = (FOLDER / "Dockerfile").read_text()
 README = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "README.md", FOLDER / "README.md"))
-PEER_PORT = 31338  # fixed in compose.peer.yaml, so that it can be published
+PEER_PORT = 31338  # fixed in compose.peer.yaml, because it is published
 SERVICES = [(file, name) for file in FILES for name in ours(file)]
 HADOLINT = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
 
 
 def configured(service: dict[str, Any]) -> Config:
-    """What a peer's container would run with; the image's /configs is our configs/."""
+    """The configuration of a peer's container; the image's /configs is our configs/."""
     arguments = [word.replace("/configs/", f"{ROOT}/configs/", 1) for word in words(service)]
     args = peer_parser().parse_args(arguments)
     environment = {key: value for key, value in service["environment"].items() if key.startswith("NOLOCO_") and value}
@@ -70,7 +70,7 @@ def test_a_service_of_ours_has_a_command_that_exists(file: str, name: str) -> No
     assert config.peer.metrics.port in (None, METRICS_PORT)
 
 
-def test_what_the_environment_says_arrives() -> None:
+def test_the_environment_reaches_the_configuration() -> None:
     given = {
         "PEER_ARGS": "--set run.steps=7",
         "PEER_ANNOUNCE": "/ip4/198.51.100.4/tcp/31338",
@@ -90,7 +90,7 @@ def test_what_the_environment_says_arrives() -> None:
         load("compose.peer.yaml", {"NOLOCO_INITIAL_PEERS": ""})
 
 
-def test_only_the_peer_to_peer_ports_are_open_to_others() -> None:
+def test_only_the_peer_to_peer_ports_are_published_to_other_machines() -> None:
     published = {port for file in FILES for it in load(file)["services"].values() for port in it.get("ports", [])}
     assert published == {
         f"{DEFAULT_PORT}:{DEFAULT_PORT}",
@@ -113,7 +113,7 @@ def test_every_volume_is_declared_and_every_mounted_path_exists(file: str) -> No
 
 
 @pytest.mark.parametrize(("file", "name"), SERVICES)
-def test_a_service_of_ours_is_fenced_in_and_has_time_to_leave(file: str, name: str) -> None:
+def test_a_service_of_ours_has_few_rights_and_time_to_leave(file: str, name: str) -> None:
     service = ours(file)[name]
     assert service["image"] == f"noloco-peer:{__version__}"
     assert service["read_only"] and service["init"] and service["tmpfs"] == ["/tmp"] and service["cap_drop"] == ["ALL"]
@@ -139,7 +139,7 @@ def test_images_are_pinned_and_the_label_is_the_version() -> None:
     assert re.search(r"^ARG BASE=[\w./-]+:\d[\w.-]+$", DOCKERFILE, re.MULTILINE)
 
 
-def test_every_file_that_the_image_takes_is_in_its_context() -> None:
+def test_every_file_that_the_dockerfile_copies_is_in_its_context() -> None:
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert all((ROOT / path).exists() for path in kept)
     copied = re.findall(r"^COPY (?!--)(.*) \S+$", DOCKERFILE, re.MULTILINE)

@@ -1,9 +1,9 @@
-"""The image is built and used for real: two machines with an engine each train together. Minutes: make image-test.
+"""Builds the image and trains on two machines, each with a Docker engine. It takes minutes: make image-test.
 
-The machines are hosts of the network laboratory. Each has a Docker engine of its own in its network namespace, with the
-bridge, address translation and published ports that it would have anywhere. So the containers of one machine reach
-those of the other only by what the compose files publish and announce. Needs root and Debian's docker.io,
-docker-compose and debootstrap; BASE=python:3.12-slim-bookworm in the environment takes that base from its registry.
+The machines are hosts of the network laboratory. Each has a Docker engine in its network namespace, with a bridge,
+address translation and published ports. So containers on different machines reach each other only by the ports and
+addresses that the compose files publish and announce. Needs root and Debian's docker.io, docker-compose and
+debootstrap. BASE=python:3.12-slim-bookworm in the environment takes that base from its registry.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.netlab.lab import Lab
 from tests.netlab.plan import load
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(3000)]
-STEPS = "--set run.steps=100000 --set run.inner_steps=5"  # more than the test waits for, in short phases
+STEPS = "--set run.steps=100000 --set run.inner_steps=5"  # more steps than the test waits for, in short phases
 READY = 240.0  # seconds, on a loaded machine
 PORTS = (31337, 31338, 9400, 9464)
 RUN = ("train", "--config", "/configs/demo.yaml", *STEPS.split(), "--set", "peer.threads=1")
@@ -78,13 +78,13 @@ def inspect(engine: Engine, container: str) -> dict[str, Any]:
 
 
 def container(engine: Engine, service: str) -> str:
-    """The container of a service, running or not."""
+    """The id of a service's container, running or not."""
     label = f"label=com.docker.compose.service={service}"
     (found,) = engine.docker("ps", "--all", "--quiet", "--filter", label).stdout.split()
     return found
 
 
-def test_the_image_has_what_runs_and_nothing_else(machines: Machines) -> None:
+def test_the_image_holds_no_secrets_caches_compilers_or_tests(machines: Machines) -> None:
     docker = machines.first.docker
     config = inspect(machines.first, IMAGE)["Config"]
     assert (config["User"], config["StopSignal"], config["Volumes"]) == ("1000:1000", "SIGTERM", {"/data": {}})
@@ -96,7 +96,7 @@ def test_the_image_has_what_runs_and_nothing_else(machines: Machines) -> None:
     assert said.splitlines() == ["1000", "noloco-bootstrap 0.1.0"]
 
 
-def test_a_mistake_is_one_line(machines: Machines, tmp_path: Path) -> None:
+def test_a_user_error_is_one_line(machines: Machines, tmp_path: Path) -> None:
     docker = machines.first.docker
     absent = docker("run", "--rm", IMAGE, "train", "--config", "/none.yaml", check=False)
     assert absent.returncode == 2 and absent.stderr.count("\n") == 1 and "/none.yaml" in absent.stderr
@@ -105,7 +105,7 @@ def test_a_mistake_is_one_line(machines: Machines, tmp_path: Path) -> None:
     assert "Traceback" not in closed.stderr
 
 
-def test_python_is_process_one_and_hears_sigterm(machines: Machines) -> None:
+def test_python_is_process_one_and_receives_sigterm(machines: Machines) -> None:
     docker = machines.first.docker
     docker("run", "--detach", "--name", "alone", "--network", "none", "--read-only", "--tmpfs", "/tmp", IMAGE, *RUN)
     wait_for(lambda: "ready:" in docker("logs", "alone").stderr, READY, "the peer was not ready")
@@ -153,7 +153,7 @@ def test_two_machines_train_together_and_come_back(machines: Machines) -> None:
 
 
 def reaches(lab: Lab, source: int, target: int, port: int) -> bool:
-    """Does a connection from one machine to a port of the other come about?"""
+    """Can one machine connect to a port of the other?"""
     program = f"import socket; socket.create_connection(('{lab.address(target)}', {port}), 5).close()"
     return not subprocess.run(
         lab.command(source, [sys.executable, "-c", program]), stderr=subprocess.DEVNULL, timeout=30
@@ -161,7 +161,7 @@ def reaches(lab: Lab, source: int, target: int, port: int) -> bool:
 
 
 def merges(folder: Path) -> int:
-    """Rounds merged with the other machine's peer."""
+    """The number of rounds merged with the other machine's peer."""
     other = {"peer-1": "far", "far": "peer-1"}[folder.name]
     tail = Tail(folder.name, folder)
     tail.poll()
@@ -173,7 +173,7 @@ def healthy(engine: Engine, name: str) -> bool:
 
 
 def leave(machines: Machines, address: str, folders: dict[str, Path]) -> None:
-    """Both are stopped at once by SIGTERM: exit 0, a checkpoint each, everything owned by uid 1000."""
+    """SIGTERM stops both together: exit 0, a checkpoint each, all files owned by uid 1000."""
     machines.compose_first("--profile", "cpu", "stop", "peer")
     machines.compose_second(address, "--profile", "cpu", "stop")
     for engine, name in ((machines.first, "peer-1"), (machines.second, "far")):

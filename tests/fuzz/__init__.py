@@ -1,1 +1,1 @@
-"""Arbitrary bytes for everything that reads a stranger's: ``python -m tests.fuzz``."""
+"""Arbitrary bytes for every parser of untrusted input: ``python -m tests.fuzz``."""

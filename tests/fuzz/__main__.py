@@ -1,7 +1,7 @@
-"""``python -m tests.fuzz [--inputs 100000] [TARGET ...]``: inputs that atheris finds by what code they reach.
+"""``python -m tests.fuzz [--inputs 100000] [TARGET ...]``: coverage-guided inputs from atheris.
 
-``pip install atheris==3.0.0``. Each target runs in a process of its own; what breaks it is left in ``crash-*``. What
-each input allocates at its peak, and its time, are held below the caps of targets.py.
+``pip install atheris==3.0.0``. Each target runs in a separate process; an input that breaks it is saved as ``crash-*``.
+The peak memory and the time of each input must stay below the limits of targets.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LIMIT = 1800.0  # seconds for a target
 
 
 def fuzz(name: str, inputs: int) -> None:
-    """In this process, which libFuzzer ends."""
+    """Run in this process, which libFuzzer ends."""
     import atheris
 
     with atheris.instrument_imports(include=["peer"]):
@@ -33,7 +33,7 @@ def fuzz(name: str, inputs: int) -> None:
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert peak < BYTES, f"{len(data)} bytes made it allocate {peak}"
+        assert peak < BYTES, f"{len(data)} bytes of input allocated {peak} bytes"
 
     with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
         for index, example in enumerate(target.examples):
@@ -44,8 +44,8 @@ def fuzz(name: str, inputs: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="arbitrary bytes for everything that reads a stranger's")
-    parser.add_argument("--inputs", type=int, default=100_000, metavar="N", help="a target (default 100,000)")
+    parser = argparse.ArgumentParser(description="arbitrary bytes for every parser of untrusted input")
+    parser.add_argument("--inputs", type=int, default=100_000, metavar="N", help="inputs per target (default 100,000)")
     parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("targets", nargs="*", choices=[[], *NAMES], metavar="TARGET", help=", ".join(NAMES))
     args = parser.parse_args()
@@ -60,7 +60,7 @@ def main() -> None:
         if done.returncode:
             broken.append(name)
             print(done.stdout[-3000:] + done.stderr[-6000:])
-        words = "broken" if done.returncode else "no crash, no hang, nothing above its cap"
+        words = "broken" if done.returncode else "no crash, no hang, nothing above its limit"
         print(f"{name}: {args.inputs:,} inputs in {time.monotonic() - began:.0f} s: {words}", flush=True)
     sys.exit(1 if broken else 0)
 

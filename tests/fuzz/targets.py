@@ -1,7 +1,7 @@
-"""What reads bytes of strangers, as functions that end with nothing, or raise: then there is a defect.
+"""The parsers of untrusted input as functions of bytes. One that raises has a defect.
 
-``examples`` are right inputs to begin with. Each input may take ``SECONDS`` and allocate ``BYTES``; both are held by
-who calls (tests/fuzz/__main__.py, tests/unit/project/test_fuzz.py).
+``examples`` are valid inputs. Each input may take ``SECONDS`` and allocate ``BYTES``; the callers check both
+(tests/fuzz/__main__.py, tests/unit/project/test_fuzz.py).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Target:
     examples: Sequence[bytes]
 
 
-# -- what two peers say
+# -- messages between two peers
 
 
 @cache
@@ -83,7 +83,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def _stream(data: bytes) -> Stream:
-    """The other side has sent ``data`` and gone."""
+    """A stream whose other side has sent ``data`` and closed it."""
     reader = asyncio.StreamReader(loop=_loop())
     reader.feed_data(data)
     reader.feed_eof()
@@ -105,7 +105,7 @@ def message(data: bytes) -> None:
 
 
 def relayed(data: bytes) -> None:
-    """libp2p's own messages, as a relay reads them; and where an address leads."""
+    """libp2p's own messages, as a relay reads them; and the host and port of an address."""
 
     async def receive() -> None:
         for read in (circuit_messages.read_hop, circuit_messages.read_stop_status):
@@ -118,7 +118,7 @@ def relayed(data: bytes) -> None:
 
 
 def payload(data: bytes) -> None:
-    """Parts of a vector, coded ones and sparse ones: never out of place, never a lasting harm to the codec."""
+    """Plain, coded and sparse parts of a vector: never out of range, and the codec works afterwards."""
     name = CODECS[data[0] % len(CODECS)] if data else "none"
     own = torch.linspace(-1, 1, NUMEL)
 
@@ -143,7 +143,7 @@ def payload(data: bytes) -> None:
     assert int(group_wire.unpack(coefficients, like).positions.max()) < 2**16
 
 
-# -- what stands in the DHT
+# -- DHT records
 
 
 @cache
@@ -157,7 +157,7 @@ def _authority() -> Authority:
 
 
 def record(data: bytes) -> None:
-    """Subkey and value, apart at the first zero byte, as text and as they are."""
+    """Subkey and value, separated by the first zero byte, as text and as bytes."""
     subkey, _, value = data.partition(b"\0")
     words = subkey.decode(errors="replace"), value.decode(errors="replace")
     found = records.decode(*words)
@@ -170,11 +170,11 @@ def record(data: bytes) -> None:
         place = DHTID.generate(source=key).to_bytes()
         pack = MSGPackSerializer.dumps
         for entry in ((subkey, value), (pack(words[0]), pack(words[1]))):
-            assert not authority.validator.validate(DHTRecord(place, *entry, until)), "nobody has signed this"
+            assert not authority.validator.validate(DHTRecord(place, *entry, until)), "accepted without a signature"
 
 
 def watched(found: MemberRecord) -> None:
-    """What the bootstrap's monitor makes of a record."""
+    """A record in the bootstrap's monitor."""
     history, now = RunHistory(), 1e9
     for age in (0.0, 1.0):
         history.see({found.peer_id: Entry(found, now + records.LIFETIME + age)}, now + age)
@@ -182,10 +182,10 @@ def watched(found: MemberRecord) -> None:
 
 
 def token(data: bytes) -> None:
-    """A certificate and a key, apart at the first zero byte."""
+    """A certificate and a key, separated by the first zero byte."""
     username, _, public = data.partition(b"\0")
     said = AccessToken(username=username.decode(errors="replace"), public_key=public)
-    if _authority().authorizer.is_token_valid(said):  # the right one, written in another way
+    if _authority().authorizer.is_token_valid(said):  # the right one in another notation
         assert Certificate.model_validate_json(said.username) == _authority().admission.own
 
 
@@ -221,7 +221,7 @@ def config(data: bytes) -> None:
     _one_line(lambda: load.load(file, environment={}))
 
 
-# -- right ones to begin with
+# -- valid inputs
 
 
 def _framed(kind: int, said: str) -> bytes:

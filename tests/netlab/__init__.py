@@ -1,1 +1,1 @@
-"""Hosts in network namespaces on this machine, joined by links with a rate, a delay and a loss."""
+"""Hosts in network namespaces on this machine. Each link between them has a rate, a delay and a packet loss."""

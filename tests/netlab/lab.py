@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Lab:
-    """``hosts`` hosts, numbered from 0; only what :meth:`command` starts is in them."""
+    """``hosts`` hosts, numbered from 0. They run only what :meth:`command` starts."""
 
     def __init__(self, plan: Plan, hosts: int) -> None:
         self.plan, self.hosts = plan, hosts
@@ -50,15 +50,15 @@ class Lab:
         self._line.stdout.close()
 
     def address(self, host: int) -> str:
-        """IPv4 address by which the other hosts know it."""
+        """The host's IPv4 address as the other hosts see it."""
         return self.plan.address(host)
 
     def inside(self, host: int) -> str:
-        """IPv4 address of its device; another one for a host behind a NAT."""
+        """The IPv4 address of the host's device. Behind a NAT it differs from :meth:`address`."""
         return self.plan.inside(host)
 
     def namespace(self, host: int) -> str:
-        """The file that is its network."""
+        """The file of the host's network namespace."""
         return f"/proc/{self._line.pid}/fd/{self._namespaces[host]}"
 
     def command(self, host: int, arguments: Sequence[str]) -> list[str]:
@@ -66,7 +66,7 @@ class Lab:
         return ["nsenter", f"--net={self.namespace(host)}", *arguments]
 
     def sent(self, *hosts: int) -> int:
-        """Bytes that these hosts have sent together so far, headers of IP and TCP with them."""
+        """Bytes that these hosts have sent so far, summed, with IP and TCP headers."""
         total = 0
         for host in hosts:
             command = self.command(host, ["cat", "/proc/net/dev"])
@@ -75,15 +75,15 @@ class Lab:
         return total
 
     def set_access(self, host: int, up_mbit: float | None, down_mbit: float | None) -> None:
-        """Change a host's rates."""
+        """Change a host's rates. ``None``: no limit."""
         self._order({"host": host, "up_mbit": up_mbit, "down_mbit": down_mbit})
 
     def cut(self, *hosts: int) -> None:
-        """Take these hosts off the network, and bring all others back."""
+        """Disconnect these hosts and reconnect all others."""
         self.part(*([host] for host in hosts))
 
     def part(self, *islands: Sequence[int]) -> None:
-        """Hosts hear those of the same island only; all that are on none hear one another."""
+        """Hosts reach only hosts on the same island. The hosts on no island reach one another."""
         self._order({"islands": [list(hosts) for hosts in islands]})
 
     def _order(self, order: dict[str, object]) -> None:

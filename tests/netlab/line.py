@@ -1,12 +1,12 @@
-"""The delay line: one process that holds all hosts and carries their packets late, slowly, or not at all.
+"""The delay line: one process that holds all hosts and delays, limits or drops their packets.
 
 python -m tests.netlab.line PLAN.json HOSTS
-prints one line of JSON, {"pid": ..., "namespaces": [fd, ...]}, then reads orders from its standard input, a line each:
-{"host": 0, "up_mbit": 1, "down_mbit": 1} changes an access, {"islands": [[0], [1, 2]]} parts these hosts from all that
-are not on the same island, {"islands": []} brings all back.
+It prints one line of JSON, {"pid": ..., "namespaces": [fd, ...]}. Then it reads orders from stdin, one per line:
+{"host": 0, "up_mbit": 1, "down_mbit": 1} changes an access link. {"islands": [[0], [1, 2]]} separates these hosts from
+all hosts on other islands. {"islands": []} reconnects all hosts.
 
-A packet passes the sender's uplink, the path between two regions, the receiver's downlink. Each of them with a rate is
-a queue that sends one packet after the other and drops what comes when it is full.
+A packet passes the sender's uplink, the path between two regions and the receiver's downlink. Each of the three that
+has a rate is a queue. A queue sends one packet at a time and drops packets that arrive when it is full.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Queue:
     free: float = 0.0  # when the last packet will have left
 
     def leaves(self, now: float, size: int) -> float | None:
-        """When a packet of ``size`` bytes that comes now has left; ``None``: dropped."""
+        """When a packet of ``size`` bytes that arrives now will have left; ``None``: dropped."""
         if self.mbit is None:
             return now
         takes = 8e-6 * size / self.mbit
@@ -56,19 +56,19 @@ class Event:
 
 
 class Line:
-    """All queues, and the packets on their way."""
+    """All queues, and the packets in flight."""
 
     def __init__(self, plan: Plan, hosts: int) -> None:
         self._plan, limit = plan, plan.queue_ms / 1000
         self._up = [Queue(plan.access.up_mbit, limit) for _ in range(hosts)]
         self._down = [Queue(plan.access.down_mbit, limit) for _ in range(hosts)]
         self._paths: dict[str, Queue] = {}
-        # behind a NAT half of all addresses are on the link, among them the network's: a route without a gateway
+        # Behind a NAT the netmask covers half of all addresses, the network's too: then no gateway is needed.
         masks = ["128.0.0.0" if host in plan.nat else "255.255.0.0" for host in range(hosts)]
         self._made = [make_host(plan.inside(host), mask) for host, mask in enumerate(masks)]
         self._hosts = {bytes(map(int, plan.address(host).split("."))): host for host in range(hosts)}
         self._nats = {host: Nat(plan.inside(host), plan.address(host), kind) for host, kind in plan.nat.items()}
-        self._island: dict[int, int] = {}  # 0 for all that are not here
+        self._island: dict[int, int] = {}  # island by host; a host that is missing here is on island 0
         self._events: list[Event] = []
         self._number = 0
         self._chance = random.Random(0)
@@ -78,14 +78,14 @@ class Line:
         return [namespace for namespace, _ in self._made]
 
     def run(self) -> None:
-        """Until the standard input ends."""
+        """Carry packets until stdin ends."""
         devices = {device: host for host, (_, device) in enumerate(self._made)}
         orders, rest = sys.stdin.fileno(), b""
         while True:
             now = time.monotonic()
             while self._events and self._events[0].due <= now:
                 event = heapq.heappop(self._events)
-                event.action(max(event.due, now - 0.005))  # a late wake-up must not slow the line down
+                event.action(max(event.due, now - 0.005))  # a late wake-up must not reduce the rate
             wait = max(0.0, self._events[0].due - time.monotonic()) if self._events else None
             ready, _, _ = select.select([*devices, orders], [], [], wait)
             for descriptor in ready:
@@ -93,7 +93,7 @@ class Line:
                     self._read(descriptor, devices[descriptor])
                 elif not (said := os.read(orders, PACKET)):
                     return
-                else:  # not readline: what it has read beyond the line would not wake us again
+                else:  # not readline: it may buffer further lines, for which select would not return again
                     *lines, rest = (rest + said).split(b"\n")
                     for line in lines:
                         self._obey(json.loads(line))
@@ -147,7 +147,7 @@ class Line:
             try:
                 os.write(self._made[target][1], inward)
             except (BlockingIOError, OSError):
-                return  # as a full receive queue
+                return  # dropped, as by a full receive queue
 
     def _at(self, due: float, action: Callable[[float], None]) -> None:
         self._number += 1

@@ -1,9 +1,10 @@
-"""A NAT as home routers have one, for the packets of one host: address and port are translated, and only who was
-spoken to from inside may answer. (In the delay line itself: no iptables, no kernel module.)
+"""A NAT for one host, as in home routers. It translates address and port. Only a remote that the host has sent to may
+send to the host. (Runs in the delay line: no iptables, no kernel module.)
 
-``cone``: a port inside has one port outside, whoever is spoken to; two peers behind such NATs can punch holes.
-``symmetric``: it has another one for every destination; they cannot. ``forward``: all ports lead inside, as they are,
-as at a cloud's machine. Mappings stay: a laboratory lives for minutes.
+``cone``: an inside port has one outside port for all destinations. Two peers behind such NATs can punch holes.
+``symmetric``: an inside port has a different outside port for each destination. Hole punching fails.
+``forward``: all ports are forwarded to the host unchanged, as for a cloud machine.
+Mappings never expire: a laboratory lives for minutes.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import socket
 from itertools import count
 
 TCP, UDP = 6, 17
-CHECKSUM = {TCP: 16, UDP: 6}  # where it stands in the header
+CHECKSUM = {TCP: 16, UDP: 6}  # its offset in the header
 FIRST_PORT = 40001
 Remote = tuple[bytes, int]
 
 
 class Nat:
-    """``inside``: the host's address; ``outside``: the NAT's."""
+    """``inside``: the host's address; ``outside``: the NAT's address."""
 
     def __init__(self, inside: str, outside: str, kind: str) -> None:
         self._inside, self._outside = socket.inet_aton(inside), socket.inet_aton(outside)
@@ -29,7 +30,7 @@ class Nat:
         self._spoken: set[tuple[int, int, Remote]] = set()  # protocol, port outside, remote
 
     def outward(self, packet: bytes) -> bytes | None:
-        """A packet of the host as the network sees it; ``None``: it does not pass."""
+        """Translate a packet from the host; ``None``: dropped."""
         head, protocol = (packet[0] & 15) * 4, packet[9]
         if protocol not in CHECKSUM:
             return None
@@ -45,7 +46,7 @@ class Nat:
         return _rewritten(packet, 12, self._outside, head, self._out[key])
 
     def inward(self, packet: bytes) -> bytes | None:
-        """A packet of the network as the host sees it; ``None``: nobody has asked for it."""
+        """Translate a packet from the network; ``None``: dropped, the host has not sent to that remote."""
         head, protocol = (packet[0] & 15) * 4, packet[9]
         remote = (packet[12:16], int.from_bytes(packet[head : head + 2], "big"))
         port = int.from_bytes(packet[head + 2 : head + 4], "big")
@@ -57,7 +58,7 @@ class Nat:
 
 
 def _rewritten(packet: bytes, address_at: int, address: bytes, port_at: int, port: int) -> bytes:
-    """With another address and port, and the checksums that belong to them."""
+    """Replace an address and a port, and correct the checksums."""
     out = bytearray(packet)
     head, protocol = (packet[0] & 15) * 4, packet[9]
     before = packet[address_at : address_at + 4]
@@ -65,13 +66,13 @@ def _rewritten(packet: bytes, address_at: int, address: bytes, port_at: int, por
     out[port_at : port_at + 2] = port.to_bytes(2, "big")
     _correct(out, 10, before, address)
     at = head + CHECKSUM[protocol]
-    if protocol == TCP or packet[at : at + 2] != b"\0\0":  # UDP may have none
+    if protocol == TCP or packet[at : at + 2] != b"\0\0":  # in UDP it is optional
         _correct(out, at, before + packet[port_at : port_at + 2], address + port.to_bytes(2, "big"))
     return bytes(out)
 
 
 def _correct(packet: bytearray, at: int, before: bytes, now: bytes) -> None:
-    """A checksum after some of what it covers has changed (RFC 1624)."""
+    """Update a checksum after bytes that it covers have changed (RFC 1624)."""
     total = ~int.from_bytes(packet[at : at + 2], "big") & 0xFFFF
     for start in range(0, len(before), 2):
         total += ~int.from_bytes(before[start : start + 2], "big") & 0xFFFF

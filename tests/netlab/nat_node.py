@@ -1,8 +1,8 @@
-"""A bare node for test_nat.py: how does it stand, and by which way does it reach another one?
+"""A bare node for test_nat.py: which addresses does it announce, and by which connections does it reach another node?
 
 python -m tests.netlab.nat_node KEY HOST PORT REACH [INITIAL ...]
-Prints a line of JSON, {"id": ..., "addresses": [...]}. Then, for each line that it reads (a peer's id and
-place), one with the addresses of its connections to that peer, after BYTES have been sent there; none when that failed.
+It prints a line of JSON, {"id": ..., "addresses": [...]}. Then it reads lines, each with a peer's id and address. For
+each line it sends BYTES to that peer and prints the addresses of its connections to the peer; none if sending failed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from peer.p2p.stream import Stream, StreamLost
 PROTOCOL = "test/sink/1"
 BYTES = 1 << 20  # the daemon's own relay would cut a connection at 128 KiB
 SECONDS = 30.0
-PUNCHED = 3.0  # seconds for libp2p to make a direct connection
+PUNCHED = 3.0  # seconds for libp2p to punch a hole
 
 
 async def sink(stream: Stream) -> None:
@@ -39,7 +39,7 @@ async def ways(node: Node, peer_id: str) -> list[str]:
 
 async def send(node: Node, peer_id: str, place: str) -> list[str]:
     if all(map(is_circuit, await ways(node, peer_id))):
-        await disconnect(node.p2p, peer_id)  # libp2p tries to punch a hole once for each new one
+        await disconnect(node.p2p, peer_id)  # libp2p tries hole punching once per connection
     try:
         stream = await node.open(peer_id, PROTOCOL, [place])
         await stream.write(bytes(BYTES), SECONDS)

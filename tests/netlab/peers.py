@@ -1,4 +1,4 @@
-"""A bootstrap node and peers, each on a host of its own in the laboratory."""
+"""A bootstrap node and peers, each on its own host in the laboratory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PORT = 31337
 
 
 class LabSwarm:
-    """The bootstrap node is on host 0. Ends all that it has started. ``warm``: by tests/swarm/support/warm.py."""
+    """The bootstrap node is on host 0. The exit ends all processes. ``warm``: fork them, see tests/swarm/support."""
 
     def __init__(self, plan: Plan, peers: int, folder: Path, *, warm: bool = False) -> None:
         self._plan, self._peers, self.folder, self._warm = plan, peers, folder, warm
@@ -47,7 +47,7 @@ class LabSwarm:
         self._stack.close()
 
     def start_bootstrap(self) -> None:
-        """Also again: its identity and port are the same."""
+        """Start or restart it, always with the same identity and port."""
         arguments = ["--host", self.lab.address(0), "--port", str(PORT), "--http-port", "0", "--stop-with-parent"]
         arguments += ["--identity", str(self.folder / "bootstrap.key")]
         arguments += ["--addresses-file", str(self.folder / "addresses")]
@@ -63,7 +63,7 @@ class LabSwarm:
         module: str = "peer",
         environment: Mapping[str, str] | None = None,
     ) -> Child:
-        """``noloco-peer train`` on ``host``, or what stands in ``module`` for it; all peers begin together."""
+        """``noloco-peer train`` on ``host``, or ``module`` in its place. Training begins when all peers are there."""
         own = [f"run.dir={self.folder}", f"peer.name={name}", f"peer.network.host={self.lab.inside(host)}"]
         own += ["peer.threads=1", "peer.metrics.port=0", "peer.network.upnp=false", f"peer.start_with={self._peers}"]
         sets = [word for it in (*own, *overrides) for word in ("--set", it)]
@@ -71,13 +71,13 @@ class LabSwarm:
         return self.start(host, module, arguments, self.folder / f"{name}.log", environment)
 
     def tail(self, name: str) -> Tail:
-        """What a peer has written so far."""
+        """The rounds that a peer has written so far."""
         tail = Tail(name, self.folder / name)
         tail.poll()
         return tail
 
     def wait_for(self, look: Callable[[], bool], seconds: float = START) -> None:
-        """Until ``look`` is true; raises ``RuntimeError`` after ``seconds``."""
+        """Wait until ``look`` is true; raises ``RuntimeError`` after ``seconds``."""
         deadline = time.monotonic() + seconds
         while not look():
             if time.monotonic() > deadline:

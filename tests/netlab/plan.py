@@ -1,4 +1,4 @@
-"""What a laboratory is made of, as a small YAML file; ``profiles/`` has those that are used here."""
+"""The hosts and links of a laboratory as a small YAML file; ``profiles/`` holds the profiles that we use."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Section(BaseModel):
 
 
 class Access(Section):
-    """How a host is connected. ``None``: no limit."""
+    """A host's access link. ``None``: no limit."""
 
     up_mbit: float | None = Field(default=None, gt=0)
     down_mbit: float | None = Field(default=None, gt=0)
 
 
 class Path_(Section):
-    """Between two hosts. ``mbit`` is shared by all traffic of one direction between the two regions."""
+    """The path between two hosts. All traffic in one direction between the same two regions shares ``mbit``."""
 
     rtt_ms: float = Field(default=0.0, ge=0)
     loss: float = Field(default=0.0, ge=0, lt=1)  # share of packets
@@ -31,15 +31,15 @@ class Path_(Section):
 
 
 class Plan(Section):
-    """``regions``: hosts take turns in them. ``between``: pairs as ``us-eu``; ``path`` is for all others."""
+    """``regions``: hosts are assigned to them in turn. ``between``: by pair (``us-eu``); ``path``: all other pairs."""
 
     access: Access = Access()
     path: Path_ = Path_()
     regions: tuple[str, ...] = ("here",)
     between: dict[str, Path_] = {}
     network: str = Field(default="10.77", pattern=r"^\d+\.\d+$")  # the first half of every host's address
-    nat: dict[int, Literal["cone", "symmetric", "forward"]] = {}  # hosts behind one of their own, see nat.py
-    queue_ms: float = Field(default=250.0, gt=0)  # what a full queue before a rate limit takes to empty; then it drops
+    nat: dict[int, Literal["cone", "symmetric", "forward"]] = {}  # by host; see nat.py
+    queue_ms: float = Field(default=250.0, gt=0)  # capacity of a rate limit's queue, as time
 
     @model_validator(mode="after")
     def _known(self) -> Plan:
@@ -51,24 +51,24 @@ class Plan(Section):
         return self
 
     def address(self, host: int) -> str:
-        """IPv4 address by which the others know a host: its own, or that of its NAT."""
+        """The host's IPv4 address as the others see it: its own or its NAT's."""
         return f"{self.network}.{host // 250}.{host % 250 + 1}"
 
     def inside(self, host: int) -> str:
-        """IPv4 address of a host's device."""
+        """The IPv4 address of a host's device."""
         return f"192.168.{host}.2" if host in self.nat else self.address(host)
 
     def region(self, host: int) -> str:
         return self.regions[host % len(self.regions)]
 
     def path_of(self, source: int, target: int) -> tuple[str, Path_]:
-        """The path's name (what shares ``mbit``, one direction) and its properties."""
+        """The path's name and its properties. Traffic with the same name shares ``mbit``."""
         one, two = self.region(source), self.region(target)
         found = self.between.get(f"{one}-{two}", self.between.get(f"{two}-{one}"))
         return (f"{one}>{two}", found) if found is not None else (f"{source}>{target}", self.path)
 
 
 def load(name: str) -> Plan:
-    """A profile by name, or a file."""
+    """Read a profile by its name, or by its file name."""
     file = Path(name) if name.endswith(".yaml") else PROFILES / f"{name}.yaml"
     return Plan.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))

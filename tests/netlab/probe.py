@@ -2,8 +2,8 @@
 
 python -m tests.netlab.probe serve                            echo datagrams and count bytes, until stdin ends
 python -m tests.netlab.probe ping ADDRESS COUNT               median round trip and share lost
-python -m tests.netlab.probe send ADDRESS MEGABYTES           TCP goodput, of the second half: without slow start
-Each prints one line of JSON. Not ping(8) and iperf: neither is on every machine.
+python -m tests.netlab.probe send ADDRESS MEGABYTES           TCP goodput of the second half, so without slow start
+Each prints one line of JSON. ping(8) and iperf are not used: they are not installed everywhere.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
 
 
 @pytest.mark.timeout(400)
-def test_peers_that_are_killed_frozen_and_cut_off_go_on_and_never_merge_wrongly(tmp_path: Path) -> None:
+def test_killed_frozen_and_disconnected_peers_recover_and_no_merge_is_wrong(tmp_path: Path) -> None:
     found = soak(tmp_path, peers=5, seconds=60, pause=3, seed=1)
     assert found["faults"] >= 8, found
     assert found["hangs"] == 0, found

@@ -1,4 +1,4 @@
-"""Peers behind NATs of their own: they train with those that can be dialled and with each other, through a relay."""
+"""Peers behind separate NATs train with peers that can be dialled, and with each other through a relay."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.netlab.tun import possible
 from tests.swarm.support.harness import TINY
 
 pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
-NETWORK = "131.77"  # libp2p has rules of its own for private and reserved ones; nothing leaves the laboratory
+NETWORK = "131.77"  # public: libp2p treats private and reserved addresses differently; nothing leaves the laboratory
 PUBLIC, CONE, SYMMETRIC, CHECKED = 1, 2, 3, 4  # hosts; the bootstrap node is 0
 HOMES = Plan(network=NETWORK, nat={CONE: "cone", SYMMETRIC: "symmetric", CHECKED: "cone"}, path=Path_(rtt_ms=10))
 SETS = (*TINY, "run.steps=100000000", "run.inner_steps=60", "run.evaluation.every_rounds=100000")
 
 
-def test_nobody_comes_in_through_a_nat_who_was_not_spoken_to() -> None:
+def test_a_nat_drops_packets_from_hosts_that_its_host_has_not_sent_to() -> None:
     with Lab(Plan(network=NETWORK, nat={1: "cone"}), 2) as lab, serving(lab, 0, 1):
         assert measure(lab, 1, "ping", lab.address(0), "3")["lost"] == 0
         assert measure(lab, 0, "ping", lab.address(1), "3")["lost"] == 1
-        assert measure(lab, 1, "send", lab.address(0), "1")["bytes"] == 1e6  # TCP, with right checksums
+        assert measure(lab, 1, "send", lab.address(0), "1")["bytes"] == 1e6  # TCP: the checksums are right
 
 
 @pytest.mark.timeout(400)
@@ -68,14 +68,14 @@ class BareNode:
         self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def said(self) -> Any:
-        """The next line; a test's own time limit ends the wait."""
+        """The next line as JSON. The test's timeout bounds the wait."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the node has ended"
         return json.loads(line)
 
     def ways_to(self, other: dict[str, Any]) -> list[str]:
-        """Addresses of the connections to ``other`` after something was sent by its first one; none: it failed."""
+        """Send to the first address of ``other``; the addresses of the connections to it, or none if sending failed."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{other['id']} {place_of(other['addresses'][0])}\n")
         self.process.stdin.flush()
@@ -96,7 +96,7 @@ class BareNode:
 
 @contextmanager
 def two_homes(folder: Path, publics: int) -> Iterator[tuple[list[BareNode], list[Any]]]:
-    """Two nodes behind NATs, with so many public ones as initial peers; and what the two said first."""
+    """Two nodes behind NATs with ``publics`` public nodes as initial peers, and the first line of each of the two."""
     plan = Plan(network=NETWORK, nat={publics: "cone", publics + 1: "cone"}, path=Path_(rtt_ms=10))
     with ExitStack() as stack:
         lab = stack.enter_context(Lab(plan, publics + 2))
@@ -115,11 +115,11 @@ def two_homes(folder: Path, publics: int) -> Iterator[tuple[list[BareNode], list
 
 
 @pytest.mark.timeout(200)
-def test_two_nats_of_the_common_kind_are_crossed_directly_once_enough_others_have_seen_them(tmp_path: Path) -> None:
-    with two_homes(tmp_path, publics=4) as (homes, said):  # libp2p believes four observers
+def test_hole_punching_connects_two_cone_nats_once_enough_peers_have_observed_them(tmp_path: Path) -> None:
+    with two_homes(tmp_path, publics=4) as (homes, said):  # libp2p trusts an address that four peers observed
         assert all(is_circuit(it["addresses"][0]) for it in said)
         until, ways = time.monotonic() + 90, homes[0].ways_to(said[1])
-        assert any(map(is_circuit, ways))  # by which they met
+        assert any(map(is_circuit, ways))  # they connect through a relay first
         while all(map(is_circuit, ways)) and time.monotonic() < until:
             time.sleep(1)
             ways = homes[0].ways_to(said[1])
@@ -128,7 +128,7 @@ def test_two_nats_of_the_common_kind_are_crossed_directly_once_enough_others_hav
 
 
 @pytest.mark.timeout(200)
-def test_a_relay_that_comes_back_relays_again(tmp_path: Path) -> None:
+def test_a_restarted_relay_relays_again(tmp_path: Path) -> None:
     with ExitStack() as stack:
         plan = Plan(network=NETWORK, nat={1: "cone", 2: "symmetric"}, path=Path_(rtt_ms=10))
         lab = stack.enter_context(Lab(plan, 3))
@@ -152,7 +152,7 @@ def test_a_relay_that_comes_back_relays_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_an_address_that_only_the_others_know_is_found_and_announced(tmp_path: Path) -> None:
+def test_an_address_that_only_other_peers_observe_is_found_and_announced(tmp_path: Path) -> None:
     with ExitStack() as stack:
         lab = stack.enter_context(Lab(Plan(network=NETWORK, nat={1: "forward"}, path=Path_(rtt_ms=10)), 2))
         first = BareNode(lab, 0, tmp_path, "public")
@@ -166,7 +166,7 @@ def test_an_address_that_only_the_others_know_is_found_and_announced(tmp_path: P
 
 
 @pytest.mark.timeout(200)
-def test_a_check_in_public_says_so(tmp_path: Path) -> None:
+def test_a_check_reports_a_public_address(tmp_path: Path) -> None:
     with LabSwarm(HOMES, 4, tmp_path, warm=True) as swarm:
         found = check(swarm, PUBLIC)
         assert found.returncode == 0, found.stdout + found.stderr
@@ -176,7 +176,7 @@ def test_a_check_in_public_says_so(tmp_path: Path) -> None:
 
 
 def check(swarm: LabSwarm, host: int) -> subprocess.CompletedProcess[str]:
-    """``noloco-peer check`` with the configuration of the peers."""
+    """``noloco-peer check`` with the peers' configuration."""
     sets = [*SETS, "peer.network.port=31400", "peer.network.upnp=false", f"run.dir={swarm.folder}", "peer.device=cpu"]
     words = [word for it in sets for word in ("--set", it)]
     command = [sys.executable, "-m", "peer", "check", "--config", "configs/demo.yaml", *words]

@@ -1,4 +1,4 @@
-"""The laboratory proves itself: what is set is what is measured, and nothing is left when it ends or is killed."""
+"""The laboratory itself: measurements agree with the settings, and its end or kill leaves nothing."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ def serving(lab: Lab, *hosts: int) -> Iterator[None]:
 
 
 def transfer(lab: Lab, source: int, target: int, megabytes: float) -> float:
-    """Goodput in Mbit/s, the best of three: other load on this machine can only make it less."""
+    """Goodput in Mbit/s, the best of three: other load on this machine can only reduce it."""
     return max(measure(lab, source, "send", lab.address(target), str(megabytes))["mbit"] for _ in range(3))
 
 
 @pytest.mark.parametrize(("profile", "megabytes"), [("eu", 16.0), ("transatlantic", 48.0), ("home", 4.0)])
-def test_a_profile_has_the_delay_and_the_rate_that_it_says(profile: str, megabytes: float) -> None:
+def test_a_profile_has_its_delay_and_its_rate(profile: str, megabytes: float) -> None:
     plan = load(profile)
     assert plan.access.up_mbit is not None
     with Lab(plan, 2) as lab, serving(lab, 1):
         medians = [measure(lab, 0, "ping", lab.address(1), "30")["rtt_ms"] for _ in range(3)]
-        assert min(medians) == pytest.approx(plan.path.rtt_ms, rel=0.1)  # as transfer does
+        assert min(medians) == pytest.approx(plan.path.rtt_ms, rel=0.1)  # the best of three, as in transfer
         assert transfer(lab, 0, 1, megabytes) == pytest.approx(plan.access.up_mbit, rel=0.1)
 
 
-def test_a_fast_link_is_not_slowed_by_the_line_itself() -> None:
+def test_the_delay_line_does_not_limit_a_fast_link() -> None:
     with Lab(load("lan"), 2) as lab, serving(lab, 1):
-        assert transfer(lab, 0, 1, 40.0) > 300  # what a busy small machine can still do
+        assert transfer(lab, 0, 1, 40.0) > 300  # Mbit/s; a busy small machine reaches it
 
 
 def test_the_downlink_limits_what_two_hosts_send_to_a_third() -> None:
@@ -80,9 +80,9 @@ def test_regions_differ() -> None:
         assert measure(lab, 2, "ping", lab.address(3), "10")["rtt_ms"] == pytest.approx(280, rel=0.1)
 
 
-def test_packets_are_lost_and_hosts_are_cut_off_and_slowed_down_and_come_back() -> None:
+def test_packet_loss_disconnection_rate_changes_and_reconnection() -> None:
     with Lab(Plan(access=Access(up_mbit=50, down_mbit=50), path=Path_(rtt_ms=2, loss=0.2)), 2) as lab, serving(lab, 1):
-        assert 0.1 < measure(lab, 0, "ping", lab.address(1), "40")["lost"] < 0.7  # 36% of the round trips
+        assert 0.1 < measure(lab, 0, "ping", lab.address(1), "40")["lost"] < 0.7  # expected: 36% of the round trips
     with Lab(Plan(access=Access(up_mbit=50, down_mbit=50), path=Path_(rtt_ms=2)), 2) as lab, serving(lab, 1):
         lab.cut(1)
         time.sleep(0.2)
@@ -95,7 +95,7 @@ def test_packets_are_lost_and_hosts_are_cut_off_and_slowed_down_and_come_back() 
         assert transfer(lab, 0, 1, 2.0) == pytest.approx(5, rel=0.3)
 
 
-def test_orders_that_come_at_once_are_all_obeyed() -> None:
+def test_orders_that_arrive_together_are_all_executed() -> None:
     with Lab(Plan(access=Access(up_mbit=50, down_mbit=50), path=Path_(rtt_ms=2)), 2) as lab, serving(lab, 1):
         assert lab._line.stdin is not None
         lab._line.stdin.write('{"islands": [[1]]}\n{"islands": []}\n')
@@ -120,7 +120,7 @@ def test_nothing_is_left_when_the_owner_is_killed() -> None:
         time.sleep(0.05)
 
 
-def test_every_profile_is_valid_and_nonsense_is_not() -> None:
+def test_every_profile_is_valid_and_wrong_plans_are_rejected() -> None:
     for file in PROFILES.glob("*.yaml"):
         assert isinstance(load(file.stem), Plan)
     with pytest.raises(ValidationError, match="must be two of"):

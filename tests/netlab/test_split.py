@@ -1,4 +1,4 @@
-"""A swarm whose network breaks into two halves trains on in both, and goes on as one when they meet again."""
+"""A network partition: both halves train on, and become one swarm again when the partition ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.swarm.support.harness import TINY
 
 pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
 NAMES = ("a", "b", "c", "d")
-HALVES = (("a", "b"), ("c", "d"))  # the bootstrap node is with the first
+HALVES = (("a", "b"), ("c", "d"))  # the bootstrap node is on the first half's side
 SETS = (
     *TINY,
     "run.steps=100000000",
@@ -22,7 +22,7 @@ SETS = (
     "run.evaluation.every_rounds=100000",
     "run.exchange.stall=3",
 )
-SPLIT = 45.0  # seconds: longer than a record of a member lives
+SPLIT = 45.0  # seconds: longer than the lifetime of a member record
 
 
 @pytest.mark.timeout(400)
@@ -33,7 +33,7 @@ def test_two_halves_become_one_swarm_again(tmp_path: Path, method: str) -> None:
             swarm.peer(host, name, f"configs/{method}.yaml", SETS)
 
         def met(one: str, since: int) -> set[str]:
-            """With whom it has merged from its round number ``since`` on."""
+            """The partners of its merged rounds from round ``since`` on."""
             rows = swarm.tail(one).rounds[since:]
             return {name for row in rows if row["outcome"] == "merged" for name in row["partner"].split(",")}
 
@@ -51,6 +51,6 @@ def test_two_halves_become_one_swarm_again(tmp_path: Path, method: str) -> None:
         swarm.lab.part()
         healed = counts()
         swarm.wait_for(lambda: all(len(met(name, healed[name])) == 3 for name in NAMES), 90)
-        if method == "demo-diloco":  # all four in a round, whose digests were compared
+        if method == "demo-diloco":  # the four compared their digests
             rows = [swarm.tail(name).rounds[-1] for name in NAMES]
             assert all(len(row["partner"].split(",")) == 3 for row in rows), rows

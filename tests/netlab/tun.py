@@ -1,6 +1,6 @@
-"""The few system calls that make a host: a network namespace of its own with one TUN device in it.
+"""The system calls that make a host: a network namespace with one TUN device.
 
-Nothing has a name in the system: namespaces and devices are gone when the process that holds them ends.
+Namespaces and devices have no name in the system: they end with the process that holds them.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def possible() -> str:
-    """Why no laboratory can be built here; empty when one can."""
+    """The reason why this machine cannot run a laboratory; empty if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     return "" if Path("/dev/net/tun").exists() else "there is no /dev/net/tun"
 
 
 def die_with_parent(signal: int) -> None:
-    """Get ``signal`` when the process that started this one ends."""
+    """Receive ``signal`` when the parent process ends."""
     _check(_libc.prctl(PR_SET_PDEATHSIG, signal))
 
 
 def make_host(address: str, netmask: str) -> tuple[int, int]:
-    """A namespace with its device up; returns the file descriptors of the namespace and of the device."""
+    """Make a namespace with its device up; returns the file descriptors of the namespace and of the device."""
     made: list[tuple[int, int]] = []
 
     def make() -> None:

@@ -1,6 +1,6 @@
-"""Two hosts on a link that the kernel alone limits: veth between two namespaces, tbf at both ends, no delay.
+"""Two hosts on a link that only the kernel limits: veth between two namespaces, tbf at both ends, no delay.
 
-The delay line of lab.py can do more, but needs a core that a measurement of goodput wants. Needs iproute2.
+The delay line of lab.py can do more, but it takes a core that a measurement of goodput needs. Requires iproute2.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Wire:
     """Hosts 0 and 1 of :func:`wire`."""
 
     def address(self, host: int) -> str:
-        """IPv4 address of a host."""
+        """The IPv4 address of a host."""
         return f"{NETWORK}.{host + 1}"
 
     def namespace(self, host: int) -> str:
-        """The name of its network."""
+        """The name of a host's network namespace."""
         return f"wire-{os.getpid()}-{host}"
 
     def command(self, host: int, arguments: Sequence[str]) -> list[str]:
@@ -32,7 +32,7 @@ class Wire:
 
 @contextmanager
 def wire(mbit: float) -> Iterator[Wire]:
-    """``mbit`` in both directions."""
+    """Hosts 0 and 1 with a link of ``mbit`` in each direction."""
     it = Wire()
     with ExitStack() as stack:
         for host in (0, 1):

@@ -1,4 +1,4 @@
-"""One swarm a test, ended by process id whatever happens."""
+"""One swarm per test; its processes are always ended, by id."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Our group all-reduce against hivemind's DecentralizedAverager: seconds a round, and what is said when a member dies.
+"""Our group all-reduce against hivemind's DecentralizedAverager: seconds per round, and reports when a member dies.
 
 python -m tests.benchmarks.all_reduce [--quick] [--json FILE]
 
-Four processes over loopback with vectors of which the right mean is known. A round is wrong when a member was told
-that it succeeded, and its elements are neither all the mean of all members nor all the mean without the one killed.
+Four processes average vectors with a known mean over loopback. A round is wrong if a member was told that it succeeded,
+but its elements are neither all the mean of all members nor all the mean without the killed member.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIMIT = 150.0  # seconds for one group of processes
 
 
 def group(kind: str, numel: int, rounds: int, kill_after: float | None) -> list[tuple[float, str, float]]:
-    """The rounds of the members that lived. ``kill_after``: seconds from the last member's start of its first round."""
+    """The rounds of the surviving members. ``kill_after``: seconds after the last member began its first round."""
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder) / f"{place}.log" for place in range(MEMBERS)]
         members: list[subprocess.Popen[bytes]] = []
@@ -64,7 +64,7 @@ def group(kind: str, numel: int, rounds: int, kill_after: float | None) -> list[
 
 
 def note(members: list[subprocess.Popen[bytes]], seen: dict[int, psutil.Process]) -> None:
-    """Remember the members and their children, to end them by id."""
+    """Remember the members and their children; they are ended by id."""
     for member in members:
         with contextlib.suppress(psutil.NoSuchProcess):
             root = psutil.Process(member.pid)
@@ -82,7 +82,7 @@ def wait_for(log: Path, pattern: str) -> str:
 def measure(kind: str, numel: int, rounds: int, kills: int) -> dict[str, Any]:
     healthy = group(kind, numel, rounds, None)
     seconds = median(row[0] for row in healthy)
-    moments = [0.5, 0.6, 0.7, 0.8, 0.9][:kills]  # of a round: its end is where the payloads move
+    moments = [0.5, 0.6, 0.7, 0.8, 0.9][:kills]  # as a share of a round: the payloads move at its end
     after = [row for moment in moments for row in group(kind, numel, 1, seconds * moment)]
     return {
         "seconds": seconds,
@@ -103,7 +103,7 @@ def main() -> None:
     words = (
         f"{MEMBERS} members, {numel // 2**18} MiB: hivemind's averager takes {ratio:.1f} times as long from boundary "
         f"to result; with a member killed, {theirs['killed_wrong']} of {theirs['killed_rounds']} rounds of the others "
-        f"were called a success and were wrong, of ours {ours['killed_wrong']} of {ours['killed_rounds']}"
+        f"were reported as a success and were wrong, of ours {ours['killed_wrong']} of {ours['killed_rounds']}"
     )
     finish("all_reduce", {**found, "seconds_ratio": ratio}, words, args.json)
 

@@ -1,10 +1,10 @@
-"""One member of the all-reduce benchmark; started by it.
+"""One member of the all-reduce benchmark, which starts it.
 
 python -m tests.benchmarks.all_reduce.member KIND ADDRESS PLACE MEMBERS NUMEL ROUNDS
 
-KIND: ours or hivemind. ADDRESS: of the first member, or ``-`` for that one itself. Its vector is PLACE + 1 everywhere,
-so the right mean is known. Prints ``address``, then after each round the seconds from the boundary to the result, what
-the library said, and the share of elements that are wrong.
+KIND: ours or hivemind. ADDRESS: the first member's address, or ``-`` for the first member. Every element of its vector
+is PLACE + 1, so the right mean is known. It prints ``address``, then for each round the seconds from the boundary to
+the result, the library's report, and the share of wrong elements.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
             time.sleep(0.1)
         for number in range(rounds):
             progress.begin(1, 1)
-            time.sleep(0.5)  # the inner steps, in which a group comes together
+            time.sleep(0.5)  # the inner steps, in which a group is formed
             progress.tick()
             began = time.monotonic()
             print("begin", flush=True)
@@ -118,7 +118,7 @@ def hivemind(address: str, place: int, members: int, numel: int, rounds: int) ->
 
 
 def tell(began: float, said: str, mean: torch.Tensor, members: int) -> None:
-    """One line about a round. Right is the mean of all, or of all but the one that is killed, in every element."""
+    """Print a round. Right is the mean of all members, or of all but the killed one, in every element."""
     seconds, total = time.monotonic() - began, members * (members + 1) / 2
     right = (total / members, (total - KILLED - 1) / (members - 1))
     wrong = min(float((mean - value).abs().gt(1e-3).float().mean()) for value in right)

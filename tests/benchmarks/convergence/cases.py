@@ -1,4 +1,4 @@
-"""The runs of the convergence benchmark: sizes, the sweep that chose each method's settings, and the comparison."""
+"""The runs of the convergence benchmark: sizes, the sweep of each method's settings, and the comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from peer.config.schema import (
 
 @dataclass(frozen=True)
 class Size:
-    """A model and what it is trained on in a step."""
+    """A model and its batch."""
 
     name: str
     model: LlamaModel
@@ -48,13 +48,13 @@ class Case:
     seed: int = 0
     drop: float = 0.0
     codec: CodecName = "none"
-    overlap: int = 0  # inner steps that a swap takes beside them; 0: it is waited for
-    delay: int = 0  # inner steps by which a result is late as a whole
+    overlap: int = 0  # inner steps during an overlapped swap; 0: blocking
+    delay: int = 0  # inner steps by which a whole result is applied late
     size: Size = SMALL
 
     @property
     def key(self) -> str:
-        """Names the case in the results."""
+        """The name of the case in the results."""
         outer = ",".join(f"{key}={value}" for key, value in self.outer.items())
         drop = f" drop={self.drop:g}" if self.drop else ""
         more = "".join(f" {key}={value}" for key, value in self._unusual().items())
@@ -66,7 +66,7 @@ class Case:
         return {key: value for key, value in every.items() if value not in ("none", 0, "")}
 
     def config(self) -> Config:
-        """The configuration of the run, with about six samples on its way."""
+        """The configuration of the run, with about six evaluations."""
         names = {"ddp": "local", "one-worker": "diloco", "averaging": "noloco"}
         outer = {"name": names.get(self.method, self.method), **self.outer}
         if self.method == "averaging":
@@ -88,7 +88,7 @@ class Case:
         )
 
 
-# What the sweep chose. NoLoCo: the paper's α 0.5, β 0.7, γ 0.7 throws away 30% of the first and largest changes.
+# The results of the sweep. NoLoCo: the paper's α 0.5, β 0.7, γ 0.7 discards 30% of the first and largest changes.
 NOLOCO = {"alpha": 0.3, "beta": 1.0, "gamma": 0.91}
 PAPER = {"alpha": 0.5, "beta": 0.7, "gamma": 0.7}
 DILOCO = {"learning_rate": 0.7, "momentum": 0.5}
@@ -113,13 +113,13 @@ CONTROLS = [
 
 
 def comparison() -> list[Case]:
-    """Two seeds of everything; with 16 replicas as many tokens in all as with 8."""
+    """Two seeds of every case; runs with 16 replicas have the same total of tokens as runs with 8."""
     sixteen = [replace(case, replicas=16, steps=STEPS // 2) for case in CHOSEN[:4]]
     return [replace(case, seed=seed) for case in (*CHOSEN, *CONTROLS, *sixteen) for seed in (0, 1)]
 
 
 def quick_comparison() -> list[Case]:
-    """The same on a tenth of the tokens and one seed: three minutes, and too short to tell the methods apart."""
+    """The same with a tenth of the tokens and one seed: three minutes, too short to rank the methods."""
     return [replace(case, steps=120) for case in CHOSEN]
 
 
@@ -131,7 +131,7 @@ def lr_sweep() -> list[Case]:
 
 
 def outer_sweep() -> list[Case]:
-    """The outer hyper-parameters, at half the tokens and the learning rate between the two best."""
+    """The outer hyper-parameters, at half the tokens and with a learning rate between the two best."""
     noloco50 = [(0.5, 0.7, 0.7), (0.0, 1.0, 1.0), (0.3, 1.0, 0.91), (0.3, 0.7, 0.91), (0.0, 1.3, 1.0)]
     noloco25 = [(0.5, 0.7, 0.7), (0.0, 1.0, 1.0), (0.3, 1.0, 0.91)]
     diloco50 = [(0.7, 0.5), (0.7, 0.9), (1.0, 0.5), (1.0, 0.0)]
@@ -148,7 +148,7 @@ def outer_sweep() -> list[Case]:
 
 
 def noloco_sweep() -> list[Case]:
-    """NoLoCo's own again, since partners met longest ago come first and a run ends with shorter phases."""
+    """NoLoCo's sweep, repeated with the rule that prefers the partner met longest ago and with shorter last phases."""
     both = [(0.5, 0.7, 0.7), (0.0, 1.0, 1.0), (0.2, 1.0, 0.96), (0.3, 1.0, 0.91), (0.4, 1.0, 0.84)]
     grid = [(h, it) for h in (50, 25) for it in both] + [(50, (0.3, 0.85, 0.91)), (50, (0.3, 1.2, 0.91))]
     half = Case("noloco", "noloco", steps=SWEEP_STEPS)
@@ -156,7 +156,7 @@ def noloco_sweep() -> list[Case]:
 
 
 def confirmation() -> list[Case]:
-    """What was chosen, on the demo's model and at half the tokens a parameter: 50 minutes a run on one core."""
+    """The chosen settings on the demo's model, at half the tokens per parameter: 50 minutes a run on one core."""
     return [replace(case, size=DEMO, steps=DEMO_STEPS) for case in CHOSEN if case.label in ("noloco_h25", "diloco_h50")]
 
 

@@ -1,10 +1,10 @@
-"""The methods compared at equal tokens and equal bytes, on stdlib text, each with settings that a sweep has chosen.
+"""The methods compared at equal tokens and equal bytes, on stdlib text, each with settings from a sweep.
 
 python -m tests.benchmarks.convergence [--quick] [--json FILE]      the comparison
-python -m tests.benchmarks.convergence --sweep STAGE --json FILE    one stage of the sweep, see convergence_cases.py
+python -m tests.benchmarks.convergence --sweep STAGE --json FILE    one stage of the sweep, see cases.py
 
-Every run is a simulation with the peer's own inner loop and outer methods (``noloco-peer simulate``), one process a
-core. Runs that FILE has already are not made again, so what was interrupted goes on.
+Every run is a simulation with the peer's own inner loop and outer methods (``noloco-peer simulate``), one process per
+core. Runs in FILE are not repeated, so an interrupted benchmark can be continued.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 def run_one(case: Case) -> Row:
-    """One simulation, in a process of its own."""
+    """One simulation, in a separate process."""
     from peer.commands.simulate.options import Method, Options
     from peer.commands.simulate.simulation import Simulation
 
@@ -53,7 +53,7 @@ def run_one(case: Case) -> Row:
 
 
 def run_all(cases: Sequence[Case], known: Sequence[Row], file: Path | None) -> list[Row]:
-    """Rows of ``cases`` in their order; what ``known`` has is taken from there. Written to ``file`` as they come."""
+    """Rows of ``cases`` in their order; those in ``known`` are not repeated. Each new row is written to ``file``."""
     rows = {row["key"]: row for row in known}
     todo = [case for case in cases if case.key not in rows]
     spawn = multiprocessing.get_context("spawn")
@@ -68,7 +68,7 @@ def run_all(cases: Sequence[Case], known: Sequence[Row], file: Path | None) -> l
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Any]:
-    """Means over the seeds, by label; the keys that goals are checked against are those of 8 replicas."""
+    """Means over the seeds, by label; the keys of the goals hold the figures with 8 replicas."""
     table: dict[str, Row] = {}
     for name in dict.fromkeys(name_of(row) for row in rows):
         same = [row for row in rows if name_of(row) == name]
@@ -86,7 +86,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def drop_ratio(rows: Sequence[Row]) -> float:
-    """Loss with dropped swaps to loss without, of the same seeds."""
+    """Loss with dropped swaps divided by loss without, for the same seeds."""
     loss = {(row["label"], row["seed"]): row["val_loss_mean"] for row in rows}
     seeds = [seed for label, seed in loss if label == "noloco_h50_drop30"]
     return mean(loss["noloco_h50_drop30", seed] / loss["noloco_h50", seed] for seed in seeds)

@@ -21,7 +21,7 @@ COLORS = {
 
 
 def plot(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """A PNG of the runs with 8 replicas, means over the seeds."""
+    """Write a PNG of the runs with 8 replicas, means over the seeds."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,13 +1,12 @@
-"""Does it show after fine-tuning how a model was pre-trained? Data parallel, DiLoCo and NoLoCo, then the same AdamW.
+"""The effect of pre-training on fine-tuning: data parallel, DiLoCo and NoLoCo, then the same AdamW.
 
 python -m tests.benchmarks.downstream [--quick] [--json FILE] [--workers N] [--seeds 0 1 2]
 
 Pre-training is a simulation of 4 replicas on the standard library (246,336 parameters, 500 steps: 4.2 tokens a
-parameter), with the settings of convergence_cases.py. Every model, and as a control one with fresh weights, learns to
-tell which of four ends a cut text has (downstream_set.py). "What happens when nanochat meets DiLoCo?"
-(arXiv 2511.13761) found DiLoCo's loss competitive and its benchmarks after fine-tuning worse. A second control tells
-what follows from the loss and what does not: data parallel, stopped as early as to have DiLoCo's loss. Runs that FILE
-has already are not made again.
+parameter), with the settings of convergence/cases.py. Every model is then fine-tuned to choose the right one of four
+ends for a cut text (questions.py). "What happens when nanochat meets DiLoCo?" (arXiv 2511.13761) found DiLoCo's loss
+competitive and its benchmarks after fine-tuning worse. One control has fresh weights. A second control shows which
+differences follow from the loss: data parallel, stopped early at DiLoCo's loss. Runs in FILE are not repeated.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from tests.benchmarks.convergence.cases import CHOSEN, SMALL, Case
 from tests.benchmarks.downstream.questions import ANSWERS, make
 
 REPLICAS = 4
-STEPS, EARLY = 500, 250  # of each replica; the second is of data parallel with DiLoCo's loss
-SEEDS = (0, 1, 2)  # sizes and rates were chosen with others
-LEARN, TEST = 300, 1400  # questions
+STEPS, EARLY = 500, 250  # of each replica; EARLY: data parallel reaches DiLoCo's loss
+SEEDS = (0, 1, 2)  # sizes and rates were chosen with other seeds
+LEARN, TEST = 300, 1400  # numbers of questions
 FRESH, DDP, DDP_EARLY, DILOCO = "fresh weights", "ddp", "ddp, fewer steps", "diloco H 50"
 NOLOCO, NOLOCO_ONE = "noloco H 25, average", "noloco H 25, one replica"
 STARTS = (FRESH, DDP_EARLY, DDP, DILOCO, NOLOCO, NOLOCO_ONE)
-ONE_OF_SEVERAL = {NOLOCO: NOLOCO_ONE}  # methods whose replicas differ, so that one of them is another start
+ONE_OF_SEVERAL = {NOLOCO: NOLOCO_ONE}  # methods whose replicas differ: one replica is a second start
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One pre-training and the fine-tunings that start from it. ``case.steps`` 0: none."""
+    """One pre-training and the fine-tunings that start from it. ``case.steps`` 0: no pre-training."""
 
     case: Case
     learn: int
@@ -56,7 +55,7 @@ class Job:
 
 
 def jobs(seeds: Sequence[int], *, quick: bool) -> list[Job]:
-    """Seed by seed, so that what is interrupted has whole seeds."""
+    """Ordered by seed, so that an interrupted benchmark has complete seeds."""
     chosen = {case.label: case for case in CHOSEN}
     steps, early, test = (60, 30, 200) if quick else (STEPS, EARLY, TEST)
     cases = [
@@ -70,7 +69,7 @@ def jobs(seeds: Sequence[int], *, quick: bool) -> list[Job]:
 
 
 def run_one(job: Job) -> list[Row]:
-    """A row a start. In a process of its own, on one core."""
+    """One row per start. Runs in a separate process on one core."""
     from peer.data import corpus
     from peer.replica.inner_loop import mean_loss
     from tests.benchmarks.downstream.tuning import best_tuned, score
@@ -91,7 +90,7 @@ def run_one(job: Job) -> list[Row]:
 
 
 def starts(case: Case) -> Iterator[tuple[str, nn.Module]]:
-    """What a pre-training leaves behind: the average of the replicas, and where they differ, the first one too."""
+    """The models of a pre-training: the average of the replicas, and the first replica if they differ."""
     from peer.commands.simulate.options import Method, Options
     from peer.commands.simulate.simulation import Simulation
     from peer.config.schema import EvaluationConfig
@@ -103,7 +102,7 @@ def starts(case: Case) -> Iterator[tuple[str, nn.Module]]:
         yield case.label, network
         return
     config = case.config()
-    seldom = EvaluationConfig(every_rounds=case.steps, batches=1)  # nobody looks at the curves
+    seldom = EvaluationConfig(every_rounds=case.steps, batches=1)  # the curves are not used
     config = config.model_copy(update={"run": config.run.model_copy(update={"evaluation": seldom})})
     simulation = Simulation(config, Options(replicas=case.replicas, method=Method(case.method)))
     simulation.run(lambda line: None)
@@ -120,7 +119,7 @@ def starts(case: Case) -> Iterator[tuple[str, nn.Module]]:
 
 
 def run_all(todo: list[Job], known: Known, workers: int) -> list[Row]:
-    """Rows of all jobs; what ``known`` has is taken from there."""
+    """Rows of all jobs; those in ``known`` are not repeated."""
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = {pool.submit(run_one, job): job for job in todo if job.key not in known.found}
         for future in as_completed(futures):
@@ -133,7 +132,7 @@ def run_all(todo: list[Job], known: Known, workers: int) -> list[Row]:
 
 
 def figures(rows: list[Row]) -> Row:
-    """Of each start mean and standard deviation over the seeds, and its differences to others of the same seed."""
+    """By start: mean and standard deviation over the seeds, and the differences to other starts of the same seed."""
     by_start = {start: [row for row in rows if row["start"] == start] for start in STARTS}
     table = {}
     for start, same in by_start.items():
@@ -150,7 +149,7 @@ def figures(rows: list[Row]) -> Row:
 
 
 def _difference(one: list[Row], two: list[Row]) -> Row:
-    """``each``: of the same seed, so with the same fresh weights, text and order of the examples."""
+    """``each``: by seed, so with the same fresh weights, text and order of examples."""
     found: Row = {}
     for key in ("val_loss", "right", "loss"):
         each = [a[key] - b[key] for a, b in zip(one, two, strict=True)]
@@ -170,7 +169,7 @@ def in_words(result: Row) -> str:
 
 def main() -> None:
     parser = command_line("pre-training by ddp, diloco and noloco, compared after the same fine-tuning")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes of one thread")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes with one thread each")
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {SEEDS}, --quick: {SEEDS[0]}")
     args = parser.parse_args()
     seeds = args.seeds or (SEEDS[:1] if args.quick else SEEDS)

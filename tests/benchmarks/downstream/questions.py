@@ -1,10 +1,10 @@
-"""The supervised set of the downstream check: a text cut within a word of code, and which of four ends is its own.
+"""The supervised set of the downstream benchmark: code that is cut inside a word, and four ends to choose from.
 
-``...for name in sor#`` is answered by ``ted(found):``. The three others are ends of lines elsewhere in the same file,
-cut in the same way and as long, so that only knowing Python and its library tells. ``#`` stands between a beginning and
-its end in no file: that it is to be looked past has to be learnt. Made of the standard library, which every machine
-has. The lines to learn from are of the files of the pre-training; those of the test are of files that were held out of
-it, and such as stand in no other file.
+``...for name in sor#`` has the right answer ``ted(found):``. The three others are ends of lines elsewhere in the same
+file, cut in the same way and of about the same length. So only knowledge of Python and its library helps. No file has a
+``#`` inside a word: the model must learn to ignore it. The text is the standard library, which every machine has.
+Questions to learn from are made of the files of the pre-training. Test questions are made of held-out files, from lines
+that no other file has.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from torch import Tensor
 
 from peer.data.tokenizer import SEPARATOR, Tokens
 
-# Signs that the text has too: tied embeddings of bytes that a model has never seen are all alike, and of no use to it.
+# Characters that occur in the text: tied embeddings of bytes that a model has never seen are all alike and useless.
 ASK, END = b"#", b"\n"
-INSIDE = re.compile(r"(?<=\w\w)(?=\w)")  # where a line is cut: in a word, two letters into it or later
+INSIDE = re.compile(r"(?<=\w\w)(?=\w)")  # where a line is cut: inside a word, after at least two letters
 BEFORE = 40  # bytes of the file before the cut; with question and answer they fit a window of 64
-SHORTEST, LONGEST, NEAR = 4, 10, 1  # bytes of an answer, and by how many the others may be longer or shorter
+SHORTEST, LONGEST, NEAR = 4, 10, 1  # bytes of an answer; bytes by which the other answers may differ in length
 ANSWERS = 4
-FROM_A_FILE = 40  # questions at the most, so that there are many files
+FROM_A_FILE = 40  # at most so many questions per file, so that many files are used
 CHOICE = 300
-IGNORED = -100  # as cross_entropy has it
+IGNORED = -100  # the default of cross_entropy
 
 
 @dataclass(frozen=True)
 class Question:
-    """``prompt``: what stands before the cut, and the sign that asks. ``answers``: the right one, then the others."""
+    """``prompt``: the text before the cut and ASK. ``answers``: the right one, then the others."""
 
     prompt: bytes
     answers: tuple[bytes, ...]
@@ -42,7 +42,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Task:
-    """``choice``: what settings are chosen by."""
+    """``choice``: the questions by which settings are chosen."""
 
     train: list[Question]
     choice: list[Question]
@@ -51,7 +51,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Cut:
-    """A line that was cut: as a whole and bare of indentation, what stands before the cut, and what behind it."""
+    """A cut line: the whole line without indentation, the text before the cut and the text after it."""
 
     line: str
     before: str
@@ -59,7 +59,7 @@ class Cut:
 
 
 def make(train: Tokens, held_out: Tokens, *, learn: int, test: int, seed: int) -> Task:
-    """``learn`` questions, 300 to choose by, and at most ``test``; the same ones for the same text and ``seed``."""
+    """``learn`` questions, 300 to choose settings by, and at most ``test``; deterministic in text and ``seed``."""
     texts, others = documents(train), documents(held_out)
     known = {line.strip() for text in texts for line in text.split("\n")}
     chance = random.Random(seed)
@@ -68,7 +68,7 @@ def make(train: Tokens, held_out: Tokens, *, learn: int, test: int, seed: int) -
 
 
 def documents(tokens: Tokens) -> list[str]:
-    """The files that byte-level tokens were made of."""
+    """The files in a corpus of byte-level tokens."""
     ends = np.flatnonzero(tokens == SEPARATOR)
     starts = [0, *(ends[:-1] + 1)]
     pieces = (tokens[start:end] for start, end in zip(starts, ends, strict=True))
@@ -76,7 +76,7 @@ def documents(tokens: Tokens) -> list[str]:
 
 
 def tensors(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of prompts with an answer each, ``[pairs, tokens]``; targets before the answer are IGNORED."""
+    """Inputs and targets of prompts with answers, ``[pairs, tokens]``; targets before the answer are IGNORED."""
     width = max(len(prompt) + len(answer) for prompt, answer in pairs)
     inputs = torch.full((len(pairs), width), SEPARATOR, dtype=torch.int64)
     targets = torch.full_like(inputs, IGNORED)
@@ -88,7 +88,7 @@ def tensors(pairs: Sequence[tuple[bytes, bytes]]) -> tuple[Tensor, Tensor]:
 
 
 def _questions(texts: list[str], count: int, chance: random.Random, known: Collection[str]) -> list[Question]:
-    """Of files in random order, one a line and each line once."""
+    """Questions from files in random order, at most one for each distinct line."""
     order = list(texts)
     chance.shuffle(order)
     used = set(known)
@@ -102,7 +102,7 @@ def _questions(texts: list[str], count: int, chance: random.Random, known: Colle
 
 
 def _of_a_file(text: str, chance: random.Random, used: set[str]) -> Iterator[Question]:
-    """In random order; what was asked about, and where, goes into ``used``, and is not asked about again."""
+    """In random order. Lines and prompts in ``used`` are skipped; new ones are added to it."""
     cuts = list(_cuts(text, chance))
     chance.shuffle(cuts)
     for cut in cuts:
@@ -116,7 +116,7 @@ def _of_a_file(text: str, chance: random.Random, used: set[str]) -> Iterator[Que
 
 
 def _cuts(text: str, chance: random.Random) -> Iterator[Cut]:
-    """Each line that can be cut, at one place."""
+    """One cut of each line that can be cut."""
     start = 0
     for line in text.split("\n"):
         places = [it.start() for it in INSIDE.finditer(line) if SHORTEST <= len(line) - it.start() <= LONGEST]

@@ -1,7 +1,6 @@
-"""Fine-tuning of the downstream check: plain AdamW in one process, with the loss on the right answers only.
+"""Fine-tuning of the downstream benchmark: plain AdamW in one process, with the loss on the right answers only.
 
-Each start gets the learning rate that suits it best by questions which are neither learnt nor tested, so that none is
-better only because the rate was chosen for it.
+Each start gets its best learning rate, chosen by separate questions, so that no start gains by a rate chosen for it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 
 @dataclass(frozen=True)
 class Tuning:
-    """The learning rate goes up over a tenth of the steps and then down to zero."""
+    """The learning rate rises over a tenth of the steps, then falls to zero."""
 
     learning_rate: float
     epochs: int = 4
@@ -33,14 +32,14 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Score:
-    """``loss``: nats a byte of the right answers. ``right``: the share of questions where no other has less."""
+    """``loss``: nats per byte of the right answers. ``right``: share of questions whose right answer has the least."""
 
     loss: float
     right: float
 
 
 def best_tuned(network: nn.Module, task: Task, seed: int) -> tuple[Score, float]:
-    """On the test, of the learning rate with the least loss on ``task.choice``; and this rate. Trains copies."""
+    """The test score with the learning rate of least loss on ``task.choice``, and this rate. Trains copies."""
     tuned = {rate: deepcopy(network) for rate in RATES}
     for rate, own in tuned.items():
         fine_tune(own, task.train, Tuning(rate), seed)
@@ -49,7 +48,7 @@ def best_tuned(network: nn.Module, task: Task, seed: int) -> tuple[Score, float]
 
 
 def fine_tune(network: nn.Module, questions: list[Question], tuning: Tuning, seed: int) -> None:
-    """Train ``network`` in place; the order of the questions comes from ``seed``."""
+    """Train ``network`` in place; ``seed`` determines the order of the questions."""
     steps = tuning.epochs * math.ceil(len(questions) / BATCH)
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=tuning.learning_rate, betas=(0.9, 0.95), weight_decay=tuning.weight_decay, fused=True
@@ -66,7 +65,7 @@ def fine_tune(network: nn.Module, questions: list[Question], tuning: Tuning, see
 
 @torch.no_grad()
 def score(network: nn.Module, questions: list[Question]) -> Score:
-    """The model as it is: the answer that it finds most likely, by byte, is the one that it gives."""
+    """Score without training: the model's answer is the one that is most likely per byte."""
     network.eval()
     pairs = [(it.prompt, answer) for it in questions for answer in it.answers]
     pieces = [pairs[start : start + SCORED_AT_ONCE] for start in range(0, len(pairs), SCORED_AT_ONCE)]
@@ -76,14 +75,14 @@ def score(network: nn.Module, questions: list[Question]) -> Score:
 
 
 def nats(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """A byte of each answer, ``[answers]``."""
+    """Nats per byte of each answer, ``[answers]``."""
     logits = network(input_ids=inputs).logits.float()
     loss = functional.cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
     return loss.sum(1) / (targets != IGNORED).sum(1)
 
 
 def _share(step: int, steps: int) -> float:
-    """Of the peak learning rate."""
+    """The share of the peak learning rate."""
     rising = max(1, steps // 10)
     return (step + 1) / rising if step < rising else (steps - step) / (steps - rising)
 

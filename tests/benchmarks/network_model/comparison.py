@@ -1,10 +1,10 @@
-"""``simulate --network`` against real peers in the network laboratory, and what the DHT costs a peer.
+"""``simulate --network`` against real peers in the network laboratory, and the DHT traffic of a peer.
 
 python -m tests.benchmarks.network_model [--quick] [--json FILE]
 
-The peers' inner steps are sleeps (sleeping_peer.py), log-normal, every fourth peer at 0.6 of the speed, behind lines of
-10 Mbit/s up, 50 down and 60 ms. Model and measurement take the same number of rounds; how long these take, and the
-share of it that peers stand idle, must be within 15%. What FILE has in its ``.runs.json`` is not measured again.
+The peers' inner steps are log-normal sleeps (sleeping_peer.py); every fourth peer has 0.6 of the speed. The links have
+10 Mbit/s up, 50 down and 60 ms. Model and measurement have the same number of rounds. Their total time and their idle
+share must agree within 15%. Runs in FILE's ``.runs.json`` are not repeated.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ WAIT = 120.0  # seconds on top of the model's time
 
 
 def overrides(rounds: int) -> tuple[str, ...]:
-    """One round more than is looked at: at the end of a run phases are shorter."""
+    """One more round than is compared: at the end of a run phases are shorter."""
     steps = f"run.steps={(rounds + 1) * H}"
     often = ("run.evaluation.every_rounds=1000", "run.evaluation.batches=1", "run.batch_size=1")
     return (steps, f"run.inner_steps={H}", "run.exchange.timeout=120", *often)
 
 
 def conditions(peers: int, rounds: int) -> Conditions:
-    """What :func:`measured` sets up."""
+    """The conditions of :func:`measured`."""
     run = settings.load(Path("configs/demo.yaml"), []).run
     numel = model.parameters_of(run.model, sequence_length=run.data.sequence_length)
     return Conditions(
@@ -64,7 +64,7 @@ def conditions(peers: int, rounds: int) -> Conditions:
 
 
 def measured(name: str, it: Conditions, folder: Path) -> dict[str, float]:
-    """The same figures as the model's, of real peers."""
+    """The model's figures, measured on real peers."""
     rows, _ = run(METHODS[name][0], overrides(it.rounds), it, folder)
     peers = [[row for row in peer if row["step"] <= it.rounds * H] for peer in rows]
     seconds = [sum(sum(row["seconds"].values()) for row in peer) for peer in peers]
@@ -80,7 +80,7 @@ def measured(name: str, it: Conditions, folder: Path) -> dict[str, float]:
 
 
 def run(config: str, sets: tuple[str, ...], it: Conditions, folder: Path) -> tuple[list[Any], dict[str, float]]:
-    """Each peer's rounds, and its DHT's calls and bytes a minute."""
+    """Each peer's rounds, and its DHT calls and bytes per minute."""
     names = [f"peer-{index}" for index in range(it.peers)]
     with LabSwarm(load("home"), it.peers, folder) as swarm:
         processes = []
@@ -107,13 +107,13 @@ def run(config: str, sets: tuple[str, ...], it: Conditions, folder: Path) -> tup
 
 
 def _traffic(lab: Lab, folder: Path, names: list[str]) -> tuple[int, int]:
-    """DHT calls made, and bytes sent on all hosts but the bootstrap's, so far."""
+    """DHT calls and bytes sent so far, on all hosts except the bootstrap's."""
     calls = sum(sum(json.loads((folder / f"{name}.dht").read_text()).values()) for name in names)
     return calls, lab.sent(*range(1, len(names) + 1))
 
 
 def directory_traffic(members: int) -> dict[str, float]:
-    """What a peer writes and reads in the directory in a minute, by the rules of swarm/directory.py."""
+    """A peer's directory writes and reads per minute, by the rules of swarm/directory."""
     ids, periods = [str(index) for index in range(members)], 60 / records.ANNOUNCE_SECONDS
     full = Counter(bucket for peer in ids for bucket in directory.writes(peer, members))
     chance, sample = random.Random(0), ids[:: max(1, members // 100)]
@@ -131,13 +131,13 @@ def directory_traffic(members: int) -> dict[str, float]:
 
 
 def modelled(name: str, it: Conditions) -> dict[str, float]:
-    """Means over seeds."""
+    """The model's figures, means over the seeds."""
     rows: list[Figures] = [METHODS[name][1](it, seed) for seed in range(SEEDS)]
     return {key: mean(getattr(row, key) for row in rows) for key in ("seconds", "idle_share", "merged_share")}
 
 
 def compared(size: int, name: str, rounds: int) -> dict[str, Any]:
-    """Real peers beside the model."""
+    """Real peers against the model."""
     it = conditions(size, rounds)
     with tempfile.TemporaryDirectory(prefix=f"model-{name}-") as folder:
         real = measured(name, it, Path(folder))
@@ -150,7 +150,7 @@ def compared(size: int, name: str, rounds: int) -> dict[str, Any]:
 
 
 def dht_of(size: int, rounds: int) -> dict[str, float]:
-    """Calls and bytes of the DHT, a peer and minute."""
+    """DHT calls and bytes per peer and minute."""
     with tempfile.TemporaryDirectory(prefix="model-dht-") as folder:
         it = conditions(size, rounds)
         return run(METHODS["noloco"][0], (*overrides(it.rounds), *TINY), it, Path(folder))[1]

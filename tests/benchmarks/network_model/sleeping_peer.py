@@ -1,9 +1,8 @@
-"""A peer as ``noloco-peer`` starts it, but its inner steps are sleeps: 16 of them do not share two cores.
+"""``noloco-peer`` with sleeps as inner steps, so that 16 peers do not compete for two cores.
 
 python -m tests.benchmarks.network_model.sleeping_peer train ...  environment: STEP_SECONDS, STEP_SIGMA (log-normal)
 
-Everything else is the real thing: node, rendezvous, swap, outer step. Counts the calls of its DHT into the file
-``$DHT_CALLS``.
+Node, rendezvous, swap and outer step are real. It writes the number of its DHT calls to the file ``$DHT_CALLS``.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CALLS = ("call_ping", "call_store", "call_find")
 
 
 class Sleeping(InnerLoop):
-    """Weights stay as they are."""
+    """Sleeps and leaves the weights unchanged."""
 
     def _train_step(self, batch: Tensor, rate: float) -> tuple[Tensor, Tensor]:
         sigma = float(os.environ["STEP_SIGMA"])
@@ -39,7 +38,7 @@ class Sleeping(InnerLoop):
 
 
 def count_calls(file: Path) -> None:
-    """Write now and then how many there were; the process may end in any way."""
+    """Write the number of calls periodically, because the process may end in any way."""
     calls: Counter[str] = Counter()
 
     def counted(name: str) -> None:

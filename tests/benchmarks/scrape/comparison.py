@@ -1,9 +1,9 @@
-"""Whether it slows training that a peer's metrics are read: tokens/s of its inner loop while they are, and while not.
+"""The cost of scraping a peer's metrics: tokens/s of its inner loop with and without a scraper.
 
 python -m tests.benchmarks.scrape [--quick] [--json FILE]
 
-Blocks of steps of a peer's InnerLoop with its metrics served, taking turns in one process: another process scrapes once
-a second, or does not. (Prometheus comes every five seconds.)
+A peer's InnerLoop makes blocks of steps while its metrics are served. In every other block another process scrapes them
+once a second. (Prometheus does so every five seconds.)
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from peer.telemetry.metrics import Metrics, PhaseClock
 from tests.benchmarks.common import finish, options
 from tests.benchmarks.inner_loop import LENGTH, RUN, inner_loop
 
-STEPS = 30  # of a block
+STEPS = 30  # per block
 
 
 class Scraper:
-    """The other process."""
+    """The process that scrapes."""
 
     def __init__(self, url: str) -> None:
         self._process = subprocess.Popen(
@@ -45,7 +45,7 @@ class Scraper:
         self._process.stdin.write(f"{word}\n")
 
     def stop(self) -> int:
-        """How often it was answered since it was told to go."""
+        """Stop scraping; the number of answers since the start."""
         assert self._process.stdout is not None
         self.tell("stop")
         return int(self._process.stdout.readline())
@@ -62,7 +62,7 @@ class Scraper:
 
 @contextmanager
 def scraped(metrics: Metrics) -> Iterator[Scraper]:
-    """The metrics are served, and somebody is there to read them."""
+    """Serve the metrics and start a scraper."""
     address, close = metrics.serve("127.0.0.1", 0)
     scraper = Scraper(f"http://{address}/metrics")
     try:
@@ -73,7 +73,7 @@ def scraped(metrics: Metrics) -> Iterator[Scraper]:
 
 
 def ratio(pairs: int) -> tuple[float, float]:
-    """Median over ``pairs`` of tokens/s while scraped divided by that of the block beside it; scrapes a second."""
+    """Median over ``pairs`` of tokens/s while scraped divided by that of the other block; scrapes per second."""
     stream = TokenStream(
         corpus.load(RUN.data).train, batch_size=RUN.batch_size, sequence_length=LENGTH, seed=0, stream=1
     )
@@ -104,7 +104,7 @@ def ratio(pairs: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    args = options("tokens/s of a peer's inner loop while its metrics are scraped, against while they are not")
+    args = options("tokens/s of a peer's inner loop with and without scrapes of its metrics")
     logs.quiet_libraries()
     torch.set_num_threads(1)
     tokens, often = ratio(20 if args.quick else 60)

@@ -1,6 +1,6 @@
-"""Scrapes a peer as Prometheus does, but once a second, while it is told to; a process of its own for scrape.py.
+"""Scrapes a peer as Prometheus does, but once a second and on demand; a separate process for comparison.py.
 
-python -m tests.benchmarks.scrape.scraper URL  "go" and "stop" on stdin; answers "stop" with how often it was answered
+python -m tests.benchmarks.scrape.scraper URL  reads "go" and "stop" on stdin; prints the number of answers at "stop"
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ HEADERS = {"Accept-Encoding": "gzip", "Accept": "application/openmetrics-text;ve
 
 
 def scrape(url: str) -> int:
-    """Bytes of an answer."""
+    """The size of an answer in bytes."""
     with urllib.request.urlopen(urllib.request.Request(url, headers=HEADERS), timeout=ANSWER) as answer:
         return len(answer.read())
 
 
 def main(url: str) -> None:
-    """Until stdin ends."""
+    """Follow the commands until stdin ends."""
     scraping, answered, due = False, 0, time.monotonic()
     while True:
         pause = max(0.0, due - time.monotonic()) if scraping else None

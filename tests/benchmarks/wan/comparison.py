@@ -1,20 +1,20 @@
-"""Methods compared by real peers on a slow network: who waits how long, sends how much and learns what.
+"""Methods compared by real peers on a slow network: idle time, bytes sent and loss.
 
 python -m tests.benchmarks.wan [--quick] [--json FILE]
 
-Each peer is a host of its own in the network laboratory (tests/netlab), the last one runs at half speed. All methods
-train the same model on the same text for the same number of steps, in three stages (wan_stages.py):
+Each peer has its own host in the network laboratory (tests/netlab); the last one runs at half speed. All methods train
+the same model on the same text for the same number of steps, in three stages (stages.py):
 
-demo    the demo's model behind 10 Mbit/s up, 50 down and 60 ms; beside ours hivemind's own Optimizer and torchft's
-        DiLoCo (``pip install torchft==0.2.0``; left out where it is not)
-21M     one of 21 million parameters behind 25 Mbit/s up
-eu      the demo's model behind 100 Mbit/s and 20 ms, for what is waited for a straggler. Above eight peers share two
-        cores, and one that is stopped half of the time has a core for itself while the others wait for it. Here an
-        inner step takes each peer a fixed time (paced_peer.py), the last one twice that. All make the same number of
-        steps: with NoLoCo the others are done when the slow one is half through, and it goes on alone.
+demo    the demo's model on links of 10 Mbit/s up, 50 down and 60 ms. Two libraries are compared too: hivemind's own
+        Optimizer and torchft's DiLoCo (``pip install torchft==0.2.0``; left out where it is not installed)
+21M     a model of 21 million parameters on links of 25 Mbit/s up
+eu      the demo's model on links of 100 Mbit/s and 20 ms, for the time spent waiting for a straggler. In the stages
+        above eight peers share two cores, so a peer that is stopped half of the time has a core for itself while the
+        others wait. Here an inner step takes a fixed time (paced_peer.py), and twice that at the last peer. All make
+        the same number of steps. With NoLoCo the straggler is half through when the others end, and goes on alone.
 
-Further, the goodput of a swap and the time from a boundary to the partner. What FILE has in its ``.runs.json`` is not
-measured again, so what was interrupted goes on.
+Also measured: the goodput of a swap and the time from a boundary to the partner. Runs in FILE's ``.runs.json`` are not
+repeated, so an interrupted benchmark can be continued.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.benchmarks.wan.plot import plot
 from tests.benchmarks.wan.stages import OTHERS, Stage, stages
 from tests.benchmarks.wan.swarm import Job
 
-TARGET = 1.02  # of the highest last loss: all methods come to it
+TARGET = 1.02  # times the highest final loss, which all methods reach
 
 
 def run_one(stage: Stage, job: Job) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def run_one(stage: Stage, job: Job) -> dict[str, Any]:
 
 
 def runs(stage: Stage, known: Known) -> dict[str, dict[str, Any]]:
-    """Each method's figures; a library that fails is left out and said."""
+    """Figures by method; a library that fails is left out with a message."""
     found: dict[str, dict[str, Any]] = known.found.setdefault(stage.name, {})
     for job in stage.jobs():
         library = OTHERS.get(job.name)
@@ -66,7 +66,7 @@ def runs(stage: Stage, known: Known) -> dict[str, dict[str, Any]]:
 
 
 def time_to_target(found: dict[str, dict[str, Any]]) -> None:
-    """Adds to each run when the mean of the peers' training losses had come to what all methods reach."""
+    """Add to each run when the mean training loss of its peers reached the target that all methods reach."""
     target = TARGET * max(run["losses"][-1][1] for run in found.values())
     for run in found.values():
         run["seconds_to_target"] = next(seconds for seconds, loss in run["losses"] if loss <= target)

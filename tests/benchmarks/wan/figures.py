@@ -1,4 +1,4 @@
-"""From what peers have written of their rounds to the figures of a run: waiting, bytes and loss."""
+"""The figures of a run, idle time, bytes and loss, from the rounds that peers have written."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from peer.rounds.types import Outcome
 
 
 def figures(tails: Sequence[Tail], inner_steps: int) -> dict[str, Any]:
-    """Of one run; the last peer is the slow one. Shares of idle time:
+    """The figures of one run, whose last peer is the slow one. Shares of idle time:
 
     ``idle_share``  all peers, without the first round and the last H steps, in which every method waits for its last
-                    swap; ``_fast`` and ``_straggler`` are the two parts of it
-    ``_together``   the same only as long as no peer has come to its last H steps: from then on the slow one of methods
-                    of pairs has fewer and fewer to meet, and at last nobody to wait for
-    ``_of_all``     nothing left out
+                    swap; ``_fast`` and ``_straggler`` are its two parts
+    ``_together``   the same until the first peer reaches its last H steps: from then on the straggler of a pairwise
+                    method has fewer partners, and at last none to wait for
+    ``_of_all``     all rounds
     """
     rows = [row for tail in tails for row in tail.rounds]
     merged = [row for row in rows if row["outcome"] == Outcome.MERGED]
@@ -41,7 +41,7 @@ def figures(tails: Sequence[Tail], inner_steps: int) -> dict[str, Any]:
 
 
 def mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Seconds and training loss, both means over the peers, round by round as far as all have come."""
+    """Seconds and training loss by round, both means over the peers, up to the last round that all have made."""
     return [(round(mean(it[0] for it in row), 2), mean(it[1] for it in row)) for row in zip(*curves, strict=False)]
 
 
@@ -50,7 +50,7 @@ def _curve(tail: Tail) -> list[tuple[float, float]]:
 
 
 def _middle(tails: Sequence[Tail], inner_steps: int, until: float = math.inf) -> list[Row]:
-    """All rounds but the first and those of the last H steps, that ended before ``until`` (seconds of the run)."""
+    """Rounds that ended before ``until`` (seconds of the run), without the first and those of the last H steps."""
     return [
         row
         for tail in tails
@@ -60,12 +60,12 @@ def _middle(tails: Sequence[Tail], inner_steps: int, until: float = math.inf) ->
 
 
 def _first_end(tails: Sequence[Tail], inner_steps: int) -> float:
-    """When the first peer had ended a round of its last H steps."""
+    """When the first peer ended a round of its last H steps."""
     return min(end for tail in tails for row, end in _ends(tail) if row["step"] > tail.rounds[-1]["step"] - inner_steps)
 
 
 def _ends(tail: Tail) -> Iterator[tuple[Row, float]]:
-    """Each round and when it ended, in seconds since the peer began; all begin together."""
+    """Each round and its end in seconds since the peer began; all peers begin together."""
     return zip(tail.rounds, accumulate(sum(row["seconds"].values()) for row in tail.rounds), strict=True)
 
 

@@ -1,6 +1,6 @@
-"""From a boundary to the partner: how long it takes real nodes to find each other, against their number.
+"""The time from a boundary to the partner on real nodes, by the number of peers.
 
-The inner steps are sleeps, so that what is measured is the rendezvous and not two cores that 24 trainers share.
+The inner steps are sleeps, so that 24 trainers on two cores do not distort the measurement.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 from tests.swarm.support.node_peer import Peer, in_threads, join_all
 
-PACE = 10.0  # inner phases of 10 s: in 3 s 24 nodes on two cores do not get through their proposals
+PACE = 10.0  # inner phases of 10 s: 3 s are too few for the proposals of 24 nodes on two cores
 
 
 def measure(sizes: tuple[int, ...], rounds: int) -> dict[str, Any]:
-    """Median seconds of those that found a partner, and the share that did, by the number of peers."""
+    """Median seconds to a partner, and the share of boundaries with one, by the number of peers."""
     seconds: dict[str, float] = {}
     found: dict[str, float] = {}
     for size in sizes:
@@ -30,7 +30,7 @@ def measure(sizes: tuple[int, ...], rounds: int) -> dict[str, Any]:
                 peers[-1].pace = PACE
                 stack.callback(peers[-1].presence.leave)
             for peer in peers:
-                with suppress(TimeoutError):  # 24 of them share two cores: then it learns of the others by and by
+                with suppress(TimeoutError):  # 24 nodes share two cores: then it finds the others later
                     peer.presence._members.refresh_all()
             join_all(in_threads(*(partial(peer.train, rounds) for peer in peers)), 120)
             waits = [wait for peer in peers for wait, group in zip(peer.waits, peer.groups, strict=True) if group.links]

@@ -1,4 +1,4 @@
-"""A run of a library that is not ours (wan_reference.py) in the network laboratory: figures as in wan_figures.py."""
+"""A run of another library (reference.py) in the network laboratory, with the figures of figures.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.netlab.tun import DEVICE
 
 
 def run(library: str, plan: Plan, job: Job, folder: Path) -> dict[str, Any]:
-    """The figures of ``library``. The last peer is stopped half of the time, as in wan_swarm.py."""
+    """The figures of ``library``. The last peer is stopped half of the time, as in swarm.py."""
     with Lab(plan, job.peers + 1) as lab, ExitStack() as stack:
 
         def start(host: int, role: str, server: str, output: Any) -> subprocess.Popen[str]:
@@ -59,7 +59,7 @@ def run(library: str, plan: Plan, job: Job, folder: Path) -> dict[str, Any]:
 
 
 def _check(peers: list[subprocess.Popen[str]], deadline: float, library: str, folder: Path) -> None:
-    """Wait a little; raises when a peer has failed or it takes too long."""
+    """Wait a little; raises if a peer has failed or the deadline has passed."""
     if any(peer.poll() for peer in peers) or time.monotonic() > deadline:
         logs = "\n".join(file.read_text(errors="replace")[-500:] for file in sorted(folder.glob("train-*.log")))
         raise RuntimeError(f"{library} failed or took too long:\n{logs}")
@@ -78,7 +78,7 @@ def _figures(folder: Path, sent: float, inner_steps: int) -> dict[str, Any]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Its whole session: both libraries have processes of their own."""
+    """End its whole session: both libraries start processes."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(10)

@@ -1,9 +1,9 @@
-"""A peer whose inner steps take a given time, as those of an accelerator of its own would.
+"""A peer whose inner steps take a given time, as on its own accelerator.
 
-python -m tests.benchmarks.wan.paced_peer train ...      PACE, the least seconds of an inner step, in the environment
+python -m tests.benchmarks.wan.paced_peer train ...      PACE in the environment: least seconds of an inner step
 
-It trains as every peer does and sleeps for what is left of the time. So one of several peers on two cores can be
-slower than the others by a known factor, whatever they have to do.
+It trains as every peer does and sleeps for the rest of the time. So one of several peers on two cores can be slower
+than the others by a known factor, whatever the load.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from peer.replica.inner_loop import InnerLoop
 
 
 class Paced(InnerLoop):
-    """As a machine that needs ``PACE`` seconds for a step."""
+    """A step takes at least ``PACE`` seconds."""
 
     def _train_step(self, batch: Tensor, rate: float) -> tuple[Tensor, Tensor]:
         until = time.monotonic() + float(os.environ["PACE"])

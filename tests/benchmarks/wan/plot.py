@@ -1,4 +1,4 @@
-"""The picture of the wan benchmark: loss against seconds for each model, and who stands idle how long."""
+"""The picture of the wan benchmark: loss against seconds by model, and idle shares by method."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLORS = {
 
 
 def plot(found: dict[str, dict[str, dict[str, Any]]], file: Path) -> None:
-    """A PNG with a row for each model."""
+    """Write a PNG with a row for each model."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -33,7 +33,7 @@ def plot(found: dict[str, dict[str, dict[str, Any]]], file: Path) -> None:
         shares = [100 * runs[name]["idle_share"] for name in names]
         drawn = bars.barh([name.replace("_", " ") for name in names], shares, color=[COLORS[name] for name in names])
         bars.bar_label(drawn, fmt="%.1f", padding=3, fontsize=8)
-        bars.set(title=stage, xlabel="share of the time that peers stand idle, %")
+        bars.set(title=stage, xlabel="share of the time that peers are idle, %")
         for axes in (curves, bars):
             axes.grid(alpha=0.25)
             axes.spines[["top", "right"]].set_visible(False)

@@ -1,9 +1,9 @@
-"""What others built, on the same model, text and inner steps: hivemind's own Optimizer, and torchft's DiLoCo over gloo.
+"""Other libraries on the same model, text and inner steps: hivemind's own Optimizer, and torchft's DiLoCo over gloo.
 
-python -m tests.benchmarks.wan.reference {hivemind,torchft} JSON     started by wan.py, one process a host
+python -m tests.benchmarks.wan.reference {hivemind,torchft} JSON     started by others.py, one process per host
 
-Both get this project's inner loop with another optimizer in it, so what differs is how they wait for each other. A step
-of the optimizer that takes longer than its median is counted as waiting by what it takes longer.
+Both run this project's inner loop with another optimizer, so they differ only in how they wait for each other. Waiting
+is the time by which a step of the optimizer exceeds the median.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WAIT = 60.0
 
 @dataclass(frozen=True)
 class Seat:
-    """One process. ``server``: where host 0 listens, hivemind's first address or torchft's lighthouse."""
+    """One process. ``server``: the address on host 0 of hivemind's first peer or of torchft's lighthouse."""
 
     config: str
     overrides: tuple[str, ...]
@@ -48,7 +48,7 @@ class Seat:
 
 
 class Timed:
-    """Notes how long each step of the inner loop's optimizer takes."""
+    """Measures each step of the inner loop's optimizer."""
 
     def __init__(self, optimizer: Any) -> None:
         self._step, self.seconds = optimizer.step, list[float]()
@@ -66,14 +66,14 @@ class Timed:
 
 
 class Wrapped:
-    """hivemind's Optimizer gives copies of its parameter groups away: a learning rate that is set there is lost."""
+    """hivemind's Optimizer returns copies of its parameter groups: a learning rate that is set there has no effect."""
 
     def __init__(self, optimizer: Any, groups: list[dict[str, Any]]) -> None:
         self.step, self.zero_grad, self.param_groups = optimizer.step, optimizer.zero_grad, groups
 
 
 def replica(seat: Seat) -> tuple[PeerState, list[Tensor], int]:
-    """This process's share of the training, its validation batches and H."""
+    """This process's training state, its validation batches and H."""
     torch.set_num_threads(1)
     config = load.load(Path(seat.config), list(seat.overrides))
     text = corpus.load(config.run.data)
@@ -84,7 +84,7 @@ def replica(seat: Seat) -> tuple[PeerState, list[Tensor], int]:
 
 @contextmanager
 def hivemind(inner: InnerLoop, seat: Seat, h: int, batch: int) -> Iterator[None]:
-    """Local updates, weights averaged by everyone about every H steps, in the background as is its default."""
+    """Local updates; all peers average their weights about every H steps, in the background, which is its default."""
     import hivemind as library
 
     key = {"identity_path": f"{seat.folder}/{seat.index}.key"}
@@ -109,7 +109,7 @@ def hivemind(inner: InnerLoop, seat: Seat, h: int, batch: int) -> Iterator[None]
 
 @contextmanager
 def torchft(inner: InnerLoop, seat: Seat, h: int, batch: int) -> Iterator[None]:
-    """One fragment, waited for, with this project's outer hyper-parameters of DiLoCo."""
+    """One fragment, blocking, with this project's outer hyper-parameters of DiLoCo."""
     from torch.distributed import TCPStore
     from torchft import Manager, ProcessGroupGloo
     from torchft.local_sgd import DiLoCo
@@ -142,7 +142,7 @@ LIBRARIES = {"hivemind": hivemind, "torchft": torchft}
 
 
 def train(library: str, seat: Seat) -> None:
-    """All steps; one line of JSON with what came of it."""
+    """Make all steps and print the results as one line of JSON."""
     state, validation, h = replica(seat)
     config = load.load(Path(seat.config), list(seat.overrides))
     with LIBRARIES[library](state.inner, seat, h, config.run.batch_size):
@@ -162,7 +162,7 @@ def train(library: str, seat: Seat) -> None:
 
 
 def serve(library: str, seat: Seat) -> None:
-    """What has to be there first: a DHT, or a lighthouse. Until standard input ends."""
+    """Run the server that the library needs, a DHT or a lighthouse, until stdin ends."""
     if library == "hivemind":
         import hivemind as hivemind_
 

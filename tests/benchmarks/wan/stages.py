@@ -1,4 +1,4 @@
-"""What wan.py runs: one model on one network a stage, and in it one job for each method."""
+"""The stages of the wan benchmark: each has one model on one network, and a job for each method."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ OURS = {
 }
 OTHERS = {"torchft_diloco": "torchft", "hivemind_optimizer": "hivemind"}
 BIG = ("hidden_size=384", "intermediate_size=1024", "layers=12", "heads=6")
-PATIENCE = 420.0  # seconds for a library that is not ours
+PATIENCE = 420.0  # seconds for another library
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One model on one network. NoLoCo swaps after ``h`` steps, groups of everyone after ``2 h``: equal bytes.
+    """One model on one network. NoLoCo swaps after ``h`` steps, groups of all peers average after ``2 h``: equal bytes.
 
-    ``pace`` is that of :class:`Job`; only our methods can be paced.
+    ``pace``: as in :class:`Job`; only our methods can be paced.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Stage:
 
 
 def stages(*, quick: bool) -> list[Stage]:
-    small, light = ("run.batch_size=4",), ("run.batch_size=2",)  # light: paced peers leave the cores time to spare
+    small, light = ("run.batch_size=4",), ("run.batch_size=2",)  # light: paced peers leave the cores idle time
     waiting = ("noloco", "diloco")
     if quick:
         return [

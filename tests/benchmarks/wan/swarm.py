@@ -1,4 +1,4 @@
-"""One run of a method by real peers in the network laboratory, the last one at half speed."""
+"""One run of a method by real peers in the network laboratory; the last peer runs at half speed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PERIOD = 0.05  # seconds of the straggler's duty cycle
 
 @dataclass(frozen=True)
 class Job:
-    """``overrides`` are ``--set`` of every peer. ``seconds``: after so long it is given up.
+    """``overrides`` are ``--set`` of every peer. ``seconds``: the time limit of the run.
 
-    ``pace``: least seconds of an inner step (paced_peer.py), for the last peer twice that. With 0 nobody is paced, and
+    ``pace``: least seconds of an inner step (paced_peer.py), twice that for the last peer. With 0 no peer is paced, and
     the last one is stopped half of the time.
     """
 
@@ -60,7 +60,7 @@ class Straggler:
 
 
 def run(plan: Plan, job: Job, folder: Path) -> dict[str, Any]:
-    """The figures of one method, and how busy this machine's cores were while all trained."""
+    """The figures of one method, and the load of this machine's cores while all trained."""
     names = [f"peer-{index}" for index in range(job.peers)]
     with LabSwarm(plan, job.peers, folder) as swarm, ExitStack() as stack:
         processes = [_start(swarm, job, index, name) for index, name in enumerate(names)]
@@ -90,6 +90,6 @@ def _start(swarm: LabSwarm, job: Job, index: int, name: str) -> Child:
 
 
 def _busy(before: Any) -> float:
-    """Share of the machine's time since ``before`` in which its cores had something to do."""
+    """The share of core time since ``before`` that was not idle."""
     passed = {key: value - getattr(before, key) for key, value in psutil.cpu_times()._asdict().items()}
     return 1 - (passed["idle"] + passed["iowait"]) / sum(passed.values())

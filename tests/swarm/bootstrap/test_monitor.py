@@ -1,4 +1,4 @@
-"""The bootstrap's http side beside a real swarm, and ``noloco-peer status``."""
+"""The bootstrap's monitor over HTTP with a real swarm, and ``noloco-peer status``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def series(url: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(240)
-def test_the_monitor_sees_who_comes_trains_meets_leaves_and_dies(swarm: Swarm) -> None:
+def test_the_monitor_sees_peers_join_train_merge_leave_and_die(swarm: Swarm) -> None:
     bootstrap, address = swarm.bootstrap()
     url = "http://" + bootstrap.line(r"http=(\S+)").group(1)
     assert get(url + "/nothing")[0] == 404
@@ -57,7 +57,7 @@ def test_the_monitor_sees_who_comes_trains_meets_leaves_and_dies(swarm: Swarm) -
 
     wait_for(told, 60, lambda: str(run()))
     seen = run()
-    assert [it for it in seen["warnings"] if it["kind"] != "straggler"] == []  # this machine's load may make one
+    assert [it for it in seen["warnings"] if it["kind"] != "straggler"] == []  # the load of this machine may cause one
     request = urllib.request.Request(url + "/swarm.json", headers={"Accept-Encoding": "gzip, br"})
     with urllib.request.urlopen(request, timeout=10) as answer:
         assert answer.headers["Content-Encoding"] == "gzip"
@@ -88,7 +88,7 @@ def test_the_monitor_sees_who_comes_trains_meets_leaves_and_dies(swarm: Swarm) -
 
     (daemon,) = [child for child in psutil.Process(bootstrap.pid).children() if child.name() == "p2pd"]
     daemon.suspend()
-    wait_for(lambda: get(url + "/targets")[0] == 503, 60)  # and not an empty list, by which all would be forgotten
+    wait_for(lambda: get(url + "/targets")[0] == 503, 60)  # not an empty list, which would remove all targets
     assert get(url + "/swarm.json")[0] == 503
     assert get(url + "/metrics")[0] == 200
     daemon.resume()
@@ -104,7 +104,7 @@ def _status_shows(swarm: Swarm, address: str) -> None:
         assert re.search(rf"{name} .*training", status.output()), status.output()
 
 
-def test_status_of_nobody_is_one_line(swarm: Swarm) -> None:
+def test_status_without_a_swarm_is_one_line(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
     status = swarm.start("status", ["-m", "peer", "status", "--initial-peers", address])
     assert status.exit_code(60) == 1

@@ -1,4 +1,4 @@
-"""The monitor's page in headless Chromium: it draws, updates itself, mistrusts names, fits a phone, says what fails."""
+"""The monitor's page in headless Chromium: it draws, updates itself, escapes names, fits a phone, reports failures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def serve() -> Iterator[Callable[..., PageServer]]:
 
 
 def of(n: int, minutes: float = 10, names: list[str] | None = None) -> Callable[[], Json]:
-    """A swarm of one healthy run that goes on."""
+    """A swarm with one healthy run that continues."""
     began = time.time() - 60 * minutes
 
     def swarm() -> Json:
@@ -73,7 +73,7 @@ def test_it_shows_the_swarm_and_updates_itself_in_place(browser: Chromium, serve
     assert tab.ask("document.querySelectorAll('#meetings .edges path').length") == 6
     assert "healthy: below 10%" in tab.ask("document.querySelector('#idle').textContent")
     assert "--initial-peers /ip4/203.0.113.7/" in tab.ask("document.querySelector('#join code').textContent")
-    # a selection, a followed peer and the elements themselves outlive the updates
+    # a selection, a followed peer and the elements themselves survive the updates
     tab.click("tbody tr:nth-child(2) .name button")
     tab.ask(
         "window.row = document.querySelector('tbody tr'); getSelection().selectAllChildren(row.querySelector('bdi'))"
@@ -93,12 +93,14 @@ def test_it_shows_the_swarm_and_updates_itself_in_place(browser: Chromium, serve
 def test_peers_come_and_go_and_the_table_is_sorted(browser: Chromium, serve: Callable[..., PageServer]) -> None:
     server = serve(of(0))
     tab = opened(browser, server)
-    assert tab.ask("!document.querySelector('#nobody').hidden && document.querySelector('#run').hidden")
+    assert tab.ask("!document.querySelector('#empty').hidden && document.querySelector('#run').hidden")
     assert "noloco-peer train" in tab.ask("document.body.innerText")
     server.swarm = of(12)
     tab.wait(f"{NAMES}.length === 12")
-    assert tab.ask(NAMES)[1:3] == ["peer-1", "peer-2"] and tab.ask("document.querySelector('#nobody').hidden")
-    assert tab.ask("document.querySelectorAll('#idle .lines .middle').length") == 1  # more than colours: a median
+    assert tab.ask(NAMES)[1:3] == ["peer-1", "peer-2"] and tab.ask("document.querySelector('#empty').hidden")
+    assert (
+        tab.ask("document.querySelectorAll('#idle .lines .middle').length") == 1
+    )  # too many for colours: a median line
     tab.click("thead .rate button")
     rates = [
         float(it.replace(",", ""))
@@ -126,7 +128,7 @@ def test_loss_against_steps_and_the_value_under_the_pointer(
     assert tab.errors == []
 
 
-def test_strangers_strings_stay_text(browser: Chromium, serve: Callable[..., PageServer]) -> None:
+def test_strings_from_other_peers_stay_text(browser: Chromium, serve: Callable[..., PageServer]) -> None:
     evil = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
     def hostile() -> Json:
@@ -159,7 +161,7 @@ def test_strangers_strings_stay_text(browser: Chromium, serve: Callable[..., Pag
 
 
 @pytest.mark.parametrize("n", [0, 4, 200])
-def test_a_phone_needs_no_scrolling_to_the_side(browser: Chromium, serve: Callable[..., PageServer], n: int) -> None:
+def test_a_phone_needs_no_horizontal_scrolling(browser: Chromium, serve: Callable[..., PageServer], n: int) -> None:
     began = time.time() - 600
 
     def swarm() -> Json:
@@ -175,7 +177,7 @@ def test_a_phone_needs_no_scrolling_to_the_side(browser: Chromium, serve: Callab
     assert tab.errors == []
 
 
-def test_it_says_that_the_bootstrap_is_gone_and_recovers(browser: Chromium, serve: Callable[..., PageServer]) -> None:
+def test_it_reports_a_lost_bootstrap_node_and_recovers(browser: Chromium, serve: Callable[..., PageServer]) -> None:
     server = serve(of(4))
     tab = opened(browser, server)
     server.close()
@@ -221,7 +223,7 @@ def test_a_real_swarm_on_a_real_bootstrap_node(browser: Chromium, swarm: Swarm) 
     tab = browser.tab()
     tab.open("http://" + bootstrap.line(r"http=(\S+)").group(1))
     tab.wait(LIVE)
-    tab.wait("!document.querySelector('#nobody').hidden")
+    tab.wait("!document.querySelector('#empty').hidden")
     assert address in tab.ask("document.querySelector('#join code').textContent")
     for name in ("ann", "bob"):
         swarm.peer(name, "run.steps=100000", address=address)

@@ -1,4 +1,4 @@
-"""A real Prometheus finds a real swarm by the bootstrap's /targets, and what dashboards and rules ask is answered."""
+"""A real Prometheus finds a real swarm by the bootstrap's /targets; queries of dashboards and rules have results."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SETS = (
     *("run.steps=100000000", "run.inner_steps=200"),
     *("run.evaluation.every_rounds=5", "peer.checkpoint.every_rounds=3"),
 )
-FOUND = 75.0  # seconds: http_sd is asked every 15
+FOUND = 75.0  # seconds: http_sd refreshes every 15
 ANSWERED = 75.0  # a rate needs two scrapes
-LOST = 90.0  # a record lives for 30
+LOST = 90.0  # a record lives for 30 s
 
 
 def queries() -> list[Query]:
-    """Of all panels, and of the rules: an alert's is answered where the rule itself is healthy."""
+    """The queries of all panels and rules; that of an alert is empty while all is well."""
     asked = [query for path in BOARDS for query in board_queries(path)]
     return asked + [Query(rule["record"], rule["record"]) for rule in rules() if "record" in rule]
 
 
 def unanswered(server: Prometheus, asked: list[Query]) -> list[str]:
-    """Where there is nothing to be seen, or a label that the legend names is not there."""
+    """The queries without a result, or without a label that their legend names."""
     empty = []
     for query in asked:
         samples = server.query(query.expr)
@@ -42,7 +42,7 @@ def unanswered(server: Prometheus, asked: list[Query]) -> list[str]:
 
 @pytest.mark.timeout(420)
 def test_a_real_prometheus_sees_a_real_swarm(swarm: Swarm) -> None:
-    """Of three peers one says that it can be scraped and cannot; later it is killed."""
+    """One of three peers announces an endpoint that cannot be scraped; later it is killed."""
     bootstrap, address = swarm.bootstrap()
     for name in SCRAPED:
         swarm.peer(name, *SETS, address=address)
@@ -64,13 +64,13 @@ def test_a_real_prometheus_sees_a_real_swarm(swarm: Swarm) -> None:
         for share in shares(server, "sum by (peer) (peer_phase:noloco_time:share1m)").values():
             assert share == pytest.approx(1, abs=0.001)
         idle = shares(server, "peer:noloco_idle:share1m")
-        assert set(idle) == {*SCRAPED, HIDDEN}  # of the hidden one by its record
+        assert set(idle) == {*SCRAPED, HIDDEN}  # the hidden one's from its record
         assert all(0 <= share < 1 for share in idle.values()), idle
 
         hidden.signal(signal.SIGKILL)
         wait_for(lambda: "NolocoPeerLost" in server.firing(), LOST, lambda: str(server.firing()))
         (alert,) = server.firing()["NolocoPeerLost"]
-        assert alert["annotations"]["summary"] == f"{HIDDEN} was lost from run demo without saying goodbye."
+        assert alert["annotations"]["summary"] == f"{HIDDEN} was lost from run demo without leaving it."
         wait_for(lambda: not unanswered(server, silent), ANSWERED, lambda: "\n".join(unanswered(server, silent)))
         wait_for(lambda: set(server.targets("noloco-peer")) == set(SCRAPED), FOUND)
     for process in swarm.processes:
@@ -78,5 +78,5 @@ def test_a_real_prometheus_sees_a_real_swarm(swarm: Swarm) -> None:
 
 
 def shares(server: Prometheus, expr: str) -> dict[str, float]:
-    """By peer."""
+    """The values by peer."""
     return {sample.labels["peer"]: sample.value for sample in server.query(expr)}

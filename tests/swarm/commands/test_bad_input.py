@@ -1,4 +1,4 @@
-"""Whatever a user gets wrong: exit code 2 and one line that says what, where and what to do."""
+"""User errors: exit code 2 and one line that names the error, its place and the remedy."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 from tests.swarm.support.harness import DEMO, Process, Swarm, clock_ahead, listening
 
-NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmNVmMnryXcqL5moYaR97Sc18UHgdReEHNDmZihKXJPwKa"
+ABSENT = "/ip4/127.0.0.1/tcp/9/p2p/QmNVmMnryXcqL5moYaR97Sc18UHgdReEHNDmZihKXJPwKa"
 
 
 def refused(process: Process, *says: str) -> None:
-    """One error line, no traceback."""
+    """The process ends with one error line and no traceback."""
     assert process.exit_code(60) == 2, process.output()
     errors = [line for line in process.output().splitlines() if not re.match(r"\d{4}-\d\d-\d\d .*peer=", line)]
     assert len(errors) == 1 and errors[0].startswith("error: "), process.output()
@@ -46,30 +46,30 @@ def test_a_missing_configuration(swarm: Swarm) -> None:
     refused(swarm.start("none", ["-m", "peer", "train", "--config", "none.yaml"]), "none.yaml: cannot read")
 
 
-def test_a_swarm_of_wrong_peers_says_it_once(swarm: Swarm) -> None:
+def test_a_wrong_configuration_of_a_swarm_is_one_line(swarm: Swarm) -> None:
     wrong = ["--set", f"run.dir={swarm.folder}", "--set", "run.data={name: text, train: [/none]}"]
     command = ["-m", "peer", "swarm", "--peers", "2", "--config", str(DEMO), *wrong]
     refused(swarm.start("swarm", command), "no file matches /none")
 
 
-def test_an_initial_peer_that_is_not_there(swarm: Swarm) -> None:
-    peer = swarm.peer("peer", "peer.network.join_timeout=3", address=NOBODY)
-    refused(peer, NOBODY, "connection refused", "Check that the bootstrap node runs")
+def test_an_initial_peer_that_does_not_listen(swarm: Swarm) -> None:
+    peer = swarm.peer("peer", "peer.network.join_timeout=3", address=ABSENT)
+    refused(peer, ABSENT, "connection refused", "Check that the bootstrap node runs")
     assert peer.output().count("trying again") >= 2
 
 
-def test_an_address_that_is_none(swarm: Swarm) -> None:
+def test_an_invalid_address(swarm: Swarm) -> None:
     refused(swarm.peer("peer", address="localhost:31337"), "'localhost:31337' is not an address", "/ip4/")
 
 
 def test_one_live_address_is_enough(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
-    peer = swarm.peer("peer", "run.steps=10", "run.inner_steps=10", f"peer.initial_peers=[{NOBODY}, {address}]")
+    peer = swarm.peer("peer", "run.steps=10", "run.inner_steps=10", f"peer.initial_peers=[{ABSENT}, {address}]")
     assert peer.exit_code(60) == 0, peer.output()
-    assert f"initial peer {NOBODY}: connection refused" in peer.output()
+    assert f"initial peer {ABSENT}: connection refused" in peer.output()
 
 
-def test_another_configuration_than_the_swarms(swarm: Swarm) -> None:
+def test_a_configuration_that_differs_from_the_swarms(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
     swarm.peer("first", "run.steps=100000", address=address).line("ready:")
     other = swarm.peer("other", "run.steps=100000", "run.inner.learning_rate=0.5", address=address)
@@ -87,7 +87,7 @@ def test_occupied_ports(swarm: Swarm) -> None:
         )
 
 
-def test_an_identity_that_is_not_one(swarm: Swarm) -> None:
+def test_an_invalid_identity_file(swarm: Swarm) -> None:
     key = swarm.folder / "garbage.key"
     key.write_text("garbage")
     refused(swarm.peer("peer", f"peer.identity={key}"), f"identity file {key}: not a key")
@@ -95,11 +95,11 @@ def test_an_identity_that_is_not_one(swarm: Swarm) -> None:
 
 def test_a_folder_that_is_in_use(swarm: Swarm) -> None:
     swarm.peer("same", "run.steps=100000").line("ready:")
-    refused(swarm.start("twin", swarm.train("same")), "is used by a running peer")
+    refused(swarm.start("second", swarm.train("same")), "is used by a running peer")
 
 
 @pytest.mark.cold
-def test_a_clock_that_is_off(swarm: Swarm, tmp_path: Path) -> None:
+def test_a_wrong_clock(swarm: Swarm, tmp_path: Path) -> None:
     _, address = swarm.bootstrap()
     refused(
         swarm.peer("late", address=address, env=clock_ahead(tmp_path / "shifted", 10)),

@@ -1,4 +1,4 @@
-"""What a user does on three machines: a bootstrap node, two peers, a third one later, Ctrl+C in each."""
+"""A user's commands on three machines: a bootstrap node, two peers, a third one later, Ctrl+C in each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cold
 LONG = ("run.steps=100000", "run.inner_steps=300")
 
 
-def test_three_peers_come_one_after_the_other_and_leave_cleanly(swarm: Swarm) -> None:
+def test_three_peers_join_one_after_the_other_and_leave_cleanly(swarm: Swarm) -> None:
     addresses = swarm.folder / "addresses"
     bootstrap, address = swarm.bootstrap("--addresses-file", str(addresses))
     assert addresses.read_text().split() == [address]
@@ -32,7 +32,7 @@ def test_three_peers_come_one_after_the_other_and_leave_cleanly(swarm: Swarm) ->
     assert int(took.group(2)) >= 300
     rows = swarm.wait_for_rounds("third", 2)
     assert rows[0]["step"] == int(took.group(2)) + 300
-    assert rows[0]["train_loss"] < swarm.rounds("first")[0]["train_loss"] - 0.5  # it did not start anew
+    assert rows[0]["train_loss"] < swarm.rounds("first")[0]["train_loss"] - 0.5  # it did not start with new weights
     wait_for(lambda: any(row["outcome"] == "merged" for row in swarm.rounds("third")), 60)
 
     swarm.note_children()

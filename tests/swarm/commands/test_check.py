@@ -1,4 +1,4 @@
-"""``noloco-peer check`` beside a swarm that trains: each of its findings about the others, in one line with advice."""
+"""``noloco-peer check`` in a swarm that trains: each finding about the other peers, in one line with advice."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def check(swarm: Swarm, name: str, *sets: str, address: str = "", env: dict[str,
 
 
 def line(output: str, start: str) -> str:
-    """The only line that begins so."""
+    """The only line that begins with ``start``."""
     found = [it for it in output.splitlines() if it.startswith(start)]
     assert len(found) == 1, output
     return found[0]
 
 
-def test_what_a_check_says_of_a_swarm_that_trains(swarm: Swarm) -> None:
+def test_the_findings_in_a_swarm_that_trains(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
     peer = swarm.peer("a", *LONG, address=address)
     peer.line("ready:")
@@ -42,7 +42,7 @@ def test_what_a_check_says_of_a_swarm_that_trains(swarm: Swarm) -> None:
     line(said, "ok    reachability")
     assert "a has noloco-peer" in line(said, "ok    version")
     assert "this machine can join" in said.splitlines()[-1]
-    assert not (swarm.folder / "b").exists()  # it leaves nothing behind
+    assert not (swarm.folder / "b").exists()  # it leaves no files
 
     code, said = check(swarm, "c", "run.inner.learning_rate=0.5", address=address)
     assert code == 1
@@ -60,7 +60,7 @@ def test_what_a_check_says_of_a_swarm_that_trains(swarm: Swarm) -> None:
     taken = address.split("/")[4]
     code, said = check(swarm, "e", f"peer.network.port={taken}", address=address)
     assert code == 1 and taken in line(said, "fail  port")
-    line(said, "ok    swarm")  # the rest is looked at all the same
+    line(said, "ok    swarm")  # the other checks still run
 
 
 def test_initial_peers_that_do_not_answer(swarm: Swarm) -> None:
@@ -78,7 +78,7 @@ def test_initial_peers_that_do_not_answer(swarm: Swarm) -> None:
 
 
 @pytest.mark.cold
-def test_a_clock_that_is_off(swarm: Swarm, tmp_path: Path) -> None:
+def test_a_wrong_clock(swarm: Swarm, tmp_path: Path) -> None:
     _, address = swarm.bootstrap()
     code, said = check(swarm, "late", address=address, env=clock_ahead(tmp_path / "shifted", 10))
     assert code == 1

@@ -1,4 +1,4 @@
-"""``noloco-peer swarm``: the main job, from start to summary, and how it ends when it is interrupted."""
+"""``noloco-peer swarm``: from start to summary, interruptions, and members that are killed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rounds(folder: Path) -> list[dict[str, Any]]:
 
 
 def wait_for_page(process: Process) -> None:
-    """Until the bootstrap node answers where ``swarm`` says that the page is."""
+    """Wait until the bootstrap node answers at the page's address in the output."""
     page = process.line(r"the swarm as a page: (\S+)")[1]
 
     def healthy() -> bool:
@@ -50,7 +50,7 @@ def wait_for_page(process: Process) -> None:
 
 
 @pytest.mark.cold
-def test_four_peers_train_together_and_leave_nothing_behind(swarm: Swarm) -> None:
+def test_four_peers_train_together_and_leave_no_processes(swarm: Swarm) -> None:
     process = launch(swarm, 4, "run.steps=720", "run.inner_steps=60", "run.evaluation.every_rounds=6")
     process.line(r"round=2 ", 90)
     swarm.note_children()
@@ -64,14 +64,14 @@ def test_four_peers_train_together_and_leave_nothing_behind(swarm: Swarm) -> Non
         assert len(row["partners"]) >= 2, f"{name} met {row['partners']}"
         assert row["val_loss"] < row["first_val_loss"] - 1
         assert row["steps"] == 720
-        assert len(rounds(runs / name)) == 15  # eleven whole phases, and 30, 15, 8 and 7 steps
+        assert len(rounds(runs / name)) == 15  # eleven full phases, and 30, 15, 8 and 7 steps
         assert sum(row["rounds"].values()) == 15
-        assert f"peer={name} round=15 step=720" in process.output()  # a line a round without a terminal
+        assert f"peer={name} round=15 step=720" in process.output()  # without a terminal: a line per round
     assert swarm.left_over() == []
     assert "Traceback" not in "".join(log.read_text() for log in runs.rglob("console.log"))
 
 
-def test_ctrl_c_saves_and_a_resume_goes_on(swarm: Swarm) -> None:
+def test_ctrl_c_saves_and_a_resume_continues(swarm: Swarm) -> None:
     sets = ("run.steps=100000", "run.inner_steps=300")
     process = launch(swarm, 2, *sets)
     process.line(r"peer=peer-0 round=1 ", 90)
@@ -92,7 +92,7 @@ def test_ctrl_c_saves_and_a_resume_goes_on(swarm: Swarm) -> None:
     assert again.exit_code(60) == 0, again.output()
 
 
-def test_a_second_run_keeps_the_first_one_aside(swarm: Swarm) -> None:
+def test_a_second_run_keeps_the_folder_of_the_first(swarm: Swarm) -> None:
     sets = ("run.steps=20", "run.inner_steps=10")
     assert launch(swarm, 1, *sets).exit_code(90) == 0
     first = (swarm.folder / "runs" / "summary.json").read_text()
@@ -117,7 +117,7 @@ def member(process: Process, word: str) -> psutil.Process:
     return next(child for child in children if any(word in part for part in child.cmdline()))
 
 
-def test_members_that_are_killed_are_started_again_and_go_on(swarm: Swarm) -> None:
+def test_members_that_are_killed_are_restarted_and_continue(swarm: Swarm) -> None:
     sets = ("run.steps=1000000", "run.inner_steps=100", "peer.checkpoint.every_rounds=2")
     process = launch(swarm, 2, *sets)
     process.line(r"peer=peer-1 round=5 ", 90)
@@ -127,7 +127,7 @@ def test_members_that_are_killed_are_started_again_and_go_on(swarm: Swarm) -> No
     member(process, "dht_bootstrap").kill()
     process.line(r"bootstrap was killed by signal 9; started again \(1 of", 30)
     process.line(r"(?s)bootstrap was .*peer=peer-1 round=\d+ [^\n]*outcome=merged", 60)
-    wait_for_page(process)  # at the address that it had
+    wait_for_page(process)  # at the same address
     swarm.note_children()
     process.signal(signal.SIGINT)
     assert process.exit_code(60) == 0, process.output()

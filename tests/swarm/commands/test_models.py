@@ -1,4 +1,4 @@
-"""Pre-trained weights are the same in the whole swarm, wherever each machine has them; other ones are refused."""
+"""Pre-trained weights are the same in the whole swarm, from any folder; peers with other weights are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONG = ("run.steps=100000", "run.inner_steps=20")
 
 
 def weights(folder: Path, seed: int) -> str:
-    """A model as one gets it from elsewhere, and the setting that begins with it."""
+    """Save a pre-trained model; the setting that starts from it."""
     torch.manual_seed(seed)
     config = GPT2Config(
         vocab_size=257, n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=256, eos_token_id=256
@@ -31,7 +31,7 @@ def test_peers_begin_with_the_same_weights_or_not_at_all(swarm: Swarm) -> None:
     swarm.wait_for_rounds("first", 1)
     second = swarm.peer("second", *LONG, here.replace("/here", "/there"), address=address)
     second.line("outcome=merged partner=first")
-    stranger = swarm.peer("stranger", *LONG, other, address=address)
-    assert stranger.exit_code(60) == 2, stranger.output()
-    assert "this configuration is not the swarm's: run.model.digest is" in stranger.output()
-    assert "Traceback" not in stranger.output() + first.output() + second.output()
+    different = swarm.peer("different", *LONG, other, address=address)
+    assert different.exit_code(60) == 2, different.output()
+    assert "this configuration is not the swarm's: run.model.digest is" in different.output()
+    assert "Traceback" not in different.output() + first.output() + second.output()

@@ -1,4 +1,4 @@
-"""Programs with loops of their own as members of a swarm: two in threads of this process, and the examples."""
+"""Programs with their own training loop as members of a swarm: two in threads of this process, and the examples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAUSE = 0.01
 
 
 class Program:
-    """Somebody's own: a model, AdamW, and data of its own."""
+    """A user's program: a model, AdamW and data."""
 
     def __init__(self, seed: int = 0, data: int = 0) -> None:
         torch.manual_seed(seed)
@@ -52,7 +52,7 @@ class Program:
                 self.rounds.append(ended)
 
     def train_until_merged(self, outer: OuterLoop, times: int) -> None:
-        """At first a peer may be alone: the members look into the directory every few seconds only."""
+        """At first a peer may be alone: members read the directory only every few seconds."""
         while sum(it.outcome is Outcome.MERGED for it in self.rounds) < times:
             assert len(self.rounds) < 200, self.rounds
             self.train(outer, H)
@@ -62,7 +62,7 @@ class Program:
 
 
 class Scene:
-    """Loops of this process, left at the end."""
+    """Loops in this process; closed at the end."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder, self._stack = folder, stack
@@ -92,7 +92,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def together(*works: Callable[[], object]) -> None:
-    """Each in a thread; what one fails by fails the test."""
+    """Run each in a thread; an exception in one fails the test."""
     failed: list[BaseException] = []
 
     def run(work: Callable[[], object]) -> None:
@@ -129,7 +129,7 @@ def test_two_programs_meet_and_become_one_model(scene: Scene, tmp_path: Path, me
         assert merged.seconds["inner"] > H * PAUSE and merged.bytes_sent > 4 * program.weights().numel()
     assert (first.round, first.last) == (one.rounds[-1].round, one.rounds[-1])
     apart = (one.weights() - two.weights()).norm() / one.weights().norm()
-    assert apart < (0.3 if method == "noloco" else 1e-6)  # a group of everyone has the same weights
+    assert apart < (0.3 if method == "noloco" else 1e-6)  # a group of all peers has equal weights
     rows = [json.loads(line) for line in (tmp_path / "one" / "rounds.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [it.round for it in one.rounds]
     assert rows[-1]["train_loss"] < rows[0]["train_loss"] and rows[-1]["tokens_per_second"] > 0
@@ -154,7 +154,7 @@ def as_any_peer(outer: OuterLoop, watching: OuterLoop, steps: int) -> None:
     assert registry.get_sample_value("noloco_phase_info", {"phase": "inner"}) == 1
 
 
-def test_a_program_that_fails_leaves_and_its_own_exception_is_the_one_that_is_seen(scene: Scene) -> None:
+def test_a_program_that_fails_leaves_and_its_own_exception_is_raised(scene: Scene) -> None:
     watching = scene.start(Program(), "watching")
     program = Program()
     with pytest.raises(ZeroDivisionError), scene.start(program, "failing") as outer:
@@ -169,7 +169,7 @@ def test_a_program_that_fails_leaves_and_its_own_exception_is_the_one_that_is_se
     outer.close()
 
 
-def test_weights_that_are_broken_reach_nobody(scene: Scene) -> None:
+def test_broken_weights_reach_no_peer(scene: Scene) -> None:
     one, two = Program(data=1), Program(data=2)
     first, second = scene.start(one, "one"), scene.start(two, "two")
 
@@ -186,7 +186,7 @@ def test_weights_that_are_broken_reach_nobody(scene: Scene) -> None:
     assert {it.outcome for it in two.rounds} <= {Outcome.ALONE, Outcome.TIMEOUT}
 
 
-def test_it_goes_on_from_its_own_checkpoint(scene: Scene, tmp_path: Path) -> None:
+def test_it_resumes_from_its_own_checkpoint(scene: Scene, tmp_path: Path) -> None:
     program = Program()
     with scene.start(program, "one") as outer:
         program.train(outer, H + 3)
@@ -207,23 +207,23 @@ def test_it_goes_on_from_its_own_checkpoint(scene: Scene, tmp_path: Path) -> Non
     again.train(outer, H - 4)
     *_, row = (json.loads(line) for line in (tmp_path / "one" / "rounds.jsonl").read_text().splitlines())
     assert (row["round"], row["tokens"]) == (2, 2 * 32 * H)
-    assert row["first_train_loss"] == float(first.detach())  # not of what was given up
+    assert row["first_train_loss"] == float(first.detach())  # not from the discarded steps
     with pytest.raises(UserError, match="configuration digest"):
         scene.start(Program(), "other", state=saved, tag="another run")
 
 
-def test_the_swap_runs_beside_the_steps_when_it_is_asked_to(scene: Scene) -> None:
+def test_the_swap_runs_during_the_steps_with_overlap(scene: Scene) -> None:
     one, two = Program(data=1), Program(data=2)
-    beside = {"run.exchange.overlap": True}
-    first, second = scene.start(one, "one", beside), scene.start(two, "two", beside)
+    overlap = {"run.exchange.overlap": True}
+    first, second = scene.start(one, "one", overlap), scene.start(two, "two", overlap)
     together(lambda: one.train_until_merged(first, 2), lambda: two.train_until_merged(second, 2))
-    together(first.close, second.close)  # which waits for the swap that is on its way
+    together(first.close, second.close)  # waits for the swap in progress
     assert first.last is not None and first.last.round == first.round
-    # a round is reported when its swap has ended: between two reports there may be less than a phase
+    # a round is reported when its swap has ended, so two reports may be less than a phase apart
     assert sum(it.seconds["inner"] for it in one.rounds) > H * PAUSE
 
 
-def test_a_network_that_is_gone_is_told_in_a_line(scene: Scene) -> None:
+def test_a_dead_daemon_is_one_line(scene: Scene) -> None:
     program = Program()
     outer = scene.start(program, "one")
     psutil.Process(outer._member.node._daemon.pid).kill()  # type: ignore[union-attr]
@@ -231,16 +231,16 @@ def test_a_network_that_is_gone_is_told_in_a_line(scene: Scene) -> None:
         program.train(outer, H)
 
 
-def test_after_its_last_step_a_peer_leaves_by_itself(scene: Scene) -> None:
+def test_a_peer_leaves_after_its_last_step(scene: Scene) -> None:
     program = Program()
     outer = scene.start(program, "one", steps=H + 2)
-    program.train(outer, H + 4)  # two more than the run has
+    program.train(outer, H + 4)  # two steps more than the run has
     assert outer.done and outer.swarm_step == H + 2
     assert [it.step for it in program.rounds][-1] == H + 2
     assert not outer._member.node._daemon.alive  # type: ignore[union-attr]
 
 
-def test_another_configuration_is_told_in_a_line(scene: Scene) -> None:
+def test_a_different_configuration_is_one_line(scene: Scene) -> None:
     scene.start(Program(), "one", tag="bytes")
     with pytest.raises(UserError, match=r"run\.tag is"):
         scene.start(Program(), "two", tag="words")
@@ -262,7 +262,7 @@ def test_a_check_of_its_settings_finds_its_swarm(scene: Scene, swarm: Swarm) -> 
     assert code == 1 and "run.tag is" in said, said
 
 
-def test_a_trainer_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+def test_a_trainer_resumes_from_its_own_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from transformers import Trainer, TrainingArguments
 
@@ -321,7 +321,7 @@ def test_the_examples_merge(swarm: Swarm, example: str) -> None:
         assert losses[-1] < losses[0], rows
 
 
-def test_ctrl_c_leaves_nothing_behind(swarm: Swarm) -> None:
+def test_ctrl_c_leaves_no_processes(swarm: Swarm) -> None:
     sets = [f"run.dir={swarm.folder}", "peer.network.host=127.0.0.1", "peer.metrics.port=0"]
     arguments = [word for it in sets for word in ("--set", it)]
     peer = swarm.start("one", ["-m", "peer.api.examples.bare_loop", "--steps", "1000000", "--threads", "1", *arguments])

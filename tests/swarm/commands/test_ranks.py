@@ -1,4 +1,4 @@
-"""Peers of several ranks in a swarm, as torchrun starts them: they swap with one another and with peers of one rank."""
+"""Peers of several ranks, as torchrun starts them: they swap with each other and with peers of one rank."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ RUN = ("run.steps=100000", "run.inner_steps=20", "peer.checkpoint.every_rounds=1
 
 
 def by_torchrun(swarm: Swarm, name: str, *sets: str, address: str) -> Process:
-    """Two ranks, with all that torchrun does around them."""
+    """Two ranks, started by torchrun."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return swarm.start(name, [*torchrun, *swarm.train(name, *sets, address=address)])
 
 
 def two_ranks(swarm: Swarm, name: str, *sets: str, address: str = "") -> tuple[Process, Process]:
-    """What torchrun starts, without it."""
+    """The two ranks that torchrun would start, without torchrun."""
     port = free_port()
     rank_0 = swarm.peer(name, *sets, address=address, env=environment(0, 2, port))
     rank_1 = swarm.start(f"{name}-1", swarm.train(name, *sets, address=address), environment(1, 2, port))
@@ -47,7 +47,7 @@ def rank_1_of(process: Process) -> psutil.Process:
 
 
 @pytest.mark.timeout(300)  # torchrun's ranks load their libraries themselves
-def test_peers_of_two_ranks_and_of_one_merge_and_outlive_one_another(swarm: Swarm) -> None:
+def test_peers_of_two_ranks_and_of_one_merge_and_survive_each_other(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
     many = by_torchrun(swarm, "many", *RUN, address=address)
     two, other = two_ranks(swarm, "two", *RUN, address=address)
@@ -62,11 +62,11 @@ def test_peers_of_two_ranks_and_of_one_merge_and_outlive_one_another(swarm: Swar
     assert "error: rank 1 of this peer has ended, and a part of the weights with it" in errors(many)[0]
     met(swarm, "two", "one", since=len(swarm.rounds("two")))
 
-    again = swarm.start("again", swarm.train("many", *RUN, address=address))  # on one rank
+    again = swarm.start("again", swarm.train("many", *RUN, address=address))  # with one rank
     assert int(again.line(r"resumed: .* step=(\d+)").group(1)) > 0
     met(swarm, "many", "two", since=len(swarm.rounds("many")))
 
-    for process in (two, other):  # as torchrun sends it on
+    for process in (two, other):  # as torchrun forwards it
         process.signal(signal.SIGTERM)
     assert (two.exit_code(30), other.exit_code(30)) == (0, 0), two.output() + other.output()
     last = swarm.rounds("two")[-1]["step"]
@@ -77,7 +77,7 @@ def test_peers_of_two_ranks_and_of_one_merge_and_outlive_one_another(swarm: Swar
         assert "Traceback" not in process.output() and not errors(process), process.output()
 
 
-def test_a_swap_beside_the_inner_steps_and_the_end_of_rank_0(swarm: Swarm) -> None:
+def test_an_overlapped_swap_and_the_end_of_rank_0(swarm: Swarm) -> None:
     overlap = (*RUN, "run.exchange.overlap=true", "run.inner_steps=100")
     two, other = two_ranks(swarm, "two", *overlap)
     address = two.line(r"ready: .* address=(\S+)").group(1)
@@ -92,7 +92,7 @@ def test_a_swap_beside_the_inner_steps_and_the_end_of_rank_0(swarm: Swarm) -> No
 @pytest.mark.parametrize(
     ("setting", "words"), [("run.batch_size=3", "not a multiple of the 2 ranks"), ("run.steps=none", "run.steps: ")]
 )
-def test_what_cannot_be_is_said_once(swarm: Swarm, setting: str, words: str) -> None:
+def test_an_invalid_configuration_is_one_line(swarm: Swarm, setting: str, words: str) -> None:
     two, other = two_ranks(swarm, "two", setting)
     assert two.exit_code(60) == 2
     assert len(errors(two)) == 1 and words in errors(two)[0], two.output()

@@ -1,4 +1,4 @@
-"""Two processes that swap and average over the real network: converging, killed, frozen."""
+"""Two processes that swap and average over real streams: they converge, or one is killed or frozen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from tests.swarm.support.harness import Process, Swarm, wait_for
 
 PROGRAM = "tests.swarm.programs.averaging_peer"
-STALL = 3.0  # seconds, as in the program
+STALL = 3.0  # seconds, the same as in averaging_peer.py
 
 
 def peer(swarm: Swarm, name: str, seed: int, rounds: int, numel: int, *more: str) -> Process:
@@ -35,7 +35,7 @@ def test_two_peers_without_inner_steps_converge_to_the_same_weights(swarm: Swarm
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("survivor_dials", [True, False])
-def test_a_partner_lost_in_mid_swap_costs_its_deadline_and_changes_nothing(
+def test_a_partner_lost_during_a_swap_costs_its_deadline_and_changes_nothing(
     swarm: Swarm, fault: int, survivor_dials: bool
 ) -> None:
     numel = 2_000_000  # 8 parts

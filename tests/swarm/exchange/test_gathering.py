@@ -1,4 +1,4 @@
-"""Groups of everyone between real nodes: who is in, who is waited for, who is sent for the others' weights."""
+"""Groups of all peers on real nodes: their members, the wait for slow ones, the redirect of one with other weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Build = Callable[..., list[Peer]]
 
 @pytest.fixture
 def build(tmp_path: Path) -> Iterator[Build]:
-    """``build("abc", equal=True)``: peers in the order of their ids, so that the first one convenes."""
+    """``build("abc", equal=True)``: peers in the order of their ids, so that the first one leads."""
     with ExitStack() as stack:
 
         def make(names: str, **options: object) -> list[Peer]:
@@ -48,12 +48,12 @@ def build(tmp_path: Path) -> Iterator[Build]:
 
 
 def arrive(peer: Peer) -> Group:
-    """An inner phase, and the group at its end."""
+    """Make an inner phase; the group at its end."""
     peer.inner_phase()
     return peer.meet()
 
 
-def test_all_are_in_every_group_though_one_is_slower(build: Build) -> None:
+def test_every_group_has_all_peers_though_one_is_slower(build: Build) -> None:
     peers = build("abcd")
     peers[2].pace = 1.6
     join_all(train_all(peers, 6))
@@ -62,19 +62,19 @@ def test_all_are_in_every_group_though_one_is_slower(build: Build) -> None:
         assert met[1:] == [3] * 5, (peer.name, [(group.lost, len(group.links)) for group in peer.groups])
     for number in range(1, 6):
         assert len({peer.groups[number].assembly.token for peer in peers}) == 1  # type: ignore[union-attr]
-    for fast in (peers[0], peers[1], peers[3]):  # they wait for the slow one, and not for longer
+    for fast in (peers[0], peers[1], peers[3]):  # they wait for the slow one, and no longer
         assert 0.2 * PHASE < sorted(fast.waits)[len(fast.waits) // 2] < 1.5 * PHASE
     assert sorted(peers[2].waits)[3] < 0.5 * PHASE
 
 
-def test_a_convener_that_is_slower_than_its_silence_is_waited_for(
+def test_members_wait_for_a_leader_that_is_slower_than_the_silence_limit(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was given up when it had not said anything for two times 10 s, and the others averaged without it."""
+    """Without keep-alive messages it was dropped after 20 s of silence, and the others averaged without it."""
     monkeypatch.setattr(member, "SILENCE", 1.0)
     monkeypatch.setattr(leader, "KEEP_ALIVE", 0.2)
     peers = build("abc")
-    peers[0].pace = 5.0  # 4 s behind the others
+    peers[0].pace = 5.0  # 4 s after the others
     join_all(train_all(peers, 2))
     for peer in peers:
         assert [len(group.links) for group in peer.groups] == [2, 2], [group.lost for group in peer.groups]
@@ -82,13 +82,13 @@ def test_a_convener_that_is_slower_than_its_silence_is_waited_for(
 
 
 @pytest.mark.parametrize("place", [0, 2])
-def test_a_member_that_dies_is_missed_at_once(build: Build, place: int) -> None:
+def test_the_death_of_a_member_is_noticed_at_once(build: Build, place: int) -> None:
     peers = build("abc")
     victim = peers.pop(place)
     threads = train_all([*peers, victim], 7)
     time.sleep(3.5 * PHASE)
     victim.stop.request()
-    victim.node.kill()  # as a crash: no goodbye, the record stays in the directory
+    victim.node.kill()  # like a crash: the record stays in the directory
     join_all(threads[:2])
     for peer in peers:
         assert peer.round == 7
@@ -96,21 +96,21 @@ def test_a_member_that_dies_is_missed_at_once(build: Build, place: int) -> None:
         assert [len(group.links) for group in peer.groups[-2:]] == [1, 1], [group.lost for group in peer.groups]
 
 
-def test_who_finds_first_that_the_convener_is_gone_waits_for_the_next_one_to_find_it(build: Build) -> None:
-    """It was told to follow the dead one twelve times in a moment, and went on without a group, round after round."""
+def test_a_member_that_first_misses_the_leader_waits_for_its_successor_to_notice(build: Build) -> None:
+    """It was redirected to the dead leader twelve times at once and then had no group in any round."""
     peers = build("abc")
     join_all(train_all(peers, 1))
     dead, successor, quick = peers
-    dead.node.loop.call_soon_threadsafe(time.sleep, 15)  # its daemon takes streams, and nobody answers
+    dead.node.loop.call_soon_threadsafe(time.sleep, 15)  # its daemon accepts streams, but the node does not answer
     quick.presence.avoid(dead.node.peer_id, Outcome.TIMEOUT)
     join_all(in_threads(successor.meet, quick.meet), 30)
     assert [link.name for link in quick.groups[-1].links] == [successor.name], quick.groups[-1].lost
     assert [link.name for link in successor.groups[-1].links] == [quick.name]
 
 
-def test_nobody_is_waited_for_longer_than_the_patience(build: Build) -> None:
+def test_no_peer_is_waited_for_longer_than_the_patience(build: Build) -> None:
     peers = build("abc", settings=RendezvousConfig(patience=2.0))
-    peers[2].pace = 30.0  # attends, and is not waited for
+    peers[2].pace = 30.0  # it takes part, but it is too late
     slow = in_threads(peers[2].inner_phase)
     join_all(in_threads(*(partial(arrive, peer) for peer in peers[:2])), 20)
     for peer in peers[:2]:
@@ -120,12 +120,12 @@ def test_nobody_is_waited_for_longer_than_the_patience(build: Build) -> None:
     join_all(slow)
 
 
-def test_who_has_other_weights_is_sent_to_one_who_has_the_groups(build: Build) -> None:
+def test_a_peer_with_other_weights_is_sent_to_a_member_with_the_groups_weights(build: Build) -> None:
     peers = build("abc", equal=True, snapshot=lambda: State(40, 4, [torch.arange(NUMEL).float()], RIGHT, 3))
     for peer, lineage in zip(peers, (WRONG, RIGHT, RIGHT), strict=True):
         peer.lineage = lineage
     threads = in_threads(*(partial(arrive, peer) for peer in peers[1:]))
-    stray = peers[0]  # it convenes, and is behind itself
+    stray = peers[0]  # it leads the group, and its own weights are old
     group = arrive(stray)
     assert group.behind is not None and group.behind.name in (peers[1].name, peers[2].name)
     state = stray.presence.state_of(group.behind, [torch.empty(NUMEL)])
@@ -139,7 +139,7 @@ def test_who_has_other_weights_is_sent_to_one_who_has_the_groups(build: Build) -
 
 
 class Averaging:
-    """A peer that averages for real, as the trainer does it: a failed round once more without the culprit."""
+    """A peer that averages as the trainer does: it repeats a failed round once without the culprit."""
 
     def __init__(self, peer: Peer, value: float) -> None:
         lobby = Lobby()
@@ -168,7 +168,7 @@ def test_a_round_that_fails_by_a_member_is_repeated_without_it(build: Build, pla
     silent = peers[place]
     works = [Averaging(peer, float(index)) for index, peer in enumerate(peers) if peer is not silent]
     held: list[Group] = []
-    # the silent one comes, and does nothing
+    # the silent peer comes and sends nothing
     threads = in_threads(lambda: held.append(arrive(silent)), *(work.train for work in works))
     join_all(threads, 60)
     assert len(held[0].links) == 2
@@ -181,7 +181,7 @@ def test_a_round_that_fails_by_a_member_is_repeated_without_it(build: Build, pla
     silent.part(held[0])
 
 
-def test_one_peer_alone_is_alone_at_once(build: Build) -> None:
+def test_a_single_peer_does_not_wait(build: Build) -> None:
     (peer,) = build("a")
     peer.inner_phase()
     group = peer.meet()

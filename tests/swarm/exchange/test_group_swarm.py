@@ -1,4 +1,4 @@
-"""Groups of everyone with real processes: killed, frozen and late members, and equal weights at the end."""
+"""Groups of all peers with real processes: killed, frozen and late members, and equal weights at the end."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def assert_equal_weights(swarm: Swarm, names: list[str]) -> None:
 
 
 def by_id(swarm: Swarm, names: list[str]) -> list[str]:
-    """Names in the order of their ids: the first one convenes."""
+    """Names in the order of their ids: the first one leads."""
     from peer.p2p import identity
 
     return sorted(names, key=lambda name: identity.load_or_create(swarm.folder / name / "identity.key"))
 
 
-@pytest.mark.parametrize(("victim", "fault"), [("convener", signal.SIGSTOP), ("member", signal.SIGKILL)])
+@pytest.mark.parametrize(("victim", "fault"), [("leader", signal.SIGSTOP), ("member", signal.SIGKILL)])
 def test_a_lost_member_costs_a_deadline_and_the_others_stay_equal(swarm: Swarm, victim: str, fault: int) -> None:
     _, address = swarm.bootstrap()
     names = ["a", "b", "c", "d"]
     peers = {name: swarm.peer(name, *DILOCO, "run.steps=2400", "peer.start_with=4", address=address) for name in names}
     for name in names:
         swarm.wait_for_rounds(name, 2)
-    lost = by_id(swarm, names)[0 if victim == "convener" else 2]
+    lost = by_id(swarm, names)[0 if victim == "leader" else 2]
     peers[lost].signal(fault)
     others = [name for name in names if name != lost]
     for name in others:
@@ -61,7 +61,7 @@ def test_a_lost_member_costs_a_deadline_and_the_others_stay_equal(swarm: Swarm, 
     assert_equal_weights(swarm, others)
 
 
-def test_a_frozen_member_catches_up_when_it_thaws_and_keeps_what_it_has_trained(swarm: Swarm) -> None:
+def test_a_frozen_member_catches_up_when_it_continues(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
     names = ["a", "b", "c"]
     peers = {name: swarm.peer(name, *DILOCO, "run.steps=6000", "peer.start_with=3", address=address) for name in names}

@@ -1,4 +1,4 @@
-"""Peers whose swaps run beside their inner steps: nobody stands still, and who dies takes nothing with it."""
+"""Overlapped swaps: no peer waits, and the death of a partner costs nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RUN = ("run.exchange.overlap=true", "run.exchange.codec=int4", "run.inner_steps=
 TOKENS = 32  # of an inner step
 
 
-def test_swaps_run_beside_the_inner_steps(swarm: Swarm) -> None:
+def test_swaps_run_during_the_inner_steps(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
     names = ("a", "b", "c")
     sets = (*RUN, "run.steps=3000", "peer.start_with=3")
@@ -25,7 +25,7 @@ def test_swaps_run_beside_the_inner_steps(swarm: Swarm) -> None:
         assert rows[-1]["step"] == 3000
         early = [row["seconds"] for row in rows if row["step"] <= 2800]
         assert sum(it["match"] + it["exchange"] for it in early) < 0.06 * sum(sum(it.values()) for it in early)
-        for row in merged:  # seconds: the faster the machine, the more steps are made meanwhile
+        for row in merged:  # in seconds: a faster machine makes more steps during a swap
             assert row["staleness"] * TOKENS / row["tokens_per_second"] < 0.5, row
         assert rows[-1]["train_loss"] < rows[0]["first_train_loss"] - 1
 

@@ -1,4 +1,4 @@
-"""Meetings of two between real nodes; the inner steps are sleeps, so that many rounds fit into a test."""
+"""Pairs on real nodes; the inner steps are sleeps, so that many rounds fit into a test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def four(tmp_path: Path) -> Iterator[list[Peer]]:
         yield peers
 
 
-def test_partners_change_and_hardly_anybody_waits_or_stays_alone(four: list[Peer]) -> None:
+def test_partners_change_and_few_peers_wait_or_stay_alone(four: list[Peer]) -> None:
     join_all(train_all(four, 14))
     met = {peer.name: dict(peer.partners) for peer in four}
     assert all(len(peer.partners) >= 2 for peer in four), met
@@ -41,7 +41,7 @@ def test_a_partner_that_dies_before_the_boundary_costs_little(four: list[Peer]) 
     threads = train_all(four, 8)
     time.sleep(3.5)
     victim.stop.request()
-    victim.node.kill()  # as a crash: no goodbye, the record stays in the directory
+    victim.node.kill()  # like a crash: the record stays in the directory
     join_all(threads[:3])
     for peer in others:
         assert peer.round == 8

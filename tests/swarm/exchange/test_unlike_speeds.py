@@ -1,4 +1,4 @@
-"""Peers of unlike speed: everybody meets everybody, and with ``inner_time`` a slow one does fewer steps."""
+"""Peers of different speed: all meet one another, and with ``inner_time`` a slow one makes fewer steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def train_for(peer: Peer, seconds: float) -> None:
 
 
 def by_chance(met: Pairs, pairs: set[Pair]) -> Pairs:
-    """How often each of ``pairs`` meets if only how often each peer meets somebody in them decides: e = a_i a_j."""
+    """Expected meetings of each of ``pairs`` if the partners were independent, given each peer's total: e = a_i a_j."""
     names = sorted({name for pair in pairs for name in pair})
     sums = {name: sum(met[pair] for pair in pairs if name in pair) for name in names}
     weight = {name: sums[name] ** 0.5 for name in names}
@@ -50,9 +50,9 @@ def by_chance(met: Pairs, pairs: set[Pair]) -> Pairs:
     return {(one, two): weight[one] * weight[two] for one, two in pairs}
 
 
-def test_peers_of_three_speeds_all_meet_and_whom_is_left_to_chance(six: list[Peer]) -> None:
-    """Two peers of one speed leave a swap together and stand at their next boundaries together: when both have found
-    nobody else they meet again, rather than nobody. So these three pairs have a bound of their own.
+def test_peers_of_three_speeds_all_meet_and_partners_are_random(six: list[Peer]) -> None:
+    """Two peers of equal speed end a swap together and reach their next boundaries together. If both find no other
+    partner, they meet again. So these three pairs have a separate bound.
     """
     join_all(in_threads(*(partial(train_for, peer, 60.0) for peer in six)), 90)
     counts = {one.name: dict(one.partners) for one in six}
@@ -68,9 +68,9 @@ def test_peers_of_three_speeds_all_meet_and_whom_is_left_to_chance(six: list[Pee
     assert statistic < 16.8, (statistic, met)  # 12 pairs with 6 sums given: the 99% quantile of 6 degrees of freedom
 
 
-def test_a_slow_peer_does_fewer_steps_in_the_same_time_and_both_end_together(swarm: Swarm) -> None:
+def test_a_slow_peer_makes_fewer_steps_in_the_same_time_and_both_end_together(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
-    # more steps than the fastest machine makes in the time
+    # more steps than the fastest machine makes in this time
     sets = ("run.steps=20000", "run.inner_steps=2000", "run.inner_time=0.8", "peer.start_with=2")
     fast = swarm.peer("fast", *sets, address=address)
     slow = swarm.peer("slow", *sets, "peer.micro_batch=1", "run.batch_size=2", address=address)

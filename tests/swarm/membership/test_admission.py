@@ -1,4 +1,4 @@
-"""A swarm of invited peers: who has no invitation is nobody there, and who had one until now is not any more."""
+"""An invited swarm: peers without an invitation are refused, and a revoked peer ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.swarm.support.harness import ROOT, Process, Swarm, wait_for
 
 
 class Invited:
-    """A bootstrap node of an owner, and peers with invitations."""
+    """An owner's bootstrap node, and peers with invitations."""
 
     def __init__(self, swarm: Swarm) -> None:
         self.swarm = swarm
@@ -46,21 +46,21 @@ def invited(swarm: Swarm) -> Invited:
 
 
 def refused(process: Process, *words: str) -> None:
-    """Ends with one line that says why."""
+    """The process ends with one line that holds ``words``."""
     assert process.exit_code(60) == 2, process.output()
     last = process.output().splitlines()[-1]
     assert last.startswith("error: ") and all(word in last for word in words), process.output()
     assert "Traceback" not in process.output()
 
 
-def test_invited_peers_train_together_and_nobody_else_gets_in(invited: Invited) -> None:
+def test_invited_peers_train_together_and_no_other_peer_is_admitted(invited: Invited) -> None:
     swarm, address = invited.swarm, invited.address
     invited.invite("b")
     peers = [invited.peer(name, *LONG, "peer.start_with=2") for name in ("a", "b")]
     for name in ("a", "b"):
         wait_for(lambda name=name: any(it["outcome"] == "merged" for it in swarm.rounds(name)), 60)  # type: ignore[misc]
 
-    refused(swarm.peer("stranger", address=address), "invited peers", invited.sets[1], "peer.invitation")
+    refused(swarm.peer("uninvited", address=address), "invited peers", invited.sets[1], "peer.invitation")
 
     foreign = Invited.__new__(Invited)
     foreign.swarm, foreign.owner = swarm, swarm.folder / "other.key"
@@ -78,7 +78,7 @@ def test_invited_peers_train_together_and_nobody_else_gets_in(invited: Invited) 
     assert all(process.popen.poll() is None for process in (*peers, last))
 
 
-def test_a_revoked_peer_is_met_by_nobody_and_ends_with_one_line(invited: Invited) -> None:
+def test_a_revoked_peer_gets_no_partner_and_ends_with_one_line(invited: Invited) -> None:
     swarm = invited.swarm
     invited.invite("b")
     invited.invite("c")

@@ -1,4 +1,4 @@
-"""One peer of three sends what would ruin a model: it is refused, counted, and soon not met any more."""
+"""One peer of three sends contributions that would ruin a model: they are refused and counted, the peer is avoided."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HONEST = ("a", "b")
 
 
 @pytest.mark.parametrize(("attack", "overlap"), [("nan", "true"), ("huge", "false"), ("random", "false")])
-def test_who_sends_poison_is_refused_and_then_avoided(swarm: Swarm, attack: str, overlap: str) -> None:
+def test_a_peer_that_sends_poison_is_refused_and_then_avoided(swarm: Swarm, attack: str, overlap: str) -> None:
     _, address = swarm.bootstrap()
     sets = ("run.inner_steps=100", "run.steps=3000", "peer.start_with=3", f"run.exchange.overlap={overlap}")
     hostile = swarm.train("hostile", *sets, address=address)
@@ -26,28 +26,28 @@ def test_who_sends_poison_is_refused_and_then_avoided(swarm: Swarm, attack: str,
         rows = swarm.rounds(name)
         met = Counter((row["partner"], row["outcome"]) for row in rows)
         other = "b" if name == "a" else "a"
-        assert met["hostile", "merged"] <= (attack == "random"), met  # a new model changes by as much as it is long
-        assert 1 <= met["hostile", "poisoned"] <= 6, met  # of 30 rounds: 4, 8, 16 phases of peace
+        assert met["hostile", "merged"] <= (attack == "random"), met  # a new model changes by about its norm
+        assert 1 <= met["hostile", "poisoned"] <= 6, met  # of 30 rounds: a backoff of 4, 8, 16 phases
         assert met[other, "merged"] >= 10, met
         assert rows[-1]["train_loss"] < rows[0]["first_train_loss"] - 1
         assert "avoids a peer: peer=hostile" in process.output()
 
 
 @pytest.mark.timeout(300)
-def test_a_newcomer_that_was_given_bad_weights_comes_right(swarm: Swarm) -> None:
+def test_a_newcomer_with_bad_weights_from_a_hostile_donor_recovers(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
     sets = ("run.inner_steps=50", "run.steps=1000000", "run.inner.learning_rate=3e-4")
-    liar = swarm.train("liar", *sets, address=address)
-    liar[1] = "tests.swarm.programs.hostile_peer"
+    hostile = swarm.train("hostile", *sets, address=address)
+    hostile[1] = "tests.swarm.programs.hostile_peer"
     honest = [swarm.peer(name, *sets, address=address) for name in HONEST]
     for name in HONEST:
         swarm.wait_for_rounds(name, 20)
-    swarm.start("liar", liar, {"FALSE_DONOR": "yes"})
-    wait_for(lambda: any(row["outcome"] == "merged" for row in swarm.rounds("liar")), 60)
+    swarm.start("hostile", hostile, {"FALSE_DONOR": "yes"})
+    wait_for(lambda: any(row["outcome"] == "merged" for row in swarm.rounds("hostile")), 60)
     for peer in honest:
-        peer.signal(signal.SIGSTOP)  # so that the newcomer comes to the liar
+        peer.signal(signal.SIGSTOP)  # so that the newcomer asks the hostile donor
     newcomer = swarm.peer("newcomer", *sets, address=address)
-    newcomer.line("took the state of a member: peer=liar")
+    newcomer.line("took the state of a member: peer=hostile")
     for peer in honest:
         peer.signal(signal.SIGCONT)
 

@@ -1,4 +1,4 @@
-"""A newcomer whose donor leaves in mid-way, between real nodes."""
+"""State transfer between real nodes: donors that leave, stall, serve others or have bad weights."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Scene:
         return self.node.call(take(self.node, seat, ME, "layout", self.taken), 60)
 
     def lose_the_first_donor(self) -> int:
-        """Kill it when some parts have come; returns how many came before."""
+        """Kill it during the transfer; returns how many parts had arrived."""
 
         def kill() -> None:
             while self.taken.have < 3:
@@ -76,7 +76,7 @@ class Scene:
         return self.taken.have
 
 
-def test_the_next_donor_goes_on_where_the_first_one_left(tmp_path: Path) -> None:
+def test_the_next_donor_continues_where_the_first_one_left(tmp_path: Path) -> None:
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack, state(1.0), state(2.0, round=5))
         had = scene.lose_the_first_donor()
@@ -89,7 +89,7 @@ def test_the_next_donor_goes_on_where_the_first_one_left(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("lineage", "round"), [(Lineage("other", 9), 3), (Lineage("line", 12), 4)])
-def test_equal_replicas_take_all_from_one_round(tmp_path: Path, lineage: Lineage, round: int) -> None:
+def test_equal_replicas_take_all_parts_from_one_round(tmp_path: Path, lineage: Lineage, round: int) -> None:
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack, state(1.0, Lineage("line", 9), 3), state(2.0, lineage, round))
         scene.lose_the_first_donor()
@@ -98,7 +98,7 @@ def test_equal_replicas_take_all_from_one_round(tmp_path: Path, lineage: Lineage
         assert found.lineage == lineage
 
 
-def test_a_state_with_a_hole_in_it_is_never_taken(tmp_path: Path) -> None:
+def test_a_state_that_is_not_finite_is_never_taken(tmp_path: Path) -> None:
     def bad() -> State:
         good = state(1.0)()
         good.vectors[1][7] = torch.nan
@@ -109,13 +109,13 @@ def test_a_state_with_a_hole_in_it_is_never_taken(tmp_path: Path) -> None:
         scene.one.round = scene.two.round = 3
         for donor in (scene.one, scene.two):
             donor.presence._members.refresh_all()
-        time.sleep(6.5)  # until both have announced that they are behind a round
+        time.sleep(6.5)  # until both have announced that they have made a round
         members = Members(scene.node, "test", lambda: None)  # type: ignore[arg-type, return-value]
         with pytest.raises(RunError, match="not finite"):
             take_state(scene.node, members, ME, "layout", scene.taken.room, 3, above=0)
 
 
-def test_a_stop_is_heard_while_a_donor_keeps_us_waiting(tmp_path: Path) -> None:
+def test_a_stop_ends_the_wait_for_a_donor(tmp_path: Path) -> None:
     def slow() -> State:
         time.sleep(8)
         return state(1.0)()
@@ -130,14 +130,12 @@ def test_a_stop_is_heard_while_a_donor_keeps_us_waiting(tmp_path: Path) -> None:
         assert 1.0 <= time.monotonic() - began < 5.0
 
 
-def test_a_donor_that_gives_its_state_in_drops_is_left_for_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_donor_that_sends_too_slowly_is_left_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def drops(stream: Stream) -> None:
         await stream.receive(REQUEST, 10)
         header = StateHeader(step=30, round=3, phase_steps_done=0, lineage=NO_ROUNDS, vectors=2, numel=NUMEL, first=0)
         await stream.send(header, 10)
-        for _ in range(100):  # never a second without a byte: no stall
+        for _ in range(100):  # a byte every second: no stall
             await stream.write(bytes(4), 10)
             await asyncio.sleep(0.2)
 
@@ -155,7 +153,7 @@ def test_a_donor_that_gives_its_state_in_drops_is_left_for_another(
 
 
 def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
-    """Here others that read nothing: a donor gives them up after ten seconds."""
+    """The others read nothing here, so the donor drops them after ten seconds."""
 
     async def begin(donor: Peer) -> Stream:
         stream = await scene.node.open(donor.node.peer_id, PROTOCOL, addresses)
@@ -177,8 +175,8 @@ def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
             it.close()
 
 
-def test_a_bootstrap_that_answers_late_is_no_empty_swarm(tmp_path: Path) -> None:
-    """hivemind says of a request that was not answered that nothing was found."""
+def test_a_late_answer_of_the_bootstrap_does_not_mean_an_empty_swarm(tmp_path: Path) -> None:
+    """hivemind reports a request without an answer as an empty result."""
     with ExitStack() as stack:
         one = Peer("one", tmp_path, (), snapshot=state(1.0))
         stack.callback(one.presence.leave)
@@ -187,13 +185,13 @@ def test_a_bootstrap_that_answers_late_is_no_empty_swarm(tmp_path: Path) -> None
         node.start()
         stack.callback(node.stop)
         members = Members(node, "test", lambda: None)  # type: ignore[arg-type, return-value]
-        node.dht.protocol.storage.clear()  # what it was handed as a new node: on a busy machine that comes too late
+        node.dht.protocol.storage.clear()  # forget the records that it got as a new node
         one.node.loop.call_soon_threadsafe(time.sleep, 2 * DHT_TIMEOUT)
         assert [it.name for it in members.refresh_all()] == ["one"]
 
 
 class Listed:
-    """What the directory says, which is some seconds old: both donors behind round 3."""
+    """A directory that is some seconds old: both donors have made round 3."""
 
     def __init__(self, *donors: Peer) -> None:
         self._records = [it.presence._record().model_copy(update={"round": 3}) for it in donors]
@@ -203,12 +201,12 @@ class Listed:
 
 
 @pytest.mark.parametrize(("reached", "taken"), [(9, {9}), (20, {4, 9}), (0, {4, 9})])
-def test_who_comes_back_asks_on_for_a_donor_that_has_its_last_rounds(
+def test_a_resumed_peer_looks_for_a_donor_that_has_its_last_rounds(
     tmp_path: Path, reached: int, taken: set[int]
 ) -> None:
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack, state(1.0, round=4), state(2.0, round=9))
         listed = Listed(scene.one, scene.two)
-        for _ in range(4 if reached == 9 else 1):  # in random order
+        for _ in range(4 if reached == 9 else 1):  # donors are asked in random order
             found = take_state(scene.node, listed, ME, "layout", scene.taken.room, 30, above=0, reached=reached)  # type: ignore[arg-type]
             assert found is not None and found.round in taken

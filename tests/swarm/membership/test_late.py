@@ -1,4 +1,4 @@
-"""Peers that began where nobody was to be seen: their bootstrap node was started again and did not know the others."""
+"""Late joins: peers that began without the swarm, because their restarted bootstrap node did not know the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG = ("run.steps=100000", "run.inner_steps=300")
 
 
 @pytest.mark.parametrize("overlap", ["false", "true"])
-def test_a_newcomer_takes_the_swarms_weights_before_it_meets_it(swarm: Swarm, overlap: str) -> None:
+def test_a_newcomer_takes_the_swarms_weights_before_it_meets_a_member(swarm: Swarm, overlap: str) -> None:
     sets = (*LONG, f"run.exchange.overlap={overlap}")
     bootstrap, address = swarm.bootstrap()
     others = [swarm.peer(name, *sets, address=address) for name in "ab"]
@@ -32,7 +32,7 @@ def test_a_newcomer_takes_the_swarms_weights_before_it_meets_it(swarm: Swarm, ov
     newcomer = swarm.peer("newcomer", *sets, address=address)
     newcomer.line("connection refused; trying again")
     for peer in others:
-        peer.signal(signal.SIGSTOP)  # they may look for the bootstrap node again at any moment
+        peer.signal(signal.SIGSTOP)  # otherwise they might reconnect to the bootstrap node
     (swarm.folder / "again.key").write_bytes((swarm.folder / "bootstrap.key").read_bytes())
     swarm.bootstrap(name="again", port=int(re.findall(r"/tcp/(\d+)", address)[0]))
     newcomer.line("round=1 .*outcome=alone")
@@ -43,7 +43,7 @@ def test_a_newcomer_takes_the_swarms_weights_before_it_meets_it(swarm: Swarm, ov
     own, theirs = map(int, found.groups())
     assert theirs >= 20 > own
     rows = swarm.wait_for_rounds("newcomer", own + 3)
-    assert all(row["outcome"] == "alone" for row in rows if row["round"] <= own)  # nobody was set back
+    assert all(row["outcome"] == "alone" for row in rows if row["round"] <= own)  # no member was set back
     assert next(row["round"] for row in rows if row["round"] > own) in (theirs, theirs + 1)
     for name in "ab":
         merges = [row for row in swarm.rounds(name) if row["partner"] == "newcomer" and row["outcome"] == "merged"]
@@ -51,14 +51,14 @@ def test_a_newcomer_takes_the_swarms_weights_before_it_meets_it(swarm: Swarm, ov
 
 
 class Late:
-    """A program of one's own that has begun away from its swarm, and makes two rounds a second."""
+    """A program with its own loop that has begun away from its swarm. It makes two rounds a second."""
 
     def __init__(self, scene: Scene, name: str, overlap: bool, seed: int = 0) -> None:
         self.program = Program(seed, data=ord(name))
         self.outer = scene.start(self.program, name, {"run.exchange.overlap": overlap})
 
     def find(self, address: str) -> None:
-        """The way to its swarm is open now. As a member does it: again, if the swarm dialled it at the same moment."""
+        """Connect to the swarm as a member does, with a retry in case the swarm dials at the same moment."""
         node = self.outer._member.node
         wait_for(lambda: node.call(back_in_touch(node.p2p, node.dht, address), 15) is Touch.ANSWERS, 30)
 
@@ -72,8 +72,8 @@ class Late:
 
 
 @pytest.mark.parametrize(("overlap", "names"), [(True, "b"), (False, "bc")])
-def test_loops_of_ones_own_do_so_too(tmp_path: Path, overlap: bool, names: str) -> None:
-    """Also those that have met one another meanwhile."""
+def test_peers_with_their_own_loop_take_the_swarms_weights_too(tmp_path: Path, overlap: bool, names: str) -> None:
+    """Even if the late peers have met each other before."""
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack)
         old = Late(scene, "a", overlap)

@@ -1,4 +1,4 @@
-"""Who is asked to stop gives up its meetings at once, not only when its checkpoint is written and its node is gone."""
+"""A stopping peer cancels its meetings at once, before it writes its checkpoint and ends its node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stack() -> Iterator[ExitStack]:
         yield it
 
 
-def test_a_partner_is_free_as_soon_as_the_other_one_is_asked_to_stop(tmp_path: Path, stack: ExitStack) -> None:
+def test_a_partner_is_free_as_soon_as_the_other_peer_is_asked_to_stop(tmp_path: Path, stack: ExitStack) -> None:
     one, two = pair(tmp_path, stack, Grouping.PAIR)
     for peer in (one, two):
         peer.pace = 3.0  # phases of three seconds
@@ -39,13 +39,13 @@ def test_a_partner_is_free_as_soon_as_the_other_one_is_asked_to_stop(tmp_path: P
     began = time.monotonic()
     wait_for(lambda: meets[1]._agreed.meeting is None, 2.0)  # type: ignore[union-attr]
     assert time.monotonic() - began < 1.0
-    assert one.node.failure == ""  # its node is still there
+    assert one.node.failure == ""  # its node still runs
     two.stop.request()
     join_all(threads, 30)
 
 
-@pytest.mark.parametrize(("who", "seconds"), [("convener", 6.0), ("member", 2.5)])  # without: 12.8 and 4.1
-def test_a_group_does_not_wait_for_one_that_is_asked_to_stop(
+@pytest.mark.parametrize(("who", "seconds"), [("leader", 6.0), ("member", 2.5)])  # otherwise: 12.8 and 4.1
+def test_a_group_does_not_wait_for_a_peer_that_is_asked_to_stop(
     tmp_path: Path, stack: ExitStack, who: str, seconds: float
 ) -> None:
     peers = pair(tmp_path, stack, Grouping.EVERYONE)
@@ -55,7 +55,7 @@ def test_a_group_does_not_wait_for_one_that_is_asked_to_stop(
     for peer in peers:
         wait_for(lambda peer=peer: any(group.links for group in peer.groups), 40)  # type: ignore[misc]
     leaving, staying = sorted(peers, key=lambda peer: peer.node.peer_id, reverse=who == "member")
-    time.sleep(1)  # it attends for the next boundary
+    time.sleep(1)  # it takes part in the gathering for the next boundary
     leaving.stop.request()
     count = len(staying.waits)
     wait_for(lambda: len(staying.waits) > count, 30)

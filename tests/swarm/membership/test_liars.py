@@ -1,4 +1,4 @@
-"""A peer of the same run that lies about its time, proposes twice or comes late, against real nodes."""
+"""A hostile peer of the same run that sends a false time, proposes twice or comes late, against real nodes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from peer.swarm.party import Decline
 from tests.swarm.support.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all
 
 PHASE = STEPS * STEP_SECONDS
-LONGEST = 0.5 * PHASE * 1.5 + SLACK + ASK_TIMEOUT  # what a lie may cost: half a phase's window, and asking
-NOISE = 2.0  # seconds of a busy machine
+LONGEST = 0.5 * PHASE * 1.5 + SLACK + ASK_TIMEOUT  # most cost of a false time: half a phase's window, and asking
+NOISE = 2.0  # seconds of delay on a busy machine
 
 
-class Liar:
-    """Knows the run, and says what it likes."""
+class HostilePeer:
+    """Knows the run and sends arbitrary proposals."""
 
     def __init__(self, folder: Path, victim: Peer) -> None:
-        key = folder / "liar.key"
+        key = folder / "hostile.key"
         identity.load_or_create(key)
         self.node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=victim.node.addresses))
         self.node.start()
@@ -36,7 +36,7 @@ class Liar:
 
     async def propose(self, eta: float, phase: float = PHASE) -> tuple[Accept | Decline, asyncio.StreamWriter]:
         stream = await self.node.open(self._victim.node.peer_id, PROTOCOL)
-        await stream.send(Propose(name="liar", run="test", config="c", round=0, eta=eta, phase=phase), 5)
+        await stream.send(Propose(name="hostile", run="test", config="c", round=0, eta=eta, phase=phase), 5)
         return await stream.receive(REPLY, 5), stream.writer
 
     def propose_now(self, eta: float, phase: float = PHASE) -> Accept | Decline:
@@ -44,17 +44,17 @@ class Liar:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Iterator[tuple[Peer, Liar]]:
+def two(tmp_path: Path) -> Iterator[tuple[Peer, HostilePeer]]:
     with ExitStack() as stack:
         victim = Peer("victim", tmp_path, ())
         stack.callback(victim.presence.leave)
-        liar = Liar(tmp_path, victim)
-        stack.callback(liar.node.stop)
-        yield victim, liar
+        hostile = HostilePeer(tmp_path, victim)
+        stack.callback(hostile.node.stop)
+        yield victim, hostile
 
 
 def begin(victim: Peer, rounds: int) -> Thread:
-    """Returns when it knows when its boundary will be."""
+    """Start training; returns when the victim knows the time of its boundary."""
     (thread,) = in_threads(lambda: victim.train(rounds))
     until = time.monotonic() + 10
     while victim.progress.eta() is None and time.monotonic() < until:
@@ -62,54 +62,54 @@ def begin(victim: Peer, rounds: int) -> Thread:
     return thread
 
 
-def accepted(victim: Peer, liar: Liar, phase: float = PHASE) -> Accept:
-    """Propose at the victim's own time until it says yes."""
+def accepted(victim: Peer, hostile: HostilePeer, phase: float = PHASE) -> Accept:
+    """Propose the victim's own time until it accepts."""
     for _ in range(50):
         eta = victim.progress.eta()
-        reply = liar.propose_now(eta if eta is not None else 0.0, phase)
+        reply = hostile.propose_now(eta if eta is not None else 0.0, phase)
         if isinstance(reply, Accept):
             return reply
         time.sleep(0.05)
     raise AssertionError("never accepted")
 
 
-def test_who_promises_and_does_not_come_costs_less_than_a_phase(two: tuple[Peer, Liar]) -> None:
-    victim, liar = two
+def test_a_peer_that_agrees_and_does_not_come_costs_less_than_a_phase(two: tuple[Peer, HostilePeer]) -> None:
+    victim, hostile = two
     (thread,) = in_threads(lambda: victim.train(4))
-    accepted(victim, liar, phase=1e7)  # a phase without end: everything would be near it
+    accepted(victim, hostile, phase=1e7)  # so long a phase that every time is near it
     join_all([thread], 60)
     assert victim.round == 4
     assert 0.5 < max(victim.waits) < LONGEST + NOISE, victim.waits
     assert sorted(victim.waits)[2] < LONGEST  # and only once
 
 
-def test_a_time_far_from_ones_own_is_declined(two: tuple[Peer, Liar]) -> None:
-    victim, liar = two
+def test_a_time_far_from_the_victims_own_is_declined(two: tuple[Peer, HostilePeer]) -> None:
+    victim, hostile = two
     thread = begin(victim, 3)
     for eta, phase in ((1e7, 1e7), (5 * PHASE, PHASE), (PHASE, 1e-6)):
-        reply = liar.propose_now(eta, phase)
+        reply = hostile.propose_now(eta, phase)
         assert isinstance(reply, Decline) and "apart" in reply.reason, reply
     join_all([thread], 60)
 
 
-def test_two_proposals_make_one_meeting(two: tuple[Peer, Liar]) -> None:
-    victim, liar = two
+def test_two_proposals_make_one_meeting(two: tuple[Peer, HostilePeer]) -> None:
+    victim, hostile = two
     thread = begin(victim, 3)
 
     async def both() -> list[Accept | Decline]:
         eta = victim.progress.eta() or 0.0
-        return [reply for reply, _ in await asyncio.gather(*(liar.propose(eta) for _ in range(5)))]
+        return [reply for reply, _ in await asyncio.gather(*(hostile.propose(eta) for _ in range(5)))]
 
-    replies = liar.node.call(both(), 20)
+    replies = hostile.node.call(both(), 20)
     assert sum(isinstance(reply, Accept) for reply in replies) == 1, replies
     join_all([thread], 60)
 
 
-def test_who_comes_when_all_is_over_meets_nobody(two: tuple[Peer, Liar]) -> None:
-    """The word of a meeting that was given up must not bring a group of the next round."""
-    victim, liar = two
+def test_a_peer_that_comes_after_the_deadline_gets_no_group(two: tuple[Peer, HostilePeer]) -> None:
+    """A ready message for a cancelled meeting must not form a group in the next round."""
+    victim, hostile = two
     thread = begin(victim, 4)
-    reply, writer = liar.node.call(liar.propose(victim.progress.eta() or 0.0), 15)
+    reply, writer = hostile.node.call(hostile.propose(victim.progress.eta() or 0.0), 15)
     assert isinstance(reply, Accept)
     until = time.monotonic() + 20
     while victim.round == 0 and time.monotonic() < until:
@@ -119,6 +119,6 @@ def test_who_comes_when_all_is_over_meets_nobody(two: tuple[Peer, Liar]) -> None
         body = Ready().model_dump_json().encode()
         writer.write(len(body).to_bytes(4, "big") + body)
 
-    liar.node.call(late(), 5)
+    hostile.node.call(late(), 5)
     join_all([thread], 60)
     assert victim.round == 4 and not victim.partners

@@ -1,4 +1,4 @@
-"""A swarm that comes back from nothing but its checkpoints goes on from the newest of them."""
+"""A swarm that restarts from its checkpoints continues from the newest one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ NAMES = ("old", "elder", "last")
 
 
 @pytest.mark.parametrize("sets", [NOLOCO, DILOCO], ids=["noloco", "diloco"])
-def test_a_whole_swarm_that_was_killed_goes_on_from_its_newest_state(swarm: Swarm, sets: tuple[str, ...]) -> None:
-    """Also when most of them have an older one, as they had been gone for long."""
+def test_a_whole_swarm_that_was_killed_continues_from_its_newest_state(swarm: Swarm, sets: tuple[str, ...]) -> None:
+    """Even if most peers have an older one, because they were away for long."""
     _, address = swarm.bootstrap()
     sets = (*sets, "run.steps=1000000", "peer.start_with=3", "peer.start_patience=120")
     peers = {name: swarm.peer(name, *sets, address=address) for name in NAMES}
@@ -45,5 +45,5 @@ def test_a_whole_swarm_that_was_killed_goes_on_from_its_newest_state(swarm: Swar
 
 
 def merged_since(swarm: Swarm, name: str, count: int) -> bool:
-    """Is one of the rounds behind the first ``count`` a merged one?"""
+    """Is a round after the first ``count`` merged?"""
     return any(row["outcome"] == "merged" for row in swarm.rounds(name)[count:])

@@ -1,4 +1,4 @@
-"""A peer that is killed at any moment goes on from its last checkpoint as if nothing had been."""
+"""A killed peer resumes from its last checkpoint with the same losses as a peer that was not killed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.swarm.support.harness import Swarm
 RUN = ("run.steps=600", "run.inner_steps=50", "peer.stream=7", "peer.checkpoint.every_rounds=2", "peer.threads=1")
 
 
-def test_a_killed_peer_has_the_losses_of_one_that_was_not(swarm: Swarm) -> None:
+def test_a_resumed_peer_has_the_losses_of_one_that_was_not_killed(swarm: Swarm) -> None:
     whole = swarm.peer("whole", *RUN)
     assert whole.exit_code(90) == 0, whole.output()
     killed = swarm.peer("killed", *RUN)
@@ -23,7 +23,7 @@ def test_a_killed_peer_has_the_losses_of_one_that_was_not(swarm: Swarm) -> None:
     assert 200 <= resumed < 600
     assert again.exit_code(90) == 0, again.output()
     expected, rows = swarm.rounds("whole"), swarm.rounds("killed")
-    assert [row["round"] for row in rows] == list(range(1, 15))  # eleven whole phases, and 25, 13 and 12 steps
+    assert [row["round"] for row in rows] == list(range(1, 15))  # eleven full phases, and 25, 13 and 12 steps
     assert [row["train_loss"] for row in rows] == [row["train_loss"] for row in expected]
     assert {row["outcome"] for row in rows} == {"alone"}
 

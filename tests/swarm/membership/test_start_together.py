@@ -1,4 +1,4 @@
-"""``peer.start_with``: peers of a new swarm take their first step together, and never wait for ever."""
+"""``peer.start_with``: peers of a new swarm take their first step together, and the wait has an end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from tests.swarm.support.harness import Swarm
 
 SHORT = ("run.steps=200", "run.inner_steps=100")
-LONGER = ("run.steps=3000", "run.inner_steps=300")  # some seconds on a fast machine: enough to meet
+LONGER = ("run.steps=3000", "run.inner_steps=300")  # some seconds on a fast machine, enough to meet
 
 
 def test_the_first_peer_waits_for_the_second(swarm: Swarm) -> None:
@@ -30,8 +30,8 @@ def test_a_peer_begins_without_those_that_never_come(swarm: Swarm) -> None:
     assert swarm.rounds("only")[-1]["step"] == 200
 
 
-def test_the_record_of_one_that_was_killed_is_nobody_to_begin_with(swarm: Swarm) -> None:
-    """It lives on for half a minute, and says that the swarm trains."""
+def test_the_record_of_a_killed_peer_does_not_count(swarm: Swarm) -> None:
+    """The record stays for half a minute and says that the swarm trains."""
     _, address = swarm.bootstrap()
     killed = swarm.peer("killed", "run.steps=1000000", "run.inner_steps=20", address=address)
     swarm.wait_for_rounds("killed", 2)

@@ -1,4 +1,4 @@
-"""Members that were apart for so long that their weights have nothing in common become one swarm again."""
+"""Divergence: parts of a swarm that were separated until their weights have nothing in common become one again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = ("run.steps=1000000", "run.inner_steps=100", "run.inner.learning_rate=3e-
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_of_two_loops_of_ones_own_the_one_that_is_less_far_takes_the_weights_of_the_other(
+def test_of_two_peers_with_their_own_loop_the_one_with_fewer_rounds_takes_the_weights_of_the_other(
     tmp_path: Path, overlap: bool
 ) -> None:
     with ExitStack() as stack:
@@ -32,7 +32,7 @@ def test_of_two_loops_of_ones_own_the_one_that_is_less_far_takes_the_weights_of_
         far = Late(scene, "a", overlap, seed=1)
         scene.addresses = ()
         less = Late(scene, "b", overlap, seed=2)
-        # not so much further that the other one is a latecomer
+        # the lead is too small for a late join
         together(*(partial(it.train, partial(has_made, it, rounds)) for it, rounds in ((far, 12), (less, 8))))
         less.find(far.outer.addresses[0])
         together(*(partial(it.train, partial(has_merged, it, 3)) for it in (far, less)))
@@ -41,7 +41,7 @@ def test_of_two_loops_of_ones_own_the_one_that_is_less_far_takes_the_weights_of_
 
 
 class Copies:
-    """Trainers that go on from one checkpoint each: those of ``others`` from the mirror image."""
+    """Trainers that resume from copies of one checkpoint; those of ``others`` from its mirror image."""
 
     def __init__(self, swarm: Swarm, names: str, others: str, overlap: str) -> None:
         self.swarm, self.names = swarm, names
@@ -61,17 +61,17 @@ class Copies:
     def start(self, process: str, name: str, *sets: str) -> Process:
         return self.swarm.start(process, self.swarm.train(name, *self._sets, *sets, address=self._address))
 
-    def who_has_taken(self) -> str:
+    def names_that_took(self) -> str:
         return "".join(name for name, process in self.peers.items() if "took its weights" in process.output())
 
 
 @pytest.mark.parametrize(("overlap", "names"), [("false", "abc"), ("true", "ab")])
-def test_of_a_swarm_the_smaller_part_does(swarm: Swarm, overlap: str, names: str) -> None:
+def test_the_smaller_part_of_a_swarm_takes_the_weights_of_the_larger(swarm: Swarm, overlap: str, names: str) -> None:
     copies = Copies(swarm, names, names[-1], overlap)
-    smaller = "c" if "c" in names else wait_for(copies.who_has_taken, 60)
+    smaller = "c" if "c" in names else wait_for(copies.names_that_took, 60)
     own, theirs = map(int, copies.peers[smaller].line(TOOK).groups())
-    merged_with(swarm, smaller, set(names) - {smaller}, behind=theirs)
-    assert copies.who_has_taken() == smaller
+    merged_with(swarm, smaller, set(names) - {smaller}, after=theirs)
+    assert copies.names_that_took() == smaller
     rows = swarm.rounds(smaller)
     before = [row for row in rows if row["round"] < min(own, theirs)]
     assert not [row for row in before if row["outcome"] == "merged"], before
@@ -90,14 +90,14 @@ def test_two_halves_become_one(swarm: Swarm) -> None:
     copies = Copies(swarm, "abcd", "cd", "false")
 
     def met(name: str) -> set[str]:
-        """With whom it has merged since it last met a stranger."""
+        """The partners of its merges since its last refusal for distance."""
         rows = swarm.rounds(name)
         last = max((place for place, row in enumerate(rows) if row["reason"] == "far"), default=len(rows))
         return {row["partner"] for row in rows[last:] if row["outcome"] == "merged"}
 
     for name in "abcd":
         wait_for(partial(lambda name: met(name) >= set("abcd") - {name}, name), 60)
-    assert 2 <= len(copies.who_has_taken()) < 4
+    assert 2 <= len(copies.names_that_took()) < 4
 
 
 def has_made(late: Late, rounds: int) -> bool:
@@ -109,13 +109,13 @@ def has_merged(late: Late, times: int) -> bool:
 
 
 def mirrored(name: str, weights: Tensor) -> Tensor:
-    """The same model, with every number in its residual stream negated."""
+    """The same function with every number in the residual stream negated."""
     flips = ("embed_tokens", "o_proj", "down_proj", "norm")
     return -weights if any(word in name for word in flips) else weights
 
 
 def mirror(checkpoints: Checkpoints) -> None:
-    """The newest one."""
+    """Mirror the newest checkpoint."""
     saved = checkpoints.newest()
     assert saved is not None
     run = load(DEMO, TINY).run
@@ -131,9 +131,9 @@ def mirror(checkpoints: Checkpoints) -> None:
     assert checkpoints.save(saved.state["step"], saved.state, tensors)
 
 
-def merged_with(swarm: Swarm, name: str, others: set[str], behind: int) -> None:
+def merged_with(swarm: Swarm, name: str, others: set[str], after: int) -> None:
     def met() -> set[str]:
-        rows = [row for row in swarm.rounds(name) if row["round"] > behind and row["outcome"] == "merged"]
+        rows = [row for row in swarm.rounds(name) if row["round"] > after and row["outcome"] == "merged"]
         assert all(row["distance"] < 0.6 for row in rows), rows
         return {row["partner"] for row in rows}
 

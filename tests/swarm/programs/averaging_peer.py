@@ -1,10 +1,10 @@
-"""A peer without inner steps: random initial weights of its own, then rounds of swap and outer step.
+"""A peer without inner steps: random initial weights, then rounds of swap and outer step.
 
 python -m tests.swarm.programs.averaging_peer KEY SEED ROUNDS NUMEL [ADDRESS] [--stall-after-part | --corrupt]
 
-Listens without ADDRESS, dials with one, one stream a round. Prints ``address``, then a line a round with the outcome
-and the first weights. ``--stall-after-part`` says ``stalling`` when the first part of its contribution has been read
-and then stands still for a minute, so that a test can kill or freeze it in mid-swap.
+Without ADDRESS it listens, with one it dials; each round has one stream. It prints ``address``, then a line per round
+with the outcome and the first weights. With ``--stall-after-part`` it prints ``stalling`` after the first part of its
+contribution has been read and stops for a minute, so that a test can kill or freeze it during a swap.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SETTINGS = ExchangeConfig(stall=3.0, timeout=20.0)
 
 
 class Stalling:
-    """A contribution that stands still after its first part, while that part is on its way."""
+    """A contribution that stalls after its first part, while that part is in flight."""
 
     def __init__(self, inner: Contribution) -> None:
         self._inner, self.numel = inner, inner.numel

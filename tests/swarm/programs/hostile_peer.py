@@ -1,9 +1,8 @@
-"""A member of the run that sends something else than its own contribution, gives newcomers something else than its own
-weights, or looks at nothing it is sent.
+"""A hostile member of the run. It sends a false contribution, serves false weights to newcomers, or has no guard.
 
 python -m tests.swarm.programs.hostile_peer train ...        in the environment HOSTILE=<one of support/attacks.py>,
                                                              FALSE_DONOR=yes or UNGUARDED=yes
-The rest of it is honest, so it is met like everybody else.
+Everything else is honest, so other peers meet it like any member.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ honest = OuterState.snapshot
 
 
 def false(state: OuterState) -> State:
-    """Noise of the same norm."""
+    """A state of noise with the norms of the real one."""
     given = honest(state)
     return replace(given, vectors=[torch.randn_like(it) * it.norm() / len(it) ** 0.5 for it in given.vectors])
 

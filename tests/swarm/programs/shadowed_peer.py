@@ -1,8 +1,8 @@
-"""A peer that writes down what it puts into each swap and what it gets, so that another can check the arithmetic.
+"""A peer that writes its contribution and the mean of each swap to files, so that a test can check the arithmetic.
 
 python -m tests.swarm.programs.shadowed_peer train ...        SHADOW=<folder> in the environment
 
-Nothing is changed: before a swap the contribution is saved, after a merge the mean. See tests/swarm/support/shadow.py.
+Before a swap it saves the contribution, after a merge the mean. It changes nothing. See tests/swarm/support/shadow.py.
 """
 
 from __future__ import annotations

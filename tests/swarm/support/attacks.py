@@ -1,6 +1,6 @@
-"""What a hostile member of a run may send in place of its contribution, and a guard that lets it pass.
+"""False contributions of a hostile member, and a guard that accepts them.
 
-It trains and merges like everybody else.
+The hostile member trains and merges like every other peer.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from peer.rounds.types import Reason
 
 
 class Attack(StrEnum):
-    """``s`` = γφ + βΔ is what an honest peer sends."""
+    """An honest peer sends ``s`` = γφ + βΔ."""
 
-    SIGN = "sign"  # γφ − βΔ: its own progress, undone
-    SCALE = "scale"  # 3 s: well within what the norms of two peers may differ by
+    SIGN = "sign"  # γφ − βΔ: reverses its own progress
+    SCALE = "scale"  # 3 s: within the norm ratio that the guard allows
     RANDOM = "random"  # noise with the norm of s
-    STALE = "stale"  # what it sent in its first swap, for ever
+    STALE = "stale"  # always the contribution of its first swap
     NAN = "nan"  # a few elements of s are not finite
     HUGE = "huge"  # 100 s
 
 
 class Hostile(Cast):
-    """:class:`peer.exchange.codec.Codec` ``none`` of a peer that lies."""
+    """The codec ``none`` of a hostile peer (:class:`peer.exchange.codec.Codec`)."""
 
     def __init__(self, attack: Attack) -> None:
         super().__init__("none")
@@ -63,7 +63,7 @@ class Hostile(Cast):
 
 
 class Unguarded(Guard):
-    """Only what is not finite or of an absurd norm is refused."""
+    """Refuses only contributions that are not finite or whose norm is absurd."""
 
     def trial(self, partner: str, numel: int) -> Trial:
         return _Unguarded(self, partner, numel)

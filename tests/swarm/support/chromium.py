@@ -21,7 +21,7 @@ WITHOUT = "no chromium here (apt-get install --no-install-recommends chromium)"
 START = 60.0
 FLAGS = [
     "--headless=new",
-    "--no-sandbox",  # tests run as root; the only pages are ours
+    "--no-sandbox",  # tests run as root; all pages are ours
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--no-proxy-server",
@@ -33,7 +33,7 @@ FLAGS = [
 
 
 class Chromium:
-    """A browser of its own, with its profile in ``folder``."""
+    """A separate browser process with its profile in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         assert PROGRAM, WITHOUT
@@ -62,7 +62,7 @@ class Chromium:
         raise AssertionError(f"no DevTools port in {START} s:\n{log.read_text(errors='replace')}")
 
     def tab(self, width: int = 1280, height: int = 900, dark: bool = False) -> Tab:
-        """An empty page of that size in CSS pixels, a phone's below 600; it takes the place of the last one."""
+        """An empty page of this size in CSS pixels, a phone's if the width is below 600. It replaces the last one."""
         request = urllib.request.Request(f"http://127.0.0.1:{self._port}/json/new?about:blank", method="PUT")
         with urllib.request.urlopen(request, timeout=20) as answer:
             tab = Tab(json.load(answer)["webSocketDebuggerUrl"])
@@ -77,14 +77,14 @@ class Chromium:
         return tab
 
     def close(self) -> None:
-        """End it with all its children."""
+        """End the browser and all its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(10)
 
 
 class Tab:
-    """One page. ``errors`` has what its console and its security policy complained about."""
+    """One page. ``errors`` holds the errors of its console and its security policy."""
 
     def __init__(self, url: str) -> None:
         self._socket: ClientConnection = connect(url, open_timeout=20, max_size=2**26, proxy=None)
@@ -133,21 +133,23 @@ class Tab:
         return answer["result"].get("value")
 
     def wait(self, expression: str, seconds: float = 15.0) -> Any:
-        """The expression's value as soon as it is true."""
+        """Wait until the expression is true; its value."""
         end = time.monotonic() + seconds
         while True:
             value = self.ask(expression)
             if value:
                 return value
-            text = self.ask("document.body?.innerText")  # before the page has come there is none
-            assert time.monotonic() < end, f"not in {seconds} s: {expression}; errors {self.errors}; the page:\n{text}"
+            text = self.ask("document.body?.innerText")  # none before the page is loaded
+            assert time.monotonic() < end, (
+                f"not within {seconds} s: {expression}; errors {self.errors}; the page:\n{text}"
+            )
             time.sleep(0.1)
 
     def click(self, selector: str) -> None:
         self.ask(f"document.querySelector({json.dumps(selector)}).click()")
 
     def picture(self, file: Path, whole: bool = False) -> None:
-        """A screenshot of what is seen, or of the whole page."""
+        """A screenshot of the visible part, or of the whole page."""
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
         file.write_bytes(base64.b64decode(data))
 

@@ -1,4 +1,4 @@
-"""Real processes for the swarm tests. Every wait has a deadline; what a test started, it ends by id."""
+"""Real processes for the swarm tests. Every wait has a deadline. A test ends the processes that it started, by id."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TINY = [
 
 
 class Process:
-    """A child with its output in a file; :meth:`line` waits for a line in it. ``cold``: it loads its libraries."""
+    """A child with its output in a file; :meth:`line` waits for a line in it. ``cold``: not forked from warm.py."""
 
     def __init__(self, arguments: list[str], log: Path, env: dict[str, str] | None = None, cold: bool = False) -> None:
         self.log = log
@@ -65,7 +65,7 @@ class Process:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def line(self, pattern: str, seconds: float = START) -> re.Match[str]:
-        """The first match in the output; fails when the process ends or the time does."""
+        """The first match in the output; fails if the process ends or the time is over."""
 
         def look() -> re.Match[str] | None:
             found = re.search(pattern, self.output())
@@ -80,7 +80,7 @@ class Process:
         self.popen.send_signal(number)
 
     def exit_code(self, seconds: float = START) -> int:
-        """Wait for the end."""
+        """Wait for the end of the process."""
         try:
             return self.popen.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -88,7 +88,7 @@ class Process:
 
 
 def wait_for(look: Callable[[], T | None], seconds: float, failure: Callable[[], str] = lambda: "too late") -> T:
-    """The first true result of ``look``."""
+    """Poll ``look``; its first true result."""
     deadline = time.monotonic() + seconds
     while True:
         found = look()
@@ -99,7 +99,7 @@ def wait_for(look: Callable[[], T | None], seconds: float, failure: Callable[[],
 
 
 class Swarm:
-    """Starts processes in a folder and accounts for every one of them, their children and their sockets."""
+    """Starts processes in a folder and keeps track of them, their children and their sockets."""
 
     def __init__(self, folder: Path, cold: bool = False) -> None:
         self.folder, self._cold = folder, cold
@@ -123,7 +123,7 @@ class Swarm:
         return process, process.line(r"initial peer: (\S+)").group(1)
 
     def peer(self, name: str, *sets: str, address: str = "", env: dict[str, str] | None = None) -> Process:
-        """``noloco-peer train`` with the tiny model, on this machine only."""
+        """``noloco-peer train`` with the tiny model on loopback."""
         return self.start(name, self.train(name, *sets, address=address), env)
 
     def train(self, name: str, *sets: str, address: str = "") -> list[str]:
@@ -134,13 +134,13 @@ class Swarm:
         return ["-m", "peer", "train", "--config", str(DEMO), *overrides, *joined]
 
     def rounds(self, name: str) -> list[dict[str, Any]]:
-        """The whole lines of a peer's rounds.jsonl."""
+        """The complete lines of a peer's rounds.jsonl."""
         path = self.folder / name / "rounds.jsonl"
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def wait_for_rounds(self, name: str, count: int, seconds: float = START) -> list[dict[str, Any]]:
-        """Until a peer has finished ``count`` rounds."""
+        """Wait until a peer has finished ``count`` rounds."""
         return wait_for(
             lambda: rows if len(rows := self.rounds(name)) >= count else None,
             seconds,
@@ -148,7 +148,7 @@ class Swarm:
         )
 
     def note_children(self) -> None:
-        """Remember the whole process tree of now, for :meth:`left_over`."""
+        """Remember the current process tree for :meth:`left_over`."""
         for process in self.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 root = psutil.Process(process.pid)
@@ -156,14 +156,14 @@ class Swarm:
                     self._seen[member.pid] = member
 
     def left_over(self) -> list[str]:
-        """Processes of ours that run, and socket folders of ours that are there, when everything should be gone."""
+        """Our processes and socket folders that still exist when everything should be gone."""
         left = [f"process {member.pid} {member.name()}" for member in self._seen.values() if running(member)]
         pids = {str(pid) for pid in self._seen} | {str(process.pid) for process in self.processes}
         folders = Path(tempfile.gettempdir()).glob("noloco-*-*")
         return left + [str(folder) for folder in folders if folder.name.split("-")[1] in pids]
 
     def end(self) -> None:
-        """Kill what still runs, by id."""
+        """Kill the processes that still run, by id."""
         self.note_children()
         for member in self._seen.values():
             if running(member):
@@ -175,7 +175,7 @@ class Swarm:
 
 
 def running(member: psutil.Process) -> bool:
-    """Zombies have ended; the same id may be another process by now."""
+    """Does it run? Zombies have ended, and another process may have the id now."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return member.is_running() and member.status() != psutil.STATUS_ZOMBIE
     return False
@@ -183,7 +183,7 @@ def running(member: psutil.Process) -> bool:
 
 @contextlib.contextmanager
 def listening() -> Iterator[int]:
-    """A port of 127.0.0.1 that is taken."""
+    """An occupied port of 127.0.0.1."""
     import socket
 
     with socket.socket() as taken:
@@ -193,7 +193,7 @@ def listening() -> Iterator[int]:
 
 
 def clock_ahead(folder: Path, seconds: float) -> dict[str, str]:
-    """Environment of a process whose clock is ahead; ``folder`` is made for it."""
+    """The environment for a process whose clock is ahead; makes ``folder`` for it."""
     folder.mkdir()
     code = f"import time\nreal = time.time\ntime.time = lambda: real() + {seconds}\n"
     (folder / "sitecustomize.py").write_text(code)

@@ -1,4 +1,4 @@
-"""A presence on a real node whose training is sleeping, so that many rounds fit into a test."""
+"""A presence on a real node. Its inner steps are sleeps, so that many rounds fit into a test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS, STEP_SECONDS = 10, 0.1
 
 
 class Peer:
-    """``settle``: what a peer does with its group; the group is returned by :meth:`round_trip` as well."""
+    """``settle`` is called with each group; :meth:`round_trip` returns the group too."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class Peer:
             lineage=lambda: self.lineage,
             metrics_address=None,
         )
-        self.presence.enter(snapshot or _nobody_should_ask, 0)
+        self.presence.enter(snapshot or _no_state, 0)
 
     def inner_phase(self) -> None:
-        """Ten steps of sleep."""
+        """Ten inner steps of sleep."""
         self.progress.begin(STEPS, STEPS)
         for _ in range(STEPS):
             time.sleep(STEP_SECONDS * self.pace * random.uniform(0.9, 1.1))
@@ -72,7 +72,7 @@ class Peer:
                 return
 
     def meet(self) -> Group:
-        """The group of this boundary; the time it took is noted."""
+        """The group of this boundary; appends the waiting time to ``waits``."""
         began = time.monotonic()
         group = self.presence.group_for(self.round)
         self.waits.append(time.monotonic() - began)
@@ -80,7 +80,7 @@ class Peer:
         return group
 
     def train(self, rounds: int) -> None:
-        """Rounds in which the group does nothing but part."""
+        """Make rounds in which the group only closes its streams."""
         for _ in range(rounds):
             self.inner_phase()
             if self.stop.requested:
@@ -98,12 +98,12 @@ class Peer:
             self.node._thread.loop.call_soon_threadsafe(stream.close)
 
 
-def _nobody_should_ask() -> State:
-    raise AssertionError("nobody should ask for the state")
+def _no_state() -> State:
+    raise AssertionError("no peer should ask for the state")
 
 
 def in_threads(*works: Callable[[], object]) -> list[threading.Thread]:
-    """Each in a thread of its own."""
+    """Start each in a separate thread."""
     threads = [threading.Thread(target=work, daemon=True) for work in works]
     for thread in threads:
         thread.start()
@@ -111,7 +111,7 @@ def in_threads(*works: Callable[[], object]) -> list[threading.Thread]:
 
 
 def train_all(peers: list[Peer], rounds: int) -> list[threading.Thread]:
-    """Start all, at most 0.3 s apart."""
+    """Start all within 0.3 s."""
     threads = [threading.Thread(target=peer.train, args=(rounds,), daemon=True) for peer in peers]
     for thread in threads:
         time.sleep(random.uniform(0, 0.3))

@@ -1,4 +1,4 @@
-"""Swarms as GET /swarm.json tells of them, for the page's tests: the same for a seed, growing with ``now``."""
+"""Answers of GET /swarm.json for the page's tests: deterministic, and growing with ``now``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 Json = dict[str, Any]
-PERIOD = 12.0  # seconds of a round
-STEPS = 50  # of a round
+PERIOD = 12.0  # seconds per round
+STEPS = 50  # per round
 POINTS = 240
 HOSTILE = [
     "<script>document.title='owned'</script>",

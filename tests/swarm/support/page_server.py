@@ -1,4 +1,4 @@
-"""A small real http server with the page and whatever ``/swarm.json`` is to be. To look at it by hand:
+"""A small real HTTP server with the page and a given ``/swarm.json``. To look at it by hand:
 
 python -m tests.swarm.support.page_server --peers 4 --port 9400
 """
@@ -18,12 +18,12 @@ from tests.swarm.support.page_sample import Json
 
 
 class PageServer:
-    """``swarm()`` is asked at each request; ``None`` from it: the directory cannot be read, 503."""
+    """Calls ``swarm()`` at each request; ``None``: the directory cannot be read, 503."""
 
     def __init__(self, swarm: Callable[[], Json | None], port: int = 0) -> None:
         self.swarm = swarm
         self.asked = 0
-        self.missing: list[str] = []  # paths that nobody should have asked for
+        self.missing: list[str] = []  # requested paths that do not exist
         handler = type("Handler", (_Handler,), {"owner": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self._server.daemon_threads = True
@@ -74,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--port", type=int, default=9400)
-    parser.add_argument("--minutes", type=float, default=15, help="for which the swarm has trained already")
+    parser.add_argument("--minutes", type=float, default=15, help="how long the swarm has trained already")
     parser.add_argument("--warnings", action="store_true")
     parser.add_argument("--hostile", action="store_true")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Debian's Prometheus on loopback, with the configuration of docker/prometheus and another address of the bootstrap."""
+"""Debian's Prometheus on loopback, with the configuration of docker/prometheus and another bootstrap address."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ START = 30.0
 
 
 class Sample(NamedTuple):
-    """One series of an answer, as it is now."""
+    """The current value of one series in an answer."""
 
     labels: dict[str, str]
     value: float
 
 
 class Prometheus:
-    """A running server, asked over http."""
+    """A running server, queried over HTTP."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def ask(self, path: str, **values: str) -> Any:
-        """``data`` of an answer of the API; an expression that it does not take fails with its words."""
+        """``data`` of the API's answer; an invalid expression fails with the server's message."""
         try:
             with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(values)}", timeout=ANSWER) as answer:
                 return json.load(answer)["data"]
@@ -43,7 +43,7 @@ class Prometheus:
             raise AssertionError(f"{values}: {error.read().decode()}") from None
 
     def query(self, expr: str) -> list[Sample]:
-        """Now; what is not a number is left out."""
+        """Evaluate ``expr`` now; NaN values are left out."""
         rows = self.ask("/api/v1/query", query=expr)["result"]
         samples = [Sample(row["metric"], float(row["value"][1])) for row in rows]
         return [sample for sample in samples if not math.isnan(sample.value)]
@@ -69,7 +69,7 @@ class Prometheus:
 
 @contextlib.contextmanager
 def running(folder: Path, bootstrap: str) -> Iterator[Prometheus]:
-    """A server that looks at the swarm of the bootstrap node whose monitor is at ``bootstrap`` (host:port)."""
+    """A server that scrapes the swarm of the bootstrap node whose monitor is at ``bootstrap`` (host:port)."""
     settings = folder / "prometheus"
     shutil.copytree(ROOT / "docker" / "prometheus", settings)
     config = settings / "prometheus.yml"

@@ -1,4 +1,4 @@
-"""Was every merge the mean of two contributions that were really made? Each is computed again, in numpy."""
+"""Checks that every merge is the mean of two contributions that the peers wrote down. Recomputes each in numpy."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 import numpy as np
 
 NEAR = 300 * 10**9  # ns between the two sides' boundaries
-LEAST = 0.1  # share of a peer in a mean of two, at least
+LEAST = 0.1  # least share of a peer in a mean of two
 
 
 @dataclass(frozen=True)
 class Found:
-    """``wrong``: merges that are nobody's mean, as ``peer: file``."""
+    """``wrong``: merges that are the mean of no two contributions, as ``peer: file``."""
 
     merges: int
     wrong: list[str]
 
 
 def check(folder: Path, names: Sequence[str]) -> Found:
-    """``folder / name`` is what a shadowed peer has written."""
+    """``folder / name`` holds the files of a shadowed peer."""
     merges, wrong = 0, []
     offers = {name: _offers(folder / name) for name in names}
     for name in names:
@@ -51,7 +51,7 @@ def _tokens(file: Path) -> int:
 
 
 def _is_mean(mean: np.ndarray, own: Path, theirs: Path) -> bool:
-    """Bit for bit when both have the same weight."""
+    """Bit-exact if both weights are equal."""
     total = _tokens(own) + _tokens(theirs)
     share = min(max(_tokens(theirs) / total, LEAST), 1 - LEAST) if total else 0.5
     one, two = np.load(own), np.load(theirs)

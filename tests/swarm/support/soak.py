@@ -1,4 +1,4 @@
-"""Peers in the network laboratory that are killed, frozen, cut off and started again at random, for a while.
+"""Random faults for peers in the network laboratory: killed, frozen, disconnected and restarted.
 
 Used by tests/benchmarks/churn.py (ten minutes, twelve peers) and tests/netlab/test_churn.py (a short form).
 """
@@ -27,16 +27,16 @@ from tests.netlab.plan import load
 from tests.swarm.support.harness import TINY
 from tests.swarm.support.shadow import check
 
-HANG = 60.0  # seconds without a round: more than all deadlines of one, on a machine with a peer's share of two cores
+HANG = 60.0  # seconds without a round: more than all deadlines of a round, for peers that share two cores
 EXIT = 40.0  # seconds to end after SIGTERM
 SETS = ("run.steps=100000000", "run.inner_steps=40", "run.evaluation.every_rounds=100000", "run.exchange.stall=4")
-WEIGHED = 12  # rounds that a process must have made for its memory to be looked at
-GROWTH = 1.3  # of a process' memory, from its first third on
+WEIGHED = 12  # least rounds of a process whose memory is checked
+GROWTH = 1.3  # allowed growth of a process's memory after its first third
 
 
 @dataclass
 class Member:
-    """``away``: until then it may be without a round, or until it has made one. ``since``: its last one."""
+    """``away``: until then, or until its next round, it is excused. ``since``: when it made its last round."""
 
     host: int
     name: str
@@ -45,14 +45,14 @@ class Member:
     rows: int = 0
     since: float = 0.0
     away: float = 0.0
-    memory: list[int] = field(default_factory=list)  # resident bytes, by now and then
-    stopped: bool = False  # until it is started again: its last round must not make it fit for another fault
-    left: Left | None = None  # from when it was started again until it has made a round
+    memory: list[int] = field(default_factory=list)  # samples of resident bytes
+    stopped: bool = False  # until it is restarted: its last round must not end its excuse
+    left: Left | None = None  # from its restart until its next round
 
 
 @dataclass(frozen=True)
 class Left:
-    """What a peer had when it was started again: ``rows``, the ``last`` round, and what all others had then."""
+    """The state at a restart: the peer's ``rows`` and ``last`` round, and the round that all ``others`` had made."""
 
     rows: int
     last: int
@@ -60,12 +60,12 @@ class Left:
 
     @property
     def may_lose(self) -> int:
-        """Rounds: a state is not fetched for two of them, and nobody can give what nobody has."""
+        """Rounds that it may repeat: it downloads no state for so few, and the others may have no newer state."""
         return max(STALE_ROUNDS, self.last - self.others)
 
 
 class Soak:
-    """``seconds`` of faults, one every ``pause`` seconds on average."""
+    """Makes faults for ``seconds``, one every ``pause`` seconds on average."""
 
     def __init__(self, swarm: LabSwarm, peers: int, seconds: float, pause: float, seed: int) -> None:
         self._swarm, self._seconds, self._pause = swarm, seconds, pause
@@ -75,15 +75,15 @@ class Soak:
         self.hangs: list[str] = []
         self.longest = 0.0
         self.growth = 1.0
-        self.set_back: list[int] = []  # rounds that a peer did again after it was stopped
-        self.too_far: list[str] = []  # those that it need not have done
+        self.set_back: list[int] = []  # rounds that a peer repeated after a restart
+        self.too_far: list[str] = []  # repetitions of more rounds than necessary
         names = {host: f"peer-{host}" for host in range(1, peers + 1)}
         self.members = [
             Member(host, name, self._start(host, name), Tail(name, swarm.folder / name)) for host, name in names.items()
         ]
 
     def run(self) -> None:
-        """Faults until the time is up; then all are asked to end."""
+        """Make faults until the time is up, then ask all to end."""
         for member in self.members:
             self._swarm.wait_for(lambda member=member: bool(member.tail.poll() or member.tail.rounds))  # type: ignore[misc]
             member.since = time.monotonic()
@@ -124,7 +124,7 @@ class Soak:
         self._in(self._chance.uniform(1, 5), lambda: self._again(member, time.monotonic() + EXIT))
 
     def _again(self, member: Member, deadline: float) -> None:
-        """Start it once it has ended."""
+        """Restart it when it has ended."""
         if member.process.poll() is None:
             if time.monotonic() < deadline:
                 self._in(0.5, lambda: self._again(member, deadline))
@@ -137,7 +137,7 @@ class Soak:
         member.left = Left(len(rows), rows[-1]["round"], self._others(member)) if rows else None
         member.process, member.stopped = self._start(member.host, member.name), False
         member.memory.clear()
-        member.away = time.monotonic() + 60  # it loads its libraries beside all others
+        member.away = time.monotonic() + 60  # it loads its libraries while all others train
 
     def _freeze(self, member: Member) -> None:
         seconds = self._chance.uniform(2, 15)
@@ -165,7 +165,7 @@ class Soak:
     def _in(self, seconds: float, work: Callable[[], None]) -> None:
         self._later.append((time.monotonic() + seconds, work))
 
-    # -- what is seen
+    # -- observations
 
     def _start(self, host: int, name: str) -> Child:
         (self._swarm.folder / "shadow" / name).mkdir(parents=True, exist_ok=True)
@@ -196,7 +196,7 @@ class Soak:
                 member.since = now
 
     def _compare(self, member: Member) -> None:
-        """How far does it go back? It takes the rows of rounds that it does again out of its file."""
+        """How many rounds does it repeat? It removes the rows of repeated rounds from its file."""
         if member.left is None:
             return
         left, found = member.left, member.tail.rounds
@@ -206,11 +206,11 @@ class Soak:
             again = max(0, left.last + 1 - found[left.rows]["round"])
             self.set_back.append(again)
             if again > left.may_lose:
-                self.too_far.append(f"{member.name} did {again} rounds again: {left}")
+                self.too_far.append(f"{member.name} repeated {again} rounds: {left}")
             member.left = None
 
     def _others(self, member: Member) -> int:
-        """The round that every other peer has made which nothing is done to now."""
+        """The last round that all other peers without a current fault have made."""
         now = time.monotonic()
         able = [it for it in self.members if it is not member and it.process.poll() is None and it.away < now]
         return min((it.tail.rounds[-1]["round"] for it in able if it.tail.rounds), default=0)
@@ -232,22 +232,22 @@ class Soak:
                 self.hangs.append(f"{member.name} did not end within {EXIT:.0f} s: {self._last_words(member)}")
 
     def _last_words(self, member: Member) -> list[str]:
-        """So that a hang can be told from its figures alone."""
+        """The last log lines, to explain a hang."""
         return (self._swarm.folder / f"{member.name}.log").read_text(encoding="utf-8").splitlines()[-3:]
 
     def running(self) -> list[int]:
-        """Peers that have not ended."""
+        """The process ids of peers that have not ended."""
         return [member.process.pid for member in self.members if member.process.poll() is None]
 
     def losses(self) -> tuple[float, float]:
-        """Means over the peers: of their first steps and of their last rounds."""
+        """The loss of the first steps and of the last rounds, means over the peers."""
         trained = [member.tail.trained for member in self.members]
         first = mean(rows[0]["first_train_loss"] for rows in trained)
         return first, mean(mean(row["train_loss"] for row in rows[-5:]) for rows in trained)
 
 
 def soak(folder: Path, *, peers: int, seconds: float, pause: float, seed: int) -> dict[str, Any]:
-    """The figures, as ``churn.json`` has them."""
+    """The figures of ``churn.json``."""
     with LabSwarm(load("lan"), peers, folder, warm=True) as swarm:
         run = Soak(swarm, peers, seconds, pause, seed)
         run.run()
@@ -274,7 +274,7 @@ def soak(folder: Path, *, peers: int, seconds: float, pause: float, seed: int) -
 
 
 def _mentions(process: psutil.Process, folder: Path) -> bool:
-    """In its command line, as peers and their daemons do."""
+    """Does its command line name ``folder``? Those of peers and their daemons do."""
     with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
         return process.pid != os.getpid() and any(str(folder) in part for part in process.cmdline())
     return False

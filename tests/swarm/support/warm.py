@@ -1,8 +1,8 @@
-"""Peers that start at once: a process that has loaded the libraries forks them from itself.
+"""Peers that start at once: a warm process, which has loaded the libraries, forks them.
 
-A peer spends eight seconds of a core on loading torch, transformers and hivemind. Tests start some three hundred, so
-most of them are started here; each is a process of its own all the same, with its own session, signals and exit code.
-(``cold=True`` in harness.py starts one as a user does.)
+A peer needs eight seconds of a core to load torch, transformers and hivemind. Tests start about three hundred peers, so
+most of them are forked here. Each still has its own process, session, signals and exit code. (``cold=True`` in
+harness.py starts one as a user does.)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NEWNET = 0x40000000  # CLONE_NEWNET
 
 
 class Forked:
-    """As :class:`subprocess.Popen`, of what the warm process has forked."""
+    """The interface of :class:`subprocess.Popen` for a forked process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -69,7 +69,7 @@ class Forked:
 
 
 class Warm:
-    """The warm process, from this side. One for all tests; it ends when this process does."""
+    """The client of the warm process. There is one for all tests; it ends with this process."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -86,7 +86,7 @@ class Warm:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str], network: str = "") -> Forked:
-        """``python *arguments`` (``-m MODULE ...``), output in ``log``; ``network``: the file of a namespace."""
+        """``python *arguments`` (``-m MODULE ...``), output in ``log``; ``network``: a network namespace's file."""
         assert arguments[0] == "-m" and self._process.stdin is not None
         log.write_bytes(b"")
         order = {"arguments": arguments[1:], "log": str(log), "environment": dict(environment), "network": network}
@@ -112,7 +112,7 @@ class Warm:
 
 @functools.cache
 def warm() -> Warm:
-    """Of this test run."""
+    """The warm process of this test run."""
     return Warm()
 
 
@@ -120,9 +120,9 @@ def warm() -> Warm:
 
 
 def serve(orders: BinaryIO, answers: BinaryIO) -> dict[str, Any] | None:
-    """Fork what is ordered. Returns in a child with its order, and with ``None`` when there will be no more."""
+    """Fork a child for each order. Returns in the child with its order, and in the parent with ``None`` at the end."""
     children: set[int] = set()
-    life, end = os.pipe()  # what the children have as stdin: it ends with this process
+    life, end = os.pipe()  # the children's stdin: it closes when this process ends
 
     def tell(**words: int) -> None:
         answers.write(json.dumps(words).encode() + b"\n")
@@ -153,7 +153,7 @@ def serve(orders: BinaryIO, answers: BinaryIO) -> dict[str, Any] | None:
 
 
 def become(order: dict[str, Any]) -> None:
-    """What a fresh interpreter would be, but for one thing: it ends with the tests, however these end."""
+    """Set this process up like a fresh interpreter, except that it always ends with the tests."""
     die_with_parent(signal.SIGKILL)
     os.setsid()
     log = os.open(order["log"], os.O_WRONLY | os.O_APPEND)
@@ -171,7 +171,7 @@ def become(order: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Orders on stdin, answers on stdout: a line of JSON each."""
+    """Read orders on stdin and write answers on stdout, as lines of JSON."""
     for name in LIBRARIES:
         __import__(name)
     gc.collect()

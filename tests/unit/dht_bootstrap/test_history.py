@@ -1,4 +1,4 @@
-"""What the bootstrap makes of the records that it reads: histories, warnings, targets, series."""
+"""The bootstrap's output from the records that it reads: histories, warnings, targets, series."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def entry(name: str, at: float, *, state: Any = "training", rate: float = 100.0,
 
 
 def seen(*looks: tuple[float, list[Entry]]) -> RunHistory:
-    """A run as it is after these looks at the directory."""
+    """A run after these reads of the directory."""
     run = RunHistory()
     for at, entries in looks:
         run.see({it.record.peer_id: it for it in entries}, NOW + at)
@@ -55,7 +55,7 @@ def swarm(at: float, **report: Any) -> list[Entry]:
     return [entry(name, at, **report) for name in "abc"]
 
 
-def test_the_idle_share_is_of_the_last_minutes_and_survives_a_restart_of_the_peer() -> None:
+def test_the_idle_share_covers_the_last_minutes_and_survives_a_restart_of_the_peer() -> None:
     looks = [(at, [entry("a", at, idle_seconds=0.5 * min(at, 600))]) for at in range(1, 1200, 5)]
     run = seen(*looks)
     assert run.peers["Qma"].idle_share() == pytest.approx(0.0, abs=0.02)  # it waited half of its first ten minutes
@@ -63,7 +63,7 @@ def test_the_idle_share_is_of_the_last_minutes_and_survives_a_restart_of_the_pee
     assert run.peers["Qma"].idle_share() == pytest.approx(0.1)
 
 
-def test_who_comes_leaves_and_is_lost_is_said_once_each() -> None:
+def test_each_join_departure_and_loss_is_one_event() -> None:
     first = [entry("a", 1), entry("b", 1), entry("c", 1)]
     left = entry("b", 5, state="left")
     run = seen((1, first), (5, [entry("a", 5), left, entry("c", 5)]), (7, [entry("a", 7), left]), (9, [entry("a", 9)]))
@@ -81,7 +81,7 @@ def test_who_comes_leaves_and_is_lost_is_said_once_each() -> None:
     assert run.peers.keys() == {"Qma", "Qmc"}
 
 
-def test_both_tell_of_a_merge_and_it_counts_once() -> None:
+def test_a_merge_that_both_peers_report_counts_once() -> None:
     looks = []
     for count in range(4):
         at = 10.0 * count + 1
@@ -100,7 +100,7 @@ def test_both_tell_of_a_merge_and_it_counts_once() -> None:
         ("stuck", {"merges": 10, "merged_ago": 150.0}),
     ],
 )
-def test_a_peer_that_is_off_is_warned_of_in_one_line(kind: str, odd: dict[str, Any]) -> None:
+def test_a_peer_with_a_problem_has_a_warning_of_one_line(kind: str, odd: dict[str, Any]) -> None:
     usual = {"merges": 20, "merged_ago": 2.0}
     looks = [
         (at, [entry("a", at, **usual), entry("b", at, **usual), entry("c", at, **{**usual, **odd})])
@@ -113,15 +113,15 @@ def test_a_peer_that_is_off_is_warned_of_in_one_line(kind: str, odd: dict[str, A
 
 
 @pytest.mark.parametrize(("shift", "warned"), [(0.0, False), (2.5, True), (-6.0, True), (-1.0, False)])
-def test_a_clock_that_is_off_is_seen_by_the_age_of_the_records(shift: float, warned: bool) -> None:
+def test_a_wrong_clock_shows_in_the_age_of_the_records(shift: float, warned: bool) -> None:
     run = RunHistory()
     for at in range(0, 60, 2):
-        wrote = at - at % 6 + shift  # a record every six seconds, read every two
+        wrote = at - at % 6 + shift  # written every six seconds, read every two
         run.see({it.record.peer_id: it for it in [*swarm(at), entry("d", wrote)]}, NOW + at)
     assert {it.kind for it in findings(run) if it.peer_id == "Qmd"} == ({"clock"} if warned else set())
 
 
-def test_one_refused_often_and_one_with_another_configuration() -> None:
+def test_a_warning_for_a_peer_refused_often_and_for_one_with_another_configuration() -> None:
     run = seen((100.0, [*swarm(100.0, refused=(("b", 2),)), entry("d", 100.0)]))
     other = entry("d", 101.0)
     record = other.record.model_copy(update={"config": "abcdef"})
@@ -137,7 +137,7 @@ def test_a_healthy_swarm_has_no_warnings() -> None:
 
 @given(st.lists(st.floats(0.1, 100), min_size=1, max_size=2000))
 @settings(max_examples=20, deadline=None)
-def test_a_curve_stays_small_and_keeps_its_beginning(steps: list[float]) -> None:
+def test_a_curve_has_bounded_length_and_keeps_its_beginning(steps: list[float]) -> None:
     curve, at = Curve(), 0.0
     for step in steps:
         curve.add(Point(at, 0, None, None))
@@ -154,7 +154,7 @@ def test_a_curve_stays_small_and_keeps_its_beginning(steps: list[float]) -> None
         ("0.0.0.0:9464", ["/ip4/127.0.0.1/tcp/1", "/ip4/10.0.0.7/tcp/1"], "10.0.0.7:9464"),
         ("0.0.0.0:9464", ["/ip4/127.0.0.1/tcp/1"], "127.0.0.1:9464"),
         ("127.0.0.1:9464", ["/ip4/127.0.0.1/tcp/1"], "127.0.0.1:9464"),
-        ("127.0.0.1:9464", ["/ip4/10.0.0.7/tcp/1"], None),  # of another machine: nobody else can scrape it
+        ("127.0.0.1:9464", ["/ip4/10.0.0.7/tcp/1"], None),  # loopback of another machine: Prometheus cannot scrape it
         ("gpu.example.org:80", ["/ip4/10.0.0.7/tcp/1"], "gpu.example.org:80"),
         ("0.0.0.0:9464", ["/ip4/10.0.0.9/tcp/1/p2p/QmRelay/p2p-circuit", "/ip4/10.0.0.7/tcp/1"], None),
         ("gpu.example.org:80", ["/ip4/10.0.0.9/tcp/1/p2p/QmRelay/p2p-circuit"], "gpu.example.org:80"),
@@ -163,13 +163,13 @@ def test_a_curve_stays_small_and_keeps_its_beginning(steps: list[float]) -> None
         (None, ["/ip4/10.0.0.7/tcp/1"], None),
     ],
 )
-def test_a_target_is_where_prometheus_reaches_it(metrics: str | None, addresses: list[str], target: str | None) -> None:
+def test_prometheus_can_reach_every_target(metrics: str | None, addresses: list[str], target: str | None) -> None:
     record = entry("a", 1).record.model_copy(update={"metrics": metrics, "addresses": addresses})
     assert target_of(record) == target
 
 
 class Known:
-    """What a watch has at hand."""
+    """The attributes of a watch that the collector reads."""
 
     def __init__(self, runs: dict[str, RunHistory]) -> None:
         import threading
@@ -178,7 +178,7 @@ class Known:
         self.reads, self.read_seconds, self.connected = {"ok": 3, "failed": 0}, 0.1, 2
 
 
-def test_every_series_of_the_bootstrap_is_there_and_hostile_names_are_escaped() -> None:
+def test_every_series_of_the_bootstrap_exists_and_hostile_names_are_escaped() -> None:
     looks = [
         (at, [entry(name, at, merges=int(at), partners=(HOSTILE,), train_loss=2.0, val_loss=2.1, merged_ago=1.0)
               for name in ("a", HOSTILE)])
@@ -197,20 +197,20 @@ def test_every_series_of_the_bootstrap_is_there_and_hostile_names_are_escaped() 
     assert json.loads(json.dumps(targets(runs)))[0]["labels"]["run"] == HOSTILE
 
 
-def test_a_record_fits_whatever_it_says_and_comes_back_as_it_was() -> None:
+def test_a_record_always_fits_and_decodes_to_the_same_record() -> None:
     full = entry("n" * 64, 1, partners=("p" * 64,) * 3, refused=(("r" * 64, 2**53),) * 2, version="v" * 24).record
     full = full.model_copy(update={"addresses": ["/ip4/203.0.113.255/tcp/65535" + "x" * 90] * 8, "config": "c" * 64})
     text = records.encode(full)
     assert len(text.encode()) <= records.RECORD_BYTES
     found = records.decode(full.peer_id, text)
     assert found is not None
-    assert found.addresses  # others can still reach it
+    assert found.addresses  # other peers can still reach it
     plain = entry("a", 1, partners=("b",), refused=(("c", 2),), train_loss=1.5).record
     assert records.decode("Qma", records.encode(plain)) == plain
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-1.0", '"x"', "1e999"])
-def test_a_record_with_absurd_numbers_is_none(value: str) -> None:
+def test_a_record_with_absurd_numbers_is_rejected(value: str) -> None:
     text = records.encode(entry("a", 1, seconds=7.25).record)
     assert "7.25" in text
     assert records.decode("Qma", text.replace("7.25", value)) is None

@@ -1,4 +1,4 @@
-"""The page's files: served as what they are, nothing from elsewhere, no way for a stranger's string to become code."""
+"""The page's files: right types, nothing from other hosts, and no string from another peer can become code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_query_changes_nothing() -> None:
     assert page.answer("/?from=mail") == page.answer("/")
 
 
-def test_the_headers_let_nothing_in() -> None:
+def test_the_headers_allow_no_other_host() -> None:
     policy = page.HEADERS["Content-Security-Policy"]
     assert "default-src 'self'" in policy and "unsafe" not in policy
     assert page.HEADERS["X-Content-Type-Options"] == "nosniff"
@@ -47,7 +47,7 @@ def test_the_headers_let_nothing_in() -> None:
 
 @ids
 def test_nothing_comes_from_another_host(file: Path) -> None:
-    text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")  # a name, not an address
+    text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")  # a namespace, not an address
     assert not re.findall(r"(?:https?:)?//[\w.-]+\.\w+|@import|url\((?!#)", text)
 
 
@@ -61,7 +61,7 @@ def test_no_string_becomes_code(file: Path) -> None:
         assert re.findall(r"<script[^>]*>", text) == ['<script type="module" src="page.js">']
 
 
-def test_every_module_and_id_that_is_asked_for_is_there() -> None:
+def test_every_module_and_id_in_use_exists() -> None:
     html = (FOLDER / "index.html").read_text(encoding="utf-8")
     assert len(SCRIPTS) > 5
     for script in SCRIPTS:
@@ -73,14 +73,14 @@ def test_every_module_and_id_that_is_asked_for_is_there() -> None:
 
 
 @ids
-def test_files_are_short_and_lines_fit(file: Path) -> None:
+def test_files_are_short_and_scripts_begin_with_a_comment(file: Path) -> None:
     lines = file.read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 300
     if file.suffix == ".js":
         assert lines[0].startswith("// ")
 
 
-def test_the_wheel_has_them() -> None:
+def test_the_wheel_contains_the_files() -> None:
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     patterns = data["dht_bootstrap.page"]
     assert all(any(file.match(pattern) for pattern in patterns) for file in FILES)

@@ -1,4 +1,4 @@
-"""What is in docker/grafana and docker/prometheus, for the tests: queries with their variables filled in, and rules."""
+"""The queries of docker/grafana with their variables filled in, and the rules of docker/prometheus."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ ROOT = Path(__file__).parents[3]
 GRAFANA, PROMETHEUS = ROOT / "docker" / "grafana", ROOT / "docker" / "prometheus"
 BOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
 RULES = sorted(path for path in PROMETHEUS.glob("*.yml") if path.stem != "prometheus")
-# What Grafana puts in for its variables: the shown time of a demo, four scrapes, all peers.
+# Values for Grafana's variables: the time range of a demo, four scrapes, all peers.
 BUILT_IN = {"__range": "1m", "__rate_interval": "20s", "peer": ".*"}
 
 
 @dataclass(frozen=True)
 class Query:
-    """One expression, and where it stands. ``legend`` has the labels in it that the result must have."""
+    """One expression and its place. The result must have the labels that ``legend`` names."""
 
     where: str
     expr: str
     legend: str = ""
-    silent: bool = False  # an alert: healthy when it returns nothing
+    silent: bool = False  # an alert: empty while all is well
 
 
 def board(path: Path) -> dict[str, Any]:
-    """A dashboard."""
+    """Read a dashboard."""
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
 
 
 def fill_in(expr: str, run: str) -> str:
-    """The expression as Prometheus gets it."""
+    """The expression that Prometheus receives."""
     values = {**BUILT_IN, "run": run}
     return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda match: values[match[1] or match[2]], expr)
 
 
 def board_queries(path: Path, run: str = "demo") -> list[Query]:
-    """Of all panels, variables and annotations of a dashboard."""
+    """The queries of a dashboard's panels, variables and annotations."""
     content = board(path)
     found = [
         Query(
@@ -62,7 +62,7 @@ def board_queries(path: Path, run: str = "demo") -> list[Query]:
 
 
 def rules() -> list[dict[str, Any]]:
-    """All recording and alerting rules, in the order in which they are evaluated."""
+    """All recording and alerting rules in the order of their evaluation."""
     return [
         rule
         for path in sorted(RULES, reverse=True)  # recording.yml before alerts.yml

@@ -1,6 +1,6 @@
-"""Which labels the result of a PromQL expression has, by the table of series; whatever is not in it is an error.
+"""The labels in the result of a PromQL expression, from the table of series. Unknown series and labels are errors.
 
-An expression with a label that a series does not have is valid PromQL: it returns nothing, for ever and in silence.
+PromQL itself accepts a label that a series does not have, and silently returns nothing.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from peer.telemetry.series import OF_BOOTSTRAP, OF_PEER, PREFIX, Series
 
 Labels = frozenset[str]
 SCRAPED = frozenset({"job", "instance"})
-OF_TARGET = SCRAPED | {"run", "peer", "peer_id"}  # as /targets gives them to a peer's series
+OF_TARGET = SCRAPED | {"run", "peer", "peer_id"}  # /targets adds them to a peer's series
 MATCHES_ALL = ".*"
 
 
 class Unknown(Exception):
-    """A series, label or value that nobody exports."""
+    """A series, label or value that does not exist."""
 
 
 class Known:
-    """All series there are. :meth:`add` takes a recorded one."""
+    """All exported series. :meth:`add` adds a recorded one."""
 
     def __init__(self) -> None:
         self._labels: dict[str, Labels] = {
@@ -45,16 +45,16 @@ class Known:
                 self._values[name, row.labels[-1]] = row.values
 
     def add(self, name: str, expr: str) -> Labels:
-        """A recording rule."""
+        """Add the series of a recording rule; its labels."""
         self._labels[name] = self.labels_of(expr)
         return self._labels[name]
 
     def labels_of(self, expr: str) -> Labels:
-        """Of the result. Raises :class:`Unknown`."""
+        """The labels of the result. Raises :class:`Unknown`."""
         return self._of(promql.parse(expr)) or frozenset()
 
     def _of(self, node: promql.Expr) -> Labels | None:
-        """``None``: a number, not a vector."""
+        """The labels of a vector; ``None`` for a number."""
         match node:
             case promql.NumberLiteral():
                 return None
@@ -122,5 +122,5 @@ class Known:
 
 
 def words_in(template: str) -> set[str]:
-    """The labels that a legend or an annotation names."""
+    """The labels in a legend or an annotation."""
     return set(re.findall(r"{{\s*(?:\$labels\.)?(\w+)", template))

@@ -1,4 +1,4 @@
-"""The import contracts of pyproject.toml leave no module out: an import that they forbid breaks one wherever it is."""
+"""The import contracts of pyproject.toml cover every module: a forbidden import breaks one anywhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def graph() -> grimp.ImportGraph:
 
 
 def kept(graph: grimp.ImportGraph, word: str) -> bool:
-    """Is the contract whose name has this word kept?"""
+    """Is the contract with this word in its name kept?"""
     (options,) = [it for it in SETTINGS["contracts"] if word in it["name"]]
     own = {key: value for key, value in options.items() if key not in ("name", "type")}
     listed = {key: str(value) if isinstance(value, bool) else value for key, value in own.items()}

@@ -1,4 +1,4 @@
-"""The dashboards and rules name what peers and bootstrap export, say what healthy looks like, and are laid out well."""
+"""Dashboards and rules use only series that exist, describe the healthy state, and are laid out without gaps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def name_of(value: Any) -> str:
 
 @cache
 def known() -> Known:
-    """With the recorded series, each of which may use those before it."""
+    """All series with the recorded ones; each recording rule may use those before it."""
     it = Known()
     for rule in rules():
         if "record" in rule:
@@ -37,12 +37,12 @@ def known() -> Known:
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=name_of)
-def test_an_expression_names_series_and_labels_that_there_are(query: Query) -> None:
+def test_an_expression_names_series_and_labels_that_exist(query: Query) -> None:
     assert words_in(query.legend) <= known().labels_of(query.expr)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in rules() if "record" in rule], ids=lambda rule: rule["record"])
-def test_the_name_of_a_recorded_series_says_its_labels(rule: dict[str, Any]) -> None:
+def test_the_name_of_a_recorded_series_names_its_labels(rule: dict[str, Any]) -> None:
     levels = {
         "run": {"run"},
         "run_phase": {"run", "phase"},
@@ -53,7 +53,7 @@ def test_the_name_of_a_recorded_series_says_its_labels(rule: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("rule", [rule for rule in rules() if "alert" in rule], ids=lambda rule: rule["alert"])
-def test_an_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
+def test_an_alert_has_a_severity_and_advice(rule: dict[str, Any]) -> None:
     labels = known().labels_of(rule["expr"])
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
     assert set(rule["annotations"]) == {"summary", "description"}
@@ -80,7 +80,7 @@ def test_the_readme_names_every_alert_with_its_severity() -> None:
         'noloco_dht_read_seconds{run="demo"}',
     ],
 )
-def test_the_check_of_expressions_finds_what_is_wrong(wrong: str) -> None:
+def test_the_check_of_expressions_finds_errors(wrong: str) -> None:
     with pytest.raises(Unknown):
         Known().labels_of(wrong)
 
@@ -97,7 +97,7 @@ def test_phases_have_the_same_numbers_in_rule_and_dashboard() -> None:
 
 
 @pytest.mark.parametrize(("path", "panel"), PANELS, ids=name_of)
-def test_a_panel_says_what_it_shows_and_what_healthy_looks_like(path: Path, panel: dict[str, Any]) -> None:
+def test_a_panel_has_a_title_and_describes_the_healthy_state(path: Path, panel: dict[str, Any]) -> None:
     assert panel["type"] in KINDS
     assert panel["title"]
     assert "Healthy: " in panel["description"]
@@ -107,7 +107,7 @@ def test_a_panel_says_what_it_shows_and_what_healthy_looks_like(path: Path, pane
 
 
 @pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
-def test_panels_fill_the_grid_and_none_lies_on_another(path: Path) -> None:
+def test_panels_fill_the_grid_and_do_not_overlap(path: Path) -> None:
     panels = board(path)["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells: Counter[tuple[int, int]] = Counter()
@@ -117,10 +117,10 @@ def test_panels_fill_the_grid_and_none_lies_on_another(path: Path) -> None:
         for x in range(place["x"], place["x"] + place["w"]):
             cells.update((x, y) for y in range(place["y"], place["y"] + place["h"]))
     assert set(cells.values()) == {1}
-    assert len(cells) == 24 * (1 + max(y for _, y in cells))  # no holes either
+    assert len(cells) == 24 * (1 + max(y for _, y in cells))  # no gaps
 
 
-def test_idle_time_is_the_first_thing_that_one_sees() -> None:
+def test_the_first_row_shows_idle_time() -> None:
     first = [
         panel for panel in board(GRAFANA / "dashboards" / "idle-time.json")["panels"] if panel["gridPos"]["y"] == 0
     ]
@@ -128,7 +128,7 @@ def test_idle_time_is_the_first_thing_that_one_sees() -> None:
     assert all("idle" in panel["title"].lower() for panel in first)
 
 
-def test_everything_asks_the_datasource_that_is_provisioned() -> None:
+def test_every_query_uses_the_provisioned_datasource() -> None:
     (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
     assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
@@ -140,7 +140,7 @@ def test_everything_asks_the_datasource_that_is_provisioned() -> None:
     assert provider["type"] == "file"
 
 
-def test_what_the_bootstrap_says_is_not_taken_from_a_peer() -> None:
+def test_the_bootstraps_series_are_not_accepted_from_a_peer() -> None:
     jobs = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
     (drop,) = [
         step["regex"] for job in jobs for step in job.get("metric_relabel_configs", ()) if step["action"] == "drop"
@@ -149,7 +149,7 @@ def test_what_the_bootstrap_says_is_not_taken_from_a_peer() -> None:
     assert not any(re.fullmatch(drop, PREFIX + row.name) for row in OF_PEER)
 
 
-def test_dashboards_lead_to_one_another_and_share_their_variables() -> None:
+def test_dashboards_link_to_each_other_and_share_their_variables() -> None:
     boards = [board(path) for path in BOARDS]
     assert len({it["uid"] for it in boards}) == len({it["title"] for it in boards}) == len(boards) == 3
     for it in boards:
@@ -166,8 +166,8 @@ def test_a_file_is_formatted_as_grafana_exports_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("path", "panel"), PANELS, ids=name_of)
-def test_what_overrides_and_transformations_name_is_in_the_result(path: Path, panel: dict[str, Any]) -> None:
-    """A column that is renamed or coloured by a name that there is not stays as it was, in silence."""
+def test_columns_in_overrides_and_transformations_are_in_the_result(path: Path, panel: dict[str, Any]) -> None:
+    """Grafana silently ignores a column name that does not exist."""
     tables = [target for target in panel["targets"] if target["format"] == "table"]
     if not tables or panel["type"] == "barchart":
         return
@@ -178,9 +178,9 @@ def test_what_overrides_and_transformations_name_is_in_the_result(path: Path, pa
     (organize,) = [step["options"] for step in panel["transformations"] if step["id"] == "organize"]
     named = {*organize["excludeByName"], *organize["renameByName"], *organize.get("indexByName", ())}
     assert named <= columns
-    answering = columns - {*organize["excludeByName"]} | {*organize["renameByName"].values()}  # to both its names
+    answering = columns - {*organize["excludeByName"]} | {*organize["renameByName"].values()}  # by old or new name
     for override in panel["fieldConfig"]["overrides"]:
         assert override["matcher"]["options"] in answering
     for series in panel["options"].get("series", ()):
-        # By the first name: behind the partition each of the peers' columns has another display name.
+        # By the first name: after the partition by peer each column has another display name.
         assert {series[axis]["matcher"]["options"] for axis in "xy"} == {"Value #A", "Value #B"}

@@ -1,4 +1,4 @@
-"""The short form of ``python -m tests.fuzz``: right inputs with bytes changed, left out and put in."""
+"""The short form of ``python -m tests.fuzz``: valid inputs with bytes changed, deleted and inserted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fuzz.__main__ import NAMES
 from tests.fuzz.targets import BYTES, SECONDS, targets
 
 INPUTS = 300
-BUSY = 10  # times longer may a machine with other work take
+BUSY = 10  # allowed factor on the time for a busy machine
 
 
 def changed(example: bytes, chance: random.Random) -> bytes:

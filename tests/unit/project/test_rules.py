@@ -1,4 +1,4 @@
-"""promtool: the settings in docker/prometheus are valid; the rules fire when they should and are silent otherwise."""
+"""promtool: the settings in docker/prometheus are valid, and alerts fire exactly when they should."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_the_configuration_and_its_rules_are_valid() -> None:
 
 
 @pytest.mark.parametrize("cases", CASES, ids=lambda path: path.name)
-def test_rules_say_what_they_should_of_swarms_that_are_well_and_of_others(cases: Path) -> None:
+def test_rules_have_the_expected_results_for_healthy_and_other_swarms(cases: Path) -> None:
     done = promtool("test", "rules", str(cases))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_rule_has_a_case() -> None:
-    """NolocoX in an ALERTS selector, or the recorded name."""
+    """A case names NolocoX in an ALERTS selector, or the recorded series."""
     cases = "".join(path.read_text(encoding="utf-8") for path in CASES)
     untested = {name for rule in rules() if (name := rule.get("alert") or rule["record"]) not in cases}
     assert untested <= {
@@ -38,4 +38,4 @@ def test_every_rule_has_a_case() -> None:
         "peer:noloco_idle:share2h",
         "peer:noloco_unmerged:seconds",
         "peer:noloco_unsaved:seconds",
-    }  # by the alerts that use them
+    }  # tested by the alerts that use them

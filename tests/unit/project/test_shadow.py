@@ -1,4 +1,4 @@
-"""The checker of the churn soak finds a merge that is nobody's mean."""
+"""The check of the churn soak finds a merge that is not the mean of two contributions."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def write(folder: Path, mean: np.ndarray, tokens: int = 10) -> None:
     (folder / "a" / "merges.jsonl").write_text(json.dumps(row) + "\n" + '{"cut off')
 
 
-def test_a_right_merge_is_found_right(tmp_path: Path) -> None:
+def test_a_right_merge_is_accepted(tmp_path: Path) -> None:
     write(tmp_path, (ONE + TWO) / 2)
     assert check(tmp_path, ["a", "b"]).merges == 1
     assert not check(tmp_path, ["a", "b"]).wrong
 
 
 @pytest.mark.parametrize("mean", [ONE, TWO, np.nextafter((ONE + TWO) / 2, np.float32(9))])
-def test_a_wrong_one_is_found_wrong_to_the_last_bit(tmp_path: Path, mean: np.ndarray) -> None:
+def test_a_merge_that_is_wrong_in_one_bit_is_found(tmp_path: Path, mean: np.ndarray) -> None:
     write(tmp_path, mean)
     assert check(tmp_path, ["a", "b"]).wrong == ["a: 5-mean.npy"]
 
 
-def test_weights_of_unlike_peers_count(tmp_path: Path) -> None:
+def test_a_weighted_mean_is_accepted(tmp_path: Path) -> None:
     write(tmp_path, np.float32(0.25) * ONE + np.float32(0.75) * TWO, tokens=30)
     assert not check(tmp_path, ["a", "b"]).wrong
