@@ -6,7 +6,6 @@ made between two of them, θ has the inner steps in it that φ has not seen yet.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from pydantic import ValidationError
 from peer.config.digest import canonical, first_difference
 from peer.config.schema import RunConfig
 from peer.errors import UserError
-from peer.telemetry.report import EVALS, ROUNDS
+from peer.telemetry.run_log import EVALS, ROUNDS, Row, read_rows
 from peer.training.checkpoint import STATE, Checkpoints, Saved, Tensors, load
 
 WEIGHTS = "model"  # the file of a checkpoint with θ
@@ -111,18 +110,6 @@ def _source(saved: Saved) -> Source:
     )
 
 
-def _rows(file: Path, step: int) -> list[dict[str, Any]]:
+def _rows(file: Path, step: int) -> list[Row]:
     """The rows up to ``step`` that a peer wrote beside its checkpoints; none when it was moved away from them."""
-    rows = []
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int) and row["step"] <= step:
-            rows.append(row)
-    return rows
+    return [row for row in read_rows(file) if isinstance(row.get("step"), int) and row["step"] <= step]

@@ -63,7 +63,7 @@ def export(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
     captured = capsys.readouterr()
     if exit.value.code:
         assert captured.out == ""
-        lines = [line for line in captured.err.splitlines() if " WARN " not in line]
+        lines = [line for line in captured.err.splitlines() if " WARN" not in line]
         assert len(lines) == 1 and lines[0].startswith("error: "), captured.err
     return int(exit.value.code or 0), captured.out + captured.err
 
