@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.startup [--quick] [--json FILE]
 
-A real peer, alone: ``noloco-peer train`` with configs/noloco-125m.yaml, on one short sequence a step, so that what is
+A real peer, alone: ``noloco-peer train`` with NoLoCo's 125M, on one short sequence a step, so that what is
 measured is the start and not the arithmetic of a batch. It is ended behind its first round.
 """
 
@@ -23,7 +23,7 @@ import psutil
 from tests.benchmarks.common import finish, options
 
 ROOT = Path(__file__).parents[2]
-CONFIG = ROOT / "configs" / "noloco-125m.yaml"
+CONFIGS = [ROOT / "configs" / name for name in ("models/llama-125m.yaml", "methods/noloco.yaml")]
 NAME = "first"
 DEADLINE = 180.0  # seconds for a start
 ENDING = 30.0  # seconds for the end
@@ -43,7 +43,8 @@ def start_once(folder: Path) -> dict[str, float]:
     """Seconds of one start: until the first inner step is done, and what of it went where. The processor's seconds
     are those of the whole first round; they tell how long it takes where nothing else runs.
     """
-    program = [sys.executable, "-m", "peer", "train", "--config", str(CONFIG), "--set", f"run.dir={folder}"]
+    program = [sys.executable, "-m", "peer", "train", "--config", *map(str, CONFIGS)]
+    program += ["--set", f"run.dir={folder}"]
     program += [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
     began = time.monotonic()
     with (folder / "out.txt").open("wb") as out:
