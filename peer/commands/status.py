@@ -6,10 +6,8 @@ noloco-peer status --initial-peers ADDRESS
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -18,10 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.errors import RunError, UserError
-from peer.p2p import identity
-from peer.p2p.admission.dht_rules import invited
+from peer.p2p.guest import guest_node
 from peer.p2p.node import Node, NodeSettings
-from peer.p2p.reachability.decide import Reachability
 from peer.swarm.directory.observer import Onlooker
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, MemberRecord
@@ -52,7 +48,11 @@ def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
     """Show the swarm until interrupted, or once where there is no terminal; 1 when nobody is there."""
     if not initial_peers:
         raise UserError("--initial-peers: give an address that noloco-bootstrap or a peer printed")
-    with _node(tuple(initial_peers), invitation) as node:
+    loopback = all(address.startswith("/ip4/127.") for address in initial_peers)
+    host = "127.0.0.1" if loopback else "0.0.0.0"
+    settings = NodeSettings(None, host, 0, initial_peers=tuple(initial_peers), join_timeout=PATIENCE)
+    with guest_node(settings, invitation) as (node, _):
+        node.call(node.join(node.connect(), client=True), JOIN_TIMEOUT)
         onlooker = Onlooker(node)
         found = _first(node, onlooker)
         if not found:
@@ -71,23 +71,6 @@ def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
                 time.sleep(PERIOD)
                 found = node.call(onlooker.look(), LOOK_TIMEOUT)
         raise RunError(node.failure)
-
-
-@contextmanager
-def _node(initial_peers: tuple[str, ...], invitation: Path | None) -> Iterator[Node]:
-    with tempfile.TemporaryDirectory(prefix="noloco-status-") as folder:
-        key = Path(folder, "identity.key")
-        authority = None if invitation is None else invited(invitation, key, owner=None)
-        identity.load_or_create(key)
-        loopback = all(address.startswith("/ip4/127.") for address in initial_peers)
-        host = "127.0.0.1" if loopback else "0.0.0.0"
-        node = Node(NodeSettings(key, host, 0, initial_peers=initial_peers, join_timeout=PATIENCE), authority)
-        try:
-            node.listen(Reachability())
-            node.call(node.join(node.connect(), client=True), JOIN_TIMEOUT)  # a guest keeps no records for others
-            yield node
-        finally:
-            node.stop()
 
 
 def _first(node: Node, onlooker: Onlooker) -> Found:
