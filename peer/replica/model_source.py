@@ -13,7 +13,7 @@ from typing import Any
 import xxhash
 
 from peer.config.model import AutoModel
-from peer.config.schema import Config, RunConfig
+from peer.config.schema import Config
 from peer.errors import UserError
 
 # In config.json without a say in what is computed: which program wrote it, from where, and how it stores weights.
@@ -39,11 +39,6 @@ def pinned(config: Config) -> Config:
         )
     model = settings.model_copy(update={"digest": found})
     return config.model_copy(update={"run": config.run.model_copy(update={"model": model})})
-
-
-def pinned_run(run: RunConfig) -> RunConfig:
-    """The same for the shared half alone."""
-    return pinned(Config(run=run)).run if isinstance(run.model, AutoModel) else run
 
 
 def locate(settings: AutoModel) -> Path:
