@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from statistics import median
 from typing import TYPE_CHECKING
 
-from peer.commands.check.finding import Finding, fail, ok, warn
+from peer.commands.check.finding import Finding, Subject, fail, ok, warn
 from peer.commands.check.local import port_is_free
 from peer.commands.check.reach import reachability, relays
-from peer.commands.check.subject import Subject
 from peer.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from peer.p2p.node import Node
     from peer.p2p.reachability.decide import View
 
-JOIN_TIMEOUT = 10.0  # seconds for one initial peer
+INITIAL_PEER_TIMEOUT = 10.0  # seconds for one initial peer
 VIEW_TIMEOUT = 120.0  # seconds; usually two
 CLOCK_WARNING = 1.0  # seconds; hivemind refuses more than three
 
@@ -81,7 +80,7 @@ def _dialled(node: Node, address: str) -> Finding:
 
     try:
         check_address(address)
-        node.call(dial(node.p2p, owner_of(address), [address], JOIN_TIMEOUT), JOIN_TIMEOUT + 5)
+        node.call(dial(node.p2p, owner_of(address), [address], INITIAL_PEER_TIMEOUT), INITIAL_PEER_TIMEOUT + 5)
     except UserError as error:
         return fail("initial peers", str(error), "correct peer.initial_peers")
     except Unreachable as error:
