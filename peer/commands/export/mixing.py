@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from peer.commands.export.sources import Source
+from peer.commands.export.sources import ExportSource
 from peer.errors import UserError
 from peer.replica.averaging import MeanWeights
 from peer.training.checkpoint import Tensors
@@ -26,7 +26,7 @@ class Mixed:
     loss: float | None
 
 
-def mix(network: nn.Module, sources: Sequence[Source], loss_of: Callable[[nn.Module], float] | None) -> Mixed:
+def mix(network: nn.Module, sources: Sequence[ExportSource], loss_of: Callable[[nn.Module], float] | None) -> Mixed:
     """Give ``network`` the mean of the weights of ``sources``; of one source, its weights to the bit."""
     mean = MeanWeights()
     for source in sources:
@@ -42,7 +42,7 @@ def mix(network: nn.Module, sources: Sequence[Source], loss_of: Callable[[nn.Mod
     return Mixed(distances, losses, None if loss_of is None else loss_of(network))
 
 
-def put(network: nn.Module, weights: Tensors, source: Source) -> None:
+def put(network: nn.Module, weights: Tensors, source: ExportSource) -> None:
     """Copy ``weights`` into the parameters of the same names, which must be the same."""
     parameters = dict(network.named_parameters())
     shapes = {name: value.shape for name, value in parameters.items()}

@@ -14,7 +14,7 @@ from peer.replica.averaging import MeanWeights
 from peer.replica.inner_loop import mean_loss
 from peer.rounds.vectors import parts, scratch
 
-Row = dict[str, Any]
+SampleRow = dict[str, Any]
 
 
 class Sampler:
@@ -24,7 +24,7 @@ class Sampler:
         self._replicas, self._scribble, self._validation = replicas, scribble, validation
         self._workers = workers
         self.losses: list[list[float]] = []
-        self.rows: list[Row] = []
+        self.rows: list[SampleRow] = []
 
     def sample(self, time: float) -> None:
         """Evaluate everybody. ``time`` is in inner steps of a replica of speed 1."""
