@@ -23,7 +23,7 @@ from peer import __version__, logs
 from peer.errors import RunError, UserError
 from peer.process import Signals, Stop, stop_with_parent
 
-DEFAULT_PORT = 31337
+DEFAULT_DHT_PORT = 31337
 DEFAULT_HTTP_PORT = 9400
 WATCH_SECONDS = 0.5
 BOOK_SECONDS = 5.0  # between two looks into the owner's book
@@ -50,7 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="noloco-bootstrap", description="The address by which peers find a swarm.")
     parser.add_argument("--version", action="version", version=f"noloco-bootstrap {__version__}")
     parser.add_argument("--host", default="0.0.0.0", help="IPv4 address to listen on (default: all)")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"TCP port (default {DEFAULT_PORT}; 0: any)")
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_DHT_PORT, help=f"TCP port (default {DEFAULT_DHT_PORT}; 0: any)"
+    )
     parser.add_argument("--announce", nargs="+", default=[], metavar="ADDR", help="multiaddrs to announce instead")
     parser.add_argument(
         "--identity",

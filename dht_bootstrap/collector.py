@@ -17,7 +17,7 @@ from peer.telemetry.series import EVENTS, OF_BOOTSTRAP, PREFIX, STATES, WARNINGS
 if TYPE_CHECKING:
     from dht_bootstrap.watch import Watch
 
-Sample = tuple[str, tuple[str, ...], float]  # series, its labels' values, value
+SeriesSample = tuple[str, tuple[str, ...], float]  # series, its labels' values, value
 
 
 class SwarmCollector(Collector):
@@ -40,7 +40,7 @@ class SwarmCollector(Collector):
             families[name].add_metric(labels, value)
         yield from families.values()
 
-    def _samples(self) -> Iterator[Sample]:
+    def _samples(self) -> Iterator[SeriesSample]:
         watch = self._watch
         yield "bootstrap_info", (__version__,), 1.0
         yield "dht_connected_peers", (), float(watch.connected)
@@ -52,9 +52,9 @@ class SwarmCollector(Collector):
                 yield from _of_run(name, run)
 
 
-def _of_run(name: str, run: RunHistory) -> Iterator[Sample]:
+def _of_run(name: str, run: RunHistory) -> Iterator[SeriesSample]:
     live, refused = run.live(), run.refusals()
-    states = Counter(peer.record.state if peer.live else peer.gone_as for peer in run.peers.values())
+    states = Counter(peer.state for peer in run.peers.values())
     for state in STATES:
         yield "swarm_peers", (name, state), float(states[state])
     for event in EVENTS:
@@ -66,7 +66,7 @@ def _of_run(name: str, run: RunHistory) -> Iterator[Sample]:
         yield from _of_peer((name, peer.record.name, peer_id), peer, refused[peer_id], run)
 
 
-def _of_peer(labels: tuple[str, str, str], peer: PeerHistory, refused: int, run: RunHistory) -> Iterator[Sample]:
+def _of_peer(labels: tuple[str, str, str], peer: PeerHistory, refused: int, run: RunHistory) -> Iterator[SeriesSample]:
     record, report = peer.record, peer.record.report
     values: dict[str, float | None] = {
         "idle_seconds_total": report.idle_seconds,

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 from dht_bootstrap.history import PeerHistory, RunHistory
 
-SEES = 0.6  # of the members: who sees fewer may be cut off
-SETTLED = 60.0  # seconds after its start in which a peer may not know all
+SEES = 0.6  # of the members: a peer that sees fewer may be cut off
+SETTLED_SECONDS = 60.0  # seconds after its start in which a peer may not know all
 AHEAD, BEHIND = 1.5, 4.0  # seconds; hivemind refuses above 3, and a record is up to some seconds old
-SLOW = 0.5  # of the median of the tokens a second
+SLOW_SHARE = 0.5  # of the median of the tokens a second
 OFTEN = 3  # refusals
-PERIODS, SLACK = 3.0, 30.0  # without a merge; seconds
+PERIODS, MERGE_SLACK = 3.0, 30.0  # without a merge; seconds
 
 
-class Finding(NamedTuple):
+class RunFinding(NamedTuple):
     """``peer_id`` is the one that it is about."""
 
     kind: str
@@ -24,14 +24,14 @@ class Finding(NamedTuple):
     text: str
 
 
-def findings(run: RunHistory) -> list[Finding]:
+def findings(run: RunHistory) -> list[RunFinding]:
     """All that is worth a person's attention now."""
     live = run.live()
     rates = [peer.record.tokens_per_second for peer in live.values() if peer.record.tokens_per_second > 0]
     usual = median(rates) if len(rates) >= 3 else 0.0
     most = Counter(peer.record.config for peer in live.values()).most_common(1)
     refused = run.refusals()
-    found: list[Finding] = []
+    found: list[RunFinding] = []
     for peer_id, peer in live.items():
         texts = {
             "split": _split(peer, len(live)),
@@ -41,13 +41,13 @@ def findings(run: RunHistory) -> list[Finding]:
             "config": _config(peer, most[0][0]),
             "stuck": _stuck(peer, len(live)),
         }
-        found += [Finding(kind, peer_id, text) for kind, text in texts.items() if text]
+        found += [RunFinding(kind, peer_id, text) for kind, text in texts.items() if text]
     return found
 
 
 def _split(peer: PeerHistory, members: int) -> str:
     sees = peer.record.report.members
-    if members < 3 or peer.record.report.seconds < SETTLED or sees >= SEES * members:
+    if members < 3 or peer.record.report.seconds < SETTLED_SECONDS or sees >= SEES * members:
         return ""
     return (
         f"{peer.record.name} sees {sees} of {members} members: the swarm may be split; "
@@ -65,7 +65,7 @@ def _clock(peer: PeerHistory) -> str:
 
 def _straggler(peer: PeerHistory, usual: float) -> str:
     rate = peer.record.tokens_per_second
-    if not 0 < rate < SLOW * usual:
+    if not 0 < rate < SLOW_SHARE * usual:
         return ""
     return (
         f"{peer.record.name} trains {rate:.0f} tokens/s, half of the others have {usual:.0f} or more; "
@@ -93,7 +93,7 @@ def _stuck(peer: PeerHistory, members: int) -> str:
     if members < 2 or report.merges < 2 or report.merged_ago is None:
         return ""
     usual = (report.seconds - report.merged_ago) / report.merges
-    if report.merged_ago < PERIODS * usual + SLACK:
+    if report.merged_ago < PERIODS * usual + MERGE_SLACK:
         return ""
     return (
         f"{peer.record.name} has merged with nobody for {report.merged_ago:.0f} s, usually every {usual:.0f} s: "

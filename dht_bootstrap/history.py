@@ -1,6 +1,6 @@
 """What has become of each peer since this node began to watch: pure, fed with records and a clock.
 
-Previous station: watch.py. Next stations: findings.py, view.py, collector.py.
+Previous: watch.py. Next: findings.py, view.py, collector.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, MemberRecord
 
-RECENT = 300.0  # seconds over which an idle share is taken
+IDLE_SECONDS = 300.0  # seconds over which an idle share is taken
 CLOCK = 60.0  # seconds over which a clock is judged
-FORGET = 600.0  # seconds after which one who is gone is shown no more, and a meeting neither
+FORGET = 600.0  # seconds after which a peer that is gone is shown no more, and a meeting neither
 POINTS = 240  # of a curve
-EVENTS = 50  # kept
+KEPT_EVENTS = 50  # kept
 PARTNERS = 6  # kept of each peer
 
 
@@ -70,6 +70,11 @@ class PeerHistory:
     def live(self) -> bool:
         return self.gone_at is None
 
+    @property
+    def state(self) -> str:
+        """What its record says; ``left`` or ``lost`` when it is gone."""
+        return self.record.state if self.live else self.gone_as
+
     def see(self, entry: Entry, now: float) -> int:
         """A record was read; returns how many merges it tells of that the one before did not."""
         before, self.record = self.record, entry.record
@@ -82,7 +87,7 @@ class PeerHistory:
             self._times.clear()  # its process is a new one
         if not self._times or report.seconds > self._times[-1][1]:
             self._times.append((now, report.seconds, report.idle_seconds))
-        while len(self._times) > 2 and self._times[0][0] < now - RECENT:
+        while len(self._times) > 2 and self._times[0][0] < now - IDLE_SECONDS:
             self._times.popleft()
         self.curve.add(Point(now, entry.record.step, report.train_loss, self.idle_share()))
         fresh = report.merges - before.report.merges
@@ -109,7 +114,7 @@ class RunHistory:
 
     def __init__(self) -> None:
         self.peers: dict[str, PeerHistory] = {}
-        self.events: deque[Event] = deque(maxlen=EVENTS)
+        self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self.event_counts: Counter[str] = Counter()
         self.meetings: deque[tuple[float, str, str]] = deque(maxlen=10_000)  # when, who says so, its partner
 

@@ -29,18 +29,18 @@ from peer.logs import get_logger
 from peer.p2p.node import Node
 
 log = get_logger("monitor")
-ANSWER_SECONDS = 3.0
+HEALTH_TIMEOUT = 3.0
 PACKED = 1400  # bytes: what fits into one packet is not worth it
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     status: int
     body: bytes
     content_type: str = "application/json; charset=utf-8"
 
 
-def _json(status: int, body: object) -> Answer:
-    return Answer(status, json.dumps(body).encode())
+def _json(status: int, body: object) -> HttpAnswer:
+    return HttpAnswer(status, json.dumps(body).encode())
 
 
 class Monitor:
@@ -50,7 +50,7 @@ class Monitor:
         self._node, self._watch = node, Watch(node)
         self._registry = CollectorRegistry()
         self._registry.register(SwarmCollector(self._watch))
-        routes: dict[str, Callable[[], Answer]] = {
+        routes: dict[str, Callable[[], HttpAnswer]] = {
             "/healthz": self._healthz,
             "/targets": self._targets,
             "/metrics": self._metrics,
@@ -77,23 +77,23 @@ class Monitor:
         self._server.server_close()
         self._thread.join(5)
 
-    def _healthz(self) -> Answer:
+    def _healthz(self) -> HttpAnswer:
         try:
-            peers = self._node.call(self._node.count_peers(), ANSWER_SECONDS)
+            peers = self._node.call(self._node.count_peers(), HEALTH_TIMEOUT)
         except (RunError, TimeoutError) as error:
             return _json(503, {"status": "failing", "reason": self._node.failure or str(error)})
         return _json(200, {"status": "ok", "peer_id": self._node.peer_id, "connected_peers": peers})
 
-    def _targets(self) -> Answer:
+    def _targets(self) -> HttpAnswer:
         if self._watch.failure:  # Prometheus keeps what it had; an empty list would make it forget everybody
             return _json(503, {"error": self._watch.failure})
         with self._watch.lock:
             return _json(200, targets(self._watch.runs))
 
-    def _metrics(self) -> Answer:
-        return Answer(200, generate_latest(self._registry), CONTENT_TYPE_LATEST)
+    def _metrics(self) -> HttpAnswer:
+        return HttpAnswer(200, generate_latest(self._registry), CONTENT_TYPE_LATEST)
 
-    def _swarm(self) -> Answer:
+    def _swarm(self) -> HttpAnswer:
         watch, now = self._watch, time.time()
         if watch.failure:
             return _json(503, {"error": watch.failure})
@@ -121,7 +121,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    routes: dict[str, Callable[[], Answer]]
+    routes: dict[str, Callable[[], HttpAnswer]]
     timeout = 10  # seconds for a client to send its request
 
     def do_GET(self) -> None:
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             file = page.answer(path)
             paths = ["/", *self.routes]
-            answer = Answer(200, *file) if file is not None else _json(404, {"error": "not found", "paths": paths})
+            answer = HttpAnswer(200, *file) if file is not None else _json(404, {"error": "not found", "paths": paths})
         body, packs = answer.body, "gzip" in self.headers.get("Accept-Encoding", "") and len(answer.body) > PACKED
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)

@@ -27,7 +27,7 @@ PRIVATE = 0o600  # for the owner's eyes only
 SERVES = 3650  # days for which a bootstrap node invites itself
 
 
-class Entry(BaseModel):
+class InvitedPeer(BaseModel):
     """One invitation that was given out."""
 
     model_config = ConfigDict(extra="forbid")
@@ -42,7 +42,7 @@ class Book(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     number: int = 0
-    invited: list[Entry] = []
+    invited: list[InvitedPeer] = []
 
     def revoked(self) -> list[str]:
         """Ids that hold a certificate that would still count."""
@@ -75,7 +75,7 @@ def invite(path: Path, name: str, days: float, out: Path) -> str:
         raise UserError(f"--out {out}: it exists already; an invitation is for one peer, name another file")
     made = invitation.invite(owner, name, time.time() + days * DAY)
     certificate = made.certificate
-    book.invited.append(Entry(name=name, peer_id=certificate.peer_id, expires=certificate.expires))
+    book.invited.append(InvitedPeer(name=name, peer_id=certificate.peer_id, expires=certificate.expires))
     _write(path, book)
     write_whole(out, made.model_dump_json(indent=1) + "\n", mode=PRIVATE)
     until = time.strftime("%Y-%m-%d", time.gmtime(certificate.expires))

@@ -10,7 +10,7 @@ from dht_bootstrap.history import RunHistory
 from peer.p2p.addresses import is_circuit
 from peer.swarm.directory.records import MemberRecord
 
-HOST = re.compile(r"^/(?:ip4|dns4|dns)/([A-Za-z0-9.-]+)/")
+HOST_OF_ADDRESS = re.compile(r"^/(?:ip4|dns4|dns)/([A-Za-z0-9.-]+)/")
 ADDRESS = re.compile(r"^([A-Za-z0-9.-]{1,100}):(\d{1,5})$")
 
 
@@ -35,7 +35,7 @@ def target_of(record: MemberRecord) -> str | None:
     if found is None or not 0 < int(found[2]) < 2**16:
         return None
     host, port = found.groups()
-    hosts = [match[1] for match in map(HOST.match, record.addresses) if match]
+    hosts = [match[1] for match in map(HOST_OF_ADDRESS.match, record.addresses) if match]
     outside = [it for it in hosts if not _is_loopback(it)]
     if host == "0.0.0.0":
         if any(map(is_circuit, record.addresses)):

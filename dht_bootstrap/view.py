@@ -40,7 +40,7 @@ def _peer_view(peer_id: str, peer: PeerHistory, refused: int, now: float) -> dic
     return {
         "peer_id": peer_id,
         "name": record.name,
-        "state": record.state if peer.live else peer.gone_as,
+        "state": peer.state,
         "step": record.step,
         "round": record.round,
         "tokens": report.tokens,

@@ -1,4 +1,4 @@
-"""Reads the directory every few seconds, for as long as the bootstrap node runs. Next station: history.py."""
+"""Reads the directory every few seconds, for as long as the bootstrap node runs. Next: history.py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from peer.p2p.node import Node
 from peer.swarm.directory.observer import Onlooker
 
 log = get_logger("watch")
-PERIOD = 2.0  # seconds
-LOOK_TIMEOUT = 20.0  # seconds
+READ_PERIOD = 2.0  # seconds
+READ_TIMEOUT = 20.0  # seconds
 STALE = 30.0  # seconds after which what was read is not an answer any more
 
 
@@ -52,7 +52,7 @@ class Watch:
         while True:
             began = time.monotonic()
             try:
-                async with asyncio.timeout(LOOK_TIMEOUT):
+                async with asyncio.timeout(READ_TIMEOUT):
                     found = await onlooker.look()
                     self.connected = await self.node.count_peers()
             except Exception as error:  # noqa: BLE001 - whatever hivemind raises, the next look may be better
@@ -68,4 +68,4 @@ class Watch:
                 self._read_at = time.monotonic()
                 self.read_seconds = self._read_at - began
                 self.reads["ok"] += 1
-            await asyncio.sleep(max(0.2, PERIOD - (time.monotonic() - began)))
+            await asyncio.sleep(max(0.2, READ_PERIOD - (time.monotonic() - began)))

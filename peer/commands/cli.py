@@ -164,7 +164,7 @@ def _train(args: argparse.Namespace) -> int:
     import torch
 
     from peer.replica.inner_loop import out_of_memory
-    from peer.replica.sharded.ranks import mustered
+    from peer.replica.sharded.ranks import leading
     from peer.training.assemble import assembled
 
     def give_up(why: str) -> None:
@@ -173,7 +173,7 @@ def _train(args: argparse.Namespace) -> int:
         os._exit(1)
 
     try:
-        with mustered(rank, give_up) as crew, assembled(config, signals, crew) as trainer:
+        with leading(rank, give_up) as ranks, assembled(config, signals, ranks) as trainer:
             signals.looping = True
             trainer.run()
     except torch.OutOfMemoryError as error:

@@ -6,10 +6,8 @@ noloco-peer status --initial-peers ADDRESS
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -18,20 +16,18 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.errors import RunError, UserError
-from peer.p2p import identity
-from peer.p2p.admission.dht_rules import invited
+from peer.p2p.guest import guest_node
 from peer.p2p.node import Node, NodeSettings
-from peer.p2p.reachability.decide import Reachability
 from peer.swarm.directory.observer import Onlooker
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, MemberRecord
 
-Found = dict[str, Mapping[str, Entry]]
-PERIOD = 2.0  # seconds
-LOOK_TIMEOUT = JOIN_TIMEOUT = 20.0
-PATIENCE = 15.0  # seconds until somebody must have been found
-WIDTH = 160  # columns, when there is no terminal
-HEADINGS = (
+RunEntries = dict[str, Mapping[str, Entry]]
+REFRESH_SECONDS = 2.0  # seconds
+STATUS_TIMEOUT = STATUS_JOIN_TIMEOUT = 20.0
+FIRST_RECORD_SECONDS = 15.0  # seconds until somebody must have been found
+TABLE_WIDTH = 160  # columns, when there is no terminal
+COLUMNS = (
     "peer",
     "state",
     "step",
@@ -45,20 +41,24 @@ HEADINGS = (
     "config",
     "age",
 )
-LEFT = ("peer", "state", "met last", "config")
+LEFT_ALIGNED = ("peer", "state", "met last", "config")
 
 
 def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
     """Show the swarm until interrupted, or once where there is no terminal; 1 when nobody is there."""
     if not initial_peers:
         raise UserError("--initial-peers: give an address that noloco-bootstrap or a peer printed")
-    with _node(tuple(initial_peers), invitation) as node:
+    loopback = all(address.startswith("/ip4/127.") for address in initial_peers)
+    host = "127.0.0.1" if loopback else "0.0.0.0"
+    settings = NodeSettings(None, host, 0, initial_peers=tuple(initial_peers), join_timeout=FIRST_RECORD_SECONDS)
+    with guest_node(settings, invitation) as (node, _):
+        node.call(node.join(node.connect(), client=True), STATUS_JOIN_TIMEOUT)
         onlooker = Onlooker(node)
         found = _first(node, onlooker)
         if not found:
             raise RunError(f"nobody is there: {initial_peers[0]} answers, but no peer has written a record")
         if not sys.stdout.isatty():
-            console = Console(width=WIDTH)
+            console = Console(width=TABLE_WIDTH)
             for table in _tables(found):
                 console.print(table)
             return 0
@@ -68,45 +68,28 @@ def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
                 for table in _tables(found):
                     grid.add_row(table)
                 live.update(grid, refresh=True)
-                time.sleep(PERIOD)
-                found = node.call(onlooker.look(), LOOK_TIMEOUT)
+                time.sleep(REFRESH_SECONDS)
+                found = node.call(onlooker.look(), STATUS_TIMEOUT)
         raise RunError(node.failure)
 
 
-@contextmanager
-def _node(initial_peers: tuple[str, ...], invitation: Path | None) -> Iterator[Node]:
-    with tempfile.TemporaryDirectory(prefix="noloco-status-") as folder:
-        key = Path(folder, "identity.key")
-        authority = None if invitation is None else invited(invitation, key, owner=None)
-        identity.load_or_create(key)
-        loopback = all(address.startswith("/ip4/127.") for address in initial_peers)
-        host = "127.0.0.1" if loopback else "0.0.0.0"
-        node = Node(NodeSettings(key, host, 0, initial_peers=initial_peers, join_timeout=PATIENCE), authority)
-        try:
-            node.listen(Reachability())
-            node.call(node.join(node.connect(), client=True), JOIN_TIMEOUT)  # a guest keeps no records for others
-            yield node
-        finally:
-            node.stop()
-
-
-def _first(node: Node, onlooker: Onlooker) -> Found:
-    until = time.monotonic() + PATIENCE
+def _first(node: Node, onlooker: Onlooker) -> RunEntries:
+    until = time.monotonic() + FIRST_RECORD_SECONDS
     while True:
-        found = {run: entries for run, entries in node.call(onlooker.look(), LOOK_TIMEOUT).items() if entries}
+        found = {run: entries for run, entries in node.call(onlooker.look(), STATUS_TIMEOUT).items() if entries}
         if found or time.monotonic() > until:
             return found
-        time.sleep(PERIOD / 4)
+        time.sleep(REFRESH_SECONDS / 4)
 
 
-def _tables(found: Found) -> Iterator[Table]:
+def _tables(found: RunEntries) -> Iterator[Table]:
     now = time.time()
     for run_name, entries in found.items():
         live = [entry for entry in entries.values() if entry.expires > now and entry.record.state != "left"]
         rate = sum(entry.record.tokens_per_second for entry in live)
         table = Table(title=Text(f"{run_name}: {len(live)} peers, {rate:.0f} tokens/s"))
-        for heading in HEADINGS:
-            table.add_column(heading, justify="left" if heading in LEFT else "right")
+        for heading in COLUMNS:
+            table.add_column(heading, justify="left" if heading in LEFT_ALIGNED else "right")
         for entry in sorted(entries.values(), key=lambda entry: entry.record.name):
             age = max(0.0, now - entry.expires + LIFETIME)
             table.add_row(*(Text(cell) for cell in _row(entry.record, age)))  # Text: a name is no markup

@@ -18,19 +18,19 @@ import numpy as np
 from peer.config.data import BYTES, TokenizerConfig
 from peer.data.sources.documents import Split
 from peer.data.sources.opening import by_ending
-from peer.data.sources.parquet import MASK, TOKENIZER
-from peer.data.sources.source import paths, size
+from peer.data.sources.parquet import TOKENIZER
+from peer.data.sources.source import MASK_COLUMN, paths, size
 from peer.data.tokenizer import Tokenizer, Tokens, load
 from peer.errors import RunError, UserError
 
-SOURCE = b"noloco.source"
+SOURCE_KEY = b"noloco.source"
 ROW_GROUP = 2**20  # tokens
-ANY = 2**31 - 1  # a vocabulary that every tokenizer fits in
+ANY_VOCABULARY = 2**31 - 1  # a vocabulary that every tokenizer fits in
 
-Say = Callable[[str], None]
+SayLine = Callable[[str], None]
 
 
-def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, column: str, say: Say) -> None:
+def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, column: str, say: SayLine) -> None:
     """Tokenise the files that match ``patterns`` into the folder ``out``. Raises :class:`UserError`."""
     tokenizer = _tokenizer(wish, end)
     found = paths(patterns, "SOURCE")
@@ -56,9 +56,9 @@ def _tokenizer(wish: str, end: str | None) -> Tokenizer:
         return load(TokenizerConfig())
     path = Path(wish).expanduser()
     if not path.exists():
-        return load(TokenizerConfig(name=wish, vocabulary=ANY, end=end))
+        return load(TokenizerConfig(name=wish, vocabulary=ANY_VOCABULARY, end=end))
     name = path.resolve().parent.name if path.is_file() else path.resolve().name
-    return load(TokenizerConfig(name=name, vocabulary=ANY, end=end, path=path))
+    return load(TokenizerConfig(name=name, vocabulary=ANY_VOCABULARY, end=end, path=path))
 
 
 def _made_of(target: Path) -> tuple[Any, str] | None:
@@ -68,7 +68,7 @@ def _made_of(target: Path) -> tuple[Any, str] | None:
 
     try:
         metadata = read_schema(target).metadata or {}
-        return json.loads(metadata[SOURCE]), metadata[TOKENIZER].decode()
+        return json.loads(metadata[SOURCE_KEY]), metadata[TOKENIZER].decode()
     except (pyarrow.ArrowException, OSError, KeyError, ValueError):
         return None
 
@@ -79,8 +79,8 @@ def _write(path: Path, target: Path, tokenizer: Tokenizer, made_of: dict[str, An
     from pyarrow.parquet import ParquetWriter
 
     ids, mask = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
-    metadata = {TOKENIZER: tokenizer.name, SOURCE: json.dumps(made_of)}
-    schema = pyarrow.schema([("input_ids", ids), (MASK, mask)], metadata=metadata)
+    metadata = {TOKENIZER: tokenizer.name, SOURCE_KEY: json.dumps(made_of)}
+    schema = pyarrow.schema([("input_ids", ids), (MASK_COLUMN, mask)], metadata=metadata)
     source = by_ending([path], "SOURCE", made_of["column"], tokenizer.name)
     temporary = target.with_suffix(".tmp")
     documents = tokens = 0

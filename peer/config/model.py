@@ -43,6 +43,3 @@ class AutoModel(Section):
     trust_remote_code: bool = Field(default=False, json_schema_extra=LOCAL)  # run the Python code of the source
     pretrained: bool = False  # begin with the source's weights; false: with fresh ones, drawn from run.seed
     digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{32}$")  # of the files; none: taken when a peer starts
-
-
-ModelSettings = LlamaModel | AutoModel

@@ -1,1 +1,7 @@
-"""From texts to batches of token ids."""
+"""From texts to batches of token ids.
+
+It knows files, the configuration and the Hugging Face libraries; it knows no model and no network of peers.
+
+Reading order: open.py (from the configuration to batches), tokenizer.py, corpus.py (what is in memory), batches.py
+(batches as a function of seed, stream and position), sources/ (what does not fit into memory), prefetch.py.
+"""

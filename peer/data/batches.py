@@ -1,6 +1,5 @@
 """Batches as a pure function of (seed, stream, position): resuming is an integer, and peers read different data
-without knowing how many they are. Previous station: corpus.py, or sources/ for what does not fit into memory; next
-station: prefetch.py and inner.py.
+without knowing how many they are.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from peer.data.tokenizer import Tokens
 Cursor = dict[str, Any]  # what JSON holds
 
 
-class Stream(Protocol):
+class BatchStream(Protocol):
     """Training batches without end; ``position`` of them have been taken."""
 
     position: int
@@ -28,7 +27,7 @@ class Stream(Protocol):
         """What a resume needs besides the position; ``None``: nothing."""
 
     def resume(self, position: int, cursor: Cursor | None) -> None:
-        """Go on behind batch number ``position``."""
+        """Go on after batch number ``position``."""
 
     def take(self, count: int) -> Iterator[Tensor]:
         """The next ``count`` batches, ``[B, T + 1]`` int64 token ids. One counts as taken when it is handed out."""
@@ -60,7 +59,7 @@ class TokenStream:
         return torch.from_numpy(_windows(self._tokens, starts, self._length))
 
     def resume(self, position: int, cursor: Cursor | None) -> None:
-        """Go on behind batch number ``position``."""
+        """Go on after batch number ``position``."""
         self.position = position
 
     def take(self, count: int) -> Iterator[Tensor]:

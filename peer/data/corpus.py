@@ -15,20 +15,17 @@ from pathlib import Path
 
 import numpy as np
 
-from peer.config.data import BYTE_VOCABULARY as VOCABULARY
 from peer.config.data import AnyData, StdlibData, TextData
 from peer.data.sources import opening
-from peer.data.sources.documents import AT_ONCE, Split
+from peer.data.sources.documents import TOKENISED_AT_ONCE, Split
 from peer.data.sources.source import paths
-from peer.data.sources.text import PIECE, pieces
-from peer.data.tokenizer import SEPARATOR, Bytes, Tokenizer, Tokens, dtype
+from peer.data.sources.text import PIECE_BYTES, pieces
+from peer.data.tokenizer import Bytes, Tokenizer, Tokens, dtype
 from peer.data.tokenizer import load as load_tokenizer
 from peer.errors import UserError
 
-__all__ = ["PIECE", "SEPARATOR", "VOCABULARY", "Corpus", "Tokens", "load"]
-
-HELD_OUT = 20  # every 20th document is validation
-VALIDATION = 2**18  # tokens of a source that is not in memory
+HELD_OUT_DOCUMENTS = 20  # every 20th document is validation
+VALIDATION_TOKENS = 2**18  # tokens of a source that is not in memory
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 Documents = Iterable[tuple[str, bytes]]  # name and text
@@ -86,7 +83,7 @@ def _load(settings: AnyData, tokenizer: Tokenizer) -> Corpus:
 
 
 def _head(split: Split) -> Tokens:
-    return split.head(VALIDATION)
+    return split.head(VALIDATION_TOKENS)
 
 
 def _stdlib() -> Iterator[tuple[str, bytes]]:
@@ -115,15 +112,15 @@ def _blind(path: Path, key: str) -> Iterator[bytes]:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"run.data.{key}: cannot read {path}: {error.strerror}") from None
-    for start in range(0, len(data), PIECE):
-        yield data[start : start + PIECE]
+    for start in range(0, len(data), PIECE_BYTES):
+        yield data[start : start + PIECE_BYTES]
 
 
 def _split(documents: Documents, tokenizer: Tokenizer) -> Corpus:
     """By document and name, so that the same files give the same splits on every machine."""
     sides: tuple[list[bytes], list[bytes]] = ([], [])
     for name, text in documents:
-        held_out = hashlib.sha256(name.encode()).digest()[0] % HELD_OUT == 0
+        held_out = hashlib.sha256(name.encode()).digest()[0] % HELD_OUT_DOCUMENTS == 0
         sides[held_out].append(text)
     return Corpus(_tokens(sides[0], tokenizer), _tokens(sides[1], tokenizer))
 
@@ -133,7 +130,7 @@ def _tokens(documents: Iterable[bytes], tokenizer: Tokenizer) -> Tokens:
     found: list[Tokens] = []
     end: Tokens = np.array([tokenizer.end], dtype=kind)
     left = iter(documents)
-    while some := list(islice(left, AT_ONCE)):
+    while some := list(islice(left, TOKENISED_AT_ONCE)):
         for tokens in _encoded(some, tokenizer):
             found += (tokens, end)
     return np.concatenate(found).astype(kind, copy=False) if found else np.empty(0, dtype=kind)

@@ -8,13 +8,14 @@ from torch import Tensor
 from peer.config.data import Streamed
 from peer.config.schema import RunConfig
 from peer.data import batches as data
-from peer.data.corpus import Corpus, Tokens
+from peer.data.corpus import Corpus
 from peer.data.prefetch import Prefetched
 from peer.data.sources.documents import Split
 from peer.data.sources.stream import DocumentStream, Shape
+from peer.data.tokenizer import Tokens
 
 
-def batches(run: RunConfig, tokens: Tokens | Split, stream: int) -> data.Stream:
+def batches(run: RunConfig, tokens: Tokens | Split, stream: int) -> data.BatchStream:
     """Data stream ``stream`` of the training split."""
     length = run.data.sequence_length
     if not isinstance(tokens, Split):
@@ -23,8 +24,8 @@ def batches(run: RunConfig, tokens: Tokens | Split, stream: int) -> data.Stream:
     return DocumentStream(tokens, Shape(run.batch_size, length, run.data.shuffle), seed=run.seed, stream=stream)
 
 
-def read_ahead(run: RunConfig, stream: data.Stream, device: torch.device) -> data.Stream:
-    """``stream`` behind a thread where it takes time: while one block is trained on, the next is read."""
+def read_ahead(run: RunConfig, stream: data.BatchStream, device: torch.device) -> data.BatchStream:
+    """``stream`` read ahead by a thread where it takes time: while one block is trained on, the next is read."""
     pin = device.type == "cuda"
     if isinstance(run.data, Streamed):
         return Prefetched(stream, pin=pin, depth=Shape(run.batch_size, 1, run.data.shuffle).batches)

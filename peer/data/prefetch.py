@@ -1,5 +1,5 @@
 """A stream that is read ahead by a thread, so that the accelerator never waits for data: a bounded queue, batches in
-pinned memory where there is CUDA, errors where the training is. Previous station: data.py. Next station: inner.py.
+pinned memory where there is CUDA, errors where the training is.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from peer.data.batches import Cursor, Stream
+from peer.data.batches import BatchStream, Cursor
 from peer.errors import RunError, UserError
 from peer.process import slices
 
 DEPTH = 8  # batches
-PATIENCE = 600.0  # seconds without a batch
-LOOK = 0.2  # seconds between two looks at whether the other side is still there
+BATCH_TIMEOUT = 600.0  # seconds without a batch
+LOOK_SECONDS = 0.2  # seconds between two looks at whether the other side is still there
 CLOSING = 5.0  # seconds for the thread to end
 
 
 @dataclass(frozen=True)
 class _Read:
-    """A batch, and where the stream was behind it."""
+    """A batch, and where the stream was after it."""
 
     batch: Tensor
     position: int
@@ -33,7 +33,7 @@ class _Read:
 class Prefetched:
     """``stream`` read ahead. ``position`` and ``cursor`` are of what was handed out, not of what was read."""
 
-    def __init__(self, stream: Stream, *, pin: bool, depth: int = DEPTH) -> None:
+    def __init__(self, stream: BatchStream, *, pin: bool, depth: int = DEPTH) -> None:
         self._stream, self._pin, self._depth = stream, pin, depth
         self.position, self._cursor = stream.position, stream.cursor
         self._reader: _Reader | None = None
@@ -43,7 +43,7 @@ class Prefetched:
         return self._cursor
 
     def resume(self, position: int, cursor: Cursor | None) -> None:
-        """Go on behind batch number ``position``; what was read ahead is dropped."""
+        """Go on after batch number ``position``; what was read ahead is dropped."""
         self.close()
         self._stream.resume(position, cursor)
         self.position, self._cursor = position, self._stream.cursor
@@ -68,7 +68,7 @@ class Prefetched:
 class _Reader:
     """The thread and its queue."""
 
-    def __init__(self, stream: Stream, pin: bool, depth: int) -> None:
+    def __init__(self, stream: BatchStream, pin: bool, depth: int) -> None:
         self._stream, self._pin = stream, pin
         self._queue: queue.Queue[_Read | Exception] = queue.Queue(depth)
         self._closing = threading.Event()
@@ -76,7 +76,7 @@ class _Reader:
         self._thread.start()
 
     def next(self) -> _Read:
-        for patience in slices(PATIENCE, LOOK):
+        for patience in slices(BATCH_TIMEOUT, LOOK_SECONDS):
             try:
                 found = self._queue.get(timeout=patience)
             except queue.Empty:
@@ -88,7 +88,7 @@ class _Reader:
             if isinstance(found, Exception):
                 raise RunError(f"run.data: {type(found).__name__}: {found}") from found
             return found
-        raise RunError(f"run.data: no batch came in {PATIENCE:.0f} s; is the disk or network slow?")
+        raise RunError(f"run.data: no batch came in {BATCH_TIMEOUT:.0f} s; is the disk or network slow?")
 
     def close(self) -> None:
         self._closing.set()
@@ -106,7 +106,7 @@ class _Reader:
     def _put(self, what: _Read | Exception) -> None:
         while not self._closing.is_set():
             try:
-                self._queue.put(what, timeout=LOOK)
+                self._queue.put(what, timeout=LOOK_SECONDS)
                 return
             except queue.Full:
                 continue

@@ -1,7 +1,4 @@
-"""Texts into token ids: bytes (embedded, 257 ids) or any Hugging Face tokenizer.
-
-Next station: corpus.py, which has all tokens in memory, and sources/, which never has.
-"""
+"""Texts into token ids: bytes (embedded, 257 ids) or any Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 class Tokenizer(Protocol):
-    """``end`` is the id that stands behind every document; ids are below ``known``, which is its own, and
+    """``end`` is the id that stands after every document; ids are below ``known``, which is its own, and
     ``vocabulary``, which is the model's.
     """
 

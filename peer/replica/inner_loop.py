@@ -1,6 +1,6 @@
 """The inner loop: H steps of AdamW on this peer's own data, nothing but arithmetic on the accelerator.
 
-Previous station: data.py. Next station: outer/, which looks at what the weights have become.
+outer/ then looks at what the weights have become.
 """
 
 from __future__ import annotations

@@ -22,14 +22,14 @@ from peer.replica import model
 from peer.replica.device import pick_device, wants_bf16
 from peer.replica.inner_loop import batch_loss
 from peer.replica.sharded.sharding import blocks_of
-from peer.replica.sharded.shared import WINDOW
+from peer.replica.sharded.shared import WINDOW_ELEMENTS
 
 # Resident with all libraries loaded; measured on a CPU with both builds of torch 2.13.
 PROCESS = (890 if torch.backends.cuda.is_built() else 436) * 2**20
-CONTEXT = 500 * 2**20  # of a GPU, for CUDA and its libraries
+CUDA_CONTEXT = 500 * 2**20  # of a GPU, for CUDA and its libraries
 # What an allocator holds for activations, against what is alive: pieces of unlike sizes do not fit into one another.
 # For the C library's it was measured on three sizes of model, for CUDA's it is what is usual.
-SLACK = {"cpu": 1.6, "cuda": 1.1}
+ALLOCATOR_SLACK = {"cpu": 1.6, "cuda": 1.1}
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         run.model, sequence_length=run.data.sequence_length, vocabulary=run.data.tokenizer.vocabulary
     )
     weights = 4 * model.parameter_count(outline)
-    shard, slack = -(-weights // ranks), SLACK[device.type]
+    shard, slack = -(-weights // ranks), ALLOCATOR_SLACK[device.type]
     step = step_bytes(run, peer, autocast=bf16, ranks=ranks)
     vector = _power_of_two(weights) if pinned else weights  # so does torch round pinned memory
     on_device = {
@@ -64,11 +64,11 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         "adamw_moments": 2 * shard,
         "gathered": round(slack * gathered_bytes(outline, bf16=bf16)) if ranks > 1 else 0,
         "activations": round(slack * (step if ranks > 1 else step - weights)),
-        "cuda": CONTEXT if pinned else 0,
+        "cuda": CUDA_CONTEXT if pinned else 0,
     }
     on_host = {
         "slow_weights": weights if ranks > 1 else vector,
-        "window": min(4 * WINDOW, weights) if ranks > 1 else 0,
+        "window": min(4 * WINDOW_ELEMENTS, weights) if ranks > 1 else 0,
         "momentum": 0 if isinstance(run.outer, LocalConfig) else vector,
         "swap_buffer": 0 if run.exchange.overlap else weights,
         "checkpoint": 2 * weights if pinned or ranks > 1 else 0,  # AdamW's moments on their way to the disk

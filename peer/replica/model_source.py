@@ -1,7 +1,7 @@
 """Where the files of ``run.model: auto`` are, and which they are: a folder here, or the Hugging Face hub.
 
 Two peers train one model only when their files say the same, so the digest of these becomes part of the run's:
-:func:`pinned` puts it in, and every handshake compares it. Next station: model.py.
+:func:`pinned` puts it in, and every handshake compares it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import xxhash
 
 from peer.config.model import AutoModel
-from peer.config.schema import Config, RunConfig
+from peer.config.schema import Config
 from peer.errors import UserError
 
 # In config.json without a say in what is computed: which program wrote it, from where, and how it stores weights.
 IDLE_KEYS = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 # What a tokenizer consists of, whatever its kind: see own_tokenizer.py.
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "spiece.model", "sentencepiece*")
 
@@ -41,11 +41,6 @@ def pinned(config: Config) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"model": model})})
 
 
-def pinned_run(run: RunConfig) -> RunConfig:
-    """The same for the shared half alone."""
-    return pinned(Config(run=run)).run if isinstance(run.model, AutoModel) else run
-
-
 def locate(settings: AutoModel) -> Path:
     """The folder with the model's files, after a download where the source is a name on the hub."""
     folder = Path(settings.source).expanduser()
@@ -60,19 +55,19 @@ def locate(settings: AutoModel) -> Path:
 
 def weight_files(folder: Path, settings: AutoModel) -> list[Path]:
     """The safetensors files that a pre-trained model is read from. No others: pickles can run code."""
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
+    if (folder / WEIGHTS_FILE).is_file():
+        return [folder / WEIGHTS_FILE]
     try:
-        names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        names = set(json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))["weight_map"].values())
     except FileNotFoundError:
         raise UserError(
-            f"run.model: {settings.source} has no {WEIGHTS}; pre-trained weights are read from safetensors only"
+            f"run.model: {settings.source} has no {WEIGHTS_FILE}; pre-trained weights are read from safetensors only"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"run.model: {folder / INDEX} cannot be read: {error}") from None
+        raise UserError(f"run.model: {folder / INDEX_FILE} cannot be read: {error}") from None
     missing = sorted(name for name in names if not (folder / name).is_file())
     if missing:
-        raise UserError(f"run.model: {settings.source} lacks {missing[0]}, which its {INDEX} names")
+        raise UserError(f"run.model: {settings.source} lacks {missing[0]}, which its {INDEX_FILE} names")
     return [folder / name for name in sorted(names)]
 
 
@@ -102,7 +97,7 @@ def _download(settings: AutoModel) -> Path:
 
     what = f"run.model.source: {settings.source}"
     wanted = ["config.json", "generation_config.json"]
-    wanted += ["model*.safetensors", INDEX, *TOKENIZER_FILES] if settings.pretrained else []
+    wanted += ["model*.safetensors", INDEX_FILE, *TOKENIZER_FILES] if settings.pretrained else []
     wanted += ["*.py"] if settings.trust_remote_code else []
     try:
         folder = Path(snapshot_download(settings.source, revision=settings.revision, allow_patterns=wanted))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,10 +18,10 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
 from peer.telemetry.metrics import Metrics
 from peer.telemetry.peer_status import PeerStatus
+from peer.telemetry.run_log import EVALS, ROUNDS, read_rows
 from peer.telemetry.trackers import Trackers
 
 log = get_logger("round")
-ROUNDS, EVALS = "rounds.jsonl", "evals.jsonl"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Reporter:
 
     def reached(self) -> int:
         """The last round of this peer, before it is forgotten by :meth:`rewind`; 0 when there is none."""
-        return max((row["round"] for _, row in _rows(self._folder / ROUNDS)), default=0)
+        return max((row["round"] for row in read_rows(self._folder / ROUNDS)), default=0)
 
     def rewind(self, round: int, step: int) -> None:
         """Forget what came after the state that a peer resumes from; it will be done again."""
@@ -182,20 +182,10 @@ class Reporter:
 
 def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     """Keep the wanted rows."""
-    kept = [line + "\n" for line, row in _rows(path) if wanted(row)]
+    kept = [json.dumps(row) + "\n" for row in read_rows(path) if wanted(row)]
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
     temporary.replace(path)
-
-
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of the lines that are whole: a kill may have cut one short."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        yield line, row
 
 
 def _append(file: TextIO, row: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from peer.p2p import identity
 from peer.process import LoopContext, Signals
 from peer.replica import model_source, pretrained_tokenizer
 from peer.replica.device import pick_device
-from peer.replica.sharded.ranks import Crew
+from peer.replica.sharded.ranks import Ranks
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.loop import Parts, Training
@@ -30,8 +30,8 @@ log = logs.get_logger("assemble")
 
 
 @contextmanager
-def assembled(config: Config, signals: Signals, crew: Crew | None = None) -> Iterator[Training]:
-    """A trainer that is in the swarm, on all ranks of ``crew``; leaves it and closes everything, whatever happens."""
+def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> Iterator[Training]:
+    """A trainer that is in the swarm, on all ranks of ``ranks``; leaves it and closes everything, whatever happens."""
     config = model_source.pinned(config)
     run, own = config.run, config.peer
     with ExitStack() as stack:
@@ -39,7 +39,7 @@ def assembled(config: Config, signals: Signals, crew: Crew | None = None) -> Ite
         logs.setup(ground.home.name, ground.home.folder / "peer.log")
         pretrained_tokenizer.warn(run)
         text = corpus.load(run.data, run.evaluation.sets)
-        state = stack.enter_context(_replica(config, text, ground, crew))
+        state = stack.enter_context(_replica(config, text, ground, ranks))
         checkpoints = Checkpoints(ground.home.folder / "checkpoints", own.checkpoint.keep)
         checkpoints.require_space(state.checkpoint_bytes)
         ground.metrics["checkpoint_bytes"].set(state.checkpoint_bytes)
@@ -52,14 +52,14 @@ def assembled(config: Config, signals: Signals, crew: Crew | None = None) -> Ite
 
 
 @contextmanager
-def _replica(config: Config, text: Corpus, ground: Resources, crew: Crew | None) -> Iterator[PeerState]:
+def _replica(config: Config, text: Corpus, ground: Resources, ranks: Ranks | None) -> Iterator[PeerState]:
     """What trains; its data stream is closed at the end."""
     own = config.peer
     if own.threads:
         torch.set_num_threads(own.threads)
     stream = identity.stream_of(ground.peer_id) if own.stream is None else own.stream
     signs = LoopContext(ground.progress, ground.stop)
-    state = replica.replica(config, text.train, stream=stream, device=ground.device, signs=signs, crew=crew)
+    state = replica.replica(config, text.train, stream=stream, device=ground.device, signs=signs, ranks=ranks)
     state.stream = read_ahead(config.run, state.stream, ground.device)
     try:
         yield state

@@ -14,17 +14,17 @@ from torch import nn
 from peer import __version__
 from peer.config.digest import digest
 from peer.config.schema import Config, RunConfig
-from peer.data.corpus import Tokens
 from peer.data.open import batches
 from peer.data.sources.documents import Split
+from peer.data.tokenizer import Tokens
 from peer.outer.methods import outer_method
 from peer.outer.slow_weights import SlowWeights
 from peer.process import LoopContext
 from peer.replica import model
 from peer.replica.device import wants_bf16
 from peer.replica.inner_loop import InnerLoop
-from peer.replica.sharded import replica as ranks
-from peer.replica.sharded.ranks import Crew
+from peer.replica.sharded import replica as sharded
+from peer.replica.sharded.ranks import Ranks
 from peer.training.state import PeerState
 
 
@@ -35,17 +35,17 @@ def replica(
     stream: int,
     device: torch.device,
     signs: LoopContext,
-    crew: Crew | None = None,
+    ranks: Ranks | None = None,
 ) -> PeerState:
-    """A replica with the run's fresh weights that reads data stream ``stream`` of ``tokens``; ``crew``: the other
+    """A replica with the run's fresh weights that reads data stream ``stream`` of ``tokens``; ``ranks``: the other
     ranks that it lies on.
     """
     run = config.run
-    if crew is None:
+    if ranks is None:
         inner, slow = _whole(config, device, signs)
     else:
         bf16 = wants_bf16(config.peer.precision, device)
-        inner, slow = ranks.build(crew, config, device, bf16=bf16, progress=signs.progress, stop=signs.stop)
+        inner, slow = sharded.build(ranks, config, device, bf16=bf16, progress=signs.progress, stop=signs.stop)
     return PeerState(
         inner, outer_method(run, slow), batches(run, tokens, stream), digest(run), origin(run, inner.model)
     )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from peer.data.batches import Stream
+from peer.data.batches import BatchStream
 from peer.outer.method import OuterMethod
 from peer.replica.inner_loop import InnerLoop
 from peer.rounds.lineage import Lineage
@@ -30,7 +30,7 @@ class PeerState(OuterState):
         self,
         inner: InnerLoop,
         outer: OuterMethod,
-        stream: Stream,
+        stream: BatchStream,
         config: str,
         origin: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:

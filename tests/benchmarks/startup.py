@@ -2,7 +2,7 @@
 
 python -m tests.benchmarks.startup [--quick] [--json FILE]
 
-One real peer: ``noloco-peer train`` with configs/noloco-125m.yaml. A step has one short sequence, so that the start
+One real peer: ``noloco-peer train`` with NoLoCo's 125M. A step has one short sequence, so that the start
 dominates and not the arithmetic of a batch. The peer is ended after its first round.
 """
 
@@ -23,7 +23,7 @@ import psutil
 from tests.benchmarks.common import finish, options
 
 ROOT = Path(__file__).parents[2]
-CONFIG = ROOT / "configs" / "noloco-125m.yaml"
+CONFIGS = [ROOT / "configs" / name for name in ("models/llama-125m.yaml", "methods/noloco.yaml")]
 NAME = "first"
 DEADLINE = 180.0  # seconds for a start
 ENDING = 30.0  # seconds for the end
@@ -43,7 +43,8 @@ def start_once(folder: Path) -> dict[str, float]:
     """Seconds from one start to the end of the first inner step, in total and by phase. The processor seconds are those
     of the whole first round; they show the time on an idle machine.
     """
-    program = [sys.executable, "-m", "peer", "train", "--config", str(CONFIG), "--set", f"run.dir={folder}"]
+    program = [sys.executable, "-m", "peer", "train", "--config", *map(str, CONFIGS)]
+    program += ["--set", f"run.dir={folder}"]
     program += [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
     began = time.monotonic()
     with (folder / "out.txt").open("wb") as out:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dht_bootstrap.cli import DEFAULT_HTTP_PORT, DEFAULT_PORT
+from dht_bootstrap.cli import DEFAULT_DHT_PORT, DEFAULT_HTTP_PORT
 from dht_bootstrap.cli import _parser as bootstrap_parser
 from peer import __version__
 from peer.commands.cli import _parser as peer_parser
@@ -62,7 +62,7 @@ def test_a_service_of_ours_has_a_command_that_exists(file: str, name: str) -> No
     service = ours(file)[name]
     if words(service)[0] == "bootstrap":
         args = bootstrap_parser().parse_args(words(service)[1:])
-        assert (args.port, args.http_port, args.http_host) == (DEFAULT_PORT, DEFAULT_HTTP_PORT, "0.0.0.0")
+        assert (args.port, args.http_port, args.http_host) == (DEFAULT_DHT_PORT, DEFAULT_HTTP_PORT, "0.0.0.0")
         assert args.addresses_file == Path("/swarm/addresses")
         return
     config = configured(service)
@@ -93,13 +93,13 @@ def test_the_environment_reaches_the_configuration() -> None:
 def test_only_the_peer_to_peer_ports_are_published_to_other_machines() -> None:
     published = {port for file in FILES for it in load(file)["services"].values() for port in it.get("ports", [])}
     assert published == {
-        f"{DEFAULT_PORT}:{DEFAULT_PORT}",
+        f"{DEFAULT_DHT_PORT}:{DEFAULT_DHT_PORT}",
         f"{PEER_PORT}:{PEER_PORT}",
         *(f"127.0.0.1:{port}:{port}" for port in (DEFAULT_HTTP_PORT, METRICS_PORT, 9090, 3000)),
     }
     exposed = re.search(r"^EXPOSE (.*)$", DOCKERFILE, re.MULTILINE)
     assert exposed and exposed[1].split() == [
-        str(it) for it in (DEFAULT_PORT, PEER_PORT, DEFAULT_HTTP_PORT, METRICS_PORT)
+        str(it) for it in (DEFAULT_DHT_PORT, PEER_PORT, DEFAULT_HTTP_PORT, METRICS_PORT)
     ]
 
 

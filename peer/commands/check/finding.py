@@ -1,10 +1,14 @@
-"""What a check has found: one line, and what to do about it."""
+"""What is checked, and what a check has found: one line, and what to do about it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from peer.api.config import OwnConfig
+from peer.config.schema import Config
+
+Subject = Config | OwnConfig  # of a peer, or of a program with a loop of its own
 Level = Literal["ok", "warn", "fail"]
 
 

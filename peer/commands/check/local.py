@@ -10,8 +10,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from peer.commands.check.finding import Finding, fail, ok, warn
-from peer.commands.check.subject import Subject
+from peer.commands.check.finding import Finding, Subject, fail, ok, warn
 
 OPEN_FILES = 1024  # the p2p daemon holds up to 512 connections, and the peer two sockets for each stream
 

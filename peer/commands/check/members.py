@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from peer import __version__
-from peer.commands.check.finding import Finding, fail, ok, warn
+from peer.commands.check.finding import Finding, Subject, fail, ok, warn
 from peer.commands.check.local import identity_file
-from peer.commands.check.subject import Subject
 from peer.config.digest import canonical, digest, first_difference
 
 if TYPE_CHECKING:

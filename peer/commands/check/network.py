@@ -7,16 +7,13 @@ runs.)
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from peer.commands.check.finding import Finding, fail, ok, warn
+from peer.commands.check.finding import Finding, Subject, fail, ok, warn
 from peer.commands.check.local import port_is_free
 from peer.commands.check.reach import reachability, relays
-from peer.commands.check.subject import Subject
 from peer.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,55 +21,29 @@ if TYPE_CHECKING:
     from peer.p2p.node import Node
     from peer.p2p.reachability.decide import View
 
-JOIN_TIMEOUT = 10.0  # seconds for one initial peer
+INITIAL_PEER_TIMEOUT = 10.0  # seconds for one initial peer
 VIEW_TIMEOUT = 120.0  # seconds; usually two
 CLOCK_WARNING = 1.0  # seconds; hivemind refuses more than three
 
 
 def network(config: Subject) -> Iterator[Finding]:
     """Starts a node, and stops it whatever happens."""
-    with tempfile.TemporaryDirectory(prefix="noloco-check-") as folder:
-        key, authority = _identity(config, Path(folder))
-        node = _node(config, key, authority)
-        try:
-            yield from _with(node, config, authority)
-        finally:
-            node.stop()
+    from peer.p2p.guest import guest_node
+    from peer.p2p.node import NodeSettings
 
-
-def _identity(config: Subject, folder: Path) -> tuple[Path, Authority | None]:
-    from peer.p2p import identity
-    from peer.p2p.admission.dht_rules import invited
-
-    key = folder / "check.key"
-    if config.run.owner is None:
-        identity.load_or_create(key)
-        return key, None
-    if config.peer.invitation is None:
+    run, own = config.run, config.peer.network
+    if run.owner is not None and config.peer.invitation is None:
         raise UserError("without an invitation nothing of the network can be looked at")
-    return key, invited(config.peer.invitation, key, config.run.owner)
-
-
-def _node(config: Subject, key: Path, authority: Authority | None) -> Node:
-    from peer.p2p.node import Node, NodeSettings
-    from peer.p2p.reachability.decide import Reachability
-
-    own = config.peer.network
     settings = NodeSettings(
-        identity=key,
+        identity=None,
         host=own.host,
         port=own.port if port_is_free(own.host, own.port) else 0,
         announce=own.announce,
         upnp=own.upnp,
         start_timeout=own.start_timeout,
     )
-    node = Node(settings, authority)
-    try:
-        node.listen(Reachability(announce=own.announce))
-    except BaseException:
-        node.stop()
-        raise
-    return node
+    with guest_node(settings, None if run.owner is None else config.peer.invitation, run.owner) as (node, authority):
+        yield from _with(node, config, authority)
 
 
 def _with(node: Node, config: Subject, authority: Authority | None) -> Iterator[Finding]:
@@ -109,7 +80,7 @@ def _dialled(node: Node, address: str) -> Finding:
 
     try:
         check_address(address)
-        node.call(dial(node.p2p, owner_of(address), [address], JOIN_TIMEOUT), JOIN_TIMEOUT + 5)
+        node.call(dial(node.p2p, owner_of(address), [address], INITIAL_PEER_TIMEOUT), INITIAL_PEER_TIMEOUT + 5)
     except UserError as error:
         return fail("initial peers", str(error), "correct peer.initial_peers")
     except Unreachable as error:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from peer.p2p.node import Node
     from peer.p2p.reachability.decide import View
 
-SLOT_TIMEOUT = 15.0  # seconds for one relay
+RELAY_TIMEOUT = 15.0  # seconds for one relay
 WHY = {
     "refused": "the connection was refused: nothing listens there, or a firewall says so",
     "timeout": "no answer: a firewall or a NAT drops it",
@@ -65,7 +65,7 @@ def _announced(asked: list[View], network: NetworkConfig) -> Iterator[Finding]:
 
 
 def relays(node: Node, views: list[View], network: NetworkConfig) -> Iterator[Finding]:
-    """For who cannot be dialled: do the initial peers have a slot?"""
+    """For a machine that cannot be dialled: do the initial peers have a slot?"""
     asked = [it for it in views if it.heard.answer.observed]
     if network.reach != "relay" and (not asked or all(it.reached for it in asked)):
         return
@@ -74,7 +74,7 @@ def relays(node: Node, views: list[View], network: NetworkConfig) -> Iterator[Fi
 
     for it in views:
         try:
-            node.call(try_slot(node.open, it.address), SLOT_TIMEOUT)
+            node.call(try_slot(node.open, it.address), RELAY_TIMEOUT)
         except (StreamLost, BadMessage, TimeoutError) as error:
             said = f"{_name(it)} gives no slot: {str(error) or 'no answer'}"
             yield warn("relay", said, "name another bootstrap node or a reachable peer in peer.initial_peers")

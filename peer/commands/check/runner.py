@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from peer.commands.check.device import device
-from peer.commands.check.finding import Finding, fail
+from peer.commands.check.finding import Finding, Subject, fail
 from peer.commands.check.local import identity, limits, port
 from peer.commands.check.network import network
 from peer.commands.check.space import disk, memory
-from peer.commands.check.subject import Subject
 from peer.commands.check.tokenizer import tokenizer
 from peer.config.schema import Config
 from peer.errors import RunError, UserError

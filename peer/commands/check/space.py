@@ -11,7 +11,7 @@ from peer.commands.check.finding import Finding, fail, ok, warn
 from peer.config.schema import Config
 
 CHECKPOINT_VECTORS = 5  # θ, φ, δ and AdamW's two moments, as in state.py
-TIGHT = 0.87  # an estimate is within 15%
+TIGHT_SHARE = 0.87  # an estimate is within 15%
 GIB = 2**30
 
 
@@ -82,9 +82,9 @@ def _compared(topic: str, needed: int, free: int, what: str, advice: str, at_tim
     """``at_times``: what is needed on top of it, for a while only."""
     more = f", up to {_gib(at_times)} more while newcomers take its weights" if at_times else ""
     text = f"about {_gib(needed)} needed ({what}){more}, {_gib(free)} free"
-    if TIGHT * needed > free:
+    if TIGHT_SHARE * needed > free:
         return fail(topic, text, advice)
-    return warn(topic, f"{text}: tight", advice) if needed + at_times > TIGHT * free else ok(topic, text)
+    return warn(topic, f"{text}: tight", advice) if needed + at_times > TIGHT_SHARE * free else ok(topic, text)
 
 
 def _parameters(config: Config) -> int:

@@ -8,10 +8,10 @@ import yaml
 
 from peer import __version__
 from peer.commands.export.mixing import Mixed
-from peer.commands.export.sources import Source
+from peer.commands.export.sources import ExportSource
 
 
-def card(sources: Sequence[Source], mixed: Mixed, parameters: int, dtype: str) -> str:
+def card(sources: Sequence[ExportSource], mixed: Mixed, parameters: int, dtype: str) -> str:
     """README.md of the exported folder."""
     first = sources[0]
     run = first.run
@@ -40,7 +40,7 @@ def card(sources: Sequence[Source], mixed: Mixed, parameters: int, dtype: str) -
     )
 
 
-def _peers(sources: Sequence[Source], mixed: Mixed) -> str:
+def _peers(sources: Sequence[ExportSource], mixed: Mixed) -> str:
     """How far apart the averaged ones were."""
     if len(sources) == 1:
         return ""

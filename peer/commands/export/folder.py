@@ -13,7 +13,7 @@ from peer.commands.export import tokenizer
 from peer.data.tokenizer import HuggingFace, Tokenizer
 from peer.errors import RunError, UserError
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+EXPORT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def require_free(out: Path) -> None:
@@ -32,7 +32,7 @@ def write(network: Any, out: Path, *, dtype: str, card: str, words: Tokenizer) -
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         _for_generation(network, words.end)
-        network.to(DTYPES[dtype]).save_pretrained(temporary)
+        network.to(EXPORT_DTYPES[dtype]).save_pretrained(temporary)
         if isinstance(words, HuggingFace):
             words.save(temporary)
         else:

@@ -1,6 +1,6 @@
 """The average of several peers' weights, and how far from it each of them is.
 
-Previous station: sources.py. Next station: folder.py. Two models in memory, whatever the number of peers.
+The mean, one peer's weights and the network are in memory, whatever the number of peers.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from peer.commands.export.sources import Source
+from peer.commands.export.sources import ExportSource
 from peer.errors import UserError
+from peer.replica.averaging import MeanWeights
 from peer.training.checkpoint import Tensors
 
 
@@ -25,22 +26,23 @@ class Mixed:
     loss: float | None
 
 
-def mix(network: nn.Module, sources: Sequence[Source], loss_of: Callable[[nn.Module], float] | None) -> Mixed:
+def mix(network: nn.Module, sources: Sequence[ExportSource], loss_of: Callable[[nn.Module], float] | None) -> Mixed:
     """Give ``network`` the mean of the weights of ``sources``; of one source, its weights to the bit."""
-    mean = _mean(sources)
-    norm = sum(_square(value) for value in mean.values()) ** 0.5
+    mean = MeanWeights()
+    for source in sources:
+        mean.add(source.weights())
     distances, losses = [], []
     for source in sources if len(sources) > 1 else ():
         weights = source.weights()
-        distances.append(sum(_square(value - mean[name]) for name, value in weights.items()) ** 0.5 / norm)
+        distances.append((mean.square_distance(weights) / mean.square_norm()) ** 0.5)
         if loss_of is not None:
             put(network, weights, source)
             losses.append(loss_of(network))
-    put(network, mean, sources[0])
+    put(network, mean.tensors, sources[0])
     return Mixed(distances, losses, None if loss_of is None else loss_of(network))
 
 
-def put(network: nn.Module, weights: Tensors, source: Source) -> None:
+def put(network: nn.Module, weights: Tensors, source: ExportSource) -> None:
     """Copy ``weights`` into the parameters of the same names, which must be the same."""
     parameters = dict(network.named_parameters())
     shapes = {name: value.shape for name, value in parameters.items()}
@@ -49,15 +51,3 @@ def put(network: nn.Module, weights: Tensors, source: Source) -> None:
     with torch.no_grad():
         for name, value in weights.items():
             parameters[name].copy_(value)
-
-
-def _mean(sources: Sequence[Source]) -> Tensors:
-    mean = sources[0].weights()
-    for count, source in enumerate(sources[1:], 2):
-        for name, value in source.weights().items():
-            mean[name].lerp_(value, 1 / count)
-    return mean
-
-
-def _square(value: torch.Tensor) -> float:
-    return float(value.double().square().sum())

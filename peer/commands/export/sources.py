@@ -1,12 +1,11 @@
 """Which checkpoints are exported, what they say of themselves, and whether they belong together.
 
-The weights are the fast ones, θ: what training evaluates. Behind an outer step θ = φ; in a checkpoint that a stop
-made between two of them, θ has the inner steps in it that φ has not seen yet. Next station: mixing.py.
+The weights are the fast ones, θ: what training evaluates. After an outer step θ = φ; in a checkpoint that a stop
+made between two of them, θ has the inner steps in it that φ has not seen yet.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,14 @@ from pydantic import ValidationError
 from peer.config.digest import canonical, first_difference
 from peer.config.schema import RunConfig
 from peer.errors import UserError
-from peer.telemetry.report import EVALS, ROUNDS
+from peer.telemetry.run_log import EVALS, ROUNDS, Row, read_rows
 from peer.training.checkpoint import STATE, Checkpoints, Saved, Tensors, load
 
-WEIGHTS = "model"  # the file of a checkpoint with θ
+WEIGHTS_PART = "model"  # the file of a checkpoint with θ
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportSource:
     """One peer's checkpoint. ``partners``: whom it has merged with; ``val_loss``: its last own evaluation."""
 
     peer: str
@@ -39,10 +38,10 @@ class Source:
 
     def weights(self) -> Tensors:
         """θ by parameter, fp32 on the host; read from disk at every call, so that few are in memory at once."""
-        return _load(self.path).tensors[WEIGHTS]
+        return _load(self.path).tensors[WEIGHTS_PART]
 
 
-def find(paths: Sequence[Path]) -> list[Source]:
+def find(paths: Sequence[Path]) -> list[ExportSource]:
     """The checkpoints that ``paths`` name. Raises :class:`UserError` unless whole, different and of one run."""
     sources = [_source(_checkpoint(path)) for path in paths]
     first = sources[0]
@@ -62,7 +61,7 @@ def _checkpoint(path: Path) -> Saved:
     if (path / STATE).is_file():
         return _load(path)
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    saved = Checkpoints(folder, keep=1).newest(parts=(WEIGHTS,)) if folder.is_dir() else None
+    saved = Checkpoints(folder, keep=1).newest(parts=(WEIGHTS_PART,)) if folder.is_dir() else None
     if saved is not None:
         return saved
     if any(folder.glob("step_*")):
@@ -75,12 +74,12 @@ def _checkpoint(path: Path) -> Saved:
 
 def _load(path: Path) -> Saved:
     try:
-        return load(path, (WEIGHTS,))
+        return load(path, (WEIGHTS_PART,))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{path} is damaged: {error}; take another checkpoint of this peer") from None
 
 
-def _source(saved: Saved) -> Source:
+def _source(saved: Saved) -> ExportSource:
     state, path = saved.state, saved.path
     origin = state.get("origin")
     if not origin:
@@ -98,7 +97,7 @@ def _source(saved: Saved) -> Source:
     home = path.absolute().parent.parent
     partners = {row.get("partner") for row in _rows(home / ROUNDS, step) if row.get("outcome") == "merged"}
     losses = [row.get("val_loss") for row in _rows(home / EVALS, step)]
-    return Source(
+    return ExportSource(
         peer=home.name,
         path=path,
         step=step,
@@ -111,18 +110,6 @@ def _source(saved: Saved) -> Source:
     )
 
 
-def _rows(file: Path, step: int) -> list[dict[str, Any]]:
+def _rows(file: Path, step: int) -> list[Row]:
     """The rows up to ``step`` that a peer wrote beside its checkpoints; none when it was moved away from them."""
-    rows = []
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int) and row["step"] <= step:
-            rows.append(row)
-    return rows
+    return [row for row in read_rows(file) if isinstance(row.get("step"), int) and row["step"] <= step]

@@ -1,4 +1,4 @@
-"""The work of ``noloco-peer export``, in its order: find, average, evaluate, write. Previous station: command.py."""
+"""The work of ``noloco-peer export``, in its order: find, average, evaluate, write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from peer.commands.export import folder, sources
 from peer.commands.export.card import card
 from peer.commands.export.mixing import Mixed, mix
-from peer.commands.export.sources import Source
+from peer.commands.export.sources import ExportSource
 from peer.config.model import AutoModel
 from peer.data import corpus
 from peer.data.open import validation
@@ -45,7 +45,7 @@ def export(checkpoints: Sequence[Path], out: Path, *, dtype: str, evaluate: bool
     yield f"{out}: {model.parameter_count(network):,} parameters in {dtype}, with tokenizer and model card"
 
 
-def _in_words(found: Sequence[Source], mixed: Mixed) -> Iterator[str]:
+def _in_words(found: Sequence[ExportSource], mixed: Mixed) -> Iterator[str]:
     for place, source in enumerate(found):
         said = f"{source.path}: step {source.step}, {source.tokens:,} tokens"
         if mixed.distances:
@@ -57,7 +57,7 @@ def _in_words(found: Sequence[Source], mixed: Mixed) -> Iterator[str]:
         yield f"validation loss{' of the average' if len(found) > 1 else ''}: {mixed.loss:.4f}"
 
 
-def _network(source: Source) -> Any:
+def _network(source: ExportSource) -> Any:
     """A model of the source's architecture; its weights are to be replaced."""
     from transformers import AutoConfig
 
@@ -79,7 +79,7 @@ def _network(source: Source) -> Any:
     return model.fresh(config)
 
 
-def _evaluation(source: Source, wish: bool | None) -> tuple[Callable[[nn.Module], float] | None, str]:
+def _evaluation(source: ExportSource, wish: bool | None) -> tuple[Callable[[nn.Module], float] | None, str]:
     """How to compute the validation loss, or why it is not computed."""
     if wish is False:
         return None, ""

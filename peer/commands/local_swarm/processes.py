@@ -14,7 +14,7 @@ from pathlib import Path
 
 from peer.errors import RunError
 
-READY = re.compile(r" ready: .*\bhttp=(\S+)")  # what a bootstrap node says when it listens
+READY_LINE = re.compile(r" ready: .*\bhttp=(\S+)")  # what a bootstrap node says when it listens
 STOP_SECONDS = 60.0  # for finishing a step and a swap, and saving
 
 
@@ -100,20 +100,20 @@ def stop_all(children: Sequence[Child]) -> None:
 
 
 @dataclass(frozen=True)
-class Entry:
+class BootstrapAddress:
     """Where a bootstrap node is found: peers by ``addresses``, people by ``monitor`` (HOST:PORT)."""
 
     addresses: list[str]
     monitor: str
 
 
-def entry_of(bootstrap: Child, addresses_file: Path, timeout: float) -> Entry:
+def bootstrap_address(bootstrap: Child, addresses_file: Path, timeout: float) -> BootstrapAddress:
     """Wait until the bootstrap node is ready; raises :class:`RunError` when it ends or is not in time."""
     deadline = time.monotonic() + timeout
-    while not (ready := READY.search(bootstrap.said())):
+    while not (ready := READY_LINE.search(bootstrap.said())):
         if bootstrap.exit_code() is not None:
             raise RunError(f"the bootstrap node ended: {bootstrap.last_words()}")
         if time.monotonic() > deadline:
             raise RunError(f"the bootstrap node did not start within {timeout:.0f} s; see {bootstrap.console}")
         time.sleep(0.05)
-    return Entry(addresses_file.read_text(encoding="utf-8").split(), ready[1])
+    return BootstrapAddress(addresses_file.read_text(encoding="utf-8").split(), ready[1])

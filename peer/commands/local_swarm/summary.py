@@ -11,9 +11,10 @@ import torch
 
 from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config
-from peer.data import batches as data
 from peer.data import corpus
+from peer.data.open import validation
 from peer.replica import model
+from peer.replica.averaging import MeanWeights
 from peer.replica.inner_loop import mean_loss
 from peer.rounds.types import Outcome
 from peer.training.checkpoint import Checkpoints, Tensors
@@ -77,41 +78,30 @@ def in_words(summary: dict[str, Any]) -> str:
 def _averaged_model(config: Config, tails: Sequence[Tail]) -> tuple[float | None, float | None]:
     """Validation loss of the mean of all replicas, and their spread √(Σᵢ‖θᵢ − θ̄‖² / (N · numel)).
 
-    From the newest checkpoints, one after the other: two models in memory whatever the number of peers.
+    From the newest checkpoints, which are read one after the other.
     """
     folders = [tail.folder / "checkpoints" for tail in tails]
-    average: Tensors = {}
-    for count, folder in enumerate(folders, 1):
-        replica = _replica(folder)
-        if replica is None:
+    mean = MeanWeights()
+    for folder in folders:
+        weights = _weights(folder)
+        if weights is None:
             return None, None
-        for name, value in replica.items():
-            average[name] = average[name].lerp_(value, 1 / count) if count > 1 else value.clone()
-    square = sum(
-        float((value - average[name]).square().sum())
-        for folder in folders
-        for name, value in (_replica(folder) or {}).items()
-    )
-    numel = sum(value.numel() for value in average.values())
-    return _loss_of(config, average), (square / (len(folders) * numel)) ** 0.5
+        mean.add(weights)
+    square = sum(mean.square_distance(_weights(folder) or {}) for folder in folders)
+    numel = sum(value.numel() for value in mean.tensors.values())
+    return _loss_of(config, mean.tensors), (square / (len(folders) * numel)) ** 0.5
 
 
-def _replica(folder: Path) -> Tensors | None:
+def _weights(folder: Path) -> Tensors | None:
     saved = Checkpoints(folder, keep=1).newest()
     return saved.tensors["model"] if saved else None
 
 
 def _loss_of(config: Config, weights: Tensors) -> float:
     run = config.run
-    length = run.data.sequence_length
-    network = model.build(run.model, sequence_length=length, seed=run.seed, vocabulary=run.data.tokenizer.vocabulary)
+    length, vocabulary = run.data.sequence_length, run.data.tokenizer.vocabulary
+    network = model.build(run.model, sequence_length=length, seed=run.seed, vocabulary=vocabulary)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             parameter.copy_(weights[name])
-    batches = data.validation_batches(
-        corpus.load(run.data).validation,
-        batches=run.evaluation.batches,
-        batch_size=run.batch_size,
-        sequence_length=length,
-    )
-    return mean_loss(network, batches, torch.device("cpu"))
+    return mean_loss(network, validation(run, corpus.load(run.data)), torch.device("cpu"))

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from peer.commands.local_swarm.processes import Child, entry_of, stop_all
+from peer.commands.local_swarm.processes import Child, bootstrap_address, stop_all
 from peer.commands.local_swarm.summary import in_words, summarize
-from peer.commands.local_swarm.table import View
+from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config
 from peer.errors import UserError
@@ -21,7 +21,7 @@ from peer.training.run_folder import set_aside
 POLL_SECONDS = 0.25
 START_SECONDS = 60.0
 RESTARTS = 3  # of a member that crashes; it goes on from its last checkpoint
-HOST = "127.0.0.1"
+LOCAL_HOST = "127.0.0.1"
 
 
 class LocalSwarm:
@@ -72,14 +72,14 @@ class LocalSwarm:
             "bootstrap",
             "dht_bootstrap",
             [
-                *("--host", HOST, "--port", "0", "--http-port", "0", "--stop-with-parent"),
+                *("--host", LOCAL_HOST, "--port", "0", "--http-port", "0", "--stop-with-parent"),
                 *("--identity", str(self._folder / "bootstrap" / "identity.key")),
                 *("--addresses-file", str(addresses_file)),
             ],
         )
-        entry = entry_of(bootstrap, addresses_file, START_SECONDS)
+        entry = bootstrap_address(bootstrap, addresses_file, START_SECONDS)
         threads = max(1, (os.cpu_count() or 1) // len(self._names))
-        common = [f"peer.network.host={HOST}", f"peer.threads={threads}", f"peer.start_with={len(self._names)}"]
+        common = [f"peer.network.host={LOCAL_HOST}", f"peer.threads={threads}", f"peer.start_with={len(self._names)}"]
         common += [*self._overrides, "peer.metrics.port=0"]
         common += ["run.admission=open", "run.owner=null", "peer.invitation=null"]  # all are ours, on this machine
         sets = [argument for override in common for argument in ("--set", override)]
@@ -108,7 +108,7 @@ class LocalSwarm:
     def _watch(self, peers: Sequence[Child], tails: Sequence[Tail]) -> list[Child]:
         """Until all have ended. One that fails does not end the others: it is started again, a few times."""
         title = f"{self._config.run.name}: {self._config.run.outer.name}, {len(peers)} peers"
-        with View(title, self._config.run.steps) as view:
+        with SwarmView(title, self._config.run.steps) as view:
             while not self._interrupted:
                 running = [child for child in peers if child.exit_code() is None]
                 fresh = [(tail, row) for tail in tails for row in tail.poll()]
@@ -124,7 +124,7 @@ class LocalSwarm:
             stop_all(peers)
         return [child for child in peers if child.exit_code() != 0]
 
-    def _revive(self, view: View) -> bool:
+    def _revive(self, view: SwarmView) -> bool:
         """Start members again that have crashed, if any."""
         crashed = [child for child in self._children if child.crashed and child.restarts < RESTARTS]
         for child in crashed:

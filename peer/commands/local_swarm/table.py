@@ -14,17 +14,17 @@ from peer.commands.local_swarm.tail import Tail
 from peer.logs import fields
 from peer.rounds.types import Outcome
 
-COLORS = {Outcome.MERGED: "green", Outcome.ALONE: "yellow"}
+OUTCOME_COLORS = {Outcome.MERGED: "green", Outcome.ALONE: "yellow"}
 
 
-class View:
+class SwarmView:
     """A context manager; :meth:`show` after every poll."""
 
     def __init__(self, title: str, total_steps: int) -> None:
         self._title, self._total = title, total_steps
         self._live = Live(console=Console(), auto_refresh=False) if sys.stdout.isatty() else None
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> SwarmView:
         if self._live:
             self._live.start()
         return self
@@ -58,7 +58,7 @@ class View:
                 table.add_row(tail.name, "", "", val_loss, "", "", "starting" if not tail.evals else "training")
                 continue
             row = tail.rounds[-1]
-            color = COLORS.get(row["outcome"], "red")
+            color = OUTCOME_COLORS.get(row["outcome"], "red")
             table.add_row(
                 tail.name,
                 f"{row['step']}/{self._total}",

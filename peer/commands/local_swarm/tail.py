@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from peer.rounds.types import Outcome
-from peer.telemetry.report import EVALS, ROUNDS
+from peer.telemetry.run_log import EVALS, ROUNDS, Row, RunLog
 from peer.telemetry.series import IDLE
-
-Row = dict[str, Any]
 
 
 class Tail:
@@ -19,29 +15,22 @@ class Tail:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
-        self.rounds: list[Row] = []
-        self.evals: list[Row] = []
-        self._read = {ROUNDS: 0, EVALS: 0}  # bytes
+        self._rounds, self._evals = RunLog(folder / ROUNDS), RunLog(folder / EVALS)
 
     def poll(self) -> list[Row]:
         """Read what is new; returns the new rounds."""
-        fresh = self._lines(ROUNDS)
-        self.rounds.extend(fresh)
-        self.evals.extend(self._lines(EVALS))
-        return fresh
+        self._evals.poll()
+        return self._rounds.poll()
 
-    def _lines(self, name: str) -> list[Row]:
-        path = self.folder / name
-        if not path.exists():
-            return []
-        if path.stat().st_size < self._read[name]:  # a resumed peer took back what it will do again
-            (self.rounds if name == ROUNDS else self.evals).clear()
-            self._read[name] = 0
-        with path.open("rb") as file:
-            file.seek(self._read[name])
-            whole = file.read().rpartition(b"\n")[0]
-        self._read[name] += len(whole) + 1 if whole else 0
-        return [json.loads(line) for line in whole.splitlines()]
+    @property
+    def rounds(self) -> list[Row]:
+        """Those that were read so far."""
+        return self._rounds.rows
+
+    @property
+    def evals(self) -> list[Row]:
+        """Evaluations that were read so far."""
+        return self._evals.rows
 
     # -- figures
 

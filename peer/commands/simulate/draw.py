@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from peer.commands.simulate.sampling import Row
+from peer.commands.simulate.sampling import SampleRow
 
 
-def draw(rows: Sequence[Row], file: Path, title: str) -> None:
+def draw(rows: Sequence[SampleRow], file: Path, title: str) -> None:
     """A PNG of 1200 × 480 pixels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

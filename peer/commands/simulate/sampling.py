@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import mean
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from peer.commands.simulate.replica import Replica
+from peer.replica.averaging import MeanWeights
 from peer.replica.inner_loop import mean_loss
 from peer.rounds.vectors import parts, scratch
 
-Row = dict[str, Any]
+SampleRow = dict[str, Any]
 
 
 class Sampler:
@@ -24,7 +24,7 @@ class Sampler:
         self._replicas, self._scribble, self._validation = replicas, scribble, validation
         self._workers = workers
         self.losses: list[list[float]] = []
-        self.rows: list[Row] = []
+        self.rows: list[SampleRow] = []
 
     def sample(self, time: float) -> None:
         """Evaluate everybody. ``time`` is in inner steps of a replica of speed 1."""
@@ -48,14 +48,15 @@ class Sampler:
     def _mean_weights(self) -> float:
         """θ of the scribble ← mean of all θ. Returns the spread √(Σᵢ‖θᵢ − θ̄‖² / (N · numel))."""
         slow = self._scribble.state.outer.slow
-        room, square, count = scratch(slow.numel), 0.0, len(self._replicas)
+        room, square = scratch(slow.numel), 0.0
         for start, stop in parts(slow.numel):
-            part, average = room[: stop - start], slow.phi[start:stop].zero_()
+            part, mean = {"weights": room[: stop - start]}, MeanWeights()
             for replica in self._replicas:
-                replica.state.outer.slow.read_fast(start, part)
-                average.add_(part, alpha=1 / count)
+                replica.state.outer.slow.read_fast(start, part["weights"])
+                mean.add(part)
             for replica in self._replicas:
-                replica.state.outer.slow.read_fast(start, part)
-                square += float(torch.linalg.vector_norm(part.sub_(average), dtype=torch.float64)) ** 2
+                replica.state.outer.slow.read_fast(start, part["weights"])
+                square += mean.square_distance(part)
+            slow.phi[start:stop] = mean.tensors["weights"]
         slow.write_fast()
-        return float((square / (count * slow.numel)) ** 0.5)
+        return float((square / (len(self._replicas) * slow.numel)) ** 0.5)

@@ -18,7 +18,7 @@ import torch
 from peer.commands.simulate.draw import draw
 from peer.commands.simulate.options import Method, Options
 from peer.commands.simulate.replica import Replica
-from peer.commands.simulate.sampling import Row, Sampler
+from peer.commands.simulate.sampling import Sampler, SampleRow
 from peer.commands.simulate.together import Together
 from peer.commands.simulate.world import World
 from peer.config.schema import Config, LocalConfig
@@ -34,7 +34,7 @@ from peer.training import replica
 from peer.training.run_folder import require_folder, set_aside
 
 Say = Callable[[str], None]
-FILES = ("summary.json", "curves.json", "simulation.png")
+SIMULATION_FILES = ("summary.json", "curves.json", "simulation.png")
 
 
 class Simulation:
@@ -134,7 +134,7 @@ class Simulation:
         }
 
 
-def _row(it: Replica, first_val_loss: float, val_loss: float) -> Row:
+def _row(it: Replica, first_val_loss: float, val_loss: float) -> SampleRow:
     return {
         "steps": it.state.inner.step,
         "tokens": it.state.counters.tokens,
@@ -150,7 +150,7 @@ def _row(it: Replica, first_val_loss: float, val_loss: float) -> Row:
     }
 
 
-def _line(at: float, row: Row) -> str:
+def _line(at: float, row: SampleRow) -> str:
     return (
         f"step {at:.0f}: {row['tokens']:,} tokens, validation loss {row['val_loss_mean']:.4f} "
         f"(worst {row['val_loss_worst']:.4f}, averaged model {row['val_loss_averaged_model']:.4f}), "
@@ -161,8 +161,8 @@ def _line(at: float, row: Row) -> str:
 def save(summary: dict[str, Any], folder: Path, title: str) -> list[Path]:
     """Write the three files, with those of an earlier run moved aside; returns their paths."""
     require_folder(folder)
-    set_aside(folder, FILES)
-    files = [folder / name for name in FILES]
+    set_aside(folder, SIMULATION_FILES)
+    files = [folder / name for name in SIMULATION_FILES]
     curves = summary.pop("curves")
     for path, value in zip(files, (summary, curves), strict=False):
         path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

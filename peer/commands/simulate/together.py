@@ -1,4 +1,4 @@
-"""The data of data-parallel training: one batch of each stream, behind one another."""
+"""The data of data-parallel training: one batch of each stream, one after the other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from peer.data.batches import Cursor, Stream
+from peer.data.batches import BatchStream, Cursor
 
 
 class Together:
@@ -15,7 +15,7 @@ class Together:
 
     cursor = None
 
-    def __init__(self, streams: Sequence[Stream]) -> None:
+    def __init__(self, streams: Sequence[BatchStream]) -> None:
         self._streams = streams
         self.position = 0
 

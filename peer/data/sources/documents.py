@@ -18,12 +18,12 @@ from zlib import crc32
 
 import numpy as np
 
-from peer.data.sources.source import Document, Source
+from peer.data.sources.source import Document, DocumentSource
 from peer.data.tokenizer import Tokenizer, Tokens, dtype
 from peer.errors import UserError
 
-HELD_OUT = 100  # one row in so many is validation, where a source has no validation split
-AT_ONCE = 64  # documents that are tokenised at once
+HELD_OUT_ROWS = 100  # one row in so many is validation, where a source has no validation split
+TOKENISED_AT_ONCE = 64  # documents that are tokenised at once
 ORDER = 1  # tells this use of (seed, stream) from others
 
 
@@ -41,7 +41,7 @@ class DataPosition:
 class Split:
     """``held_out``: the held-out rows (true), the others (false), all of them (none)."""
 
-    source: Source
+    source: DocumentSource
     tokenizer: Tokenizer
     held_out: bool | None = None
 
@@ -64,7 +64,9 @@ class Split:
                     yield DataPosition(place.epoch, index, row), tokens
                 place = replace(place, row=0)
             if not some and not place.index:
-                raise UserError(f"{self.source.place(0, 0)} and all other files of run.data have no text in them")
+                raise UserError(
+                    f"{self.source.position_text(0, 0)} and all other files of run.data have no text in them"
+                )
             place = DataPosition(place.epoch + 1)
 
     def head(self, count: int) -> Tokens:
@@ -90,11 +92,11 @@ class Split:
 
     def _rows(self, shard: int, start: int, part: int, parts: int) -> Iterator[tuple[int, Tokens]]:
         def wanted(row: int) -> bool:
-            return row % parts == part and self.held_out in (None, crc32(b"%d" % row, salt) % HELD_OUT == 0)
+            return row % parts == part and self.held_out in (None, crc32(b"%d" % row, salt) % HELD_OUT_ROWS == 0)
 
         salt = crc32(self.source.names[shard].encode())
         rows = self.source.rows(shard, start, wanted)
-        while some := list(islice(rows, AT_ONCE)):
+        while some := list(islice(rows, TOKENISED_AT_ONCE)):
             texts = iter(self.tokenizer.encode([it for _, it in some if isinstance(it, str)]))
             for row, it in some:
                 ids = next(texts) if isinstance(it, str) else self._known(it, shard, row)
@@ -106,7 +108,7 @@ class Split:
         bad = ids[(ids < 0) | (ids >= self.tokenizer.vocabulary)]
         if len(bad):
             raise UserError(
-                f"{self.source.place(shard, row)}: has the token id {bad[0]}, run.data.tokenizer.vocabulary is "
+                f"{self.source.position_text(shard, row)}: has the token id {bad[0]}, run.data.tokenizer.vocabulary is "
                 f"{self.tokenizer.vocabulary}; which tokenizer was it made with?"
             )
         return ids.astype(dtype(self.tokenizer.vocabulary))

@@ -14,43 +14,42 @@ from pathlib import Path
 from typing import Any
 
 from peer.config.data import HuggingFaceData
-from peer.data.sources.source import PIECES, Document, Source, Wanted, document, parts, unmasked
+from peer.data.sources.source import MASK_COLUMN, PIECES, Document, DocumentSource, Wanted, document, parts, unmasked
 from peer.errors import UserError
 
-RANGE = 4096  # rows of a table that are a shard
-ROWS = 256  # read at once
+RANGE_ROWS = 4096  # rows of a table that are a shard
+TABLE_ROWS = 256  # read at once
 STREAMED_PIECES = 8  # each part of a file is another transfer of all of it
-MASK = "attention_mask"
 
 
-class Table:
-    """A :class:`peer.data.sources.source.Source` of a table with random access."""
+class TableSource:
+    """A :class:`peer.data.sources.source.DocumentSource` of a table with random access."""
 
     def __init__(self, table: Any, name: str, column: str) -> None:
         self._table, self._name, self._column = table, name, column
-        self._range = min(RANGE, ceil(len(table) / PIECES))
+        self._range = min(RANGE_ROWS, ceil(len(table) / PIECES))
         self.names = [f"{Path(name).name}:{begin}:{len(table)}" for begin in range(0, len(table), self._range)]
         self.parts = 1
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
         begin = shard * self._range
         end = min(begin + self._range, len(self._table))
-        for at in range(begin + start, end, ROWS):
-            with _one_line(self.place(shard, at - begin)):
-                rows = self._table[at : min(at + ROWS, end)]
+        for at in range(begin + start, end, TABLE_ROWS):
+            with _one_line(self.position_text(shard, at - begin)):
+                rows = self._table[at : min(at + TABLE_ROWS, end)]
             for index, value in enumerate(rows[self._column]):
                 row = at + index - begin
                 if wanted(row):
-                    mask = rows[MASK][index] if MASK in rows else None
-                    where = partial(self.place, shard, row)
+                    mask = rows[MASK_COLUMN][index] if MASK_COLUMN in rows else None
+                    where = partial(self.position_text, shard, row)
                     yield row, unmasked(document(value, where), mask, where)
 
-    def place(self, shard: int, row: int) -> str:
+    def position_text(self, shard: int, row: int) -> str:
         return f"{self._name} row {shard * self._range + row + 1}"
 
 
-class Stream:
-    """A :class:`peer.data.sources.source.Source` of a data set that is read while it comes."""
+class StreamedSource:
+    """A :class:`peer.data.sources.source.DocumentSource` of a data set that is read while it comes."""
 
     def __init__(self, rows: Any, name: str, column: str) -> None:
         self._rows, self._name, self._column = rows, name, column
@@ -59,25 +58,25 @@ class Stream:
         self.parts = parts(self._count, STREAMED_PIECES)
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
-        with _one_line(self.place(shard, start)):
+        with _one_line(self.position_text(shard, start)):
             one = self._rows.shard(num_shards=self._count, index=shard) if self._count > 1 else self._rows
             found = iter(one.skip(start) if start else one)
         row = start
         while True:
-            with _one_line(self.place(shard, row)):
+            with _one_line(self.position_text(shard, row)):
                 it = next(found, None)
             if it is None:
                 return
             if wanted(row):
-                where = partial(self.place, shard, row)
-                yield row, unmasked(document(it.get(self._column), where), it.get(MASK), where)
+                where = partial(self.position_text, shard, row)
+                yield row, unmasked(document(it.get(self._column), where), it.get(MASK_COLUMN), where)
             row += 1
 
-    def place(self, shard: int, row: int) -> str:
+    def position_text(self, shard: int, row: int) -> str:
         return f"{self._name} shard {shard + 1} of {self._count} row {row + 1}"
 
 
-def load(settings: HuggingFaceData, split: str) -> Source:
+def load(settings: HuggingFaceData, split: str) -> DocumentSource:
     """Raises :class:`UserError` when the set, the split or the column is not there."""
     name = f"{settings.path} {split}"
     with _one_line(f"run.data.path: cannot load {name}"):
@@ -86,12 +85,12 @@ def load(settings: HuggingFaceData, split: str) -> Source:
     if names is not None and settings.column not in names:
         raise UserError(f"run.data.column: {name} has no {settings.column!r}, only: {', '.join(names)[:200]}")
     if names is not None:
-        found = found.select_columns([column for column in (settings.column, MASK) if column in names])
+        found = found.select_columns([column for column in (settings.column, MASK_COLUMN) if column in names])
     if settings.streaming:
-        return Stream(found, name, settings.column)
+        return StreamedSource(found, name, settings.column)
     if not len(found):
         raise UserError(f"run.data: {name} has no rows")
-    return Table(found, name, settings.column)
+    return TableSource(found, name, settings.column)
 
 
 def _load(settings: HuggingFaceData, split: str) -> Any:

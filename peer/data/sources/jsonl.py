@@ -17,19 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from peer.data.sources.source import Document, Wanted, document, parts, size, unmasked
+from peer.data.sources.source import MASK_COLUMN, Document, Wanted, document, parts, size, unmasked
 from peer.errors import UserError
 
-RANGE = 16 * 2**20  # bytes of a plain file that are a shard
+RANGE_BYTES = 16 * 2**20  # bytes of a plain file that are a shard
 CHECKED = 2**30  # bytes; a compressed file up to this size is read through before it is used
-LONGEST = 64 * 2**20  # bytes of a row
-PIECE = 2**20
+LONGEST_LINE = 64 * 2**20  # bytes of a row
+READ_BYTES = 2**20
 BROKEN = (OSError, EOFError, zlib.error)
 
 
 @dataclass(frozen=True)
-class Range:
-    """The rows of a file whose first byte is at ``begin`` or behind it, and before ``end`` (none: up to the end)."""
+class FileRange:
+    """The rows of a file whose first byte is at ``begin`` or after it, and before ``end`` (none: up to the end)."""
 
     path: Path
     size: int  # of the whole file
@@ -38,7 +38,7 @@ class Range:
 
 
 class JsonLines:
-    """A :class:`peer.data.sources.source.Source` of ``files``; ``column`` has the text, or token ids."""
+    """A :class:`peer.data.sources.source.DocumentSource` of ``files``; ``column`` has the text, or token ids."""
 
     def __init__(self, files: list[Path], column: str) -> None:
         self._column = column
@@ -54,13 +54,13 @@ class JsonLines:
         try:
             for row, line in enumerate(_lines(part)):
                 if row >= start and wanted(row) and not line.isspace():
-                    yield row, self._document(line, partial(self.place, shard, row))
+                    yield row, self._document(line, partial(self.position_text, shard, row))
         except BROKEN as error:
-            raise UserError(f"{self.place(shard, row + 1)}: cannot be read: {_reason(error)}") from None
+            raise UserError(f"{self.position_text(shard, row + 1)}: cannot be read: {_reason(error)}") from None
         if row < 0 and not part.begin:
             raise UserError(f"{part.path} has no rows; remove it or take it out of the patterns of run.data")
 
-    def place(self, shard: int, row: int) -> str:
+    def position_text(self, shard: int, row: int) -> str:
         part = self._ranges[shard]
         return f"{part.path} row {_rows_before(part) + row + 1}"
 
@@ -74,7 +74,7 @@ class JsonLines:
         if self._column not in row:
             found = ", ".join(sorted(map(str, row))[:8])
             raise UserError(f"{where()}: has no {self._column!r} (run.data.column), only: {found}"[:300])
-        return unmasked(document(row[self._column], where), row.get("attention_mask"), where)
+        return unmasked(document(row[self._column], where), row.get(MASK_COLUMN), where)
 
     def _check(self, path: Path) -> None:
         if not _packed(path) or path in self._checked or size(path) > CHECKED:
@@ -82,7 +82,7 @@ class JsonLines:
         rows = 0
         try:
             with _opened(path) as file:
-                while piece := file.read(PIECE):
+                while piece := file.read(READ_BYTES):
                     rows += piece.count(b"\n")
         except BROKEN as error:
             raise UserError(
@@ -91,11 +91,11 @@ class JsonLines:
         self._checked.add(path)
 
 
-def _ranges(path: Path) -> list[Range]:
+def _ranges(path: Path) -> list[FileRange]:
     total = size(path)
     if _packed(path):
-        return [Range(path, total, 0, None)]
-    return [Range(path, total, begin, min(begin + RANGE, total)) for begin in range(0, total, RANGE)]
+        return [FileRange(path, total, 0, None)]
+    return [FileRange(path, total, begin, min(begin + RANGE_BYTES, total)) for begin in range(0, total, RANGE_BYTES)]
 
 
 def _packed(path: Path) -> bool:
@@ -106,7 +106,7 @@ def _opened(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path, "rb")) if _packed(path) else path.open("rb")
 
 
-def _lines(part: Range) -> Iterator[bytes]:
+def _lines(part: FileRange) -> Iterator[bytes]:
     with _opened(part.path) as file:
         at = part.begin
         if at:
@@ -121,19 +121,19 @@ def _lines(part: Range) -> Iterator[bytes]:
 
 
 def _line(file: BinaryIO, path: Path) -> bytes:
-    line = file.readline(LONGEST)
-    if len(line) == LONGEST:
-        raise UserError(f"{path}: a row has {LONGEST // 2**20} MiB or more; is this JSON Lines?")
+    line = file.readline(LONGEST_LINE)
+    if len(line) == LONGEST_LINE:
+        raise UserError(f"{path}: a row has {LONGEST_LINE // 2**20} MiB or more; is this JSON Lines?")
     return line
 
 
-def _rows_before(part: Range) -> int:
+def _rows_before(part: FileRange) -> int:
     """Counted when a person is to be told only."""
     rows, left = 0, part.begin
     if not left:
         return 0
     with part.path.open("rb") as file:
-        while left > 0 and (piece := file.read(min(PIECE, left))):
+        while left > 0 and (piece := file.read(min(READ_BYTES, left))):
             rows, left, last = rows + piece.count(b"\n"), left - len(piece), piece[-1:]
         return rows + (last != b"\n")
 

@@ -11,7 +11,7 @@ from peer.data.sources import huggingface
 from peer.data.sources.documents import Split
 from peer.data.sources.jsonl import JsonLines
 from peer.data.sources.parquet import Parquet
-from peer.data.sources.source import Source, paths
+from peer.data.sources.source import DocumentSource, paths
 from peer.data.sources.text import Texts
 from peer.data.tokenizer import Tokenizer
 from peer.errors import UserError
@@ -21,14 +21,14 @@ JSON_ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedSplits:
     """Both splits."""
 
     train: Split
     validation: Split
 
 
-def splits(settings: JsonlData | C4Data | ParquetData | HuggingFaceData, tokenizer: Tokenizer) -> Opened:
+def splits(settings: JsonlData | C4Data | ParquetData | HuggingFaceData, tokenizer: Tokenizer) -> OpenedSplits:
     """Raises :class:`UserError` for what is missing. Where there is no validation split, rows are held out."""
     match settings:
         case HuggingFaceData():
@@ -44,8 +44,8 @@ def splits(settings: JsonlData | C4Data | ParquetData | HuggingFaceData, tokeniz
         case ParquetData():
             train, validation = _both(settings, lambda files: Parquet(files, (settings.column,), tokenizer.name))
     if validation is None:
-        return Opened(Split(train, tokenizer, held_out=False), Split(train, tokenizer, held_out=True))
-    return Opened(Split(train, tokenizer), Split(validation, tokenizer))
+        return OpenedSplits(Split(train, tokenizer, held_out=False), Split(train, tokenizer, held_out=True))
+    return OpenedSplits(Split(train, tokenizer), Split(validation, tokenizer))
 
 
 def files(patterns: Iterable[str], name: str, tokenizer: Tokenizer) -> Split:
@@ -54,7 +54,7 @@ def files(patterns: Iterable[str], name: str, tokenizer: Tokenizer) -> Split:
     return Split(by_ending(paths(patterns, key), key, "text", tokenizer.name), tokenizer)
 
 
-def by_ending(found: list[Path], key: str, column: str, tokenizer: str) -> Source:
+def by_ending(found: list[Path], key: str, column: str, tokenizer: str) -> DocumentSource:
     """The source of ``found``, which must all be of one kind."""
     kinds = {_kind(path) for path in found}
     if len(kinds) > 1:
@@ -74,12 +74,14 @@ def _kind(path: Path) -> str:
     return "Parquet" if path.suffix == ".parquet" else "text"
 
 
-def _both(settings: JsonlData | ParquetData, opened: Callable[[list[Path]], Source]) -> tuple[Source, Source | None]:
+def _both(
+    settings: JsonlData | ParquetData, opened: Callable[[list[Path]], DocumentSource]
+) -> tuple[DocumentSource, DocumentSource | None]:
     train = opened(paths(settings.train, "run.data.train"))
     if not settings.validation:
         return train, None
     return train, opened(paths(settings.validation, "run.data.validation"))
 
 
-def _c4(folder: Path, pattern: str) -> Source:
+def _c4(folder: Path, pattern: str) -> DocumentSource:
     return JsonLines(paths([str(folder / pattern)], "run.data.folder"), "text")

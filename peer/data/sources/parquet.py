@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peer.data.sources.source import Document, Wanted, document, parts, size, unmasked
+from peer.data.sources.source import MASK_COLUMN, Document, Wanted, document, parts, size, unmasked
 from peer.errors import UserError
 
-MASK = "attention_mask"
-ROWS = 256  # read at once
+BATCH_ROWS = 256  # read at once
 TOKENIZER = b"noloco.tokenizer"  # in the file's metadata, by noloco-peer tokenize
 
 
@@ -30,7 +29,7 @@ class RowGroup:
 
 
 class Parquet:
-    """A :class:`peer.data.sources.source.Source` of ``files``; ``columns``: the first of them that a file has is read.
+    """A :class:`peer.data.sources.source.DocumentSource` of ``files``; the first of ``columns`` that is there is read.
 
     A file that says with which tokenizer it was made must have been made with ``tokenizer``.
     """
@@ -46,19 +45,19 @@ class Parquet:
         group, row = self._groups[shard], 0
         try:
             with _opened(group.path) as file:
-                batches = file.iter_batches(ROWS, row_groups=[group.index], columns=list(group.columns))
+                batches = file.iter_batches(BATCH_ROWS, row_groups=[group.index], columns=list(group.columns))
                 for batch in batches:
                     for index in range(max(0, start - row), batch.num_rows):
                         if wanted(row + index):
-                            where = partial(self.place, shard, row + index)
+                            where = partial(self.position_text, shard, row + index)
                             ids = document(_value(batch.column(0)[index]), where)
                             mask = _value(batch.column(1)[index]) if len(group.columns) > 1 else None
                             yield row + index, unmasked(ids, mask, where)
                     row += batch.num_rows
         except (pyarrow.ArrowException, OSError) as error:
-            raise UserError(f"{self.place(shard, row)}: cannot be read: {_first_line(error)}") from None
+            raise UserError(f"{self.position_text(shard, row)}: cannot be read: {_first_line(error)}") from None
 
-    def place(self, shard: int, row: int) -> str:
+    def position_text(self, shard: int, row: int) -> str:
         group = self._groups[shard]
         return f"{group.path} row {group.before + row + 1}"
 
@@ -81,7 +80,7 @@ def _groups(path: Path, columns: tuple[str, ...], tokenizer: str) -> list[RowGro
         raise UserError(f"{path}: was made with the tokenizer {made_with}, run.data.tokenizer.name is {tokenizer}")
     if not sum(rows):
         raise UserError(f"{path} has no rows; remove it or take it out of the patterns of run.data")
-    wanted = (column, MASK) if MASK in names and column != MASK else (column,)
+    wanted = (column, MASK_COLUMN) if MASK_COLUMN in names and column != MASK_COLUMN else (column,)
     return [RowGroup(path, total, index, sum(rows[:index]), wanted) for index, count in enumerate(rows) if count]
 
 

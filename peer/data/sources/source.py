@@ -1,7 +1,4 @@
-"""What every source of documents is: shards (files or parts of them) with rows, each a text or a list of token ids.
-
-Next stations: jsonl.py, parquet.py, huggingface.py, which are such sources, and documents.py, which reads them.
-"""
+"""What every source of documents is: shards (files or parts of them) with rows, each a text or a list of token ids."""
 
 from __future__ import annotations
 
@@ -18,10 +15,11 @@ from peer.errors import UserError
 Document = str | NDArray[np.integer[Any]]  # a text, or the token ids of one
 Wanted = Callable[[int], bool]
 
+MASK_COLUMN = "attention_mask"  # beside token ids: 1 a token, 0 padding
 PIECES = 64  # so many at least does a peer choose the order of
 
 
-class Source(Protocol):
+class DocumentSource(Protocol):
     """``names`` of its shards, which change with their size; of each a peer reads every ``parts``-th row at a time."""
 
     names: list[str]
@@ -33,7 +31,7 @@ class Source(Protocol):
         Raises :class:`UserError`, which names file and row, for what cannot be read and what is no document.
         """
 
-    def place(self, shard: int, row: int) -> str:
+    def position_text(self, shard: int, row: int) -> str:
         """File and row, for a person."""
 
 

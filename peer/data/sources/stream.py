@@ -1,6 +1,6 @@
 """Batches from documents that are read while the run goes on.
 
-Documents, each with its end token, stand behind one another and are cut into windows of T + 1 tokens; the last token
+Documents, each with its end token, stand one after another and are cut into windows of T + 1 tokens; the last token
 of a window is the first of the next, so every token is a target once. A *block* of windows is mixed by (seed, stream,
 block). Where a block begins is four integers (:class:`peer.data.sources.documents.DataPosition`); they and the number
 of batches taken are all that a checkpoint holds, and a resume reads one block again, not the data before it.
@@ -43,7 +43,7 @@ class Shape:
 
 
 class DocumentStream:
-    """An endless :class:`peer.data.batches.Stream` of ``split``."""
+    """An endless :class:`peer.data.batches.BatchStream` of ``split``."""
 
     def __init__(self, split: Split, shape: Shape, *, seed: int, stream: int) -> None:
         self._split, self._shape, self._seed, self._stream = split, shape, seed, stream
@@ -57,7 +57,7 @@ class DocumentStream:
         return {"place": list(astuple(self._place)), "files": self._split.fingerprint}
 
     def resume(self, position: int, cursor: Cursor | None) -> None:
-        """Go on behind batch number ``position``. With other files than before it begins with them anew."""
+        """Go on after batch number ``position``. With other files than before it begins with them anew."""
         self._batches, self.position, self._place = None, position, DataPosition()
         if cursor is not None and cursor["files"] == self._split.fingerprint:
             self._place = DataPosition(*cursor["place"])
@@ -95,7 +95,7 @@ class DocumentStream:
 
 
 class _Packer:
-    """Blocks of tokens one behind the other; a block begins with the last token of the one before."""
+    """Blocks of tokens one after the other; a block begins with the last token of the one before."""
 
     def __init__(self, split: Split, start: DataPosition, shape: Shape, *, seed: int, stream: int) -> None:
         self._documents = split.documents(start, seed=seed, stream=stream)
@@ -129,8 +129,9 @@ class _Packer:
             return
         needed = self._shape.batch_size * self._shape.sequence_length + 1
         if self._epoch_tokens is not None and self._epoch_tokens < needed:
+            first = self._split.source.position_text(0, 0)
             raise UserError(
-                f"run.data: all files together have {self._epoch_tokens} tokens ({self._split.source.place(0, 0)} and "
+                f"run.data: all files together have {self._epoch_tokens} tokens ({first} and "
                 f"on), less than one batch of {needed}; add data, or lower run.batch_size or run.data.sequence_length"
             )
         self._epoch_tokens = len(self._tokens)

@@ -8,11 +8,11 @@ from pathlib import Path
 from peer.data.sources.source import Document, Wanted, parts, size
 from peer.errors import UserError
 
-PIECE = 64 * 1024  # bytes
+PIECE_BYTES = 64 * 1024  # bytes
 
 
 class Texts:
-    """A :class:`peer.data.sources.source.Source` of ``files``, each a shard."""
+    """A :class:`peer.data.sources.source.DocumentSource` of ``files``, each a shard."""
 
     def __init__(self, files: list[Path]) -> None:
         self._files = files
@@ -25,7 +25,7 @@ class Texts:
             if row >= start and wanted(row):
                 yield row, piece.decode("utf-8")
 
-    def place(self, shard: int, row: int) -> str:
+    def position_text(self, shard: int, row: int) -> str:
         return f"{self._files[shard]} piece {row + 1}"
 
 
@@ -34,8 +34,8 @@ def pieces(path: Path) -> Iterator[bytes]:
     at, left = 0, b""
     try:
         with path.open("rb") as file:
-            while data := left + file.read(PIECE - len(left)):
-                end = _end(data) if len(data) == PIECE else len(data)
+            while data := left + file.read(PIECE_BYTES - len(left)):
+                end = _end(data) if len(data) == PIECE_BYTES else len(data)
                 _require_text(data[:end], path, at)
                 yield data[:end]
                 at, left = at + end, data[end:]

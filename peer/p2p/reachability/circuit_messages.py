@@ -1,13 +1,19 @@
 """The few messages of libp2p's circuit relay v2 that a relay needs, as bytes.
 
-https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md: length-delimited protobuf, written by hand because
-two fields of two messages are all that is used. Next station: relay.py.
+https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md: length-delimited protobuf. Only the fields that a relay
+uses are described here; protobuf skips the others. Next: relay.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
 from peer.p2p.stream import BadMessage
 
@@ -18,7 +24,32 @@ STOP_CONNECT, STOP_STATUS = 0, 1  # kinds of a stop message
 OK, RESERVATION_REFUSED, LIMIT_EXCEEDED, CONNECTION_FAILED, NO_RESERVATION = 100, 200, 201, 203, 204
 CAP = 4096  # bytes of a message
 LONGEST_ID = 64  # bytes
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def _messages() -> dict[str, Any]:
+    """The classes by name. Kinds and statuses are numbers and no enums: a kind that is not known stays as it came."""
+    kinds = FieldDescriptorProto
+    fields = {
+        "Peer": [("id", 1, kinds.TYPE_BYTES)],
+        "HopMessage": [("type", 1, kinds.TYPE_INT32), ("peer", 2, "Peer"), ("status", 5, kinds.TYPE_INT32)],
+        "StopMessage": [("type", 1, kinds.TYPE_INT32), ("peer", 2, "Peer"), ("status", 4, kinds.TYPE_INT32)],
+    }
+    file = FileDescriptorProto(name="circuit.proto", package="circuit", syntax="proto2")
+    for name, rows in fields.items():
+        message = DescriptorProto(name=name)
+        for field, number, kind in rows:
+            row = message.field.add(name=field, number=number, label=kinds.LABEL_OPTIONAL)
+            if isinstance(kind, str):
+                row.type, row.type_name = kinds.TYPE_MESSAGE, f".circuit.{kind}"
+            else:
+                row.type = kind
+        file.message_type.append(message)
+    pool = DescriptorPool()
+    pool.Add(file)
+    return {name: GetMessageClass(pool.FindMessageTypeByName(f"circuit.{name}")) for name in fields}
+
+
+_CLASSES = _messages()
 
 
 @dataclass(frozen=True)
@@ -31,33 +62,31 @@ class Hop:
 
 async def read_hop(reader: asyncio.StreamReader) -> Hop:
     """Raises :class:`BadMessage`, ``asyncio.IncompleteReadError`` or ``OSError``; the caller sets the deadline."""
-    numbers, parts = _fields(await _message(reader))
-    _, inside = _fields(parts.get(2, b""))
-    peer = inside.get(1, b"")
-    if len(peer) > LONGEST_ID:
+    message = await _read("HopMessage", reader)
+    if len(message.peer.id) > LONGEST_ID:
         raise BadMessage("not a peer id")
-    return Hop(numbers.get(1, RESERVE), peer)
+    return Hop(message.type, message.peer.id)
 
 
 async def read_stop_status(reader: asyncio.StreamReader) -> int:
     """The status in the answer of the called."""
-    numbers, _ = _fields(await _message(reader))
-    if numbers.get(1, STOP_CONNECT) != STOP_STATUS:
+    message = await _read("StopMessage", reader)
+    if message.type != STOP_STATUS:
         raise BadMessage("not a status")
-    return numbers.get(4, 0)
+    return int(message.status)
 
 
 def hop_status(status: int) -> bytes:
     """The relay's answer to a caller. It has no limit in it: libp2p would keep most protocols off a limited circuit."""
-    return _delimited(_number(1, STATUS) + _number(5, status))
+    return _delimited(_CLASSES["HopMessage"](type=STATUS, status=status))
 
 
 def stop_connect(caller: bytes) -> bytes:
     """Tells the called who wants it; ``caller``: a peer id (bytes)."""
-    return _delimited(_number(1, STOP_CONNECT) + _part(2, _part(1, caller)))
+    return _delimited(_CLASSES["StopMessage"](type=STOP_CONNECT, peer={"id": caller}))
 
 
-async def _message(reader: asyncio.StreamReader) -> bytes:
+async def _read(name: str, reader: asyncio.StreamReader) -> Any:
     size = shift = 0
     while True:
         byte = (await reader.readexactly(1))[0]
@@ -69,61 +98,13 @@ async def _message(reader: asyncio.StreamReader) -> bytes:
             raise BadMessage("a circuit message is too long")
     if size > CAP:
         raise BadMessage("a circuit message is too long")
-    return await reader.readexactly(size)
+    try:
+        return _CLASSES[name].FromString(await reader.readexactly(size))
+    except DecodeError:
+        raise BadMessage("not protobuf") from None
 
 
-def _fields(data: bytes) -> tuple[dict[int, int], dict[int, bytes]]:
-    """Numbers and bytes by field number, the last of each; raises :class:`BadMessage`."""
-    numbers: dict[int, int] = {}
-    parts: dict[int, bytes] = {}
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        number, wire = tag >> 3, tag & 7
-        if wire == _VARINT:
-            numbers[number], at = _varint(data, at)
-            continue
-        if wire == _BYTES:
-            size, at = _varint(data, at)
-        elif wire in (_FIXED64, _FIXED32):
-            size = 8 if wire == _FIXED64 else 4
-        else:
-            raise BadMessage("not protobuf")
-        if at + size > len(data):
-            raise BadMessage("protobuf is cut off")
-        if wire == _BYTES:
-            parts[number] = data[at : at + size]
-        at += size
-    return numbers, parts
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data) and shift < 64:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if not byte & 0x80:
-            return value, at
-    raise BadMessage("protobuf is cut off")
-
-
-def _encoded(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _number(field: int, value: int) -> bytes:
-    return _encoded(field << 3 | _VARINT) + _encoded(value)
-
-
-def _part(field: int, value: bytes) -> bytes:
-    return _encoded(field << 3 | _BYTES) + _encoded(len(value)) + value
-
-
-def _delimited(message: bytes) -> bytes:
-    return _encoded(len(message)) + message
+def _delimited(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    size = bytes([len(data)]) if len(data) < 0x80 else bytes([len(data) & 0x7F | 0x80, len(data) >> 7])
+    return size + data

@@ -79,11 +79,6 @@ class Relay:
         self._circuits: Counter[str] = Counter()  # by caller, and by called
         self._open = 0
 
-    @property
-    def holders(self) -> int:
-        """Slots that are taken."""
-        return len(self._slots)
-
     async def hold(self, stream: Stream) -> None:
         """Handler of :data:`PROTOCOL`: a reservation lasts as long as this stream."""
         holder = stream.remote

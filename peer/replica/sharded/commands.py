@@ -15,12 +15,12 @@ from torch import Tensor
 
 from peer.config.schema import Config
 
-Rows = NDArray[np.int64]  # token ids, this rank's share of a batch
+TokenRows = NDArray[np.int64]  # token ids, this rank's share of a batch
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The first order: what every rank builds its part of the replica from."""
+class ReplicaPlan:
+    """The first command: what every rank builds its part of the replica from."""
 
     config: Config
     device: str  # cpu or cuda
@@ -34,7 +34,7 @@ class Plan:
 class Step:
     """One inner step. No answer: the ranks meet in it."""
 
-    rows: Rows
+    rows: TokenRows
     rate: float
 
 
@@ -42,11 +42,11 @@ class Step:
 class Evaluate:
     """The loss over some batches. No answer either."""
 
-    batches: list[Rows]
+    batches: list[TokenRows]
 
 
 @dataclass(frozen=True)
-class Read:
+class ReadElements:
     """Copy what you have of these elements into the window."""
 
     key: str
@@ -55,7 +55,7 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Fill:
+class FillElements:
     """Take what you have of these elements from the window."""
 
     key: str
@@ -64,7 +64,7 @@ class Fill:
 
 
 @dataclass(frozen=True)
-class Write:
+class WriteFast:
     """θ[start:stop] ← φ."""
 
     start: int
@@ -72,7 +72,7 @@ class Write:
 
 
 @dataclass(frozen=True)
-class Add:
+class AddToFast:
     """θ[start:stop] += window."""
 
     start: int
@@ -80,35 +80,35 @@ class Add:
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Begin the optimizer anew. By parameter and key: a number, or ``None`` for a tensor that :class:`Fill` fills."""
+class NewMoments:
+    """Begin the optimizer anew. By parameter and key: a number, or ``None`` for what :class:`FillElements` fills."""
 
     kinds: dict[str, dict[str, float | None]]
 
 
 @dataclass(frozen=True)
-class Stop:
-    """Leave, with this exit code."""
+class Leave:
+    """End the process, with this exit code."""
 
     code: int
 
 
-Order = Plan | Step | Evaluate | Read | Fill | Write | Add | Moments | Stop
+Command = ReplicaPlan | Step | Evaluate | ReadElements | FillElements | WriteFast | AddToFast | NewMoments | Leave
 
 
 @dataclass(frozen=True)
-class Done:
-    """The order is carried out."""
+class CommandDone:
+    """The command is carried out."""
 
 
 @dataclass(frozen=True)
-class Failed:
+class CommandFailed:
     """This rank cannot go on."""
 
     text: str
 
 
-Answer = Done | Failed
+RankAnswer = CommandDone | CommandFailed
 
 
 def rows_of(batch: Tensor, number: int, size: int) -> Any:

@@ -11,8 +11,8 @@ from torch import Tensor, distributed, nn
 
 from peer.process import Stop
 from peer.replica.inner_loop import InnerLoop, mean_loss
-from peer.replica.sharded.commands import Evaluate, Plan, Step, rows_of
-from peer.replica.sharded.ranks import Crew
+from peer.replica.sharded.commands import Evaluate, ReplicaPlan, Step, rows_of
+from peer.replica.sharded.ranks import Ranks
 from peer.replica.sharded.sharding import reshard
 from peer.rounds.progress import Progress
 
@@ -21,7 +21,7 @@ class RankLoop(InnerLoop):
     """On every rank."""
 
     def __init__(
-        self, network: nn.Module, plan: Plan, device: torch.device, size: int, progress: Progress, stop: Stop
+        self, network: nn.Module, plan: ReplicaPlan, device: torch.device, size: int, progress: Progress, stop: Stop
     ) -> None:
         run, own = plan.config.run, plan.config.peer
         super().__init__(
@@ -62,20 +62,20 @@ class LeadingLoop(RankLoop):
     """In rank 0: as :class:`InnerLoop` for everybody who uses it; the other ranks get their shares."""
 
     def __init__(
-        self, network: nn.Module, plan: Plan, device: torch.device, crew: Crew, progress: Progress, stop: Stop
+        self, network: nn.Module, plan: ReplicaPlan, device: torch.device, ranks: Ranks, progress: Progress, stop: Stop
     ) -> None:
-        super().__init__(network, plan, device, crew.rank.size, progress, stop)
-        self._crew = crew
+        super().__init__(network, plan, device, ranks.rank.size, progress, stop)
+        self._ranks = ranks
 
     def evaluate(self, batches: Iterable[Tensor]) -> float:
         every = list(batches)
-        self._crew.tell(lambda number: Evaluate([rows_of(batch, number, self._size) for batch in every]))
-        with self._crew.together():
+        self._ranks.tell(lambda number: Evaluate([rows_of(batch, number, self._size) for batch in every]))
+        with self._ranks.in_step():
             return self.evaluate_rows([self._own(batch) for batch in every])
 
     def _train_step(self, batch: Tensor, rate: float) -> tuple[Tensor, Tensor]:
-        self._crew.tell(lambda number: Step(rows_of(batch, number, self._size), rate))
-        with self._crew.together():
+        self._ranks.tell(lambda number: Step(rows_of(batch, number, self._size), rate))
+        with self._ranks.in_step():
             return self.train_rows(self._own(batch), rate)
 
     def _own(self, batch: Tensor) -> Tensor:

@@ -12,13 +12,13 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from peer.errors import UserError
 from peer.replica import model
-from peer.replica.sharded.commands import Plan
+from peer.replica.sharded.commands import ReplicaPlan
 from peer.replica.sharded.launch import Rank
 
-TOGETHER = timedelta(minutes=10)  # deadline of every collective; the first one may wait for a compiler
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # deadline of every collective; the first one may wait for a compiler
 
 
-def device_of(plan: Plan, rank: Rank) -> torch.device:
+def device_of(plan: ReplicaPlan, rank: Rank) -> torch.device:
     """This rank's own, made the process's default."""
     if plan.device == "cpu":
         return torch.device("cpu")
@@ -31,13 +31,13 @@ def open_group(device: torch.device, size: int) -> DeviceMesh:
     """Meet the other ranks; torchrun's environment says where."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine; its name may lead elsewhere
     if device.type == "cuda":
-        distributed.init_process_group("nccl", timeout=TOGETHER, device_id=device)
+        distributed.init_process_group("nccl", timeout=COLLECTIVE_TIMEOUT, device_id=device)
     else:
-        distributed.init_process_group("gloo", timeout=TOGETHER)
+        distributed.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
     return init_device_mesh(device.type, (size,))
 
 
-def sharded(plan: Plan, mesh: DeviceMesh, device: torch.device) -> nn.Module:
+def sharded(plan: ReplicaPlan, mesh: DeviceMesh, device: torch.device) -> nn.Module:
     """The run's model with this rank's shard of every parameter, not yet filled. Nothing whole is made on the way."""
     run, own = plan.config.run, plan.config.peer
     vocabulary = run.data.tokenizer.vocabulary
@@ -75,12 +75,12 @@ def reshard(network: nn.Module) -> None:
 
 def _materialize(network: nn.Module, device: torch.device, buffers: dict[str, torch.Tensor]) -> None:
     """From the meta device to ``device``; tied parameters stay tied, which ``to_empty`` forgets."""
-    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    users: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            places.setdefault(id(parameter), []).append((module, name))
+            users.setdefault(id(parameter), []).append((module, name))
     network.to_empty(device=device)
-    for (first, name), *others in places.values():
+    for (first, name), *others in users.values():
         for module, other in others:
             setattr(module, other, getattr(first, name))
     for name, buffer in network.named_buffers():

@@ -12,11 +12,11 @@ from peer.logs import get_logger
 
 log = get_logger("ranks")
 
-WINDOW = 16 * 2**20  # elements of fp32: 64 MiB
+WINDOW_ELEMENTS = 16 * 2**20  # elements of fp32: 64 MiB
 _BYTES = 4
 
 
-class Shared:
+class SharedMemory:
     """``phi``: slow weights of all parameters. ``window``: whatever rank 0 and the others hand over. Flat fp32."""
 
     def __init__(self, descriptor: int, numel: int, window: int) -> None:

@@ -14,26 +14,26 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from peer.outer.slow_weights import SlowWeights, Span, moments_of
-from peer.replica.sharded.commands import Add, Fill, Moments, Read, Write
-from peer.replica.sharded.ranks import Crew
-from peer.replica.sharded.shared import Shared
+from peer.replica.sharded.commands import AddToFast, FillElements, NewMoments, ReadElements, WriteFast
+from peer.replica.sharded.ranks import Ranks
+from peer.replica.sharded.shared import SharedMemory
 
 FAST = ""  # the key of the weights themselves; every other one is the optimizer's
 
 
-class Shards(SlowWeights):
+class WeightShards(SlowWeights):
     """What one rank has. Its methods touch this rank's elements only."""
 
     def __init__(
         self,
         parameters: Iterable[tuple[str, nn.Parameter]],
         optimizer: Optimizer,
-        shared: Shared,
-        place: tuple[int, int],
+        shared: SharedMemory,
+        rank: tuple[int, int],
     ) -> None:
         super().__init__(parameters, shared.phi)
         self.optimizer, self.window = optimizer, shared.window
-        self._number, self._size = place
+        self._number, self._size = rank
         if self._pinned:
             shared.pin()
 
@@ -50,7 +50,7 @@ class Shards(SlowWeights):
                 piece.copy_(self.window[low - start : high - start])
 
     def new_moments(self, kinds: Mapping[str, Mapping[str, float | None]]) -> None:
-        """See :class:`peer.replica.sharded.commands.Moments`."""
+        """See :class:`peer.replica.sharded.commands.NewMoments`."""
         self.optimizer.state.clear()
         for span in self.spans:
             fresh = {key: _moment(span.parameter, value) for key, value in kinds.get(span.name, {}).items()}
@@ -74,26 +74,26 @@ class Shards(SlowWeights):
         return min(self._number * each, rows) * (span.parameter.numel() // rows)
 
 
-class Gathered(Shards):
+class GatheredWeights(WeightShards):
     """In rank 0: as :class:`SlowWeights` for everybody who uses it; the other ranks do their part at once."""
 
-    def __init__(self, *parts: Any, crew: Crew) -> None:
+    def __init__(self, *parts: Any, ranks: Ranks) -> None:
         super().__init__(*parts)
-        self._crew = crew
+        self._ranks = ranks
 
     def read_fast(self, start: int, out: Tensor) -> None:
         self._gather(FAST, start, out)
 
     def write_fast(self, start: int = 0, stop: int | None = None) -> None:
         until = self.numel if stop is None else stop
-        self._crew.ask(Write(start, until), lambda: super(Gathered, self).write_fast(start, until))
+        self._ranks.ask(WriteFast(start, until), lambda: super(GatheredWeights, self).write_fast(start, until))
 
     def add_to_fast(self, change: Tensor, start: int = 0) -> None:
         for low, high in self._windows(start, start + change.numel()):
-            with self._crew.alone():  # with the window
+            with self._ranks.exclusive():  # with the window
                 part = self.window[: high - low]
                 part.copy_(change[low - start : high - start])
-                self._crew.ask(Add(low, high), self._add(part, low))
+                self._ranks.ask(AddToFast(low, high), self._add(part, low))
 
     def tensors(self) -> dict[str, Tensor]:
         return {span.name: self._whole(FAST, span) for span in self.spans}
@@ -116,7 +116,7 @@ class Gathered(Shards):
             kept, shape = moments_of(span, tensors), span.parameter.shape
             if kept:
                 kinds[span.name] = {key: None if it.shape == shape else float(it) for key, it in kept.items()}
-        self._crew.ask(Moments(kinds), lambda: self.new_moments(kinds))
+        self._ranks.ask(NewMoments(kinds), lambda: self.new_moments(kinds))
         for span in self.spans:
             for key, value in kinds.get(span.name, {}).items():
                 if value is None:
@@ -129,16 +129,16 @@ class Gathered(Shards):
 
     def _gather(self, key: str, start: int, out: Tensor) -> None:
         for low, high in self._windows(start, start + out.numel()):
-            with self._crew.alone():
-                self._crew.ask(Read(key, low, high), self._read(key, low, high))
+            with self._ranks.exclusive():
+                self._ranks.ask(ReadElements(key, low, high), self._read(key, low, high))
                 out[low - start : high - start].copy_(self.window[: high - low])
 
     def _scatter(self, key: str, span: Span, value: Tensor) -> None:
         flat = value.reshape(-1)
         for low, high in self._windows(span.start, span.stop):
-            with self._crew.alone():
+            with self._ranks.exclusive():
                 self.window[: high - low].copy_(flat[low - span.start : high - span.start])
-                self._crew.ask(Fill(key, low, high), self._fill(key, low, high))
+                self._ranks.ask(FillElements(key, low, high), self._fill(key, low, high))
 
     def _windows(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         size = self.window.numel()
@@ -151,7 +151,7 @@ class Gathered(Shards):
         return lambda: self.fill(key, low, high)
 
     def _add(self, part: Tensor, low: int) -> Callable[[], None]:
-        return lambda: super(Gathered, self).add_to_fast(part, low)
+        return lambda: super(GatheredWeights, self).add_to_fast(part, low)
 
 
 def _moment(parameter: nn.Parameter, value: float | None) -> Tensor:

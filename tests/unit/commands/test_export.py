@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from peer.commands.cli import main
 from peer.commands.export import tokenizer
+from peer.config.data import BYTE_VOCABULARY
 from peer.config.digest import digest
 from peer.config.schema import Config
 from peer.data import corpus
 from peer.data.open import validation
-from peer.data.tokenizer import END_OF_TEXT
+from peer.data.tokenizer import END_OF_TEXT, SEPARATOR
 from peer.process import LoopContext, Stop
 from peer.replica.inner_loop import mean_loss
 from peer.rounds.progress import Progress
@@ -63,7 +64,7 @@ def export(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
     captured = capsys.readouterr()
     if exit.value.code:
         assert captured.out == ""
-        lines = [line for line in captured.err.splitlines() if " WARN " not in line]
+        lines = [line for line in captured.err.splitlines() if " WARN" not in line]
         assert len(lines) == 1 and lines[0].startswith("error: "), captured.err
     return int(exit.value.code or 0), captured.out + captured.err
 
@@ -247,6 +248,6 @@ def test_a_byte_is_its_id_and_any_text_comes_back(text: str, byte_tokenizer: Any
 
 
 def test_the_end_of_a_text_is_the_separator(byte_tokenizer: Any) -> None:
-    assert byte_tokenizer.eos_token_id == corpus.SEPARATOR
-    assert len(byte_tokenizer) == corpus.VOCABULARY
+    assert byte_tokenizer.eos_token_id == SEPARATOR
+    assert len(byte_tokenizer) == BYTE_VOCABULARY
     assert byte_tokenizer(f"a{END_OF_TEXT}b")["input_ids"] == [97, 256, 98]

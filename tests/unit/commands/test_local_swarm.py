@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from peer.commands.local_swarm.summary import in_words, summarize
-from peer.commands.local_swarm.table import View
+from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config, EvaluationConfig, LlamaModel, RunConfig, StdlibData
 from peer.data import corpus
@@ -108,7 +108,7 @@ def test_a_round_without_an_inner_step_has_no_loss(tmp_path: Path, capsys: Any, 
     assert (tail.summary()["first_train_loss"], tail.summary()["last_train_loss"]) == (3.0, 2.5)
     for terminal in (True, False):
         monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
-        with View("a swarm", 30) as view:
+        with SwarmView("a swarm", 30) as view:
             view.show([tail], [(tail, rows[-1])])
         assert "merged" in capsys.readouterr().out
 

@@ -15,7 +15,7 @@ from peer.config import load as settings
 from peer.config.schema import Config, LocalConfig, NoLoCoConfig, PeerConfig, RunConfig
 from peer.errors import UserError
 
-CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
+CONFIGS = sorted((Path(__file__).parents[3] / "configs").rglob("*.yaml"))
 
 
 def load(text: str, tmp_path: Path, *overrides: str, **environment: str) -> Config:

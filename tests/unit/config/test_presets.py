@@ -1,7 +1,10 @@
-"""The papers' models as configurations: their shapes count up to what the papers say, and only one thing differs."""
+"""The papers' models and methods as configurations that are given together: they resolve to what is written down in
+presets.json, their shapes count up to what the papers say, and only one thing differs.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,8 @@ import pytest
 
 from peer.commands.cli import main
 from peer.config import load as settings
-from peer.config.schema import LlamaModel, RunConfig
+from peer.config.digest import digest
+from peer.config.schema import Config, LlamaModel, RunConfig
 from peer.replica import model
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -24,10 +28,43 @@ SIZES = [
     ("opendiloco-1b", 1.1e9, 968_976_384, 0.13),  # the paper's 1.1B has the embeddings in it: see below
 ]
 METHODS = ("noloco", "diloco", "fsdp")
+NAMES = [f"{method}-{size}" for method in METHODS for size in ("125m", "1.3b", "6.8b")]
+# What a preset needs besides its model and its method: a number that is neither's alone.
+SETS = {
+    "fsdp-125m": ["run.batch_size=512"],
+    "fsdp-1.3b": ["run.batch_size=1024"],
+    "fsdp-6.8b": ["run.batch_size=2048"],
+    "opendiloco-1b": ["run.inner_steps=125"],
+}
+PRESETS = json.loads((Path(__file__).parent / "presets.json").read_text())
 
 
-def load(*names: str) -> RunConfig:
-    return settings.load([CONFIGS / f"{name}.yaml" for name in names], environment={}).run
+def files(name: str, *data: str) -> list[Path]:
+    """Model, method and data of a preset."""
+    method, _, size = name.partition("-")
+    size = {"1b": "1.1b"}.get(size, size)
+    words = (f"models/llama-{size}", f"methods/{method}", *(f"data/{it}" for it in data))
+    return [CONFIGS / f"{it}.yaml" for it in words]
+
+
+def resolved(name: str, *data: str) -> Config:
+    return settings.load(files(name, *data), [f"run.name={name}", *SETS.get(name, ())], environment={})
+
+
+def load(name: str, *data: str) -> RunConfig:
+    return resolved(name, *data).run
+
+
+@pytest.mark.parametrize("name", [*NAMES, "opendiloco-150m", "opendiloco-1b"])
+def test_model_and_method_resolve_to_the_preset(name: str) -> None:
+    config, expected = resolved(name), Config.model_validate(PRESETS[name])
+    assert config == expected
+    assert digest(config.run) == digest(expected.run)
+
+
+def test_every_file_is_part_of_a_preset() -> None:
+    of_presets = {file for name in PRESETS if name != "data" for file in files(name, *PRESETS["data"])}
+    assert of_presets == {file for folder in CONFIGS.iterdir() if folder.is_dir() for file in folder.iterdir()}
 
 
 def layers_of(shape: LlamaModel) -> int:
@@ -79,19 +116,19 @@ def test_the_methods_of_a_size_differ_in_the_method_alone(size: str) -> None:
 
 
 @pytest.mark.parametrize("data", ["c4", "reddit"])
-@pytest.mark.parametrize("name", [f"{method}-{size}" for method in METHODS for size in ("125m", "1.3b", "6.8b")])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_preset_goes_with_the_papers_data(name: str, data: str) -> None:
-    alone, run = load(name), load(name, f"data-{data}")
-    assert run.data.name == {"c4": "c4", "reddit": "parquet"}[data]
-    assert run.data.sequence_length == alone.data.sequence_length == 1024
+    alone, run = load(name), load(name, data)
+    assert run.data.model_dump(mode="json", exclude_defaults=True) == PRESETS["data"][data]
     assert isinstance(run.model, LlamaModel) and run.model.vocabulary == run.data.tokenizer.vocabulary
     assert run.model_copy(update={"model": alone.model, "data": alone.data}) == alone
 
 
 @pytest.mark.parametrize("name", ["demo", "opendiloco-150m"])
 def test_show_config_says_how_many_parameters(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [CONFIGS / "demo.yaml"] if name == "demo" else files(name)
     with pytest.raises(SystemExit) as exit:
-        main(["show-config", "--config", str(CONFIGS / f"{name}.yaml")])
+        main(["show-config", "--config", *map(str, given)])
     assert not exit.value.code
     said = {"demo": "1,022,464 parameters, 32,896", "opendiloco-150m": "214,983,680 parameters, 65,536,000"}[name]
     assert f"# {said} of them embeddings\n" in capsys.readouterr().out

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, TokenizerConfig
 from peer.config.schema import RunConfig
 from peer.data import corpus
-from peer.data.batches import Stream
+from peer.data.batches import BatchStream
 from peer.data.open import batches
 
 LENGTH, BATCH = 16, 4
@@ -89,7 +89,7 @@ def _hugging_face(kind: str, folder: Path, rows: Sequence[str], same: dict[str, 
     return HuggingFaceData(name="huggingface", path=str(folder / "set"), streaming=kind.startswith("streaming"), **same)
 
 
-def stream(settings: AnyData, number: int = 0, *, batch_size: int = BATCH, seed: int = 0) -> Stream:
+def stream(settings: AnyData, number: int = 0, *, batch_size: int = BATCH, seed: int = 0) -> BatchStream:
     """The training stream of a peer, as build.py makes it."""
     run = RunConfig(data=settings, batch_size=batch_size, seed=seed)
     return batches(run, corpus.load(settings).train, number)

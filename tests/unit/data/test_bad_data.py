@@ -81,7 +81,7 @@ def test_a_line_that_is_no_json_and_one_without_end_are_named(tmp_path: Path, mo
     settings = lines(tmp_path)
     (tmp_path / "bad.jsonl").write_bytes(b'{"text": "a"}\n{"text": "cut')
     assert 'bad.jsonl row 2: is not JSON: b\'{"text": "cut\'' in said(settings)
-    monkeypatch.setattr(module, "LONGEST", 1000)
+    monkeypatch.setattr(module, "LONGEST_LINE", 1000)
     (tmp_path / "bad.jsonl").write_bytes(b'{"text": "' + b"a" * 2000)
     assert "is this JSON Lines?" in said(settings)
 

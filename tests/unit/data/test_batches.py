@@ -11,6 +11,8 @@ import torch
 from peer.config.data import StdlibData, TextData
 from peer.data import corpus
 from peer.data.batches import TokenStream, validation_batches
+from peer.data.sources.text import PIECE_BYTES
+from peer.data.tokenizer import Tokens
 from peer.errors import UserError
 
 TOKENS = np.arange(1000, dtype=np.uint16)
@@ -74,7 +76,7 @@ def test_local_files_are_split_by_content_that_does_not_overlap(tmp_path: Path) 
         (tmp_path / f"{index:03}.txt").write_text(f"{index:03}\n" * 20)
     text = corpus.load(TextData(name="text", train=(f"{tmp_path}/*.txt",), sequence_length=8))
 
-    def documents(tokens: corpus.Tokens) -> set[bytes]:
+    def documents(tokens: Tokens) -> set[bytes]:
         words = [bytes(part.astype(np.uint8))[:3] for part in np.split(tokens, np.where(tokens == 256)[0] + 1)]
         return {word for word in words if word}
 
@@ -103,7 +105,7 @@ def test_missing_or_too_little_text_is_one_line(tmp_path: Path, content: str | N
 
 
 def test_one_large_file_is_split_too_and_all_of_it_is_used(tmp_path: Path) -> None:
-    data = np.random.default_rng(0).integers(0, 256, 100 * corpus.PIECE, dtype=np.uint8)
+    data = np.random.default_rng(0).integers(0, 256, 100 * PIECE_BYTES, dtype=np.uint8)
     (tmp_path / "book.txt").write_bytes(data.tobytes())
     text = corpus.load(TextData(name="text", train=(f"{tmp_path}/book.txt",)))
     used = len(text.train) + len(text.validation)

@@ -103,11 +103,11 @@ def test_local_text_by_a_tokenizer_is_the_whole_text(tmp_path: Path) -> None:
 def test_pieces_are_the_file_each_a_text(tmp_path_factory: pytest.TempPathFactory, said: str, size: int) -> None:
     path = tmp_path_factory.mktemp("text") / "a.txt"
     path.write_text(said, encoding="utf-8")
-    usual, text.PIECE = text.PIECE, size
+    usual, text.PIECE_BYTES = text.PIECE_BYTES, size
     try:
         pieces = list(text.pieces(path))
     finally:
-        text.PIECE = usual
+        text.PIECE_BYTES = usual
     assert "".join(piece.decode("utf-8") for piece in pieces) == said
     assert all(0 < len(piece) <= size for piece in pieces)
 

@@ -1,4 +1,4 @@
-"""A rank that says after every order which tensors of its own it holds, and can be told to run out of memory.
+"""A rank that says after every command which tensors of its own it holds, and can be told to run out of memory.
 
 python -m tests.unit.replica.rank_account FILE [fail]    as a rank that torchrun has started
 """
@@ -34,7 +34,7 @@ def private_bytes(shared: torch.Tensor) -> int:
     return sum(sizes.values())
 
 
-def settled_bytes(member: worker.Member) -> int:
+def settled_bytes(member: worker.WorkerReplica) -> int:
     """What stays: gloo's threads keep a collective's tensors for a moment after its end, until they get the GIL."""
     optimizer = member._loop.optimizer
     parts = [*member._loop.model.parameters(), *(it for state in optimizer.state.values() for it in state.values())]
@@ -47,19 +47,19 @@ def settled_bytes(member: worker.Member) -> int:
 
 def main() -> None:
     file = Path(sys.argv[1])
-    obey = worker.Member.obey
+    carry_out = worker.WorkerReplica.carry_out
 
-    def and_account(self: worker.Member, order: Any) -> bool:
-        if "fail" in sys.argv and isinstance(order, Step):
+    def and_account(self: worker.WorkerReplica, command: Any) -> bool:
+        if "fail" in sys.argv and isinstance(command, Step):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total of 3 GiB.")
-        answered = obey(self, order)
+        answered = carry_out(self, command)
         with torch.no_grad():
-            held = {"order": type(order).__name__, "bytes": settled_bytes(self)}
+            held = {"command": type(command).__name__, "bytes": settled_bytes(self)}
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(held) + "\n")
         return answered
 
-    worker.Member.obey = and_account  # type: ignore[method-assign]
+    worker.WorkerReplica.carry_out = and_account  # type: ignore[method-assign]
     rank = launch.of(os.environ)
     assert rank is not None
     sys.exit(worker.run(rank))

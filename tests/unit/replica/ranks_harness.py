@@ -16,7 +16,7 @@ from peer.config.schema import Config
 from peer.data import corpus
 from peer.process import LoopContext, Stop
 from peer.replica.sharded.launch import Rank
-from peer.replica.sharded.ranks import Crew
+from peer.replica.sharded.ranks import Ranks
 from peer.rounds.progress import Progress
 from peer.training import replica as build
 from peer.training.state import PeerState
@@ -37,10 +37,10 @@ def config(folder: Path, *, peer: dict[str, Any] | None = None, **run: Any) -> C
     return Config.model_validate({"run": shared, "peer": {"threads": 1, **(peer or {})}})
 
 
-def replica(settings: Config, crew: Crew | None = None) -> PeerState:
+def replica(settings: Config, ranks: Ranks | None = None) -> PeerState:
     tokens = corpus.load(settings.run.data).train
     signs = LoopContext(Progress(), Stop())
-    return build.replica(settings, tokens, stream=3, device=CPU, signs=signs, crew=crew)
+    return build.replica(settings, tokens, stream=3, device=CPU, signs=signs, ranks=ranks)
 
 
 def environment(number: int, size: int, port: int) -> dict[str, str]:
@@ -57,8 +57,8 @@ def free_port() -> int:
         return port
 
 
-class Ranks:
-    """The crew, and its processes."""
+class RankProcesses:
+    """The other ranks, and their processes."""
 
     def __init__(self, size: int, folder: Path, program: Sequence[str] = PROGRAM) -> None:
         port = free_port()
@@ -69,16 +69,16 @@ class Ranks:
             its = {**os.environ, **environment(number, size, port), "PYTHONUNBUFFERED": "1"}
             self.processes.append(warm().start(program, log, its))
         self.gave_up: list[str] = []
-        self.crew = Crew(Rank(0, size, port), self.gave_up.append)
+        self.ranks = Ranks(Rank(0, size, port), self.gave_up.append)
 
     def output(self) -> str:
         return "".join(log.read_text(encoding="utf-8") for log in self.logs)
 
 
 @contextmanager
-def ranks(size: int, folder: Path, program: Sequence[str] = PROGRAM) -> Iterator[Ranks]:
+def ranks(size: int, folder: Path, program: Sequence[str] = PROGRAM) -> Iterator[RankProcesses]:
     """They are sent home at the end, and come home."""
-    it = Ranks(size, folder, program)
+    it = RankProcesses(size, folder, program)
     before = dict(os.environ)
     os.environ.update(it.mine)
     code = 1
@@ -86,7 +86,7 @@ def ranks(size: int, folder: Path, program: Sequence[str] = PROGRAM) -> Iterator
         yield it
         code = 0
     finally:
-        it.crew.dismiss(code)
+        it.ranks.dismiss(code)
         if distributed.is_initialized():
             distributed.destroy_process_group()
         os.environ.clear()
@@ -103,7 +103,7 @@ def replica_on(size: int, settings: Config, folder: Path) -> Iterator[PeerState]
         yield replica(settings)
         return
     with ranks(size, folder) as it:
-        yield replica(settings, it.crew)
-        assert it.crew.lost == ""
+        yield replica(settings, it.ranks)
+        assert it.ranks.lost == ""
     assert [process.returncode for process in it.processes] == [0] * (size - 1), it.output()
     assert "Traceback" not in it.output()

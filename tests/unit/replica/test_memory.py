@@ -79,7 +79,7 @@ def test_the_parts_add_up_and_say_what_the_settings_change() -> None:
 
 
 def test_a_large_model_is_estimated_without_making_it() -> None:
-    large = load.load(ROOT / "configs" / "noloco-6.8b.yaml", environment={})
+    large = load.load(ROOT / "configs" / "models" / "llama-6.8b.yaml", environment={})
     memory = estimate(large.run, large.peer)
     assert memory.parts["weights"] == 4 * 9_638_793_216
     assert 4 * memory.parts["weights"] < memory.device_bytes < 5 * memory.parts["weights"]

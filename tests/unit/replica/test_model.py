@@ -121,7 +121,7 @@ def test_what_is_in_the_files_is_compared_and_not_where_they_are(sources: Path, 
     import shutil
 
     def run(folder: Path, **keys: Any) -> RunConfig:
-        return model_source.pinned_run(RunConfig(model=auto(folder, **keys)))
+        return model_source.pinned(Config(run=RunConfig(model=auto(folder, **keys)))).run
 
     shutil.copytree(sources / "neox", tmp_path / "copy")
     here, there = (run(folder, pretrained=True) for folder in (sources / "neox", tmp_path / "copy"))
@@ -140,7 +140,7 @@ def test_what_is_in_the_files_is_compared_and_not_where_they_are(sources: Path, 
     assert digest(run(tmp_path / "copy")) != digest(run(sources / "neox"))
     with pytest.raises(UserError, match="have the digest"):
         run(tmp_path / "copy", digest="0" * 32)
-    assert model_source.pinned_run(RunConfig()) == RunConfig()
+    assert model_source.pinned(Config()) == Config()
 
 
 # -- mistakes, each one line

@@ -36,7 +36,7 @@ def alone(state: PeerState) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_weights_conform(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What every kind of slow weights does with the fast ones, by the flat vector and by name."""
-    monkeypatch.setattr(shared, "WINDOW", 1000)
+    monkeypatch.setattr(shared, "WINDOW_ELEMENTS", 1000)
     settings = config(tmp_path)
     expected = replica(settings)
     with replica_on(size, settings, tmp_path) as state:
@@ -151,13 +151,13 @@ def test_a_rank_holds_its_shard_and_nothing_whole(tmp_path: Path) -> None:
     settings = config(tmp_path, model=wide)
     account = tmp_path / "account"
     with ranks(2, tmp_path, ("-m", "tests.unit.replica.rank_account", str(account))) as it:
-        state = replica(settings, it.crew)
+        state = replica(settings, it.ranks)
         state.inner.run(state.stream.take(2))
         alone(state)
         state.inner.evaluate(list(state.stream.take(1)))
         theta(state)
     held = [json.loads(line) for line in account.read_text().splitlines()]
-    assert {row["order"] for row in held} >= {"Step", "Read", "Write", "Evaluate"}
+    assert {row["command"] for row in held} >= {"Step", "ReadElements", "WriteFast", "Evaluate"}
     whole = 4 * state.outer.slow.numel
     assert max(row["bytes"] for row in held) < 0.5 * 3 * whole * 1.02, held  # half of the weights and of two moments
     assert held[-1]["bytes"] > 0.5 * 3 * whole
@@ -166,7 +166,7 @@ def test_a_rank_holds_its_shard_and_nothing_whole(tmp_path: Path) -> None:
 def test_a_rank_that_dies_ends_the_peer_in_one_line(tmp_path: Path) -> None:
     settings = config(tmp_path)
     with ranks(3, tmp_path) as it:
-        state = replica(settings, it.crew)
+        state = replica(settings, it.ranks)
         state.inner.run(state.stream.take(1))
         os.kill(it.processes[1].pid, signal.SIGKILL)
         began = time.monotonic()
@@ -175,7 +175,7 @@ def test_a_rank_that_dies_ends_the_peer_in_one_line(tmp_path: Path) -> None:
         assert time.monotonic() - began < 10
         with pytest.raises(RunError, match=r"^rank 2 of this peer has ended"):
             theta(state)
-        it.crew.dismiss(1)
+        it.ranks.dismiss(1)
         assert it.processes[0].wait(20) == 1
     assert it.output() == ""
     assert it.gave_up == []
@@ -184,7 +184,7 @@ def test_a_rank_that_dies_ends_the_peer_in_one_line(tmp_path: Path) -> None:
 def test_a_rank_without_memory_says_so_through_rank_0(tmp_path: Path) -> None:
     program = ("-m", "tests.unit.replica.rank_account", str(tmp_path / "account"), "fail")
     with ranks(2, tmp_path, program) as it:
-        state = replica(config(tmp_path), it.crew)
+        state = replica(config(tmp_path), it.ranks)
         words = r"^rank 1 of this peer: CUDA out of memory; lower peer.micro_batch \(now the whole batch\)$"
         with pytest.raises(RunError, match=words):
             for _ in range(2):

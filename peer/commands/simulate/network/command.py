@@ -14,7 +14,7 @@ from peer.exchange.codec import payload_bytes
 from peer.replica import model
 from peer.training.run_folder import require_folder, set_aside
 
-FILE = "network.json"
+FIGURES_FILE = "network.json"
 
 
 def conditions(config: Config, args: argparse.Namespace) -> Conditions:
@@ -49,9 +49,9 @@ def run(config: Config, args: argparse.Namespace) -> str:
     """Model both methods and write ``network.json``; returns what to print."""
     it = conditions(config, args)
     require_folder(config.run.dir)
-    set_aside(config.run.dir, [FILE])
+    set_aside(config.run.dir, [FIGURES_FILE])
     rows = [method(it, config.run.seed) for method in (pairs, pairs_by_round, groups)]
-    path: Path = config.run.dir / FILE
+    path: Path = config.run.dir / FIGURES_FILE
     tree = tree_to_pair(it, config.run.seed)
     found = {"conditions": asdict(it), "methods": [asdict(row) for row in rows], "tree_to_pair": tree}
     text = json.dumps(found, indent=1)
