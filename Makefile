@@ -29,7 +29,7 @@ swarm-tests: .venv/.installed-dev
 	$(PYTEST) tests/netlab tests/swarm
 
 image:
-	docker build --file docker/Dockerfile --tag noloco-peer:0.1.0 .
+	docker build --file docker/Dockerfile --tag noloco-peer:0.2.0 .
 
 image-test: .venv/.installed-dev
 	$(BIN)/python -m pytest -m image tests/docker

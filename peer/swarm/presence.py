@@ -30,8 +30,7 @@ from peer.swarm.grouping.leader import CATCH_UP
 from peer.swarm.healing.divergence import Strangers
 from peer.swarm.healing.late_join import Beginning
 from peer.swarm.pairing.rendezvous import Rendezvous
-from peer.swarm.party import Party
-from peer.swarm.state_transfer.donor import Donor, start_serving
+from peer.swarm.state_transfer.donor import start_serving
 from peer.swarm.state_transfer.download import take_state_of
 from peer.swarm.state_transfer.join import take_state
 
@@ -60,8 +59,6 @@ class Presence:
     def __init__(
         self,
         node: Node,
-        me: Party,
-        layout: str,
         *,
         grouping: Grouping,
         equal_replicas: bool,
@@ -72,14 +69,14 @@ class Presence:
         lineage: Callable[[], Lineage],
         metrics_address: str | None,
     ) -> None:
-        self._node, self._me, self._layout = node, me, layout
+        self._node, self._me = node, node.member
         self._progress, self._stop, self._vitals = progress, stop, vitals
         self._metrics_address = metrics_address
         self.beginning, self._strangers = Beginning(), Strangers()
         self._taken = self._in_vain = self._joins_from = 0
-        self._members = Members(node, me.run, self._record)
+        self._members = Members(node, node.member.run, self._record)
         self._meets: Rendezvous | Gathering | None = None
-        footing = SwarmContext(node, self._members, Boundary(progress), stop, me)
+        footing = SwarmContext(node, self._members, Boundary(progress), stop)
         if grouping is Grouping.PAIR:
             self._meets = Rendezvous(footing, settings, self.beginning)
         elif grouping is Grouping.EVERYONE:
@@ -107,7 +104,7 @@ class Presence:
     ) -> State | None:
         """The verified state of a member beyond round ``above``; ``None`` when there is none: :func:`take_state`."""
         return take_state(
-            *(self._node, self._members, self._me, self._layout, room, timeout),
+            *(self._node, self._members, room, timeout),
             above=above,
             reached=reached,
             among=among,
@@ -154,7 +151,7 @@ class Presence:
     def enter(self, snapshot: Callable[[], State], round: int, *, waits: bool = False) -> None:
         """Be found from now on: serve newcomers, announce, and meet partners. ``waits``: others are awaited first."""
         self._waits = waits
-        start_serving(self._node, Donor(self._me, self._layout, snapshot))
+        start_serving(self._node, snapshot)
         self._members.start()
         self._announced = True
         if self._meets is not None:
@@ -211,7 +208,7 @@ class Presence:
 
     def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:
         """The verified state of a member of the group, or ``None``; fills ``room``."""
-        return take_state_of(self._node, donor, self._me, self._layout, room, CATCH_UP)
+        return take_state_of(self._node, donor, room, CATCH_UP)
 
     @property
     def peer_id(self) -> str:
@@ -245,7 +242,6 @@ class Presence:
             state="waiting" if self._waits else "training",
             step=vitals.step,
             round=vitals.round,
-            boundary_in=self._progress.eta(),
             tokens_per_second=vitals.tokens_per_second,
             metrics=self._metrics_address,
             report=vitals.report.model_copy(update={"members": self.size}),

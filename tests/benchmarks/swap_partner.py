@@ -20,6 +20,7 @@ from peer.exchange.codec import Cast
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.wire import Identity
 from peer.p2p import identity
+from peer.p2p.greeting import MemberIdentity
 from peer.p2p.node import Node, NodeSettings
 from peer.p2p.stream import Stream
 from peer.rounds.types import Group, Link, Outcome
@@ -34,7 +35,8 @@ WAIT = 60.0
 def peer_node(key: Path, initial_peers: Sequence[str] = ()) -> Iterator[Node]:
     """A started node on a free port of 127.0.0.1."""
     identity.load_or_create(key)
-    node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=tuple(initial_peers)))
+    member = MemberIdentity("bench", "bench", "c", "{}", "layout")
+    node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=tuple(initial_peers)), member=member)
     try:
         node.start()
         yield node
@@ -44,8 +46,7 @@ def peer_node(key: Path, initial_peers: Sequence[str] = ()) -> Iterator[Node]:
 
 def bench_exchange(node: Node, numel: int) -> PairExchange:
     """A swap of fp32 that takes any contribution."""
-    same = Identity("bench", "bench", "bench", numel)
-    return PairExchange(node, same, Cast("none"), ExchangeConfig(), Unguarded(1e9))
+    return PairExchange(node, Identity(numel), Cast("none"), ExchangeConfig(), Unguarded(1e9))
 
 
 class Pairing:

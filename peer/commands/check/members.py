@@ -10,7 +10,7 @@ from peer import __version__
 from peer.commands.check.finding import Finding, fail, ok, warn
 from peer.commands.check.local import identity_file
 from peer.commands.check.subject import Subject
-from peer.config.digest import canonical, digest, first_difference
+from peer.config.digest import digest
 
 if TYPE_CHECKING:
     from peer.p2p.admission.dht_rules import Authority
@@ -68,26 +68,23 @@ def _twin(node: Node, config: Subject, authority: Authority | None) -> Iterator[
 
 def _difference(node: Node, config: Subject, record: MemberRecord) -> str:
     """The first key in which a member's run differs, as it says itself."""
-    from peer.p2p.stream import BadMessage, StreamLost
-    from peer.swarm.party import Decline
-    from peer.swarm.state_transfer.donor import ANSWER, PROTOCOL, StateRequest
+    from peer.p2p.stream import BadMessage, Refused, StreamLost
+    from peer.swarm.state_transfer.donor import ANSWER, PROTOCOL
 
-    async def ask() -> str:
-        stream = await node.open(record.peer_id, PROTOCOL, record.addresses)
+    async def greet() -> None:
+        stream = await node.open_to_member(record.peer_id, PROTOCOL, record.addresses)
         try:
-            request = StateRequest(run=config.run.name, config=digest(config.run), layout="")
-            await stream.send(request, TALK_TIMEOUT / 2)
-            answer = await stream.receive(ANSWER, TALK_TIMEOUT / 2)
-            theirs = answer.run if isinstance(answer, Decline) else None
-            return first_difference(canonical(config.run), theirs) if theirs else ""
+            await stream.receive(ANSWER, TALK_TIMEOUT)
         finally:
             stream.close()
 
     try:
-        found = node.call(ask(), 2 * TALK_TIMEOUT)
+        node.call(greet(), 2 * TALK_TIMEOUT)
+    except Refused as refused:
+        return node.member.difference(refused)
     except (StreamLost, BadMessage, TimeoutError):
-        found = ""
-    return found or f"its digest is {record.config}, ours {digest(config.run)}"
+        pass
+    return f"its digest is {record.config}, ours {digest(config.run)}"
 
 
 def _versions(node: Node, records: Sequence[MemberRecord]) -> Iterator[Finding]:

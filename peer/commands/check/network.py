@@ -17,6 +17,7 @@ from peer.commands.check.finding import Finding, fail, ok, warn
 from peer.commands.check.local import port_is_free
 from peer.commands.check.reach import reachability, relays
 from peer.commands.check.subject import Subject
+from peer.config.digest import canonical, digest
 from peer.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def _identity(config: Subject, folder: Path) -> tuple[Path, Authority | None]:
 
 
 def _node(config: Subject, key: Path, authority: Authority | None) -> Node:
+    from peer.p2p.greeting import MemberIdentity
     from peer.p2p.node import Node, NodeSettings
     from peer.p2p.reachability.decide import Reachability
 
@@ -66,7 +68,8 @@ def _node(config: Subject, key: Path, authority: Authority | None) -> Node:
         upnp=own.upnp,
         start_timeout=own.start_timeout,
     )
-    node = Node(settings, authority)
+    run = config.run  # without the model's layout: whose configuration differs says that first
+    node = Node(settings, authority, MemberIdentity("check", run.name, digest(run), canonical(run), layout=""))
     try:
         node.listen(Reachability(announce=own.announce))
     except BaseException:

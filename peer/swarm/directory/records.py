@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from peer.p2p.admission.subkeys import owner_of
 from peer.p2p.stream import Message
@@ -63,7 +63,6 @@ class MemberRecord(Message):
     state: Literal["waiting", "training", "left"]  # waiting: for others, to begin with them
     step: Annotated[int, Field(ge=0)]
     round: Annotated[int, Field(ge=0)]
-    boundary_in: Seconds | None  # seconds after the record was made
     tokens_per_second: NotNegative
     metrics: Text | None  # host:port of the Prometheus endpoint
     report: Report = NO_REPORT
@@ -102,6 +101,32 @@ def decode(subkey: object, value: object) -> MemberRecord | None:
     except ValidationError:
         return None
     return record if record.peer_id == owner_of(subkey)[0] else None
+
+
+class _ForeignReport(BaseModel):
+    version: Annotated[str, Field(max_length=24)]
+
+
+class _ForeignRecord(BaseModel):
+    """What records of all versions have."""
+
+    model_config = ConfigDict(strict=True)
+    peer_id: Text
+    name: Name
+    report: _ForeignReport
+
+
+def program_of(subkey: object, value: object) -> tuple[str, str] | None:
+    """Name and program version of who wrote a record that :func:`decode` does not know; ``None`` for anything else."""
+    if not isinstance(value, str) or len(value) > RECORD_BYTES or not isinstance(subkey, str):
+        return None
+    try:
+        record = _ForeignRecord.model_validate_json(value)
+    except ValidationError:
+        return None
+    if record.peer_id != owner_of(subkey)[0] or not (record.name + record.report.version).isprintable():
+        return None
+    return record.name, record.report.version
 
 
 def decode_run(value: object) -> str | None:

@@ -24,7 +24,7 @@ from peer.swarm.grouping.leader import CATCH_UP, SLACK, Convener
 from peer.swarm.grouping.member import PERIOD, TRIES, Attending
 from peer.swarm.grouping.messages import CALL, Admit, Attend, Follow, MemberAddress, Summon
 from peer.swarm.grouping.roster import PROTOCOL, TALK_TIMEOUT, Roll
-from peer.swarm.party import Decline
+from peer.swarm.messages import Decline
 
 LATE = 0.5  # of the time to the next boundary: who would have to wait for longer has missed the last one
 
@@ -35,8 +35,7 @@ class Gathering:
     """
 
     def __init__(self, footing: SwarmContext, patience: float, lineage: Callable[[], Lineage], *, equal: bool) -> None:
-        self._node, self._boundary = footing.node, footing.boundary
-        self._stop, self._me = footing.stop, footing.me
+        self._node, self._boundary, self._stop = footing.node, footing.boundary, footing.stop
         self._patience, self._lineage, self._equal = patience, lineage, equal
         self._roll = Roll(footing)
         self._convener = Convener(footing.node.background, patience)
@@ -48,7 +47,7 @@ class Gathering:
     def start(self, round: int) -> None:
         """Attend and convene, for the boundary that ends ``round``."""
         self._round = round
-        self._node.call(self._node.serve(PROTOCOL, self._answer), OPEN_TIMEOUT)
+        self._node.call(self._node.serve_members(PROTOCOL, self._answer), OPEN_TIMEOUT)
         self._node.spawn(self._keep_attending())
 
     def group_for(self, round: int) -> Group:
@@ -126,7 +125,7 @@ class Gathering:
         """A member attends, or a convener summons."""
         call = await stream.receive(CALL, TALK_TIMEOUT)
         if isinstance(call, Summon):
-            if call.run == self._me.run and self._roll.welcome(stream.remote):
+            if self._roll.welcome(stream.remote):
                 self._roll.learn(call.place.model_copy(update={"peer_id": stream.remote}).seat())
             stream.close()
             return
@@ -139,10 +138,6 @@ class Gathering:
         stream.close()
 
     def _reply(self, attend: Attend, peer_id: str) -> Admit | Follow | Decline:
-        if attend.run != self._me.run:
-            return Decline(reason="another run")
-        if attend.config != self._me.config:
-            return Decline(reason="another configuration", run=self._me.canonical)
         if self._stop.requested:
             return Decline(reason="is leaving")
         if not self._roll.welcome(peer_id):

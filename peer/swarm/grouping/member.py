@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from peer.logs import fields, get_logger
-from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Assembly, Group, Link, Seat
 from peer.swarm.context import SwarmContext
@@ -29,7 +29,7 @@ from peer.swarm.grouping.messages import (
     Wait,
 )
 from peer.swarm.grouping.roster import PROTOCOL, TALK_TIMEOUT, Roll
-from peer.swarm.party import Decline
+from peer.swarm.messages import Decline
 
 log = get_logger("gathering")
 
@@ -54,7 +54,7 @@ class Attending:
     """Belongs to the network thread. ``lineage`` names the rounds in this peer's slow weights."""
 
     def __init__(self, footing: SwarmContext, roll: Roll, lineage: Callable[[], Lineage], patience: float) -> None:
-        self._node, self._boundary, self._me = footing.node, footing.boundary, footing.me
+        self._node, self._boundary = footing.node, footing.boundary
         self._roll, self._lineage, self._patience = roll, lineage, patience
         self._host: Host | None = None
 
@@ -72,19 +72,19 @@ class Attending:
         """Open a stream to ``leader`` and be admitted. Returns why not; empty when it worked."""
         self.leave()
         attend = Attend(
-            run=self._me.run,
-            config=self._me.config,
             place=MemberAddress.of(self._roll.own_seat()),
             round=round,
             eta=self._boundary.eta() or 0.0,
         )
         stream: Stream | None = None
         try:
-            stream = await self._node.open(leader.peer_id, PROTOCOL, leader.addresses)
+            stream = await self._node.open_to_member(leader.peer_id, PROTOCOL, leader.addresses)
             await stream.send(attend, TALK_TIMEOUT)
             answer = await stream.receive(ANSWER, TALK_TIMEOUT)
         except (TimeoutError, StreamLost, BadMessage) as error:
             self._roll.avoid(leader.peer_id)
+            if isinstance(error, Refused):
+                self._node.member.warn_of(leader.name, error)
             answer = Decline(reason=f"does not answer: {error}"[:200])
         if isinstance(answer, Admit) and stream is not None:
             self._host = Host(stream, leader)
@@ -98,9 +98,6 @@ class Attending:
                 await asyncio.sleep(HEARSAY)  # it will find that out too, and lead
             return f"{leader.name} follows another"
         reason = answer.reason if isinstance(answer, Decline) else ""
-        if isinstance(answer, Decline) and answer.run is not None:
-            self._me.warn_of_difference(leader.name, answer.run)
-            self._roll.avoid(leader.peer_id)
         await asyncio.sleep(PERIOD)
         return f"{leader.name}: {reason}"
 

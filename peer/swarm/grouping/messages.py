@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter
 from peer.p2p.stream import Message
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Seat
-from peer.swarm.party import Decline, Seconds
+from peer.swarm.messages import Decline, Seconds
 
 MAX_MEMBERS = 256
 Text = Annotated[str, Field(max_length=128)]
@@ -44,8 +44,6 @@ class Attend(Message):
     """I want to be in your group at our next boundary."""
 
     kind: Literal["attend"] = "attend"
-    run: Short
-    config: Short
     place: MemberAddress
     round: Annotated[int, Field(ge=0)]
     eta: Seconds  # until the member's boundary
@@ -55,7 +53,6 @@ class Summon(Message):
     """I lead, as far as I know; whoever knows nobody smaller shall attend."""
 
     kind: Literal["summon"] = "summon"
-    run: Short
     place: MemberAddress
 
 

@@ -19,7 +19,7 @@ from peer.swarm.grouping.messages import MemberAddress, Summon
 
 log = get_logger("gathering")
 
-PROTOCOL = "noloco/gather/2"
+PROTOCOL = "noloco/gather/3"
 TALK_TIMEOUT = 5.0  # seconds for one message
 SUMMON_PERIOD = 2.0
 AVOIDED = 30.0  # seconds for which a member that failed is left out
@@ -30,7 +30,7 @@ class Roll:
     """Belongs to the network thread, but for :meth:`avoid`."""
 
     def __init__(self, footing: SwarmContext) -> None:
-        self._node, self._members, self._me = footing.node, footing.members, footing.me
+        self._node, self._members = footing.node, footing.members
         self._learned: dict[str, tuple[Seat, float]] = {}  # who summoned us or was named, until when it counts
         self._grudges = PeerBackoff()
         self._summoned: dict[str, float] = {}
@@ -45,7 +45,7 @@ class Roll:
         now = time.monotonic()
         seats = {key: seat for key, (seat, until) in self._learned.items() if until > now}
         for record in self._members.live():
-            if record.config == self._me.config:
+            if record.config == self._node.member.config:
                 seats[record.peer_id] = Seat(record.peer_id, record.name, tuple(record.addresses))
         return [seat for key, seat in seats.items() if not self.avoided(key)]
 
@@ -54,7 +54,7 @@ class Roll:
         return [seat for seat in self.others() if seat.peer_id not in present]
 
     def own_seat(self) -> Seat:
-        return Seat(self._node.peer_id, self._me.name, for_record(self._node.addresses))
+        return Seat(self._node.peer_id, self._node.member.name, for_record(self._node.addresses))
 
     def learn(self, seat: Seat, seconds: float = LIFETIME) -> None:
         """Somebody was named, named itself or was in a round with us, whatever the directory says at the moment."""
@@ -87,8 +87,8 @@ class Roll:
 
     async def _summon(self, seat: Seat) -> None:
         try:
-            stream = await self._node.open(seat.peer_id, PROTOCOL, seat.addresses)
-            await stream.send(Summon(run=self._me.run, place=MemberAddress.of(self.own_seat())), TALK_TIMEOUT)
+            stream = await self._node.open_to_member(seat.peer_id, PROTOCOL, seat.addresses)
+            await stream.send(Summon(place=MemberAddress.of(self.own_seat())), TALK_TIMEOUT)
             await stream.until_closed(TALK_TIMEOUT)
             stream.close()
         except (TimeoutError, StreamLost) as error:

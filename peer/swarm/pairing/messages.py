@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter
 
 from peer.p2p.stream import Message, Stream
 from peer.rounds.state import Root
-from peer.swarm.party import Decline, Seconds
+from peer.swarm.messages import Decline, Seconds
 
 
 class Propose(Message):
@@ -22,8 +22,6 @@ class Propose(Message):
 
     kind: Literal["propose"] = "propose"
     name: Annotated[str, Field(max_length=64)]
-    run: Annotated[str, Field(max_length=64)]
-    config: Annotated[str, Field(max_length=64)]
     round: Annotated[int, Field(ge=0)]
     eta: Seconds  # until the proposer's boundary
     phase: Seconds  # length of the proposer's inner phase

@@ -14,20 +14,20 @@ from collections.abc import Iterable
 
 from peer.config.schema import RendezvousConfig
 from peer.logs import fields, get_logger
-from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.backoff import BACKOFF_PHASES, PeerBackoff
 from peer.rounds.pairing_rule import askable, near
 from peer.rounds.schedule import NOW, OPENS, PAUSE
 from peer.swarm.context import SwarmContext
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.healing.late_join import Beginning
+from peer.swarm.messages import Decline
 from peer.swarm.pairing.agreement import Appointment
 from peer.swarm.pairing.messages import PROPOSAL, REPLY, Accept, Propose
-from peer.swarm.party import Decline
 
 log = get_logger("rendezvous")
 
-PROTOCOL = "noloco/meet/1"
+PROTOCOL = "noloco/meet/2"
 ANSWER_TIMEOUT = 5.0  # seconds for a reply to a proposal
 ASK_TIMEOUT = 3.0  # seconds for asking around at a boundary
 PAUSE_SECONDS = (0.01, 0.3)  # between proposals, whatever the phase
@@ -41,7 +41,7 @@ class Proposing:
         self, footing: SwarmContext, settings: RendezvousConfig, beginning: Beginning, agreed: Appointment
     ) -> None:
         self._node, self._members, self._boundary = footing.node, footing.members, footing.boundary
-        self._stop, self._me = footing.stop, footing.me
+        self._stop, self._me = footing.stop, footing.node.member
         self._settings, self._beginning, self._agreed = settings, beginning, agreed
         self._met: dict[str, int] = {}  # the round in which a partner was met last
         self._grudges = PeerBackoff()
@@ -121,13 +121,15 @@ class Proposing:
         self._answered.clear()
         proposal = self._proposal()
         try:
-            stream = await self._node.open(record.peer_id, PROTOCOL, record.addresses)
+            stream = await self._node.open_to_member(record.peer_id, PROTOCOL, record.addresses)
             try:
                 await stream.send(proposal, ANSWER_TIMEOUT)
                 self._consider(await stream.receive(REPLY, ANSWER_TIMEOUT), proposal, stream, record.name)
             finally:
                 if self._agreed.meeting is None or self._agreed.meeting.stream is not stream:
                     stream.close()
+        except Refused as error:
+            self._me.warn_of(record.name, error)
         except (TimeoutError, StreamLost) as error:
             log.debug("no answer: %s", fields(peer=record.name, reason=str(error)))
             self._members.forget(record.peer_id)
@@ -142,8 +144,6 @@ class Proposing:
     def _proposal(self) -> Propose:
         return Propose(
             name=self._me.name,
-            run=self._me.run,
-            config=self._me.config,
             eta=self._boundary.eta() or 0.0,
             phase=self._boundary.phase or 0.0,
             round=self._agreed.round,
@@ -151,10 +151,7 @@ class Proposing:
         )
 
     def _consider(self, reply: Accept | Decline, mine: Propose, stream: Stream, name: str) -> None:
-        if isinstance(reply, Decline):
-            if reply.run is not None:
-                self._me.warn_of_difference(name, reply.run)
-        elif self._agreed.meeting is None:
+        if isinstance(reply, Accept) and self._agreed.meeting is None:
             window = NOW if self._boundary.here else self._settings.window  # at the boundary: whoever is ready
             if near(mine.eta, reply.eta, mine.phase, mine.phase, window):
                 self._agreed.commit(stream, name, reply)
@@ -174,10 +171,6 @@ class Proposing:
         await stream.send(Accept(eta=self._boundary.eta() or 0.0, root=self._beginning.root), ANSWER_TIMEOUT)
 
     def _objection(self, proposal: Propose, remote: str) -> Decline | None:
-        if proposal.run != self._me.run:
-            return Decline(reason="another run")
-        if proposal.config != self._me.config:
-            return Decline(reason="another configuration", run=self._me.canonical)
         eta, phase = self._boundary.eta(), self._boundary.phase
         if self._stop.requested or eta is None or phase is None:
             return Decline(reason="not ready to meet")

@@ -47,7 +47,7 @@ class Rendezvous:
     def start(self, round: int) -> None:
         """Take proposals and make them, for the boundary that ends ``round``."""
         self._agreed.round = round
-        self._node.call(self._node.serve(PROTOCOL, self._proposing.answer), OPEN_TIMEOUT)
+        self._node.call(self._node.serve_members(PROTOCOL, self._proposing.answer), OPEN_TIMEOUT)
         self._node.spawn(self._proposing.seek())
 
     def group_for(self, round: int) -> Group:

@@ -1,6 +1,6 @@
 """A member gives its slow weights, momentum and step to a newcomer.
 
-    newcomer: StateRequest   donor: StateHeader | Full | Decline, then parts, each with its digest   newcomer: Received
+    newcomer: StateRequest   donor: StateHeader | Full, then parts, each with its digest   newcomer: Received
 
 The donor sends a snapshot, so that its own training goes on. A newcomer that has lost its donor in mid-way says how
 many parts it has already. Next stations: join.py and taking.py, the newcomer's side.
@@ -21,11 +21,10 @@ from peer.p2p.stream import Message, Stream
 from peer.rounds.lineage import NO_ROUNDS, Lineage
 from peer.rounds.state import Root, State
 from peer.rounds.vectors import Vector, parts
-from peer.swarm.party import Decline, Party
 
 log = get_logger("join")
 
-PROTOCOL = "noloco/state/4"
+PROTOCOL = "noloco/state/5"
 TALK_TIMEOUT = 10.0  # seconds for one message
 STALL = 10.0  # seconds without a byte
 TRANSFER_LIMIT = 3600.0  # seconds for all vectors
@@ -39,9 +38,6 @@ class StateRequest(Message):
     """
 
     kind: Literal["state_request"] = "state_request"
-    run: Annotated[str, Field(max_length=64)]
-    config: Annotated[str, Field(max_length=64)]
-    layout: Annotated[str, Field(max_length=64)]
     have: Annotated[int, Field(ge=0)] = 0
     lineage: Lineage = NO_ROUNDS
     round: Annotated[int, Field(ge=0)] = 0
@@ -77,26 +73,23 @@ class Received(Message):
 
 
 REQUEST: TypeAdapter[StateRequest] = TypeAdapter(StateRequest)
-ANSWER: TypeAdapter[StateHeader | Full | Decline] = TypeAdapter(
-    Annotated[StateHeader | Full | Decline, Field(discriminator="kind")]
-)
+ANSWER: TypeAdapter[StateHeader | Full] = TypeAdapter(Annotated[StateHeader | Full, Field(discriminator="kind")])
 RECEIVED: TypeAdapter[Received] = TypeAdapter(Received)
 
 
 class Donor:
     """Serves this peer's state to newcomers. ``snapshot`` returns copies and may be called from any thread."""
 
-    def __init__(self, me: Party, layout: str, snapshot: Callable[[], State]) -> None:
-        self._me, self._layout, self._snapshot = me, layout, snapshot
+    def __init__(self, snapshot: Callable[[], State]) -> None:
+        self._snapshot = snapshot
         self._clients = 0
 
     async def serve(self, stream: Stream) -> None:
         """One newcomer's stream, from request to acknowledgement."""
         try:
             request = await stream.receive(REQUEST, TALK_TIMEOUT)
-            objection = self._objection(request)
-            if objection is not None:
-                await stream.send(objection, TALK_TIMEOUT)
+            if self._clients >= CLIENTS:
+                await stream.send(Full(), TALK_TIMEOUT)
                 await stream.until_closed(TALK_TIMEOUT)
                 return
             self._clients += 1
@@ -130,18 +123,7 @@ class Donor:
         await stream.receive(RECEIVED, STALL)
         log.info("gave the state away: %s", fields(peer=stream.remote[-6:], step=state.step, first=first))
 
-    def _objection(self, request: StateRequest) -> Full | Decline | None:
-        if request.run != self._me.run:
-            return Decline(reason="another run")
-        if request.config != self._me.config:
-            return Decline(reason="another configuration", run=self._me.canonical)
-        if request.layout != self._layout:
-            return Decline(reason="another model layout")
-        if self._clients >= CLIENTS:
-            return Full()
-        return None
 
-
-def start_serving(node: Node, donor: Donor) -> None:
-    """Answer newcomers from now on."""
-    node.call(node.serve(PROTOCOL, donor.serve), OPEN_TIMEOUT)
+def start_serving(node: Node, snapshot: Callable[[], State]) -> None:
+    """Answer newcomers from now on: see :class:`Donor`."""
+    node.call(node.serve_members(PROTOCOL, Donor(snapshot).serve), OPEN_TIMEOUT)

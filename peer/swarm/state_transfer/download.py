@@ -12,18 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peer.config.digest import first_difference
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.p2p.node import Node
 from peer.p2p.payload import receive_part
-from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.lineage import NO_ROUNDS, Lineage
 from peer.rounds.state import State
 from peer.rounds.types import Seat
 from peer.rounds.vectors import parts
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.party import Decline, Party
 from peer.swarm.state_transfer.donor import (
     ANSWER,
     PROTOCOL,
@@ -48,10 +46,6 @@ class Taken:
     round: int = 0
 
 
-class Declined(Exception):
-    """It will not give us its state."""
-
-
 class Busy(Exception):
     """It serves as many newcomers as it can."""
 
@@ -64,13 +58,11 @@ class Slow(Exception):
     """A part took too long; those before it have come."""
 
 
-def take_state_of(
-    node: Node, donor: Seat, me: Party, layout: str, room: Sequence[Tensor], timeout: float
-) -> State | None:
+def take_state_of(node: Node, donor: Seat, room: Sequence[Tensor], timeout: float) -> State | None:
     """The verified state of one member, or ``None`` when it did not give it within ``timeout`` seconds."""
     try:
-        return node.call(take(node, donor, me, layout, Taken(room)), timeout)
-    except (StreamLost, BadMessage, TimeoutError, RunError, Declined, Busy) as error:
+        return node.call(take(node, donor, Taken(room)), timeout)
+    except (StreamLost, BadMessage, TimeoutError, RunError, Busy) as error:
         log.warning("donor failed: %s", fields(peer=donor.name, reason=str(error)))
         return None
 
@@ -78,8 +70,6 @@ def take_state_of(
 async def take(
     node: Node,
     record: MemberRecord | Seat,
-    me: Party,
-    layout: str,
     taken: Taken,
     least: int = 0,
     part_limit: float = TRANSFER_LIMIT,
@@ -87,20 +77,13 @@ async def take(
     """Fill ``taken.room`` from part ``taken.have`` on, with the state of a donor behind round ``least`` or a later one.
 
     Raises :class:`UserError` when it trains another configuration, :class:`Slow` when a part took longer than
-    ``part_limit`` seconds, :class:`Declined`, :class:`Busy`, :class:`Behind`, and what streams raise.
+    ``part_limit`` seconds, :class:`Busy`, :class:`Behind`, and what streams raise.
     """
-    stream = await node.open(record.peer_id, PROTOCOL, record.addresses)
+    stream = await node.open_to_member(record.peer_id, PROTOCOL, record.addresses)
     try:
-        request = StateRequest(
-            run=me.run, config=me.config, layout=layout, have=taken.have, lineage=taken.lineage, round=taken.round
-        )
+        request = StateRequest(have=taken.have, lineage=taken.lineage, round=taken.round)
         await stream.send(request, TALK_TIMEOUT)
         answer = await stream.receive(ANSWER, TALK_TIMEOUT)
-        if isinstance(answer, Decline):
-            if answer.run is not None:
-                difference = first_difference(me.canonical, answer.run)
-                raise UserError(f"this configuration is not the swarm's: {difference} (at peer {record.name})")
-            raise Declined(answer.reason)
         if isinstance(answer, Full):
             raise Busy("serves other newcomers")
         if (answer.vectors, answer.numel) != (len(taken.room), taken.room[0].numel()):
@@ -121,6 +104,11 @@ async def take(
         log.info("took the state of a member: %s", what)
         done, donor = answer.phase_steps_done, record.peer_id
         return State(answer.step, answer.round, taken.room, answer.lineage, done, answer.root, donor)
+    except Refused as refused:
+        if refused.run is None:
+            raise
+        what = f"{node.member.difference(refused)} (at peer {record.name})"
+        raise UserError(f"this configuration is not the swarm's: {what}") from None
     finally:
         stream.close()
 

@@ -23,9 +23,8 @@ from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.state import State
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.party import Party
 from peer.swarm.state_transfer.donor import TALK_TIMEOUT, TRANSFER_LIMIT
-from peer.swarm.state_transfer.download import Behind, Busy, Declined, Slow, Taken, take
+from peer.swarm.state_transfer.download import Behind, Busy, Slow, Taken, take
 
 log = get_logger("join")
 
@@ -42,8 +41,6 @@ NEAR = 5  # rounds behind the furthest member: a state as good as its
 def take_state(
     node: Node,
     members: Members,
-    me: Party,
-    layout: str,
     room: Sequence[Tensor],
     timeout: float,
     *,
@@ -64,11 +61,11 @@ def take_state(
     and none of them gives its state.
     """
     taken = Taken(room)
-    tour, clock = _Tour(node, members, me, layout, taken, stopped), _Patience(timeout)
+    tour, clock = _Tour(node, members, taken, stopped), _Patience(timeout)
     while True:
         present = members.refresh_all()
         # a misconfigured stranger must not keep us from our own swarm, and our own mistake must be told
-        ours = [it for it in present if it.config == me.config and it.peer_id not in without]
+        ours = [it for it in present if it.config == node.member.config and it.peer_id not in without]
         if among:
             donors = [it for it in ours if it.peer_id in among]
         else:
@@ -108,10 +105,8 @@ class _Patience:
 class _Tour:
     """Donors asked one after the other. ``reasons``: of the last :meth:`ask`, why none gave its state."""
 
-    def __init__(
-        self, node: Node, members: Members, me: Party, layout: str, taken: Taken, stopped: Callable[[], bool]
-    ) -> None:
-        self._node, self._members, self._me, self._layout = node, members, me, layout
+    def __init__(self, node: Node, members: Members, taken: Taken, stopped: Callable[[], bool]) -> None:
+        self._node, self._members = node, members
         self._taken, self._stopped = taken, stopped
         self._slow = 0
         self.reasons: list[str] = []
@@ -134,7 +129,7 @@ class _Tour:
             except Busy as error:
                 self.busy = True
                 self.reasons.append(f"{record.name}: {error}")
-            except (StreamLost, BadMessage, TimeoutError, Declined) as error:
+            except (StreamLost, BadMessage, TimeoutError) as error:
                 self.reasons.append(f"{record.name}: {str(error) or 'does not answer'}")
                 reason = fields(peer=record.name, reason=str(error), parts=self._taken.have)
                 log.warning("donor failed: %s", reason)
@@ -142,7 +137,7 @@ class _Tour:
         return None
 
     def _one(self, record: MemberRecord, least: int, part_limit: float) -> State | None:
-        work = take(self._node, record, self._me, self._layout, self._taken, least, part_limit)
+        work = take(self._node, record, self._taken, least, part_limit)
         return self._node.call(_until_stopped(work, self._stopped), TRANSFER_LIMIT + TALK_TIMEOUT)
 
 

@@ -35,7 +35,6 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
     from peer.rounds.state import State
     from peer.rounds.types import Grouping
     from peer.rounds.vectors import Vector
-    from peer.swarm.party import Party
     from peer.swarm.presence import Presence, Vitals
     from tests.benchmarks.swap_partner import peer_node
 
@@ -44,11 +43,9 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
     initial = () if address == "-" else (address,)
     with tempfile.TemporaryDirectory() as folder, peer_node(Path(folder) / "key", initial) as node:
         lobby = Lobby()
-        node.call(node.serve(PROTOCOL, lobby.enter), 10)
+        node.call(node.serve_members(PROTOCOL, lobby.enter), 10)
         presence = Presence(
             node,
-            Party(f"m{place}", "bench", "c", "{}"),
-            "layout",
             grouping=Grouping.EVERYONE,
             equal_replicas=False,
             settings=RendezvousConfig(),
@@ -61,7 +58,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
         presence.enter(lambda: State(0, 0, [vector]), 0)
         print(f"address {node.addresses[0]}", flush=True)
         settings = ExchangeConfig(stall=STALL, max_norm_ratio=1e9)
-        exchange = GroupExchange(node, lobby, Identity("bench", "c", "l", numel), numel, settings)
+        exchange = GroupExchange(node, lobby, Identity(numel), numel, settings)
         progress.begin(1, 1)
         progress.tick()
         while presence.size < members:

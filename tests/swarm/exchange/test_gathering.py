@@ -143,10 +143,10 @@ class Averaging:
 
     def __init__(self, peer: Peer, value: float) -> None:
         lobby = Lobby()
-        peer.node.call(peer.node.serve(PROTOCOL, lobby.enter), 10)
+        peer.node.call(peer.node.serve_members(PROTOCOL, lobby.enter), 10)
         self.peer, self.vector = peer, torch.full((NUMEL,), value)
         settings = ExchangeConfig(stall=2.0, timeout=10.0, max_norm_ratio=1e9)
-        self.exchange = GroupExchange(peer.node, lobby, Identity("test", "c", "l", NUMEL), NUMEL, settings)
+        self.exchange = GroupExchange(peer.node, lobby, Identity(NUMEL), NUMEL, settings)
         self.results: list[Averaged] = []
 
     def train(self) -> None:

@@ -15,6 +15,7 @@ import torch
 from peer.errors import RunError
 from peer.p2p import identity
 from peer.p2p.dht import DHT_TIMEOUT
+from peer.p2p.greeting import MemberIdentity
 from peer.p2p.node import Node, NodeSettings
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.lineage import NO_ROUNDS, Lineage
@@ -23,7 +24,6 @@ from peer.rounds.types import Seat
 from peer.rounds.vectors import PART
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.party import Party
 from peer.swarm.state_transfer import join
 from peer.swarm.state_transfer.donor import ANSWER, CLIENTS, PROTOCOL, REQUEST, StateHeader, StateRequest
 from peer.swarm.state_transfer.download import Taken, take
@@ -32,7 +32,7 @@ from tests.swarm.support.node_peer import Peer
 
 PARTS = 96
 NUMEL = PARTS * PART
-ME = Party("new", "test", "c", "{}")
+ME = MemberIdentity("new", "test", "c", "{}", "layout")
 
 
 def state(value: float, lineage: Lineage = NO_ROUNDS, round: int = 3) -> Callable[[], State]:
@@ -49,7 +49,7 @@ class Scene:
         stack.callback(self.two.presence.leave)
         key = folder / "new.key"
         identity.load_or_create(key)
-        self.node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=self.two.node.addresses))
+        self.node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=self.two.node.addresses), member=ME)
         self.node.start()
         stack.callback(self.node.stop)
         self.taken = Taken([torch.zeros(NUMEL), torch.zeros(NUMEL)])
@@ -57,7 +57,7 @@ class Scene:
     def take(self, donor: Peer) -> State:
         addresses = tuple(address.partition("/p2p/")[0] for address in donor.node.addresses)
         seat = Seat(donor.node.peer_id, donor.name, addresses)
-        return self.node.call(take(self.node, seat, ME, "layout", self.taken), 60)
+        return self.node.call(take(self.node, seat, self.taken), 60)
 
     def lose_the_first_donor(self) -> int:
         """Kill it when some parts have come; returns how many came before."""
@@ -112,7 +112,7 @@ def test_a_state_with_a_hole_in_it_is_never_taken(tmp_path: Path) -> None:
         time.sleep(6.5)  # until both have announced that they are behind a round
         members = Members(scene.node, "test", lambda: None)  # type: ignore[arg-type, return-value]
         with pytest.raises(RunError, match="not finite"):
-            take_state(scene.node, members, ME, "layout", scene.taken.room, 3, above=0)
+            take_state(scene.node, members, scene.taken.room, 3, above=0)
 
 
 def test_a_stop_is_heard_while_a_donor_keeps_us_waiting(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_stop_is_heard_while_a_donor_keeps_us_waiting(tmp_path: Path) -> None:
         asked, began = threading.Event(), time.monotonic()
         threading.Timer(1.0, asked.set).start()
         listed, room = Listed(scene.one, scene.two), scene.taken.room
-        found = take_state(scene.node, listed, ME, "layout", room, 60, above=0, stopped=asked.is_set)  # type: ignore[arg-type]
+        found = take_state(scene.node, listed, room, 60, above=0, stopped=asked.is_set)  # type: ignore[arg-type]
         assert found is None
         assert 1.0 <= time.monotonic() - began < 5.0
 
@@ -147,9 +147,9 @@ def test_a_donor_that_gives_its_state_in_drops_is_left_for_another(
         scene = Scene(tmp_path, stack, state(1.0), state(2.0))
         one = scene.one.node
         one.call(one.p2p.remove_binary_stream_handler(PROTOCOL), 10)
-        one.call(one.serve(PROTOCOL, drops), 10)
+        one.call(one.serve_members(PROTOCOL, drops), 10)
         listed, began = Listed(scene.one, scene.two), time.monotonic()
-        found = take_state(scene.node, listed, ME, "layout", scene.taken.room, 60, above=0)  # type: ignore[arg-type]
+        found = take_state(scene.node, listed, scene.taken.room, 60, above=0)  # type: ignore[arg-type]
         assert found is not None and bool((found.vectors[0] == 2).all())
         assert 2.0 <= time.monotonic() - began < 15.0
 
@@ -158,8 +158,8 @@ def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
     """Here others that read nothing: a donor gives them up after ten seconds."""
 
     async def begin(donor: Peer) -> Stream:
-        stream = await scene.node.open(donor.node.peer_id, PROTOCOL, addresses)
-        await stream.send(StateRequest(run=ME.run, config=ME.config, layout="layout"), 10)
+        stream = await scene.node.open_to_member(donor.node.peer_id, PROTOCOL, addresses)
+        await stream.send(StateRequest(), 10)
         assert isinstance(await stream.receive(ANSWER, 10), StateHeader)
         return stream
 
@@ -169,8 +169,8 @@ def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
         others = [scene.node.call(begin(scene.one), 20) for _ in range(CLIENTS)]
         listed, began = Listed(scene.one), time.monotonic()
         with pytest.raises(RunError, match="one: serves other newcomers"):
-            take_state(scene.node, listed, ME, "layout", scene.taken.room, 0.0, above=0)  # type: ignore[arg-type]
-        found = take_state(scene.node, listed, ME, "layout", scene.taken.room, 3.0, above=0)  # type: ignore[arg-type]
+            take_state(scene.node, listed, scene.taken.room, 0.0, above=0)  # type: ignore[arg-type]
+        found = take_state(scene.node, listed, scene.taken.room, 3.0, above=0)  # type: ignore[arg-type]
         assert found is not None and bool((found.vectors[0] == 1).all())
         assert 3.0 < time.monotonic() - began < 40.0
         for it in others:
@@ -210,5 +210,5 @@ def test_who_comes_back_asks_on_for_a_donor_that_has_its_last_rounds(
         scene = Scene(tmp_path, stack, state(1.0, round=4), state(2.0, round=9))
         listed = Listed(scene.one, scene.two)
         for _ in range(4 if reached == 9 else 1):  # in random order
-            found = take_state(scene.node, listed, ME, "layout", scene.taken.room, 30, above=0, reached=reached)  # type: ignore[arg-type]
+            found = take_state(scene.node, listed, scene.taken.room, 30, above=0, reached=reached)  # type: ignore[arg-type]
             assert found is not None and found.round in taken

@@ -12,11 +12,12 @@ from threading import Thread
 import pytest
 
 from peer.p2p import identity
+from peer.p2p.greeting import MemberIdentity
 from peer.p2p.node import Node, NodeSettings
+from peer.swarm.messages import Decline
 from peer.swarm.pairing.messages import REPLY, Accept, Propose, Ready
 from peer.swarm.pairing.proposals import ASK_TIMEOUT, PROTOCOL
 from peer.swarm.pairing.rendezvous import SLACK
-from peer.swarm.party import Decline
 from tests.swarm.support.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all
 
 PHASE = STEPS * STEP_SECONDS
@@ -30,13 +31,14 @@ class Liar:
     def __init__(self, folder: Path, victim: Peer) -> None:
         key = folder / "liar.key"
         identity.load_or_create(key)
-        self.node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=victim.node.addresses))
+        member = MemberIdentity("liar", "test", "c", "{}", "layout")
+        self.node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=victim.node.addresses), member=member)
         self.node.start()
         self._victim = victim
 
     async def propose(self, eta: float, phase: float = PHASE) -> tuple[Accept | Decline, asyncio.StreamWriter]:
-        stream = await self.node.open(self._victim.node.peer_id, PROTOCOL)
-        await stream.send(Propose(name="liar", run="test", config="c", round=0, eta=eta, phase=phase), 5)
+        stream = await self.node.open_to_member(self._victim.node.peer_id, PROTOCOL)
+        await stream.send(Propose(name="liar", round=0, eta=eta, phase=phase), 5)
         return await stream.receive(REPLY, 5), stream.writer
 
     def propose_now(self, eta: float, phase: float = PHASE) -> Accept | Decline:

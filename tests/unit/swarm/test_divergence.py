@@ -25,7 +25,6 @@ def record(peer_id: str, round: int = 10, taken: int = 0) -> MemberRecord:
         state="training",
         step=round,
         round=round,
-        boundary_in=None,
         tokens_per_second=1.0,
         metrics=None,
         taken=taken,

@@ -36,7 +36,7 @@ class Hall:
         theirs, ours = await stream_pair()
         ours.remote = name
         place = MemberAddress(peer_id=name, name=f"peer-{name}", addresses=[])
-        self.convener.admit(ours, Attend(run="r", config="c", place=place, round=round, eta=eta))
+        self.convener.admit(ours, Attend(place=place, round=round, eta=eta))
         self.ends[name] = theirs
         return theirs
 

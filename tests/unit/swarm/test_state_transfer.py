@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from peer.errors import RunError
 from peer.p2p.event_loop import LoopThread
+from peer.p2p.greeting import MemberIdentity
 from peer.p2p.stream import StreamLost
 from peer.rounds.state import State
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.party import Party
 from peer.swarm.state_transfer import join
 from peer.swarm.state_transfer.download import Behind, Busy, Slow
 from peer.swarm.state_transfer.join import CHOOSY, NEAR, donors_of, take_state
@@ -31,7 +31,6 @@ def record(number: int, round: int) -> MemberRecord:
         state="training",
         step=25 * round,
         round=round,
-        boundary_in=1.0,
         tokens_per_second=100.0,
         metrics="0.0.0.0:9464",
     )
@@ -73,11 +72,16 @@ class Listed:
         """It failed."""
 
 
+class Thread(LoopThread):
+    """What of a node is needed here."""
+
+    member = MemberIdentity("a", "r", "c0ffee", "{}", "layout")
+
+
 def taken(timeout: float, reached: int = 0) -> State | None:
-    thread = LoopThread()
-    me = Party("a", "r", "c0ffee", "{}")
+    thread = Thread()
     try:
-        return take_state(thread, Listed(), me, "layout", [], timeout, above=0, reached=reached)  # type: ignore[arg-type]
+        return take_state(thread, Listed(), [], timeout, above=0, reached=reached)  # type: ignore[arg-type]
     finally:
         thread.close()
 
@@ -87,8 +91,8 @@ def test_few_are_asked_for_rounds_that_perhaps_nobody_has(monkeypatch: pytest.Mo
     asked: list[int] = []
 
     async def take(*who: Any) -> State:
-        asked.append(who[5])
-        if who[5] > 5:
+        asked.append(who[3])
+        if who[3] > 5:
             raise Behind
         return State(125, 5, [])
 
@@ -114,7 +118,7 @@ def test_a_slow_donor_is_left_for_others_until_it_is_our_own_link(
     async def take(*who: Any) -> State:
         number = int(who[1].name.removeprefix("peer-"))
         asked.append(number)
-        if number in slow and who[6] == join.PART_LIMIT:
+        if number in slow and who[4] == join.PART_LIMIT:
             raise Slow
         return State(125, 5, [])
 
@@ -153,7 +157,7 @@ def test_who_gets_on_from_donor_to_donor_does_not_give_up(monkeypatch: pytest.Mo
     """Each of them is lost in mid-way."""
 
     async def take(*who: Any) -> State:
-        taken, last = who[4], int(who[1].name.removeprefix("peer-")) == 19
+        taken, last = who[2], int(who[1].name.removeprefix("peer-")) == 19
         taken.have += last and taken.have < 10
         if taken.have < 10 or not done:
             raise StreamLost("it has hung up")
