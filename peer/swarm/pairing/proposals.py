@@ -16,8 +16,7 @@ from peer.config.schema import RendezvousConfig
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.backoff import BACKOFF_PHASES, PeerBackoff
-from peer.rounds.pairing_rule import askable, near
-from peer.rounds.schedule import NOW, OPENS, PAUSE
+from peer.rounds.pairing_rule import AT_BOUNDARY, NEVER, OPENS, PROPOSAL_PAUSE, askable, in_order, near
 from peer.swarm.context import SwarmContext
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.healing.late_join import Beginning
@@ -66,7 +65,7 @@ class Proposing:
     def pause(self) -> float:
         """Seconds between two proposals; short phases leave little time to find somebody."""
         least, most = PAUSE_SECONDS
-        return min(max(random.uniform(*PAUSE) * (self._boundary.phase or math.inf), least), most)
+        return min(max(random.uniform(*PROPOSAL_PAUSE) * (self._boundary.phase or math.inf), least), most)
 
     # -- asking
 
@@ -106,10 +105,9 @@ class Proposing:
             log.info("nobody found: %s", fields(seconds=ASK_TIMEOUT, round=self._agreed.round))
 
     def _candidates(self) -> list[MemberRecord]:
-        """Live members, those met longest ago first, in random order among equals: weights mix faster so."""
+        """Live members in the order in which they are asked."""
         live = [it for it in self._members.live() if not self._grudges.avoided(it.peer_id) and not self._late(it)]
-        random.shuffle(live)
-        return sorted(live, key=lambda record: self._met.get(record.peer_id, -1))
+        return in_order(live, lambda record: self._met.get(record.peer_id, NEVER))
 
     def _late(self, other: MemberRecord | Propose) -> bool:
         return self._beginning.late(self._agreed.round, other.round, other.root)
@@ -152,7 +150,7 @@ class Proposing:
 
     def _consider(self, reply: Accept | Decline, mine: Propose, stream: Stream, name: str) -> None:
         if isinstance(reply, Accept) and self._agreed.meeting is None:
-            window = NOW if self._boundary.here else self._settings.window  # at the boundary: whoever is ready
+            window = AT_BOUNDARY if self._boundary.here else self._settings.window  # at the boundary: whoever is ready
             if near(mine.eta, reply.eta, mine.phase, mine.phase, window):
                 self._agreed.commit(stream, name, reply)
 

@@ -15,15 +15,12 @@ from pydantic import ValidationError
 
 from peer import __version__
 from peer.exchange.pair.deadline import FACTOR, FLOOR, Deadline
-from peer.rounds.pairing_rule import LAST_CALL, MET_LAST, askable, near
 from peer.rounds.progress import Progress
 from peer.swarm.directory import reader, records
 from peer.swarm.directory.reader import Reader
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.pairing.messages import Meeting, Propose
 from tests.unit.exchange.pair_harness import stream_pair
-
-SECONDS = st.floats(0, 1e4)
 
 
 def record(**changes: object) -> MemberRecord:
@@ -92,12 +89,6 @@ def test_a_peer_of_another_version_is_told_of_once(
     assert caplog.text.count(said) == 3
 
 
-@given(SECONDS, SECONDS, SECONDS, SECONDS, st.floats(0, 1))
-def test_two_peers_agree_on_whether_they_are_near(a: float, b: float, p: float, q: float, window: float) -> None:
-    assert near(a, b, p, q, window) == near(b, a, q, p, window)
-    assert near(a, a, p, q, window)
-
-
 @pytest.mark.parametrize("eta", [-1.0, float("inf"), float("nan"), 1e9])
 def test_an_absurd_time_is_not_a_proposal(eta: float) -> None:
     with pytest.raises(ValidationError):
@@ -148,16 +139,3 @@ def test_the_next_boundary_is_estimated_from_the_steps_so_far() -> None:
     assert progress.rate(10) == pytest.approx(10 / (phase / 10))
     time.sleep(0.5)
     assert progress.eta() == 0.0
-
-
-@given(st.integers(1, 50), st.floats(0, 1), st.floats(0.3, 0.8))
-def test_who_was_met_longest_ago_is_asked_first_and_all_are_at_last(count: int, left: float, opens: float) -> None:
-    candidates = list(range(count))
-    due = list(askable(candidates, left, opens))
-    assert due == candidates[: len(due)]
-    assert (due == []) == (left > max(opens, LAST_CALL))
-    assert len(askable(candidates, left / 2, opens)) >= len(due)
-    assert left > LAST_CALL or due[: count - 1] == candidates[: count - 1]
-    assert left > MET_LAST or due == candidates
-    if count > 1 and left > max(MET_LAST, opens / count):
-        assert count - 1 not in due
