@@ -1,20 +1,50 @@
-"""What agreeing with others rests on, in pairs as in groups."""
+"""What matching a peer with others rests on, in pairs as in groups."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from peer.p2p.node import Node
-from peer.process import Stop
+from peer.process import LoopContext
+from peer.rounds.backoff import PeerBackoff
+from peer.rounds.lineage import Lineage
 from peer.swarm.boundary import Boundary
 from peer.swarm.directory.directory import Members
+from peer.swarm.directory.records import Report
+
+
+class OwnCounters(Protocol):
+    """How far this peer is; read from any thread. ``report`` is what people want to know of it."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def round(self) -> int: ...
+
+    @property
+    def lineage(self) -> Lineage: ...
+
+    @property
+    def tokens_per_second(self) -> float: ...
+
+    @property
+    def report(self) -> Report: ...
 
 
 @dataclass(frozen=True)
 class SwarmContext:
-    """The network, who is there, where this peer stands, and whether it was asked to stop."""
+    """The network, who is there, how far this peer is, and who is left out for a while."""
 
     node: Node
     members: Members
     boundary: Boundary
-    stop: Stop
+    loop: LoopContext
+    counters: OwnCounters
+    backoff: PeerBackoff = field(default_factory=PeerBackoff)
+
+    @property
+    def stopping(self) -> bool:
+        """This peer was asked to stop."""
+        return self.loop.stop.requested

@@ -57,9 +57,16 @@ SECONDS = 1.0
 BYTES = 8 * 2**20
 NUMEL = 1000
 KINDS: tuple[TypeAdapter[Any], ...] = (
-    *(pairing.PROPOSAL, pairing.REPLY, pairing.READY, wire.HEADER, wire.ACKNOWLEDGEMENT),
-    *(group_wire.HELLO, group_wire.REPORT, group_wire.VERDICT, donor.REQUEST, donor.ANSWER, donor.RECEIVED),
-    *(grouping.CALL, grouping.ANSWER, grouping.MEMBER_WORD, grouping.CONVENER_WORD),
+    *(pairing.PROPOSAL, pairing.PROPOSAL_ANSWER, pairing.PARTNER_READY, wire.HEADER, wire.ACKNOWLEDGEMENT),
+    *(
+        group_wire.HELLO,
+        group_wire.REPORT,
+        group_wire.VERDICT,
+        donor.STATE_REQUEST,
+        donor.STATE_ANSWER,
+        donor.STATE_RECEIVED,
+    ),
+    *(grouping.GROUP_CALL, grouping.JOIN_ANSWER, grouping.MEMBER_READY, grouping.LEADER_MESSAGE),
     *(greeting.GREETING, REFUSAL),
     *(gate.PASS, gate.KNOCK, gate.NOTICE),
     *(dialback.ASK, dialback.ANSWER, relay.RESERVE, relay.REPLY, relay.PING),
@@ -234,7 +241,7 @@ def _framed(kind: int, said: str) -> bytes:
 def _messages() -> list[bytes]:
     header = wire.Header(payload_bytes=4, round=1)
     proposal = pairing.Propose(name="a", round=0, eta=1.0, phase=2.0)
-    said = {0: proposal, 1: pairing.Accept(eta=1.0), 2: pairing.Ready(), 3: header, 10: donor.Received()}
+    said = {0: proposal, 1: pairing.Accept(eta=1.0), 2: pairing.PartnerReady(), 3: header, 10: donor.StateReceived()}
     said[15] = greeting.Greeting(wire=2, version="0.2.0", run="r", config="c", layout="l")
     said[16] = Refusal(reason="it trains another configuration", run="{}")
     said[20] = dialback.Ask(places=["/ip4/45.1.2.3/tcp/31337"])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from peer.swarm.directory.records import MemberRecord
 
 JOIN_TIMEOUT = 60.0  # seconds
-TWIN_TIMEOUT = 60.0
+DUPLICATE_TIMEOUT = 60.0
 TALK_TIMEOUT = 15.0  # seconds for one member
 ASKED = 3  # members
 
@@ -28,7 +28,7 @@ def members(node: Node, config: Subject, authority: Authority | None, answering:
     from peer.swarm.directory.directory import Members
 
     node.call(node.join(answering, client=True), JOIN_TIMEOUT)
-    yield from _twin(node, config, authority)
+    yield from _duplicate(node, config, authority)
     present = Members(node, config.run.name, _nothing).refresh_all()
     if not present:
         yield ok("swarm", f"nobody trains {config.run.name!r} there yet: this peer would begin it")
@@ -50,31 +50,31 @@ def _nothing() -> MemberRecord:
     raise AssertionError("a check announces nothing")
 
 
-def _twin(node: Node, config: Subject, authority: Authority | None) -> Iterator[Finding]:
+def _duplicate(node: Node, config: Subject, authority: Authority | None) -> Iterator[Finding]:
     """Is a peer alive with the key that this one would use?"""
     from peer.p2p import identity
-    from peer.swarm.directory.duplicate_identity import twin_of
+    from peer.swarm.directory.duplicate_identity import duplicate_of
 
     path, subkey = identity_file(config), node.subkey
     if authority is None:
         if path is None or not path.exists():
             return
         subkey = identity.load_or_create(path)
-    twin = node.call(twin_of(node, config.run.name, subkey), TWIN_TIMEOUT)
-    if twin is not None:
-        said = f"a peer with the same identity is alive: {twin.name} at {', '.join(twin.addresses[:2])}"
+    duplicate = node.call(duplicate_of(node, config.run.name, subkey), DUPLICATE_TIMEOUT)
+    if duplicate is not None:
+        said = f"a peer with the same identity is alive: {duplicate.name} at {', '.join(duplicate.addresses[:2])}"
         yield fail("identity", said, "each peer needs a key (peer.identity) or an invitation of its own")
 
 
 def _difference(node: Node, config: Subject, record: MemberRecord) -> str:
     """The first key in which a member's run differs, as it says itself."""
     from peer.p2p.stream import BadMessage, Refused, StreamLost
-    from peer.swarm.state_transfer.donor import ANSWER, PROTOCOL
+    from peer.swarm.state_transfer.donor import STATE_ANSWER, STATE_PROTOCOL
 
     async def greet() -> None:
-        stream = await node.open_to_member(record.peer_id, PROTOCOL, record.addresses)
+        stream = await node.open_to_member(record.peer_id, STATE_PROTOCOL, record.addresses)
         try:
-            await stream.receive(ANSWER, TALK_TIMEOUT)
+            await stream.receive(STATE_ANSWER, TALK_TIMEOUT)
         finally:
             stream.close()
 
@@ -123,11 +123,12 @@ def spoken() -> list[str]:
     from peer.exchange.group import mesh
     from peer.p2p.admission import gate
     from peer.p2p.reachability import dialback, relay
-    from peer.swarm.grouping import roster
-    from peer.swarm.pairing import proposals
-    from peer.swarm.state_transfer import donor
+    from peer.swarm.grouping.roster import GATHER_PROTOCOL
+    from peer.swarm.pairing.proposals import MEET_PROTOCOL
+    from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
-    return [it.PROTOCOL for it in (mesh, dialback, donor, gate, proposals, relay, roster)]
+    own = [it.PROTOCOL for it in (mesh, dialback, gate, relay)]
+    return [*own, STATE_PROTOCOL, MEET_PROTOCOL, GATHER_PROTOCOL]
 
 
 def unlike_protocols(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str] | None:

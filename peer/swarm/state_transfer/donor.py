@@ -1,9 +1,9 @@
 """A member gives its slow weights, momentum and step to a newcomer.
 
-    newcomer: StateRequest   donor: StateHeader | Full, then parts, each with its digest   newcomer: Received
+    newcomer: StateRequest   donor: StateHeader | DonorFull, then parts, each with its digest   newcomer: StateReceived
 
 The donor sends a snapshot, so that its own training goes on. A newcomer that has lost its donor in mid-way says how
-many parts it has already. Next stations: join.py and taking.py, the newcomer's side.
+many parts it has already. Next stations: join.py and download.py, the newcomer's side.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from peer.rounds.vectors import Vector, parts
 
 log = get_logger("join")
 
-PROTOCOL = "noloco/state/5"
-TALK_TIMEOUT = 10.0  # seconds for one message
-STALL = 10.0  # seconds without a byte
+STATE_PROTOCOL = "noloco/state/5"
+STATE_TIMEOUT = 10.0  # seconds for one message
+STATE_STALL = 10.0  # seconds without a byte
 TRANSFER_LIMIT = 3600.0  # seconds for all vectors
 CLIENTS = 2  # newcomers served at once
 
@@ -60,21 +60,23 @@ class StateHeader(Message):
     first: Annotated[int, Field(ge=0)]
 
 
-class Full(Message):
+class DonorFull(Message):
     """I serve as many newcomers as I can: ask me again in a while."""
 
     kind: Literal["full"] = "full"
 
 
-class Received(Message):
+class StateReceived(Message):
     """All vectors arrived; the donor may close."""
 
     kind: Literal["received"] = "received"
 
 
-REQUEST: TypeAdapter[StateRequest] = TypeAdapter(StateRequest)
-ANSWER: TypeAdapter[StateHeader | Full] = TypeAdapter(Annotated[StateHeader | Full, Field(discriminator="kind")])
-RECEIVED: TypeAdapter[Received] = TypeAdapter(Received)
+STATE_REQUEST: TypeAdapter[StateRequest] = TypeAdapter(StateRequest)
+STATE_ANSWER: TypeAdapter[StateHeader | DonorFull] = TypeAdapter(
+    Annotated[StateHeader | DonorFull, Field(discriminator="kind")]
+)
+STATE_RECEIVED: TypeAdapter[StateReceived] = TypeAdapter(StateReceived)
 
 
 class Donor:
@@ -87,10 +89,10 @@ class Donor:
     async def serve(self, stream: Stream) -> None:
         """One newcomer's stream, from request to acknowledgement."""
         try:
-            request = await stream.receive(REQUEST, TALK_TIMEOUT)
+            request = await stream.receive(STATE_REQUEST, STATE_TIMEOUT)
             if self._clients >= CLIENTS:
-                await stream.send(Full(), TALK_TIMEOUT)
-                await stream.until_closed(TALK_TIMEOUT)
+                await stream.send(DonorFull(), STATE_TIMEOUT)
+                await stream.until_closed(STATE_TIMEOUT)
                 return
             self._clients += 1
             try:
@@ -117,13 +119,13 @@ class Donor:
             numel=numel,
             first=first,
         )
-        await stream.send(header, TALK_TIMEOUT)
+        await stream.send(header, STATE_TIMEOUT)
         for index, vector in enumerate(state.vectors):
-            await send_parts(stream, Vector(vector), max(0, first - index * each), STALL)
-        await stream.receive(RECEIVED, STALL)
+            await send_parts(stream, Vector(vector), max(0, first - index * each), STATE_STALL)
+        await stream.receive(STATE_RECEIVED, STATE_STALL)
         log.info("gave the state away: %s", fields(peer=stream.remote[-6:], step=state.step, first=first))
 
 
 def start_serving(node: Node, snapshot: Callable[[], State]) -> None:
     """Answer newcomers from now on: see :class:`Donor`."""
-    node.call(node.serve_members(PROTOCOL, Donor(snapshot).serve), OPEN_TIMEOUT)
+    node.call(node.serve_members(STATE_PROTOCOL, Donor(snapshot).serve), OPEN_TIMEOUT)

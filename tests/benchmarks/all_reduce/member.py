@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -29,13 +30,14 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
     from peer.exchange.group.all_reduce import GroupExchange
     from peer.exchange.group.mesh import PROTOCOL, Lobby
     from peer.exchange.pair.wire import Identity
-    from peer.process import Stop
+    from peer.process import LoopContext, Stop
     from peer.rounds.lineage import Lineage
     from peer.rounds.progress import Progress
     from peer.rounds.state import State
     from peer.rounds.types import Grouping
     from peer.rounds.vectors import Vector
-    from peer.swarm.presence import Presence, Vitals
+    from peer.swarm.directory.records import NO_REPORT
+    from peer.swarm.presence import Presence
     from tests.benchmarks.swap_partner import peer_node
 
     vector = torch.full((numel,), place + 1.0)
@@ -49,10 +51,8 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
             grouping=Grouping.EVERYONE,
             equal_replicas=False,
             settings=RendezvousConfig(),
-            progress=progress,
-            stop=Stop(),
-            vitals=lambda: Vitals(0, 0, 0.0),
-            lineage=Lineage,
+            loop=LoopContext(progress, Stop()),
+            counters=SimpleNamespace(step=0, round=0, lineage=Lineage(), tokens_per_second=0.0, report=NO_REPORT),
             metrics_address=None,
         )
         presence.enter(lambda: State(0, 0, [vector]), 0)

@@ -25,8 +25,15 @@ from peer.rounds.vectors import PART
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer import join
-from peer.swarm.state_transfer.donor import ANSWER, CLIENTS, PROTOCOL, REQUEST, StateHeader, StateRequest
-from peer.swarm.state_transfer.download import Taken, take
+from peer.swarm.state_transfer.donor import (
+    CLIENTS,
+    STATE_ANSWER,
+    STATE_PROTOCOL,
+    STATE_REQUEST,
+    StateHeader,
+    StateRequest,
+)
+from peer.swarm.state_transfer.download import PartialState, download
 from peer.swarm.state_transfer.join import take_state
 from tests.swarm.support.node_peer import Peer
 
@@ -52,18 +59,18 @@ class Scene:
         self.node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=self.two.node.addresses), member=ME)
         self.node.start()
         stack.callback(self.node.stop)
-        self.taken = Taken([torch.zeros(NUMEL), torch.zeros(NUMEL)])
+        self.partial = PartialState([torch.zeros(NUMEL), torch.zeros(NUMEL)])
 
     def take(self, donor: Peer) -> State:
         addresses = tuple(address.partition("/p2p/")[0] for address in donor.node.addresses)
         seat = Seat(donor.node.peer_id, donor.name, addresses)
-        return self.node.call(take(self.node, seat, self.taken), 60)
+        return self.node.call(download(self.node, seat, self.partial), 60)
 
     def lose_the_first_donor(self) -> int:
         """Kill it when some parts have come; returns how many came before."""
 
         def kill() -> None:
-            while self.taken.have < 3:
+            while self.partial.have < 3:
                 time.sleep(0.0005)
             self.one.node.kill()
 
@@ -72,8 +79,8 @@ class Scene:
         with pytest.raises((StreamLost, TimeoutError)):
             self.take(self.one)
         thread.join(10)
-        assert 3 <= self.taken.have < 2 * PARTS
-        return self.taken.have
+        assert 3 <= self.partial.have < 2 * PARTS
+        return self.partial.have
 
 
 def test_the_next_donor_goes_on_where_the_first_one_left(tmp_path: Path) -> None:
@@ -112,7 +119,7 @@ def test_a_state_with_a_hole_in_it_is_never_taken(tmp_path: Path) -> None:
         time.sleep(6.5)  # until both have announced that they are behind a round
         members = Members(scene.node, "test", lambda: None)  # type: ignore[arg-type, return-value]
         with pytest.raises(RunError, match="not finite"):
-            take_state(scene.node, members, scene.taken.room, 3, above=0)
+            take_state(scene.node, members, scene.partial.room, 3, above=0)
 
 
 def test_a_stop_is_heard_while_a_donor_keeps_us_waiting(tmp_path: Path) -> None:
@@ -124,7 +131,7 @@ def test_a_stop_is_heard_while_a_donor_keeps_us_waiting(tmp_path: Path) -> None:
         scene = Scene(tmp_path, stack, slow, slow)
         asked, began = threading.Event(), time.monotonic()
         threading.Timer(1.0, asked.set).start()
-        listed, room = Listed(scene.one, scene.two), scene.taken.room
+        listed, room = Listed(scene.one, scene.two), scene.partial.room
         found = take_state(scene.node, listed, room, 60, above=0, stopped=asked.is_set)  # type: ignore[arg-type]
         assert found is None
         assert 1.0 <= time.monotonic() - began < 5.0
@@ -134,7 +141,7 @@ def test_a_donor_that_gives_its_state_in_drops_is_left_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def drops(stream: Stream) -> None:
-        await stream.receive(REQUEST, 10)
+        await stream.receive(STATE_REQUEST, 10)
         header = StateHeader(step=30, round=3, phase_steps_done=0, lineage=NO_ROUNDS, vectors=2, numel=NUMEL, first=0)
         await stream.send(header, 10)
         for _ in range(100):  # never a second without a byte: no stall
@@ -146,10 +153,10 @@ def test_a_donor_that_gives_its_state_in_drops_is_left_for_another(
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack, state(1.0), state(2.0))
         one = scene.one.node
-        one.call(one.p2p.remove_binary_stream_handler(PROTOCOL), 10)
-        one.call(one.serve_members(PROTOCOL, drops), 10)
+        one.call(one.p2p.remove_binary_stream_handler(STATE_PROTOCOL), 10)
+        one.call(one.serve_members(STATE_PROTOCOL, drops), 10)
         listed, began = Listed(scene.one, scene.two), time.monotonic()
-        found = take_state(scene.node, listed, scene.taken.room, 60, above=0)  # type: ignore[arg-type]
+        found = take_state(scene.node, listed, scene.partial.room, 60, above=0)  # type: ignore[arg-type]
         assert found is not None and bool((found.vectors[0] == 2).all())
         assert 2.0 <= time.monotonic() - began < 15.0
 
@@ -158,9 +165,9 @@ def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
     """Here others that read nothing: a donor gives them up after ten seconds."""
 
     async def begin(donor: Peer) -> Stream:
-        stream = await scene.node.open_to_member(donor.node.peer_id, PROTOCOL, addresses)
+        stream = await scene.node.open_to_member(donor.node.peer_id, STATE_PROTOCOL, addresses)
         await stream.send(StateRequest(), 10)
-        assert isinstance(await stream.receive(ANSWER, 10), StateHeader)
+        assert isinstance(await stream.receive(STATE_ANSWER, 10), StateHeader)
         return stream
 
     with ExitStack() as stack:
@@ -169,8 +176,8 @@ def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
         others = [scene.node.call(begin(scene.one), 20) for _ in range(CLIENTS)]
         listed, began = Listed(scene.one), time.monotonic()
         with pytest.raises(RunError, match="one: serves other newcomers"):
-            take_state(scene.node, listed, scene.taken.room, 0.0, above=0)  # type: ignore[arg-type]
-        found = take_state(scene.node, listed, scene.taken.room, 3.0, above=0)  # type: ignore[arg-type]
+            take_state(scene.node, listed, scene.partial.room, 0.0, above=0)  # type: ignore[arg-type]
+        found = take_state(scene.node, listed, scene.partial.room, 3.0, above=0)  # type: ignore[arg-type]
         assert found is not None and bool((found.vectors[0] == 1).all())
         assert 3.0 < time.monotonic() - began < 40.0
         for it in others:
@@ -210,5 +217,5 @@ def test_who_comes_back_asks_on_for_a_donor_that_has_its_last_rounds(
         scene = Scene(tmp_path, stack, state(1.0, round=4), state(2.0, round=9))
         listed = Listed(scene.one, scene.two)
         for _ in range(4 if reached == 9 else 1):  # in random order
-            found = take_state(scene.node, listed, scene.taken.room, 30, above=0, reached=reached)  # type: ignore[arg-type]
+            found = take_state(scene.node, listed, scene.partial.room, 30, above=0, reached=reached)  # type: ignore[arg-type]
             assert found is not None and found.round in taken

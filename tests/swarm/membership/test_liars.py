@@ -15,13 +15,13 @@ from peer.p2p import identity
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.node import Node, NodeSettings
 from peer.swarm.messages import Decline
-from peer.swarm.pairing.messages import REPLY, Accept, Propose, Ready
-from peer.swarm.pairing.proposals import ASK_TIMEOUT, PROTOCOL
-from peer.swarm.pairing.rendezvous import SLACK
+from peer.swarm.pairing.messages import PROPOSAL_ANSWER, Accept, PartnerReady, Propose
+from peer.swarm.pairing.proposals import ASK_TIMEOUT, MEET_PROTOCOL
+from peer.swarm.pairing.rendezvous import PARTNER_SLACK
 from tests.swarm.support.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all
 
 PHASE = STEPS * STEP_SECONDS
-LONGEST = 0.5 * PHASE * 1.5 + SLACK + ASK_TIMEOUT  # what a lie may cost: half a phase's window, and asking
+LONGEST = 0.5 * PHASE * 1.5 + PARTNER_SLACK + ASK_TIMEOUT  # what a lie may cost: half a phase's window, and asking
 NOISE = 2.0  # seconds of a busy machine
 
 
@@ -37,9 +37,9 @@ class Liar:
         self._victim = victim
 
     async def propose(self, eta: float, phase: float = PHASE) -> tuple[Accept | Decline, asyncio.StreamWriter]:
-        stream = await self.node.open_to_member(self._victim.node.peer_id, PROTOCOL)
+        stream = await self.node.open_to_member(self._victim.node.peer_id, MEET_PROTOCOL)
         await stream.send(Propose(name="liar", round=0, eta=eta, phase=phase), 5)
-        return await stream.receive(REPLY, 5), stream.writer
+        return await stream.receive(PROPOSAL_ANSWER, 5), stream.writer
 
     def propose_now(self, eta: float, phase: float = PHASE) -> Accept | Decline:
         return self.node.call(self.propose(eta, phase), 15)[0]
@@ -118,7 +118,7 @@ def test_who_comes_when_all_is_over_meets_nobody(two: tuple[Peer, Liar]) -> None
         time.sleep(0.02)
 
     async def late() -> None:
-        body = Ready().model_dump_json().encode()
+        body = PartnerReady().model_dump_json().encode()
         writer.write(len(body).to_bytes(4, "big") + body)
 
     liar.node.call(late(), 5)

@@ -13,18 +13,21 @@ from peer.config.schema import RendezvousConfig
 from peer.p2p import identity
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.node import Node, NodeSettings
-from peer.process import Stop
+from peer.process import LoopContext, Stop
 from peer.rounds.lineage import Lineage
 from peer.rounds.progress import Progress
 from peer.rounds.state import State
 from peer.rounds.types import Group, Grouping
-from peer.swarm.presence import Presence, Vitals
+from peer.swarm.directory.records import NO_REPORT
+from peer.swarm.presence import Presence
 
 STEPS, STEP_SECONDS = 10, 0.1
 
 
 class Peer:
     """``settle``: what a peer does with its group; the group is returned by :meth:`round_trip` as well."""
+
+    tokens_per_second, report = 0.0, NO_REPORT
 
     def __init__(
         self,
@@ -53,13 +56,15 @@ class Peer:
             grouping=grouping,
             equal_replicas=equal,
             settings=settings or RendezvousConfig(),
-            progress=self.progress,
-            stop=self.stop,
-            vitals=lambda: Vitals(self.round * STEPS, self.round, 0.0),
-            lineage=lambda: self.lineage,
+            loop=LoopContext(self.progress, self.stop),
+            counters=self,
             metrics_address=None,
         )
         self.presence.enter(snapshot or _nobody_should_ask, 0)
+
+    @property
+    def step(self) -> int:
+        return self.round * STEPS
 
     def inner_phase(self) -> None:
         """Ten steps of sleep."""

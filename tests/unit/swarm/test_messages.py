@@ -19,7 +19,8 @@ from peer.rounds.progress import Progress
 from peer.swarm.directory import reader, records
 from peer.swarm.directory.reader import Reader
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.pairing.messages import Meeting, Propose
+from peer.swarm.pairing.agreement import Meeting
+from peer.swarm.pairing.messages import Propose
 from tests.unit.exchange.pair_harness import stream_pair
 
 
@@ -103,7 +104,7 @@ def test_a_partners_time_runs_out() -> None:
         await asyncio.sleep(0.25)
         meeting.settle(False)
         meeting.settle(True)  # the first word counts
-        assert meeting.word.result() is False
+        assert meeting.came.result() is False
         return first, meeting.their_eta()
 
     first, last = asyncio.run(meet())
