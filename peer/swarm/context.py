@@ -11,26 +11,13 @@ from peer.rounds.backoff import PeerBackoff
 from peer.rounds.lineage import Lineage
 from peer.swarm.boundary import Boundary
 from peer.swarm.directory.directory import Members
-from peer.swarm.directory.records import Report
 
 
 class OwnCounters(Protocol):
-    """How far this peer is; read from any thread. ``report`` is what people want to know of it."""
+    """How far this peer is: written by the thread that trains, read by all."""
 
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def round(self) -> int: ...
-
-    @property
-    def lineage(self) -> Lineage: ...
-
-    @property
-    def tokens_per_second(self) -> float: ...
-
-    @property
-    def report(self) -> Report: ...
+    round: int
+    lineage: Lineage
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from peer.rounds.types import Group
 
 
-class Matching(Protocol):
-    """``joins_late``: a peer that trained apart from its swarm takes the swarm's weights before it meets anybody."""
+class Matching:
+    """As it is here, that of a method that averages with nobody."""
 
-    @property
-    def joins_late(self) -> bool: ...
+    joins_late = False  # a peer that trained apart from its swarm takes the swarm's weights before it meets anybody
 
     def start(self, round: int) -> None:
         """Look for others and answer them, for the boundary that ends ``round``."""
@@ -21,21 +18,7 @@ class Matching(Protocol):
 
         ``after``: the number of the inner phase that has ended, when the next one runs meanwhile (pairs only).
         """
-
-    def avoid(self, peer_id: str, *, offence: bool) -> None:
-        """A round has failed by this member: leave it out for a while. ``offence``: it sent what cannot be used."""
-
-
-class NoMatching:
-    """For a method that averages with nobody."""
-
-    joins_late = False
-
-    def start(self, round: int) -> None:
-        pass
-
-    def group_for(self, round: int, after: int | None = None) -> Group:
         return Group(round)
 
     def avoid(self, peer_id: str, *, offence: bool) -> None:
-        pass
+        """A round has failed by this member: leave it out for a while. ``offence``: it sent what cannot be used."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -20,13 +21,13 @@ from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.swarm.boundary import Boundary
 from peer.swarm.context import OwnCounters, SwarmContext
 from peer.swarm.directory.directory import Members
-from peer.swarm.directory.duplicate_identity import DUPLICATE_LOOK, duplicate_of
-from peer.swarm.directory.records import MemberRecord
+from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
+from peer.swarm.directory.records import NO_REPORT, MemberRecord, Report
 from peer.swarm.grouping.gathering import GroupMatching
 from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT
 from peer.swarm.healing.divergence import DivergenceTracker
 from peer.swarm.healing.late_join import Origin
-from peer.swarm.matching import Matching, NoMatching
+from peer.swarm.matching import Matching
 from peer.swarm.pairing.rendezvous import PairMatching
 from peer.swarm.state_transfer.donor import start_serving
 from peer.swarm.state_transfer.download import download_state
@@ -34,10 +35,17 @@ from peer.swarm.state_transfer.join import take_state
 
 log = get_logger("presence")
 
-DUPLICATE_TIMEOUT = DUPLICATE_LOOK + 60.0  # seconds
 RETRY_ROUNDS = 2  # until weights are asked for again that could not be had; twice as many each time
 RETRY_DOUBLINGS = 6
 START_PERIOD = 0.5  # seconds between two looks at who has come
+
+
+class Vitals(NamedTuple):
+    """What other peers do not act on: people read it in this peer's record."""
+
+    step: int
+    tokens_per_second: float
+    report: Report = NO_REPORT
 
 
 class Presence:
@@ -52,15 +60,16 @@ class Presence:
         settings: RendezvousConfig,
         loop: LoopContext,
         counters: OwnCounters,
+        vitals: Callable[[], Vitals],
         metrics_address: str | None,
     ) -> None:
         self._node, self._loop, self._counters = node, loop, counters
-        self._metrics_address = metrics_address
+        self._vitals, self._metrics_address = vitals, metrics_address
         self.origin, self._divergence = Origin(), DivergenceTracker()
         self._taken = self._failed_takes = self._joins_from = 0
         self._members = Members(node, node.member.run, self._record)
         self._context = SwarmContext(node, self._members, Boundary(loop.progress), loop, counters)
-        self._matching: Matching = NoMatching()
+        self._matching = Matching()
         if grouping is Grouping.PAIR:
             self._matching = PairMatching(self._context, settings, self.origin)
         elif grouping is Grouping.EVERYONE:
@@ -212,18 +221,18 @@ class Presence:
         self._node.stop()
 
     def _record(self) -> MemberRecord:
-        counters = self._counters
+        vitals = self._vitals()
         return MemberRecord(
             peer_id=self._node.peer_id,
             name=self._node.member.name,
             addresses=list(for_record(self._node.addresses)),
             config=self._node.member.config,
             state="waiting" if self._waits else "training",
-            step=counters.step,
-            round=counters.round,
-            tokens_per_second=counters.tokens_per_second,
+            step=vitals.step,
+            round=self._counters.round,
+            tokens_per_second=vitals.tokens_per_second,
             metrics=self._metrics_address,
-            report=counters.report.model_copy(update={"members": self.size}),
+            report=vitals.report.model_copy(update={"members": self.size}),
             root=self.origin.root,
             taken=self._taken,
         )

@@ -38,11 +38,9 @@ from peer.p2p.node import OPEN_TIMEOUT, Node, NodeSettings
 from peer.process import LoopContext, Stop
 from peer.replica.device import synchronize
 from peer.rounds.contribution import Averaged
-from peer.rounds.lineage import Lineage
 from peer.rounds.progress import Progress
 from peer.rounds.types import Grouping
-from peer.swarm.directory.records import Report
-from peer.swarm.presence import Presence
+from peer.swarm.presence import Presence, Vitals
 from peer.telemetry import trackers
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.telemetry.peer_status import PeerStatus
@@ -115,7 +113,10 @@ class Membership:
             equal_replicas=state.outer.equal_replicas,
             settings=run.rendezvous,
             loop=LoopContext(ground.progress, ground.stop),
-            counters=MemberCounters(ground, state, standing, tokens),
+            counters=state.counters,
+            vitals=lambda: Vitals(
+                state.inner.step, ground.progress.rate(tokens()), standing.report(ground.phase.totals)
+            ),
             metrics_address=own.metrics.announce or ground.metrics_address,
         )
         self._stack.callback(self.presence.leave)
@@ -192,33 +193,6 @@ class Membership:
     def close(self) -> None:
         """Withdraw the record, say goodbye, close the node and the files."""
         self._stack.close()
-
-
-class MemberCounters:
-    """:class:`peer.swarm.context.OwnCounters` of what trains here."""
-
-    def __init__(self, ground: Resources, state: OuterState, status: PeerStatus, tokens: Callable[[], float]) -> None:
-        self._ground, self._state, self._status, self._tokens = ground, state, status, tokens
-
-    @property
-    def step(self) -> int:
-        return self._state.inner.step
-
-    @property
-    def round(self) -> int:
-        return self._state.counters.round
-
-    @property
-    def lineage(self) -> Lineage:
-        return self._state.counters.lineage
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self._ground.progress.rate(self._tokens())
-
-    @property
-    def report(self) -> Report:
-        return self._status.report(self._ground.phase.totals)
 
 
 def _identity(run: SwarmRunConfig, own: MemberConfig, folder: Path) -> tuple[Path, Authority | None]:

@@ -17,17 +17,16 @@ if TYPE_CHECKING:
     from peer.p2p.node import Node
     from peer.swarm.directory.records import MemberRecord
 
-JOIN_TIMEOUT = 60.0  # seconds
-DUPLICATE_TIMEOUT = 60.0
-TALK_TIMEOUT = 15.0  # seconds for one member
-ASKED = 3  # members
+DHT_JOIN_TIMEOUT = 60.0  # seconds
+MEMBER_TIMEOUT = 15.0  # seconds for one member
+ASKED_MEMBERS = 3  # members
 
 
 def members(node: Node, config: Subject, authority: Authority | None, answering: Sequence[str]) -> Iterator[Finding]:
     """Joins the DHT as a client; raises :class:`peer.errors.UserError` when it is not let in."""
     from peer.swarm.directory.directory import Members
 
-    node.call(node.join(answering, client=True), JOIN_TIMEOUT)
+    node.call(node.join(answering, client=True), DHT_JOIN_TIMEOUT)
     yield from _duplicate(node, config, authority)
     present = Members(node, config.run.name, _nothing).refresh_all()
     if not present:
@@ -37,13 +36,13 @@ def members(node: Node, config: Subject, authority: Authority | None, answering:
     same = [record for record in present if record.config == own]
     others = [record for record in present if record.config != own]
     if same:
-        names = ", ".join(record.name for record in same[:ASKED])
+        names = ", ".join(record.name for record in same[:ASKED_MEMBERS])
         who = f"{len(same)} members train" if len(same) > 1 else "1 member trains"
         yield ok("swarm", f"{who} this configuration ({own}): {names}")
     if others:
         said = f"{others[0].name} trains another configuration: {_difference(node, config, others[0])}"
         yield (warn if same else fail)("config", said, "take the swarm's file; noloco-peer show-config prints this one")
-    yield from _versions(node, random.sample(same, min(ASKED, len(same))))
+    yield from _versions(node, random.sample(same, min(ASKED_MEMBERS, len(same))))
 
 
 def _nothing() -> MemberRecord:
@@ -53,7 +52,7 @@ def _nothing() -> MemberRecord:
 def _duplicate(node: Node, config: Subject, authority: Authority | None) -> Iterator[Finding]:
     """Is a peer alive with the key that this one would use?"""
     from peer.p2p import identity
-    from peer.swarm.directory.duplicate_identity import duplicate_of
+    from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
 
     path, subkey = identity_file(config), node.subkey
     if authority is None:
@@ -74,12 +73,12 @@ def _difference(node: Node, config: Subject, record: MemberRecord) -> str:
     async def greet() -> None:
         stream = await node.open_to_member(record.peer_id, STATE_PROTOCOL, record.addresses)
         try:
-            await stream.receive(STATE_ANSWER, TALK_TIMEOUT)
+            await stream.receive(STATE_ANSWER, MEMBER_TIMEOUT)
         finally:
             stream.close()
 
     try:
-        node.call(greet(), 2 * TALK_TIMEOUT)
+        node.call(greet(), 2 * MEMBER_TIMEOUT)
     except Refused as refused:
         return node.member.difference(refused)
     except (StreamLost, BadMessage, TimeoutError):
@@ -97,7 +96,7 @@ def _versions(node: Node, records: Sequence[MemberRecord]) -> Iterator[Finding]:
     own = spoken()
     for record in records:
         try:
-            it = node.call(heard(record), 2 * TALK_TIMEOUT)
+            it = node.call(heard(record), 2 * MEMBER_TIMEOUT)
         except (StreamLost, BadMessage, TimeoutError) as error:
             yield warn(
                 "members", f"{record.name}: {str(error) or 'no answer'}", "it may have left, or cannot be dialled"

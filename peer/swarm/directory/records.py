@@ -7,9 +7,10 @@ subkey of its id. A record is at most 1 KiB of JSON. In an invited swarm the sub
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from peer.p2p.admission.subkeys import owner_of
 from peer.p2p.stream import Message
@@ -24,8 +25,6 @@ RUNS_LIFETIME = 60.0  # seconds
 RUNS_WRITERS = 2.0  # members of a run that write it in one period, about
 
 Text = Annotated[str, Field(max_length=128)]
-
-
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seconds = NotNegative
@@ -103,30 +102,17 @@ def decode(subkey: object, value: object) -> MemberRecord | None:
     return record if record.peer_id == owner_of(subkey)[0] else None
 
 
-class _ForeignReport(BaseModel):
-    version: Annotated[str, Field(max_length=24)]
-
-
-class _ForeignRecord(BaseModel):
-    """What records of all versions have."""
-
-    model_config = ConfigDict(strict=True)
-    peer_id: Text
-    name: Name
-    report: _ForeignReport
-
-
 def program_of(subkey: object, value: object) -> tuple[str, str] | None:
     """Name and program version of who wrote a record that :func:`decode` does not know; ``None`` for anything else."""
     if not isinstance(value, str) or len(value) > RECORD_BYTES or not isinstance(subkey, str):
         return None
     try:
-        record = _ForeignRecord.model_validate_json(value)
-    except ValidationError:
+        record = json.loads(value)
+        peer_id, name, version = record["peer_id"], str(record["name"]), str(record["report"]["version"])
+    except (ValueError, TypeError, LookupError, RecursionError):
         return None
-    if record.peer_id != owner_of(subkey)[0] or not (record.name + record.report.version).isprintable():
-        return None
-    return record.name, record.report.version
+    one_line = (name + version).isprintable() and len(name) <= 64 and len(version) <= 24
+    return (name, version) if one_line and peer_id == owner_of(subkey)[0] else None
 
 
 def decode_run(value: object) -> str | None:

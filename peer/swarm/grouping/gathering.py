@@ -21,17 +21,16 @@ from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT, MEMBER_SLACK, GroupLead
 from peer.swarm.grouping.member import LEADER_PERIOD, LEADER_TRIES, GroupMember
 from peer.swarm.grouping.messages import GROUP_CALL, Admitted, JoinGroup, LeaderNotice, MemberAddress, OtherLeader
 from peer.swarm.grouping.roster import GATHER_PROTOCOL, GATHER_TIMEOUT, KnownMembers
+from peer.swarm.matching import Matching
 from peer.swarm.messages import Decline
 
 TOO_LATE = 0.5  # of the time to the next boundary: a member that would have to wait longer has missed the last one
 
 
-class GroupMatching:
-    """:class:`peer.swarm.matching.Matching` in one group. ``equal``: all members must have the same lineage.
+class GroupMatching(Matching):
+    """In one group. ``equal``: all members must have the same lineage.
     ``patience``: seconds for which anybody is waited for at the most.
     """
-
-    joins_late = False
 
     def __init__(self, context: SwarmContext, patience: float, *, equal: bool) -> None:
         self._context, self._node, self._boundary = context, context.node, context.boundary

@@ -31,10 +31,11 @@ from peer.swarm.messages import Decline
 
 log = get_logger("gathering")
 
-SILENCE = 10.0  # seconds without a message from the leader at a boundary
+LEADER_SILENCE = 10.0  # seconds without a message from the leader at a boundary
 LEADER_PERIOD = 0.25  # seconds between two looks at who leads
 LEADER_TRIES = 12  # leaders asked at a boundary, redirections and second thoughts included
-REDIRECT_PAUSE = (SILENCE + 2 * GATHER_TIMEOUT) / LEADER_TRIES  # seconds, when a leader is named that we know is gone
+# seconds, when a leader is named that we know is gone
+REDIRECT_PAUSE = (LEADER_SILENCE + 2 * GATHER_TIMEOUT) / LEADER_TRIES
 
 LeaderMessage = WaitFor | OtherLeader | OutOfDate | Roster | None
 
@@ -131,7 +132,7 @@ class GroupMember:
     async def _decision(self, current: LeaderStream, round: int, until: float) -> Group | str:
         """What the leader decides. Raises :class:`StreamLost` or ``TimeoutError`` when it is gone."""
         while True:
-            async with asyncio.timeout(min(SILENCE, until - time.monotonic())):
+            async with asyncio.timeout(min(LEADER_SILENCE, until - time.monotonic())):
                 message = await current.messages.get()
             match message:
                 case WaitFor():

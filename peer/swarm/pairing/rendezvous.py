@@ -24,6 +24,7 @@ from peer.rounds.backoff import BACKOFF_PHASES
 from peer.rounds.types import Group, Link
 from peer.swarm.context import SwarmContext
 from peer.swarm.healing.late_join import Origin
+from peer.swarm.matching import Matching
 from peer.swarm.pairing.agreement import Agreement, Meeting
 from peer.swarm.pairing.messages import PartnerReady
 from peer.swarm.pairing.proposals import MEET_PROTOCOL, MEET_TIMEOUT, Proposals
@@ -34,8 +35,8 @@ PARTNER_SLACK = 2.0  # seconds that a partner may come late, on top of half the 
 LINGER_PHASES = 0.25  # for which a peer whose inner steps go on looks for a partner before it stays alone
 
 
-class PairMatching:
-    """:class:`peer.swarm.matching.Matching` in pairs: agrees on partners in the background."""
+class PairMatching(Matching):
+    """In pairs: agrees on partners in the background."""
 
     joins_late = True
 

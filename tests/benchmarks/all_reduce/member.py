@@ -36,8 +36,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
     from peer.rounds.state import State
     from peer.rounds.types import Grouping
     from peer.rounds.vectors import Vector
-    from peer.swarm.directory.records import NO_REPORT
-    from peer.swarm.presence import Presence
+    from peer.swarm.presence import Presence, Vitals
     from tests.benchmarks.swap_partner import peer_node
 
     vector = torch.full((numel,), place + 1.0)
@@ -52,7 +51,8 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
             equal_replicas=False,
             settings=RendezvousConfig(),
             loop=LoopContext(progress, Stop()),
-            counters=SimpleNamespace(step=0, round=0, lineage=Lineage(), tokens_per_second=0.0, report=NO_REPORT),
+            counters=SimpleNamespace(round=0, lineage=Lineage()),
+            vitals=lambda: Vitals(0, 0.0),
             metrics_address=None,
         )
         presence.enter(lambda: State(0, 0, [vector]), 0)

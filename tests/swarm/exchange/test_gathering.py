@@ -71,7 +71,7 @@ def test_a_convener_that_is_slower_than_its_silence_is_waited_for(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was given up when it had not said anything for two times 10 s, and the others averaged without it."""
-    monkeypatch.setattr(member, "SILENCE", 1.0)
+    monkeypatch.setattr(member, "LEADER_SILENCE", 1.0)
     monkeypatch.setattr(leader, "KEEP_ALIVE", 0.2)
     peers = build("abc")
     peers[0].pace = 5.0  # 4 s behind the others

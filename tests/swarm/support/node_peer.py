@@ -18,16 +18,13 @@ from peer.rounds.lineage import Lineage
 from peer.rounds.progress import Progress
 from peer.rounds.state import State
 from peer.rounds.types import Group, Grouping
-from peer.swarm.directory.records import NO_REPORT
-from peer.swarm.presence import Presence
+from peer.swarm.presence import Presence, Vitals
 
 STEPS, STEP_SECONDS = 10, 0.1
 
 
 class Peer:
     """``settle``: what a peer does with its group; the group is returned by :meth:`round_trip` as well."""
-
-    tokens_per_second, report = 0.0, NO_REPORT
 
     def __init__(
         self,
@@ -58,13 +55,10 @@ class Peer:
             settings=settings or RendezvousConfig(),
             loop=LoopContext(self.progress, self.stop),
             counters=self,
+            vitals=lambda: Vitals(self.round * STEPS, 0.0),
             metrics_address=None,
         )
         self.presence.enter(snapshot or _nobody_should_ask, 0)
-
-    @property
-    def step(self) -> int:
-        return self.round * STEPS
 
     def inner_phase(self) -> None:
         """Ten steps of sleep."""

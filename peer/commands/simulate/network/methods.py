@@ -14,7 +14,7 @@ import numpy as np
 from peer.commands.simulate.network.conditions import Chance, Conditions, Figures
 from peer.rounds.pairing_rule import AT_BOUNDARY, OPENS, PROPOSAL_PAUSE, near
 
-TRIES = 8  # peers asked at a boundary
+ASKED_AT_BOUNDARY = 8  # peers asked at a boundary
 GOODPUT = 0.8  # of a line's rate, by what real swaps got (tests/benchmarks/wan_goodput.py, network_model.py)
 PAIR_MESSAGES, GROUP_MESSAGES = 4, 6  # one after the other
 
@@ -80,7 +80,7 @@ class _Pairs:
             return [(peer, time)]
         partner = int(self.meeting[peer])
         if partner < 0:
-            partner = self._agree(peer, time, AT_BOUNDARY, TRIES)
+            partner = self._agree(peer, time, AT_BOUNDARY, ASKED_AT_BOUNDARY)
         if self.it.overlap:
             self._beside(peer, partner, time)
             return [(peer, time)]
