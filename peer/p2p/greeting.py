@@ -3,11 +3,12 @@
     caller: Greeting, its first message     called: reads it, then listens | Refusal, and closes
 
 The caller does not wait for an answer, so no round trip is added; a refusal is raised where it reads the first answer.
-Previous station: stream.py. Next station: node.py.
+Previous stations: stream.py, node.py. Next station: swarm/.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -16,6 +17,8 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from peer import __version__
 from peer.config.digest import first_difference
 from peer.logs import get_logger
+from peer.p2p.admission.dht_rules import Authority
+from peer.p2p.node import Handler, Node, NodeSettings
 from peer.p2p.stream import Message, Refusal, Refused, Stream, StreamLost
 
 log = get_logger("greeting")
@@ -60,10 +63,6 @@ class MemberIdentity:
     def greeting(self) -> Greeting:
         return Greeting(wire=WIRE_VERSION, version=__version__, run=self.run, config=self.config, layout=self.layout)
 
-    async def greet(self, stream: Stream) -> None:
-        """The caller's side."""
-        await stream.send(self.greeting, GREETING_TIMEOUT)
-
     async def admit(self, stream: Stream) -> None:
         """The called side: read the greeting. Raises :class:`StreamLost` after the refusal of another run's member."""
         refusal = self.refusal(await stream.receive(GREETING, GREETING_TIMEOUT))
@@ -96,3 +95,30 @@ class MemberIdentity:
             self._warned.add(name)
             what = "refuses this peer" if refused.run is None else "trains another configuration"
             log.warning("peer %s %s: %s", name, what, self.difference(refused))
+
+
+class MemberNode(Node):
+    """A node whose streams to and from other members begin with a greeting."""
+
+    def __init__(self, settings: NodeSettings, authority: Authority | None, member: MemberIdentity) -> None:
+        super().__init__(settings, authority)
+        self.member = member
+
+    async def open_to_member(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
+        """As :meth:`open`: the greeting is on its way when this returns."""
+        stream = await self.open(peer_id, protocol, addresses)
+        try:
+            await stream.send(self.member.greeting, GREETING_TIMEOUT)
+        except (TimeoutError, StreamLost):
+            stream.close()
+            raise
+        return stream
+
+    async def serve_members(self, protocol: str, handler: Handler) -> None:
+        """As :meth:`serve`: ``handler`` gets the streams of members of the same run."""
+
+        async def admitted(stream: Stream) -> None:
+            await self.member.admit(stream)
+            await handler(stream)
+
+        await self.serve(protocol, admitted)

@@ -28,7 +28,6 @@ from peer.p2p.daemon import Daemon
 from peer.p2p.dht import asked_in_vain, join_dht, keep_in_touch, objection_of
 from peer.p2p.dial import Unreachable, connect_any, dial, disconnect
 from peer.p2p.event_loop import LoopThread
-from peer.p2p.greeting import MemberIdentity
 from peer.p2p.reachability import circuit_messages, dialback, relay
 from peer.p2p.reachability.decide import Reachability, decide
 from peer.p2p.reachability.reservations import Slots
@@ -61,15 +60,10 @@ class NodeSettings:
 
 
 class Node:
-    """Start with :meth:`start`, leave with :meth:`stop`; both are safe to call from the main thread only.
+    """Start with :meth:`start`, leave with :meth:`stop`; both are safe to call from the main thread only."""
 
-    ``member``: who this peer is to other members of its run; an onlooker is none.
-    """
-
-    def __init__(
-        self, settings: NodeSettings, authority: Authority | None = None, member: MemberIdentity | None = None
-    ) -> None:
-        self._settings, self._authority, self._member = settings, authority, member
+    def __init__(self, settings: NodeSettings, authority: Authority | None = None) -> None:
+        self._settings, self._authority = settings, authority
         self._gate = Gate(authority.admission) if authority else None
         self._refused = ""  # what an initial peer says of our invitation
         self._thread = LoopThread()
@@ -181,12 +175,6 @@ class Node:
         return self._p2p
 
     @property
-    def member(self) -> MemberIdentity:
-        """Who this peer is to other members."""
-        assert self._member is not None
-        return self._member
-
-    @property
     def dht(self) -> DHTNode:
         """hivemind's DHT node; its coroutines run on the network thread."""
         assert self._dht is not None
@@ -210,16 +198,6 @@ class Node:
             except (TimeoutError, StreamLost):
                 stream.close()
                 raise
-        return stream
-
-    async def open_to_member(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
-        """As :meth:`open` to a member of the same run: the greeting is on its way when this returns."""
-        stream = await self.open(peer_id, protocol, addresses)
-        try:
-            await self.member.greet(stream)
-        except (TimeoutError, StreamLost):
-            stream.close()
-            raise
         return stream
 
     async def _open_raw(self, peer_id: str, protocol: str) -> Stream:
@@ -263,15 +241,6 @@ class Node:
 
         await self.p2p.add_binary_stream_handler(protocol, handle)
         self._served.add(protocol)
-
-    async def serve_members(self, protocol: str, handler: Handler) -> None:
-        """As :meth:`serve`, for members of the same run only: ``handler`` gets a stream after its greeting."""
-
-        async def greeted(stream: Stream) -> None:
-            await self.member.admit(stream)
-            await handler(stream)
-
-        await self.serve(protocol, greeted)
 
     async def asked_in_vain(self) -> bool:
         """After a search that has found nothing: look again? See :func:`peer.p2p.dht.asked_in_vain`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from peer.p2p.node import Node
+from peer.p2p.greeting import MemberNode
 from peer.process import LoopContext
 from peer.rounds.backoff import PeerBackoff
 from peer.rounds.lineage import Lineage
@@ -24,7 +24,7 @@ class OwnCounters(Protocol):
 class SwarmContext:
     """The network, who is there, how far this peer is, and who is left out for a while."""
 
-    node: Node
+    node: MemberNode
     members: Members
     boundary: Boundary
     loop: LoopContext

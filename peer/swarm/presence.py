@@ -13,7 +13,7 @@ from peer.config.schema import RendezvousConfig
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
-from peer.p2p.node import Node
+from peer.p2p.greeting import MemberNode
 from peer.process import LoopContext
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import State
@@ -53,7 +53,7 @@ class Presence:
 
     def __init__(
         self,
-        node: Node,
+        node: MemberNode,
         *,
         grouping: Grouping,
         equal_replicas: bool,

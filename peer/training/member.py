@@ -33,8 +33,8 @@ from peer.outer.decoupled import Decoupled
 from peer.outer.noloco import NoLoCo
 from peer.p2p import identity
 from peer.p2p.admission.dht_rules import Authority, invited
-from peer.p2p.greeting import MemberIdentity
-from peer.p2p.node import OPEN_TIMEOUT, Node, NodeSettings
+from peer.p2p.greeting import MemberIdentity, MemberNode
+from peer.p2p.node import OPEN_TIMEOUT, NodeSettings
 from peer.process import LoopContext, Stop
 from peer.replica.device import synchronize
 from peer.rounds.contribution import Averaged
@@ -105,7 +105,7 @@ class Membership:
         self._stack.callback(self.reporter.close)
         layout = layout_digest(state.outer.slow.layout())
         me = MemberIdentity(ground.home.name, run.name, digest(run), canonical(run), layout)
-        self.node = Node(_node_settings(own, ground.key), ground.authority, me)
+        self.node = MemberNode(_node_settings(own, ground.key), ground.authority, me)
         self._same = Identity(state.outer.slow.numel)
         self.presence = Presence(
             self.node,

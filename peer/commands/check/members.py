@@ -14,7 +14,7 @@ from peer.config.digest import digest
 
 if TYPE_CHECKING:
     from peer.p2p.admission.dht_rules import Authority
-    from peer.p2p.node import Node
+    from peer.p2p.greeting import MemberNode
     from peer.swarm.directory.records import MemberRecord
 
 DHT_JOIN_TIMEOUT = 60.0  # seconds
@@ -22,7 +22,9 @@ MEMBER_TIMEOUT = 15.0  # seconds for one member
 ASKED_MEMBERS = 3  # members
 
 
-def members(node: Node, config: Subject, authority: Authority | None, answering: Sequence[str]) -> Iterator[Finding]:
+def members(
+    node: MemberNode, config: Subject, authority: Authority | None, answering: Sequence[str]
+) -> Iterator[Finding]:
     """Joins the DHT as a client; raises :class:`peer.errors.UserError` when it is not let in."""
     from peer.swarm.directory.directory import Members
 
@@ -49,7 +51,7 @@ def _nothing() -> MemberRecord:
     raise AssertionError("a check announces nothing")
 
 
-def _duplicate(node: Node, config: Subject, authority: Authority | None) -> Iterator[Finding]:
+def _duplicate(node: MemberNode, config: Subject, authority: Authority | None) -> Iterator[Finding]:
     """Is a peer alive with the key that this one would use?"""
     from peer.p2p import identity
     from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
@@ -65,7 +67,7 @@ def _duplicate(node: Node, config: Subject, authority: Authority | None) -> Iter
         yield fail("identity", said, "each peer needs a key (peer.identity) or an invitation of its own")
 
 
-def _difference(node: Node, config: Subject, record: MemberRecord) -> str:
+def _difference(node: MemberNode, config: Subject, record: MemberRecord) -> str:
     """The first key in which a member's run differs, as it says itself."""
     from peer.p2p.stream import BadMessage, Refused, StreamLost
     from peer.swarm.state_transfer.donor import STATE_ANSWER, STATE_PROTOCOL
@@ -86,7 +88,7 @@ def _difference(node: Node, config: Subject, record: MemberRecord) -> str:
     return f"its digest is {record.config}, ours {digest(config.run)}"
 
 
-def _versions(node: Node, records: Sequence[MemberRecord]) -> Iterator[Finding]:
+def _versions(node: MemberNode, records: Sequence[MemberRecord]) -> Iterator[Finding]:
     from peer.p2p.reachability.dialback import PROTOCOL, Heard, ask
     from peer.p2p.stream import BadMessage, StreamLost
 

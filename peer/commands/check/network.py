@@ -22,7 +22,7 @@ from peer.errors import UserError
 
 if TYPE_CHECKING:
     from peer.p2p.admission.dht_rules import Authority
-    from peer.p2p.node import Node
+    from peer.p2p.greeting import MemberNode
     from peer.p2p.reachability.decide import View
 
 JOIN_TIMEOUT = 10.0  # seconds for one initial peer
@@ -54,9 +54,9 @@ def _identity(config: Subject, folder: Path) -> tuple[Path, Authority | None]:
     return key, invited(config.peer.invitation, key, config.run.owner)
 
 
-def _node(config: Subject, key: Path, authority: Authority | None) -> Node:
-    from peer.p2p.greeting import MemberIdentity
-    from peer.p2p.node import Node, NodeSettings
+def _node(config: Subject, key: Path, authority: Authority | None) -> MemberNode:
+    from peer.p2p.greeting import MemberIdentity, MemberNode
+    from peer.p2p.node import NodeSettings
     from peer.p2p.reachability.decide import Reachability
 
     own = config.peer.network
@@ -69,7 +69,7 @@ def _node(config: Subject, key: Path, authority: Authority | None) -> Node:
         start_timeout=own.start_timeout,
     )
     run = config.run  # without the model's layout: whose configuration differs says that first
-    node = Node(settings, authority, MemberIdentity("check", run.name, digest(run), canonical(run), layout=""))
+    node = MemberNode(settings, authority, MemberIdentity("check", run.name, digest(run), canonical(run), layout=""))
     try:
         node.listen(Reachability(announce=own.announce))
     except BaseException:
@@ -78,7 +78,7 @@ def _node(config: Subject, key: Path, authority: Authority | None) -> Node:
     return node
 
 
-def _with(node: Node, config: Subject, authority: Authority | None) -> Iterator[Finding]:
+def _with(node: MemberNode, config: Subject, authority: Authority | None) -> Iterator[Finding]:
     from peer.commands.check.members import members
 
     wanted = config.peer.initial_peers
@@ -106,7 +106,7 @@ def _with(node: Node, config: Subject, authority: Authority | None) -> Iterator[
     yield from members(node, config, authority, answering)
 
 
-def _dialled(node: Node, address: str) -> Finding:
+def _dialled(node: MemberNode, address: str) -> Finding:
     from peer.p2p.addresses import owner_of
     from peer.p2p.dial import Unreachable, check_address, dial
 
@@ -128,7 +128,7 @@ def _why_silent(reason: str) -> str:
     return "is its machine on, and is the port open in its firewall and in yours?"
 
 
-def _views(node: Node, answering: list[str], upnp: bool) -> list[View]:
+def _views(node: MemberNode, answering: list[str], upnp: bool) -> list[View]:
     from peer.p2p.reachability.decide import look
 
     views, _ = node.call(look(node.open, node.visible, answering, upnp), VIEW_TIMEOUT)

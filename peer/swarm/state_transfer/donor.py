@@ -15,7 +15,8 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from peer.logs import fields, get_logger
-from peer.p2p.node import OPEN_TIMEOUT, Node
+from peer.p2p.greeting import MemberNode
+from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.payload import send_parts
 from peer.p2p.stream import Message, Stream
 from peer.rounds.lineage import NO_ROUNDS, Lineage
@@ -126,6 +127,6 @@ class Donor:
         log.info("gave the state away: %s", fields(peer=stream.remote[-6:], step=state.step, first=first))
 
 
-def start_serving(node: Node, snapshot: Callable[[], State]) -> None:
+def start_serving(node: MemberNode, snapshot: Callable[[], State]) -> None:
     """Answer newcomers from now on: see :class:`Donor`."""
     node.call(node.serve_members(STATE_PROTOCOL, Donor(snapshot).serve), OPEN_TIMEOUT)

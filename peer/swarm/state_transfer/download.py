@@ -14,7 +14,7 @@ from torch import Tensor
 
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
-from peer.p2p.node import Node
+from peer.p2p.greeting import MemberNode
 from peer.p2p.payload import receive_part
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.lineage import NO_ROUNDS, Lineage
@@ -58,7 +58,7 @@ class DonorSlow(Exception):
     """A part took too long; those before it have come."""
 
 
-def download_state(node: Node, donor: Seat, room: Sequence[Tensor], timeout: float) -> State | None:
+def download_state(node: MemberNode, donor: Seat, room: Sequence[Tensor], timeout: float) -> State | None:
     """The verified state of one member, or ``None`` when it did not give it within ``timeout`` seconds."""
     try:
         return node.call(download(node, donor, PartialState(room)), timeout)
@@ -68,7 +68,7 @@ def download_state(node: Node, donor: Seat, room: Sequence[Tensor], timeout: flo
 
 
 async def download(
-    node: Node,
+    node: MemberNode,
     record: MemberRecord | Seat,
     partial: PartialState,
     least: int = 0,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from peer.errors import RunError
 from peer.logs import fields, get_logger
-from peer.p2p.node import Node
+from peer.p2p.greeting import MemberNode
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.state import State
 from peer.swarm.directory.directory import Members
@@ -39,7 +39,7 @@ NEAR_ROUNDS = 5  # rounds behind the furthest member: a state as good as its
 
 
 def take_state(
-    node: Node,
+    node: MemberNode,
     members: Members,
     room: Sequence[Tensor],
     timeout: float,
@@ -105,7 +105,7 @@ class _JoinDeadline:
 class _DonorSearch:
     """Donors asked one after the other. ``reasons``: of the last :meth:`ask`, why none gave its state."""
 
-    def __init__(self, node: Node, members: Members, partial: PartialState, stopped: Callable[[], bool]) -> None:
+    def __init__(self, node: MemberNode, members: Members, partial: PartialState, stopped: Callable[[], bool]) -> None:
         self._node, self._members = node, members
         self._partial, self._stopped = partial, stopped
         self._slow = 0

@@ -15,7 +15,7 @@ import torch
 from peer.errors import RunError
 from peer.p2p import identity
 from peer.p2p.dht import DHT_TIMEOUT
-from peer.p2p.greeting import MemberIdentity
+from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import Node, NodeSettings
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.lineage import NO_ROUNDS, Lineage
@@ -56,7 +56,7 @@ class Scene:
         stack.callback(self.two.presence.leave)
         key = folder / "new.key"
         identity.load_or_create(key)
-        self.node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=self.two.node.addresses), member=ME)
+        self.node = MemberNode(NodeSettings(key, "127.0.0.1", 0, initial_peers=self.two.node.addresses), None, ME)
         self.node.start()
         stack.callback(self.node.stop)
         self.partial = PartialState([torch.zeros(NUMEL), torch.zeros(NUMEL)])

@@ -12,8 +12,9 @@ from threading import Thread
 import pytest
 
 from peer.p2p import identity
-from peer.p2p.greeting import MemberIdentity
-from peer.p2p.node import Node, NodeSettings
+from peer.p2p.greeting import MemberIdentity, MemberNode
+from peer.p2p.node import NodeSettings
+from peer.p2p.stream import Stream
 from peer.swarm.messages import Decline
 from peer.swarm.pairing.messages import PROPOSAL_ANSWER, Accept, PartnerReady, Propose
 from peer.swarm.pairing.proposals import ASK_TIMEOUT, MEET_PROTOCOL
@@ -32,12 +33,14 @@ class Liar:
         key = folder / "liar.key"
         identity.load_or_create(key)
         member = MemberIdentity("liar", "test", "c", "{}", "layout")
-        self.node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=victim.node.addresses), member=member)
+        self.node = MemberNode(NodeSettings(key, "127.0.0.1", 0, initial_peers=victim.node.addresses), None, member)
         self.node.start()
         self._victim = victim
+        self._streams: list[Stream] = []  # kept: Python closes what nobody holds, and the victim would be free
 
     async def propose(self, eta: float, phase: float = PHASE) -> tuple[Accept | Decline, asyncio.StreamWriter]:
         stream = await self.node.open_to_member(self._victim.node.peer_id, MEET_PROTOCOL)
+        self._streams.append(stream)
         await stream.send(Propose(name="liar", round=0, eta=eta, phase=phase), 5)
         return await stream.receive(PROPOSAL_ANSWER, 5), stream.writer
 

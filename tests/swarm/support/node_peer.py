@@ -11,8 +11,8 @@ from pathlib import Path
 
 from peer.config.schema import RendezvousConfig
 from peer.p2p import identity
-from peer.p2p.greeting import MemberIdentity
-from peer.p2p.node import Node, NodeSettings
+from peer.p2p.greeting import MemberIdentity, MemberNode
+from peer.p2p.node import NodeSettings
 from peer.process import LoopContext, Stop
 from peer.rounds.lineage import Lineage
 from peer.rounds.progress import Progress
@@ -46,7 +46,7 @@ class Peer:
         self.groups: list[Group] = []
         self.progress, self.stop = Progress(), Stop()
         member = MemberIdentity(name, "test", "c", "{}", "layout")
-        self.node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=initial), member=member)
+        self.node = MemberNode(NodeSettings(key, "127.0.0.1", 0, initial_peers=initial), None, member)
         self.node.start()
         self.presence = Presence(
             self.node,
