@@ -68,8 +68,7 @@ class MemberIdentity:
         refusal = self.refusal(await stream.receive(GREETING, GREETING_TIMEOUT))
         if refusal is None:
             return
-        await stream.send(refusal, GREETING_TIMEOUT)
-        await stream.until_closed(GREETING_TIMEOUT)
+        await stream.send_last(refusal, GREETING_TIMEOUT)
         raise StreamLost(f"refused: {refusal.reason}")
 
     def refusal(self, theirs: Greeting) -> Refusal | None:

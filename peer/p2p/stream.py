@@ -128,6 +128,14 @@ class Stream:
             filled += len(data)
             self.received += len(data)
 
+    async def send_last(self, message: Message, timeout: float) -> None:
+        """Send one message and close when the other side has; ``timeout`` bounds each of the two."""
+        try:
+            await self.send(message, timeout)
+            await self.until_closed(timeout)
+        finally:
+            self.close()
+
     async def until_closed(self, timeout: float) -> None:
         """Wait for the other side to close, so that our last bytes are not cut off by our own closing."""
         with contextlib.suppress(OSError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import Stream
@@ -19,7 +20,7 @@ from peer.swarm.context import SwarmContext
 from peer.swarm.directory.records import LIFETIME
 from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT, MEMBER_SLACK, GroupLeader
 from peer.swarm.grouping.member import LEADER_PERIOD, LEADER_TRIES, GroupMember
-from peer.swarm.grouping.messages import GROUP_CALL, Admitted, JoinGroup, LeaderNotice, MemberAddress, OtherLeader
+from peer.swarm.grouping.messages import GROUP_CALL, Admitted, JoinGroup, LeaderNotice, OtherLeader
 from peer.swarm.grouping.roster import GATHER_PROTOCOL, GATHER_TIMEOUT, KnownMembers
 from peer.swarm.matching import Matching
 from peer.swarm.messages import Decline
@@ -109,7 +110,7 @@ class GroupMatching(Matching):
                 await self._leader.announce_delay(self._known.own_seat(), eta)
                 continue
             if self._leader.present:
-                await self._leader.hand_over(MemberAddress.of(leader))
+                await self._leader.hand_over(leader)
             if not self._member.admitted_by(leader):
                 await self._member.join(leader, self._round)
         if not self._boundary.here:  # before the checkpoint is written: nobody shall wait for us
@@ -123,16 +124,15 @@ class GroupMatching(Matching):
         call = await stream.receive(GROUP_CALL, GATHER_TIMEOUT)
         if isinstance(call, LeaderNotice):
             if self._known.admits(stream.remote):
-                self._known.learn(call.address.model_copy(update={"peer_id": stream.remote}).seat())
+                self._known.learn(replace(call.seat, peer_id=stream.remote))
             stream.close()
             return
         reply = self._reply(call, stream.remote)
-        await stream.send(reply, GATHER_TIMEOUT)
-        if isinstance(reply, Admitted):
-            self._leader.admit(stream, call)
+        if not isinstance(reply, Admitted):
+            await stream.send_last(reply, GATHER_TIMEOUT)
             return
-        await stream.until_closed(GATHER_TIMEOUT)
-        stream.close()
+        await stream.send(reply, GATHER_TIMEOUT)
+        self._leader.admit(stream, call)
 
     def _reply(self, call: JoinGroup, peer_id: str) -> Admitted | OtherLeader | Decline:
         if self._context.stopping:
@@ -141,7 +141,7 @@ class GroupMatching(Matching):
             return Decline(reason="a round has failed by you lately")
         leader = self._known.leader()
         if leader is not None:
-            return OtherLeader(address=MemberAddress.of(leader))
+            return OtherLeader(seat=leader)
         eta = self._boundary.eta()
         if eta is not None and call.round < self._round and call.eta < TOO_LATE * eta:
             return Decline(reason="came too late for this round")

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from peer.logs import fields, get_logger
@@ -22,7 +22,6 @@ from peer.rounds.types import Assembly, Group, Link, Seat
 from peer.swarm.grouping.messages import (
     MEMBER_READY,
     JoinGroup,
-    MemberAddress,
     MemberReady,
     OtherLeader,
     OutOfDate,
@@ -77,9 +76,9 @@ class GroupLeader:
         earlier = self._joined.pop(stream.remote, None)
         if earlier is not None:
             earlier.leave()
-        address = call.address.model_copy(update={"peer_id": stream.remote})  # what is authenticated counts
+        seat = replace(call.seat, peer_id=stream.remote)  # what is authenticated counts
         wait = min(1.5 * call.eta + MEMBER_SLACK, self._patience)
-        member = JoinedMember(stream, address.seat(), call.round, time.monotonic() + wait)
+        member = JoinedMember(stream, seat, call.round, time.monotonic() + wait)
         self._joined[stream.remote] = member
         self._spawn(self._listen(member))
         self._news.set()
@@ -89,11 +88,11 @@ class GroupLeader:
         for member in self._joined.values():
             member.leave()
 
-    async def hand_over(self, leader: MemberAddress) -> None:
+    async def hand_over(self, leader: Seat) -> None:
         """Somebody else leads: send everybody there."""
         members, self._joined = self._joined, {}
         for member in members.values():
-            await _tell(member, OtherLeader(address=leader))
+            await _tell(member, OtherLeader(seat=leader))
             member.leave()
 
     async def gather(self, me: Seat, own: Lineage, round: int, *, equal: bool, stopped: Callable[[], bool]) -> Group:
@@ -204,7 +203,7 @@ class GroupLeader:
                 continue
             log.info("sent for the group's weights: %s", fields(peer=member.seat.name, donor=donor.name))
             member.ready, member.until, member.updated = None, time.monotonic() + CATCH_UP_TIMEOUT, True
-            await _tell(member, OutOfDate(donor=MemberAddress.of(donor)))
+            await _tell(member, OutOfDate(donor=donor))
             member.changed.set()
 
     # -- the roster
@@ -216,7 +215,7 @@ class GroupLeader:
         seats = (me, *(member.seat for member in members))
         if not members:
             return Group(round)
-        roster = Roster(token=secrets.token_hex(16), members=[MemberAddress.of(seat) for seat in seats])
+        roster = Roster(token=secrets.token_hex(16), members=list(seats))
         for member in members:
             member.changed.set()
             await _tell(member, roster)

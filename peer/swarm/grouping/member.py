@@ -19,7 +19,6 @@ from peer.swarm.grouping.messages import (
     LEADER_MESSAGE,
     Admitted,
     JoinGroup,
-    MemberAddress,
     MemberReady,
     OtherLeader,
     OutOfDate,
@@ -70,11 +69,11 @@ class GroupMember:
     async def join(self, leader: Seat, round: int) -> str:
         """Open a stream to ``leader`` and be admitted. Returns why not; empty when it worked."""
         self.leave()
-        address, eta = MemberAddress.of(self._known.own_seat()), self._boundary.eta() or 0.0
+        call = JoinGroup(seat=self._known.own_seat(), round=round, eta=self._boundary.eta() or 0.0)
         stream: Stream | None = None
         try:
             stream = await self._node.open_to_member(leader.peer_id, GATHER_PROTOCOL, leader.addresses)
-            await stream.send(JoinGroup(address=address, round=round, eta=eta), GATHER_TIMEOUT)
+            await stream.send(call, GATHER_TIMEOUT)
             answer = await stream.receive(JOIN_ANSWER, GATHER_TIMEOUT)
         except (TimeoutError, StreamLost, BadMessage) as error:
             self._known.avoid(leader.peer_id)
@@ -88,8 +87,8 @@ class GroupMember:
         if stream is not None:
             stream.close()
         if isinstance(answer, OtherLeader):
-            self._known.learn(answer.address.seat())
-            if self._known.avoided(answer.address.peer_id):
+            self._known.learn(answer.seat)
+            if self._known.avoided(answer.seat.peer_id):
                 await asyncio.sleep(REDIRECT_PAUSE)  # it will find that out too, and lead
             return f"{leader.name} follows another"
         reason = answer.reason if isinstance(answer, Decline) else ""
@@ -105,7 +104,7 @@ class GroupMember:
                 if isinstance(message, Roster):
                     return
                 if isinstance(message, OtherLeader) and not self._boundary.here:
-                    self._known.learn(message.address.seat())
+                    self._known.learn(message.seat)
                     break
         except (TimeoutError, StreamLost, BadMessage) as error:
             log.debug("the leader is gone: %s", fields(peer=current.seat.name, reason=str(error)))
@@ -138,10 +137,10 @@ class GroupMember:
                 case WaitFor():
                     log.debug("waiting: %s", fields(whom=message.names, seconds=message.seconds))
                 case OtherLeader():
-                    self._known.learn(message.address.seat())
+                    self._known.learn(message.seat)
                     return f"{current.seat.name} does not lead any longer"
                 case OutOfDate():
-                    return Group(round, behind=message.donor.seat())
+                    return Group(round, behind=message.donor)
                 case Roster():
                     self._leader = None
                     return self._group(message, current, round)
@@ -149,7 +148,7 @@ class GroupMember:
                     raise StreamLost("its stream ended")
 
     def _group(self, roster: Roster, current: LeaderStream, round: int) -> Group | str:
-        seats = tuple(address.seat() for address in roster.members)
+        seats = tuple(roster.members)
         ids = [seat.peer_id for seat in seats]
         if ids.count(self._node.peer_id) != 1 or ids[0] != current.seat.peer_id:
             current.stream.close()

@@ -21,30 +21,13 @@ from peer.rounds.types import Seat
 from peer.swarm.messages import Decline, Seconds
 
 MAX_MEMBERS = 256
-Text = Annotated[str, Field(max_length=128)]
-Short = Annotated[str, Field(max_length=64)]
-
-
-class MemberAddress(Message):
-    """A :class:`peer.rounds.types.Seat` on the wire."""
-
-    peer_id: Text
-    name: Short
-    addresses: Annotated[list[Text], Field(max_length=8)]
-
-    @classmethod
-    def of(cls, seat: Seat) -> MemberAddress:
-        return cls(peer_id=seat.peer_id, name=seat.name, addresses=list(seat.addresses[:8]))
-
-    def seat(self) -> Seat:
-        return Seat(self.peer_id, self.name, tuple(self.addresses))
 
 
 class JoinGroup(Message):
     """I want to be in your group at our next boundary."""
 
     kind: Literal["join_group"] = "join_group"
-    address: MemberAddress
+    seat: Seat
     round: Annotated[int, Field(ge=0)]
     eta: Seconds  # until the member's boundary
 
@@ -53,7 +36,7 @@ class LeaderNotice(Message):
     """I lead, as far as I know; join my group unless you know somebody with a smaller id."""
 
     kind: Literal["leader_notice"] = "leader_notice"
-    address: MemberAddress
+    seat: Seat
 
 
 class Admitted(Message):
@@ -66,7 +49,7 @@ class OtherLeader(Message):
     """Somebody else leads."""
 
     kind: Literal["other_leader"] = "other_leader"
-    address: MemberAddress
+    seat: Seat
 
 
 class MemberReady(Message):
@@ -81,22 +64,22 @@ class WaitFor(Message):
 
     kind: Literal["wait_for"] = "wait_for"
     seconds: Seconds  # at most, as announced
-    names: Text
+    names: Annotated[str, Field(max_length=128)]
 
 
 class OutOfDate(Message):
     """Your slow weights are not the group's."""
 
     kind: Literal["out_of_date"] = "out_of_date"
-    donor: MemberAddress
+    donor: Seat
 
 
 class Roster(Message):
     """The group: its members in order."""
 
     kind: Literal["roster"] = "roster"
-    token: Short
-    members: Annotated[list[MemberAddress], Field(min_length=2, max_length=MAX_MEMBERS)]
+    token: Annotated[str, Field(max_length=64)]
+    members: Annotated[list[Seat], Field(min_length=2, max_length=MAX_MEMBERS)]
 
 
 GROUP_CALL: TypeAdapter[JoinGroup | LeaderNotice] = TypeAdapter(

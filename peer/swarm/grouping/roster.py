@@ -14,7 +14,7 @@ from peer.p2p.stream import StreamLost
 from peer.rounds.types import Seat
 from peer.swarm.context import SwarmContext
 from peer.swarm.directory.records import LIFETIME
-from peer.swarm.grouping.messages import LeaderNotice, MemberAddress
+from peer.swarm.grouping.messages import LeaderNotice
 
 log = get_logger("gathering")
 
@@ -86,9 +86,7 @@ class KnownMembers:
     async def _notify(self, seat: Seat) -> None:
         try:
             stream = await self._node.open_to_member(seat.peer_id, GATHER_PROTOCOL, seat.addresses)
-            await stream.send(LeaderNotice(address=MemberAddress.of(self.own_seat())), GATHER_TIMEOUT)
-            await stream.until_closed(GATHER_TIMEOUT)
-            stream.close()
+            await stream.send_last(LeaderNotice(seat=self.own_seat()), GATHER_TIMEOUT)
         except (TimeoutError, StreamLost) as error:
             log.debug("cannot be told who leads: %s", fields(peer=seat.name, reason=str(error)))
             self.avoid(seat.peer_id)

@@ -146,9 +146,7 @@ class Proposals:
         proposal = await stream.receive(PROPOSAL, MEET_TIMEOUT)
         decline = self._objection(proposal, stream.remote)
         if decline is not None:
-            await stream.send(decline, MEET_TIMEOUT)
-            await stream.until_closed(MEET_TIMEOUT)
-            stream.close()
+            await stream.send_last(decline, MEET_TIMEOUT)
             return
         self._agreement.commit(stream, proposal.name, proposal)
         await stream.send(Accept(eta=self._boundary.eta() or 0.0, root=self._origin.root), MEET_TIMEOUT)

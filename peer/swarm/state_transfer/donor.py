@@ -92,8 +92,7 @@ class Donor:
         try:
             request = await stream.receive(STATE_REQUEST, STATE_TIMEOUT)
             if self._clients >= CLIENTS:
-                await stream.send(DonorFull(), STATE_TIMEOUT)
-                await stream.until_closed(STATE_TIMEOUT)
+                await stream.send_last(DonorFull(), STATE_TIMEOUT)
                 return
             self._clients += 1
             try:

@@ -17,7 +17,6 @@ from peer.swarm.grouping.leader import GroupLeader
 from peer.swarm.grouping.messages import (
     LEADER_MESSAGE,
     JoinGroup,
-    MemberAddress,
     MemberReady,
     OutOfDate,
     Roster,
@@ -43,8 +42,7 @@ class Hall:
     async def join(self, name: str, eta: float = 0.0, round: int = 3) -> Stream:
         theirs, ours = await stream_pair()
         ours.remote = name
-        address = MemberAddress(peer_id=name, name=f"peer-{name}", addresses=[])
-        self.leader.admit(ours, JoinGroup(address=address, round=round, eta=eta))
+        self.leader.admit(ours, JoinGroup(seat=Seat("claimed", f"peer-{name}"), round=round, eta=eta))
         self.ends[name] = theirs
         return theirs
 
