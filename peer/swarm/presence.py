@@ -63,7 +63,7 @@ class Presence:
         vitals: Callable[[], Vitals],
         metrics_address: str | None,
     ) -> None:
-        self._node, self._loop, self._counters = node, loop, counters
+        self._node, self._counters = node, counters
         self._vitals, self._metrics_address = vitals, metrics_address
         self.origin, self._divergence = Origin(), DivergenceTracker()
         self._taken = self._failed_takes = self._joins_from = 0
@@ -138,9 +138,9 @@ class Presence:
         for peer_id in peers:
             self._context.backoff.forgive(peer_id)
 
-    def others(self) -> list[MemberRecord]:
-        """Live members of this configuration."""
-        return [record for record in self._members.live() if record.config == self._node.member.config]
+    def others(self, *, since: float = 0.0) -> list[MemberRecord]:
+        """Live members of this configuration, by records that were written after ``since`` (unix seconds)."""
+        return [record for record in self._members.live(since=since) if record.config == self._node.member.config]
 
     def enter(self, snapshot: Callable[[], State], round: int, *, waits: bool = False) -> None:
         """Be found from now on: serve newcomers, announce, and meet partners. ``waits``: others are awaited first."""
@@ -164,8 +164,7 @@ class Presence:
             with contextlib.suppress(TimeoutError, RunError):  # the directory may answer next time
                 self._members.announce()
                 self._members.refresh_all()
-            fresh = self._members.live(since=began)  # an older record may be of one that was killed
-            others = [record for record in fresh if record.config == self._node.member.config]
+            others = self.others(since=began)  # an older record may be of one that was killed
             if len(others) + 1 >= count or any(record.state == "training" for record in others):
                 return
             if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""What the directory holds, as checked records: for members (members.py) and for onlookers (observer.py)."""
+"""What the directory holds, as checked records: for members (directory.py) and for onlookers (observer.py)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Build = Callable[..., list[Peer]]
 
 @pytest.fixture
 def build(tmp_path: Path) -> Iterator[Build]:
-    """``build("abc", equal=True)``: peers in the order of their ids, so that the first one convenes."""
+    """``build("abc", equal=True)``: peers in the order of their ids, so that the first one leads."""
     with ExitStack() as stack:
 
         def make(names: str, **options: object) -> list[Peer]:
@@ -67,9 +67,7 @@ def test_all_are_in_every_group_though_one_is_slower(build: Build) -> None:
     assert sorted(peers[2].waits)[3] < 0.5 * PHASE
 
 
-def test_a_convener_that_is_slower_than_its_silence_is_waited_for(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leader_that_is_slower_than_its_silence_is_waited_for(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was given up when it had not said anything for two times 10 s, and the others averaged without it."""
     monkeypatch.setattr(member, "LEADER_SILENCE", 1.0)
     monkeypatch.setattr(leader, "KEEP_ALIVE", 0.2)
@@ -96,7 +94,7 @@ def test_a_member_that_dies_is_missed_at_once(build: Build, place: int) -> None:
         assert [len(group.links) for group in peer.groups[-2:]] == [1, 1], [group.lost for group in peer.groups]
 
 
-def test_who_finds_first_that_the_convener_is_gone_waits_for_the_next_one_to_find_it(build: Build) -> None:
+def test_who_finds_first_that_the_leader_is_gone_waits_for_the_next_one_to_find_it(build: Build) -> None:
     """It was told to follow the dead one twelve times in a moment, and went on without a group, round after round."""
     peers = build("abc")
     join_all(train_all(peers, 1))
@@ -125,7 +123,7 @@ def test_who_has_other_weights_is_sent_to_one_who_has_the_groups(build: Build) -
     for peer, lineage in zip(peers, (WRONG, RIGHT, RIGHT), strict=True):
         peer.lineage = lineage
     threads = in_threads(*(partial(arrive, peer) for peer in peers[1:]))
-    stray = peers[0]  # it convenes, and is behind itself
+    stray = peers[0]  # it leads, and its weights are out of date
     group = arrive(stray)
     assert group.behind is not None and group.behind.name in (peers[1].name, peers[2].name)
     state = stray.presence.state_of(group.behind, [torch.empty(NUMEL)])

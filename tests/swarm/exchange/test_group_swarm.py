@@ -33,7 +33,7 @@ def assert_equal_weights(swarm: Swarm, names: list[str]) -> None:
 
 
 def by_id(swarm: Swarm, names: list[str]) -> list[str]:
-    """Names in the order of their ids: the first one convenes."""
+    """Names in the order of their ids: the first one leads."""
     from peer.p2p import identity
 
     return sorted(names, key=lambda name: identity.load_or_create(swarm.folder / name / "identity.key"))
