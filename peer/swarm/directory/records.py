@@ -27,7 +27,6 @@ RUNS_WRITERS = 2.0  # members of a run that write it in one period, about
 Text = Annotated[str, Field(max_length=128)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Seconds = NotNegative
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Name = Annotated[str, Field(max_length=64)]
 
@@ -39,12 +38,12 @@ class Report(Message):
     tokens: Count = 0
     train_loss: Finite | None = None
     val_loss: Finite | None = None
-    seconds: Seconds = 0.0
-    idle_seconds: Seconds = 0.0
+    seconds: NotNegative = 0.0
+    idle_seconds: NotNegative = 0.0
     members: Count = 0  # that it sees, itself included
     partners: Annotated[tuple[Name, ...], Field(max_length=3)] = ()  # of its last merge; of a larger group some
     merges: Count = 0
-    merged_ago: Seconds | None = None  # seconds before the record was made
+    merged_ago: NotNegative | None = None  # seconds before the record was made
     # whose contributions it refused most, and how often
     refused: Annotated[tuple[tuple[Name, Count], ...], Field(max_length=2)] = ()
 
