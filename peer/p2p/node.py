@@ -1,6 +1,6 @@
 """This process's place in the peer-to-peer network: p2pd and hivemind's DHT node, on a loop in a thread.
 
-Previous stations: thread.py, daemon.py, dial.py, reach.py, entry.py. Next stations: members.py, join.py, footing.py.
+Previous stations: event_loop.py, daemon.py, dial.py, reachability, dht.py. Next station: greeting.py.
 """
 
 from __future__ import annotations

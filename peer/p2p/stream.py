@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 MESSAGE_CAP = 64 * 1024  # bytes; the largest message carries a run's configuration
 CHUNK = 128 * 1024  # bytes for which a deadline of writing counts: on a slow line a whole part takes longer
@@ -25,8 +25,31 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class Refusal(Message):
+    """Instead of an answer: your greeting is of another swarm (greeting.py). ``run``: our configuration if it differs.
+
+    Readable in all versions.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+    kind: Literal["refusal"] = "refusal"
+    reason: Annotated[str, Field(max_length=200, pattern=r"^[ -~]*$")]  # a part of one line
+    run: str | None = None
+
+
+REFUSAL: TypeAdapter[Refusal] = TypeAdapter(Refusal)
+
+
 class StreamLost(Exception):
     """The other side ended the stream, died or broke it off."""
+
+
+class Refused(StreamLost):
+    """The other side has answered with a :class:`Refusal`."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.reason)
+        self.run = refusal.run
 
 
 class BadMessage(Exception):
@@ -61,7 +84,10 @@ class Stream:
         await self.write(len(body).to_bytes(_PREFIX, "big") + body, timeout)
 
     async def receive(self, kinds: TypeAdapter[M], timeout: float) -> M:
-        """Receive one message of the given kinds; its length is checked before it is read."""
+        """Receive one message of the given kinds; its length is checked before it is read.
+
+        Raises :class:`Refused` when the side that was called refuses the greeting instead.
+        """
         await self._through_gate()
         async with asyncio.timeout(timeout):
             length = int.from_bytes(await self._exactly(_PREFIX), "big")
@@ -71,6 +97,9 @@ class Stream:
         try:
             return kinds.validate_json(body)
         except ValidationError as error:
+            if self.initiator:
+                with contextlib.suppress(ValidationError):
+                    raise Refused(REFUSAL.validate_json(body)) from None
             first = error.errors(include_url=False, include_input=False)[0]
             raise BadMessage(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
@@ -98,6 +127,14 @@ class Stream:
             out[filled : filled + len(data)] = data
             filled += len(data)
             self.received += len(data)
+
+    async def send_last(self, message: Message, timeout: float) -> None:
+        """Send one message and close when the other side has; ``timeout`` bounds each of the two."""
+        try:
+            await self.send(message, timeout)
+            await self.until_closed(timeout)
+        finally:
+            self.close()
 
     async def until_closed(self, timeout: float) -> None:
         """Wait for the other side to close, so that our last bytes are not cut off by our own closing."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from peer.rounds.types import Outcome, Reason
-
-if TYPE_CHECKING:
-    pass
 
 
 class Readable(Protocol):

@@ -1,20 +1,41 @@
-"""Who may meet whom, and when: the rule of the swarm and of its simulators. Pure."""
+"""Who may meet whom, and when: the rule of the swarm (swarm/pairing) and of both simulators. Pure.
+
+A peer looks for a partner from a random time of its inner phase on. It asks those whose boundary is near its own, the
+one met longest ago first, at random among equals: weights mix faster so. At its boundary whoever is ready will do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+OPENS = (0.3, 0.8)  # share of the inner phase that is left when a peer starts to look for a partner, drawn at random
+PROPOSAL_PAUSE = (0.005, 0.03)  # inner phases between two of its proposals, drawn at random
+AT_BOUNDARY = 0.1  # the window of a peer that has come to its boundary without a partner
 LAST_CALL = 0.4  # share of the inner phase that is left when all may be asked but the one met last
-
-
 MET_LAST = 0.15  # when that one may be asked too
+NEVER = -1  # the round in which a peer was met that was not met yet
 
 
 def near(eta: float, their_eta: float, phase: float, their_phase: float, window: float) -> bool:
     """Are two boundaries within ``window`` of the shorter inner phase? All times in seconds."""
     return abs(eta - their_eta) <= window * min(phase, their_phase)
+
+
+def longest_ago(candidates: Iterable[T], met: Callable[[T], int]) -> list[T]:
+    """Those of ``candidates`` that come first: ``met`` is the round in which one was met last, or ``NEVER``."""
+    rounds = [(met(it), it) for it in candidates]
+    first = min(round for round, _ in rounds)
+    return [it for round, it in rounds if round == first]
+
+
+def in_order(candidates: Iterable[T], met: Callable[[T], int]) -> list[T]:
+    """All of them, those met longest ago first, in random order among equals."""
+    shuffled = list(candidates)
+    random.shuffle(shuffled)
+    return sorted(shuffled, key=met)
 
 
 def askable(candidates: Sequence[T], left: float, opens: float) -> Sequence[T]:

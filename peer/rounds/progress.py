@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 
-SMOOTHING = 0.2
+STEP_SMOOTHING = 0.2
 
 
 class Progress:
@@ -38,7 +38,7 @@ class Progress:
         if self._last is not None:
             took = now - self._last
             seen = self._step_seconds
-            self._step_seconds = took if seen is None else seen + SMOOTHING * (took - seen)
+            self._step_seconds = took if seen is None else seen + STEP_SMOOTHING * (took - seen)
         self._last = now
         self._remaining -= 1
 

@@ -1,6 +1,4 @@
-"""When boundaries come, and when a peer looks for its partner.
-
-How long an inner phase is: H steps, and at the end of a run shorter and shorter ones for methods that meet in pairs.
+"""How long an inner phase is: H steps, and at the end of a run shorter and shorter ones for methods that meet in pairs.
 
 The replicas of such a method differ by what they have trained since they were averaged. While the learning rate is
 high that keeps them apart; at its end a few more swaps bring them together, and every peer leaves with a model close
@@ -14,9 +12,6 @@ from math import ceil
 from peer.rounds.types import Grouping
 
 SHORTEST = 8  # parts of H
-OPENS = (0.3, 0.8)  # share of the inner phase that is left when a peer starts to look for a partner, drawn at random
-PAUSE = (0.005, 0.03)  # inner phases between two of its proposals, drawn at random
-NOW = 0.1  # share of an inner phase that a peer without a partner waits at its boundary
 
 
 def phase_steps(inner_steps: int, left: float, grouping: Grouping) -> int:

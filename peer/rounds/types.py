@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import ConfigDict, Field
 
 if TYPE_CHECKING:
     from peer.p2p.stream import Stream
@@ -52,11 +54,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Seat:
-    """One member of a group that was called together: where to reach it."""
+    """A member of a group that was called together, as peers name it to one another: where to reach it."""
 
-    peer_id: str
-    name: str
-    addresses: tuple[str, ...] = ()
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+    peer_id: Annotated[str, Field(max_length=128)]
+    name: Annotated[str, Field(max_length=64)]
+    addresses: Annotated[tuple[Annotated[str, Field(max_length=128)], ...], Field(max_length=8)] = ()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -13,43 +13,37 @@ from peer.config.schema import RendezvousConfig
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
-from peer.p2p.node import Node
-from peer.process import Stop
+from peer.p2p.greeting import MemberNode
+from peer.process import LoopContext
 from peer.rounds.contribution import Averaged
-from peer.rounds.lineage import Lineage
-from peer.rounds.progress import Progress
 from peer.rounds.state import State
 from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.swarm.boundary import Boundary
-from peer.swarm.context import SwarmContext
+from peer.swarm.context import OwnCounters, SwarmContext
 from peer.swarm.directory.directory import Members
-from peer.swarm.directory.duplicate_identity import LOOK, twin_of
+from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
 from peer.swarm.directory.records import NO_REPORT, MemberRecord, Report
-from peer.swarm.grouping.gathering import Gathering
-from peer.swarm.grouping.leader import CATCH_UP
-from peer.swarm.healing.divergence import Strangers
-from peer.swarm.healing.late_join import Beginning
-from peer.swarm.pairing.rendezvous import Rendezvous
-from peer.swarm.party import Party
-from peer.swarm.state_transfer.donor import Donor, start_serving
-from peer.swarm.state_transfer.download import take_state_of
+from peer.swarm.grouping.gathering import GroupMatching
+from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT
+from peer.swarm.healing.divergence import DivergenceTracker
+from peer.swarm.healing.late_join import Origin
+from peer.swarm.matching import Matching
+from peer.swarm.pairing.rendezvous import PairMatching
+from peer.swarm.state_transfer.donor import start_serving
+from peer.swarm.state_transfer.download import download_state
 from peer.swarm.state_transfer.join import take_state
 
 log = get_logger("presence")
 
-LINGER = 0.25  # of an inner phase: looking for a partner beside the inner steps, before going on alone
-TWIN_TIMEOUT = LOOK + 60.0  # seconds
-AGAIN = 2  # rounds until weights are asked for again that could not be had; twice as many each time
-DOUBLINGS = 6
+RETRY_ROUNDS = 2  # until weights are asked for again that could not be had; twice as many each time
+RETRY_DOUBLINGS = 6
 START_PERIOD = 0.5  # seconds between two looks at who has come
 
 
-@dataclass(frozen=True)
-class Vitals:
-    """What changes in a peer's record; the swarm's step and round, this peer's tokens/s."""
+class Vitals(NamedTuple):
+    """What other peers do not act on: people read it in this peer's record."""
 
     step: int
-    round: int
     tokens_per_second: float
     report: Report = NO_REPORT
 
@@ -59,39 +53,35 @@ class Presence:
 
     def __init__(
         self,
-        node: Node,
-        me: Party,
-        layout: str,
+        node: MemberNode,
         *,
         grouping: Grouping,
         equal_replicas: bool,
         settings: RendezvousConfig,
-        progress: Progress,
-        stop: Stop,
+        loop: LoopContext,
+        counters: OwnCounters,
         vitals: Callable[[], Vitals],
-        lineage: Callable[[], Lineage],
         metrics_address: str | None,
     ) -> None:
-        self._node, self._me, self._layout = node, me, layout
-        self._progress, self._stop, self._vitals = progress, stop, vitals
-        self._metrics_address = metrics_address
-        self.beginning, self._strangers = Beginning(), Strangers()
-        self._taken = self._in_vain = self._joins_from = 0
-        self._members = Members(node, me.run, self._record)
-        self._meets: Rendezvous | Gathering | None = None
-        footing = SwarmContext(node, self._members, Boundary(progress), stop, me)
+        self._node, self._counters = node, counters
+        self._vitals, self._metrics_address = vitals, metrics_address
+        self.origin, self._divergence = Origin(), DivergenceTracker()
+        self._taken = self._failed_takes = self._joins_from = 0
+        self._members = Members(node, node.member.run, self._record)
+        self._context = SwarmContext(node, self._members, Boundary(loop.progress), loop, counters)
+        self._matching = Matching()
         if grouping is Grouping.PAIR:
-            self._meets = Rendezvous(footing, settings, self.beginning)
+            self._matching = PairMatching(self._context, settings, self.origin)
         elif grouping is Grouping.EVERYONE:
-            self._meets = Gathering(footing, settings.patience, lineage, equal=equal_replicas)
+            self._matching = GroupMatching(self._context, settings.patience, equal=equal_replicas)
         self._announced = self._waits = False
 
     def require_alone(self) -> None:
         """Raises :class:`UserError` when another process is alive with this peer's identity."""
-        twin = self._node.call(twin_of(self._node, self._me.run), TWIN_TIMEOUT)
-        if twin is not None:
+        other = self._node.call(duplicate_of(self._node, self._node.member.run), DUPLICATE_TIMEOUT)
+        if other is not None:
             raise UserError(
-                f"a peer with the same identity is alive: {twin.name} at {', '.join(twin.addresses[:2])}; each peer "
+                f"a peer with the same identity is alive: {other.name} at {', '.join(other.addresses[:2])}; each peer "
                 "needs a key of its own (peer.identity) or an invitation of its own (peer.invitation)"
             )
 
@@ -107,58 +97,58 @@ class Presence:
     ) -> State | None:
         """The verified state of a member beyond round ``above``; ``None`` when there is none: :func:`take_state`."""
         return take_state(
-            *(self._node, self._members, self._me, self._layout, room, timeout),
+            *(self._node, self._members, room, timeout),
             above=above,
             reached=reached,
             among=among,
             without=without,
-            stopped=lambda: self._stop.requested,
+            stopped=lambda: self._context.stopping,
         )
 
     def late(self, *, judged: bool) -> bool:
-        """There are others that are further, whose weights must be taken before they are met: latecomer.py."""
-        own, others = self._vitals().round, [(it.round, it.root) for it in self.others()]
-        if not isinstance(self._meets, Rendezvous) or own < self._joins_from:
+        """There are others that are further, whose weights must be taken before they are met: late_join.py."""
+        own, others = self._counters.round, [(it.round, it.root) for it in self.others()]
+        if not self._matching.joins_late or own < self._joins_from:
             return False
-        return self.beginning.late_to(own, others, judged=judged)
+        return self.origin.late_to(own, others, judged=judged)
 
-    def outnumbered_by(self) -> list[str]:
-        """Ids of those of whom one's weights must be taken, as they have nothing in common with ours: strangers.py.
+    def diverged_from(self) -> list[str]:
+        """Ids of those of whom one's weights must be taken, as they have nothing in common with ours: divergence.py.
 
-        Strangers that have taken those of our part are met again.
+        Divergent peers that have taken the weights of our part are met again.
         """
         others = self.others()
-        self._forgive(self._strangers.changed(others))
-        return self._strangers.outnumber(self._node.peer_id, self._vitals().round, others)
+        self._forgive(self._divergence.replaced(others))
+        return self._divergence.larger_part(self._node.peer_id, self._counters.round, others)
 
-    def settle(self, strangers: Collection[str], *, taken: bool) -> None:
+    def settle(self, divergent: Collection[str], *, taken: bool) -> None:
         """This peer's weights were replaced by those of others (``taken``), or these could not be had."""
-        self._strangers.clear()
+        self._divergence.clear()
         self._taken += taken
-        self._in_vain = 0 if taken else self._in_vain + 1
-        self._joins_from = 0 if taken else self._vitals().round + AGAIN * 2 ** min(self._in_vain, DOUBLINGS)
+        self._failed_takes = 0 if taken else self._failed_takes + 1
+        pause = RETRY_ROUNDS * 2 ** min(self._failed_takes, RETRY_DOUBLINGS)
+        self._joins_from = 0 if taken else self._counters.round + pause
         if not taken:
             return
-        self._forgive(strangers)
+        self._forgive(divergent)
         with contextlib.suppress(TimeoutError, RunError):
             self._members.announce()  # that they may meet us again
 
     def _forgive(self, peers: Collection[str]) -> None:
-        if isinstance(self._meets, Rendezvous):
-            self._meets.forgive(peers)
+        for peer_id in peers:
+            self._context.backoff.forgive(peer_id)
 
-    def others(self) -> list[MemberRecord]:
-        """Live members of this configuration."""
-        return [record for record in self._members.live() if record.config == self._me.config]
+    def others(self, *, since: float = 0.0) -> list[MemberRecord]:
+        """Live members of this configuration, by records that were written after ``since`` (unix seconds)."""
+        return [record for record in self._members.live(since=since) if record.config == self._node.member.config]
 
     def enter(self, snapshot: Callable[[], State], round: int, *, waits: bool = False) -> None:
         """Be found from now on: serve newcomers, announce, and meet partners. ``waits``: others are awaited first."""
         self._waits = waits
-        start_serving(self._node, Donor(self._me, self._layout, snapshot))
+        start_serving(self._node, snapshot)
         self._members.start()
         self._announced = True
-        if self._meets is not None:
-            self._meets.start(round)
+        self._matching.start(round)
 
     def await_others(self, count: int, seconds: float) -> None:
         """Let a swarm begin together: return when ``count`` members are there, when one trains already, or in time."""
@@ -170,12 +160,11 @@ class Presence:
 
     def _wait(self, count: int, until: float) -> None:
         began = time.time()
-        while not self._stop.requested:
+        while not self._context.stopping:
             with contextlib.suppress(TimeoutError, RunError):  # the directory may answer next time
                 self._members.announce()
                 self._members.refresh_all()
-            fresh = self._members.live(since=began)  # an older record may be of one that was killed
-            others = [record for record in fresh if record.config == self._me.config]
+            others = self.others(since=began)  # an older record may be of one that was killed
             if len(others) + 1 >= count or any(record.state == "training" for record in others):
                 return
             if time.monotonic() > until:
@@ -185,33 +174,28 @@ class Presence:
 
     def group_for(self, round: int) -> Group:
         """Who averages with this peer at the boundary that ends ``round``."""
-        return self._meets.group_for(round) if self._meets is not None else Group(round)
+        return self._matching.group_for(round)
 
     def group_beside(self, round: int, phase: int) -> Group:
         """As :meth:`group_for` for a method of pairs, while the inner steps after inner phase ``phase`` go on."""
-        assert isinstance(self._meets, Rendezvous)
-        return self._meets.group_beside(round, phase, LINGER * (self._progress.phase_seconds or 0.0))
+        return self._matching.group_for(round, phase)
 
     def ended(self, averaged: Averaged) -> None:
-        """A round's exchange: leave out for a while by whom it failed, and remember whose weights are strange."""
+        """A round's exchange: leave out for a while by whom it failed, and remember whose weights have diverged."""
         self.avoid(averaged.culprit, averaged.outcome)
         partner, merged = averaged.partner_id, averaged.outcome is Outcome.MERGED
         if partner and (merged or averaged.strange):
             taken = next((record.taken for record in self.others() if record.peer_id == partner), 0)
-            self._strangers.note(partner, strange=not merged, ahead=averaged.ahead, taken=taken)
+            self._divergence.note(partner, divergent=not merged, ahead=averaged.ahead, taken=taken)
 
     def avoid(self, peer_id: str, outcome: Outcome) -> None:
         """A round has failed by this member: leave it out for a while."""
-        if peer_id in ("", self._node.peer_id):
-            return
-        if isinstance(self._meets, Gathering):
-            self._meets.avoid(peer_id, offence=outcome is not Outcome.TIMEOUT)
-        elif isinstance(self._meets, Rendezvous):
-            self._meets.avoid(peer_id)
+        if peer_id not in ("", self._node.peer_id):
+            self._matching.avoid(peer_id, offence=outcome is not Outcome.TIMEOUT)
 
     def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:
         """The verified state of a member of the group, or ``None``; fills ``room``."""
-        return take_state_of(self._node, donor, self._me, self._layout, room, CATCH_UP)
+        return download_state(self._node, donor, room, CATCH_UP_TIMEOUT)
 
     @property
     def peer_id(self) -> str:
@@ -239,16 +223,15 @@ class Presence:
         vitals = self._vitals()
         return MemberRecord(
             peer_id=self._node.peer_id,
-            name=self._me.name,
+            name=self._node.member.name,
             addresses=list(for_record(self._node.addresses)),
-            config=self._me.config,
+            config=self._node.member.config,
             state="waiting" if self._waits else "training",
             step=vitals.step,
-            round=vitals.round,
-            boundary_in=self._progress.eta(),
+            round=self._counters.round,
             tokens_per_second=vitals.tokens_per_second,
             metrics=self._metrics_address,
             report=vitals.report.model_copy(update={"members": self.size}),
-            root=self.beginning.root,
+            root=self.origin.root,
             taken=self._taken,
         )

@@ -72,7 +72,7 @@ def join_late(state: OuterState, presence: Presence, phase: PhaseClock, judge: J
     """At a boundary: become as :class:`Others` are, if there are any and ``judge`` finds their weights good enough.
     Returns whether it did.
     """
-    state.counters.root = presence.beginning.root  # that of whom we met, perhaps: for our checkpoints and newcomers
+    state.counters.root = presence.origin.root  # that of whom we met, perhaps: for our checkpoints and newcomers
     others, own = _others(state.counters.round, presence, judged=judge is not None), state.counters.round
     if others is None:
         return False
@@ -88,9 +88,9 @@ def join_late(state: OuterState, presence: Presence, phase: PhaseClock, judge: J
 
 def _others(round: int, presence: Presence, *, judged: bool) -> Others | None:
     if presence.late(judged=judged):
-        anew = not presence.beginning.since
+        anew = not presence.origin.since
         return Others("the swarm was there before", above=round + STALE_ROUNDS, anew=anew)
-    strangers = presence.outnumbered_by()
+    strangers = presence.diverged_from()
     return Others("this peer has nothing in common with the swarm", -1, True, strangers) if strangers else None
 
 
@@ -117,4 +117,4 @@ def _good(taken: State, others: Others, judge: Judge) -> bool:
 
 
 def _begin(state: OuterState, presence: Presence, *, alone: bool = False) -> None:
-    presence.beginning.note(alone=alone, round=state.counters.round, root=state.counters.root)
+    presence.origin.note(alone=alone, round=state.counters.round, root=state.counters.root)

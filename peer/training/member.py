@@ -33,13 +33,13 @@ from peer.outer.decoupled import Decoupled
 from peer.outer.noloco import NoLoCo
 from peer.p2p import identity
 from peer.p2p.admission.dht_rules import Authority, invited
-from peer.p2p.node import OPEN_TIMEOUT, Node, NodeSettings
-from peer.process import Stop
+from peer.p2p.greeting import MemberIdentity, MemberNode
+from peer.p2p.node import OPEN_TIMEOUT, NodeSettings
+from peer.process import LoopContext, Stop
 from peer.replica.device import synchronize
 from peer.rounds.contribution import Averaged
 from peer.rounds.progress import Progress
 from peer.rounds.types import Grouping
-from peer.swarm.party import Party
 from peer.swarm.presence import Presence, Vitals
 from peer.telemetry import trackers
 from peer.telemetry.metrics import Metrics, PhaseClock
@@ -103,26 +103,20 @@ class Membership:
         )
         self.reporter = Reporter(ground.home.folder, ground.metrics, standing, tracked)
         self._stack.callback(self.reporter.close)
-        self.node = Node(_node_settings(own, ground.key), ground.authority)
-        me = Party(ground.home.name, run.name, digest(run), canonical(run))
         layout = layout_digest(state.outer.slow.layout())
-        self._same = Identity(run.name, me.config, layout, state.outer.slow.numel)
+        me = MemberIdentity(ground.home.name, run.name, digest(run), canonical(run), layout)
+        self.node = MemberNode(_node_settings(own, ground.key), ground.authority, me)
+        self._same = Identity(state.outer.slow.numel)
         self.presence = Presence(
             self.node,
-            me,
-            layout,
             grouping=state.outer.grouping,
             equal_replicas=state.outer.equal_replicas,
             settings=run.rendezvous,
-            progress=ground.progress,
-            stop=ground.stop,
+            loop=LoopContext(ground.progress, ground.stop),
+            counters=state.counters,
             vitals=lambda: Vitals(
-                state.inner.step,
-                state.counters.round,
-                ground.progress.rate(tokens()),
-                standing.report(ground.phase.totals),
+                state.inner.step, ground.progress.rate(tokens()), standing.report(ground.phase.totals)
             ),
-            lineage=lambda: state.counters.lineage,
             metrics_address=own.metrics.announce or ground.metrics_address,
         )
         self._stack.callback(self.presence.leave)
@@ -146,7 +140,7 @@ class Membership:
                 presence.await_others(own.start_with, own.start_patience)
                 self._catch_up(reached=reached)  # all have come back, each with its own checkpoint: who is furthest?
         what = fields(
-            config=self._same.config,
+            config=self.node.member.config,
             method=self.ground.run.outer.name,
             parameters=self._same.numel,
             device=self.ground.device,
@@ -191,7 +185,7 @@ class Membership:
         if outer.grouping is not Grouping.EVERYONE:
             return PairExchange(node, same, codec(settings.codec, same.numel), settings, Guard())
         lobby = Lobby()
-        node.call(node.serve(REDUCE_PROTOCOL, lobby.enter), OPEN_TIMEOUT)
+        node.call(node.serve_members(REDUCE_PROTOCOL, lobby.enter), OPEN_TIMEOUT)
         if isinstance(outer, Decoupled):
             return GroupExchange(node, lobby, replace(same, numel=outer.sends), outer.coefficients, settings)
         return GroupExchange(node, lobby, same, same.numel, settings)

@@ -30,15 +30,15 @@ from peer.config import load as settings
 from peer.config.digest import canonical, digest
 from peer.data.corpus import load as load_text
 from peer.exchange.pair.wire import layout_digest
+from peer.p2p.greeting import MemberIdentity
 from peer.p2p.node import Node
 from peer.process import LoopContext, Stop
 from peer.rounds.progress import Progress
 from peer.rounds.types import Seat
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.party import Party
-from peer.swarm.state_transfer.donor import Donor, start_serving
-from peer.swarm.state_transfer.download import take_state_of
+from peer.swarm.state_transfer.donor import start_serving
+from peer.swarm.state_transfer.download import download_state
 from peer.training import replica
 from peer.training.state import PeerState
 from tests.benchmarks.common import finish, options
@@ -59,9 +59,7 @@ class Side:
     """The store's or the newcomer's process."""
 
     node: Node
-    me: Party
     state: PeerState
-    layout: str
 
     @classmethod
     @contextmanager
@@ -70,28 +68,29 @@ class Side:
         run, signs = config.run, LoopContext(Progress(), Stop())
         state = replica.replica(config, load_text(run.data).train, stream=0, device=torch.device("cpu"), signs=signs)
         with tempfile.TemporaryDirectory() as folder:
-            node = node_on(own, Path(folder) / "key", (address,))
-            me = Party("side", run.name, digest(run), canonical(run))
-            yield cls(node, me, state, layout_digest(state.outer.slow.layout()))
+            layout = layout_digest(state.outer.slow.layout())
+            me = MemberIdentity("side", run.name, digest(run), canonical(run), layout)
+            node = node_on(own, Path(folder) / "key", (address,), me)
+            yield cls(node, state)
             node.stop()
 
     def serve(self, until: float) -> None:
-        """Print the address and serve the state."""
-        start_serving(self.node, Donor(self.me, self.layout, self.state.snapshot))
+        """Print where the state is served, and serve it."""
+        start_serving(self.node, self.state.snapshot)
         print(self.node.addresses[0], flush=True)
         time.sleep(max(0.0, until - time.monotonic()))
 
     def take(self, store: str, until: float) -> None:
         """Print ``kind begin end states`` for each turn, by the machine's monotonic clock."""
         room = [torch.empty_like(vector) for vector in self.state.vectors()]
-        (record,) = Members(self.node, self.me.run, _no_record).refresh_all()
+        (record,) = Members(self.node, self.node.member.run, _no_record).refresh_all()
         peer = Seat(record.peer_id, "peer", tuple(record.addresses))
         seats = {"peer": peer, "store": Seat(store.rpartition("/p2p/")[2], "store", (store,)), "rest": None}
         while time.monotonic() < until:
             for kind, seat in seats.items():
                 begin, states = time.monotonic(), 0
                 while seat is not None and time.monotonic() < begin + TURN:
-                    states += take_state_of(self.node, seat, self.me, self.layout, room, 60.0) is not None
+                    states += download_state(self.node, seat, room, 60.0) is not None
                 time.sleep(max(0.0, begin + TURN - time.monotonic()))
                 print(kind, begin, time.monotonic(), states, flush=True)
 

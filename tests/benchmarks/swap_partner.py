@@ -20,7 +20,8 @@ from peer.exchange.codec import Cast
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.wire import Identity
 from peer.p2p import identity
-from peer.p2p.node import Node, NodeSettings
+from peer.p2p.greeting import MemberIdentity, MemberNode
+from peer.p2p.node import NodeSettings
 from peer.p2p.stream import Stream
 from peer.rounds.types import Group, Link, Outcome
 from peer.rounds.vectors import Vector
@@ -31,10 +32,11 @@ WAIT = 60.0
 
 
 @contextlib.contextmanager
-def peer_node(key: Path, initial_peers: Sequence[str] = ()) -> Iterator[Node]:
+def peer_node(key: Path, initial_peers: Sequence[str] = ()) -> Iterator[MemberNode]:
     """A started node on a free port of 127.0.0.1."""
     identity.load_or_create(key)
-    node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=tuple(initial_peers)))
+    member = MemberIdentity("bench", "bench", "c", "{}", "layout")
+    node = MemberNode(NodeSettings(key, "127.0.0.1", 0, initial_peers=tuple(initial_peers)), None, member)
     try:
         node.start()
         yield node
@@ -42,16 +44,15 @@ def peer_node(key: Path, initial_peers: Sequence[str] = ()) -> Iterator[Node]:
         node.stop()
 
 
-def bench_exchange(node: Node, numel: int) -> PairExchange:
+def bench_exchange(node: MemberNode, numel: int) -> PairExchange:
     """An fp32 exchange that accepts any contribution."""
-    same = Identity("bench", "bench", "bench", numel)
-    return PairExchange(node, same, Cast("none"), ExchangeConfig(), Unguarded(1e9))
+    return PairExchange(node, Identity(numel), Cast("none"), ExchangeConfig(), Unguarded(1e9))
 
 
 class Pairing:
     """Groups of two with a partner that opens one stream per swap."""
 
-    def __init__(self, node: Node, numel: int) -> None:
+    def __init__(self, node: MemberNode, numel: int) -> None:
         self._node, self._numel = node, numel
         self._streams: Queue[Stream] = Queue()
         node.call(node.serve(PROTOCOL, self._arrived), WAIT)

@@ -24,6 +24,7 @@ import torch
 
 from peer import logs
 from peer.p2p import identity
+from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import Node, NodeSettings
 from peer.p2p.stream import Stream
 from peer.rounds.types import Outcome
@@ -39,9 +40,10 @@ PART = 2**20
 MBIT = 100.0
 
 
-def node_on(host: str, key: Path, initial: tuple[str, ...] = ()) -> Node:
+def node_on(host: str, key: Path, initial: tuple[str, ...] = (), member: MemberIdentity | None = None) -> Node:
     identity.load_or_create(key)
-    node = Node(NodeSettings(key, host, 0, initial_peers=initial))
+    settings = NodeSettings(key, host, 0, initial_peers=initial)
+    node = Node(settings) if member is None else MemberNode(settings, None, member)
     node.start()
     return node
 

@@ -93,7 +93,7 @@ def test_the_image_holds_no_secrets_caches_compilers_or_tests(machines: Machines
     unwanted = "-name .git -o -name pip.conf -o -name '*.key' -o -name .cache -o -name cc1 -o -path /opt/noloco/tests"
     look = f"find / -xdev \\( {unwanted} \\) -print 2>/dev/null; id -u; noloco-bootstrap --version"
     said = docker("run", "--rm", "--entrypoint", "sh", IMAGE, "-c", look).stdout
-    assert said.splitlines() == ["1000", "noloco-bootstrap 0.1.0"]
+    assert said.splitlines() == ["1000", "noloco-bootstrap 0.2.0"]
 
 
 def test_a_user_error_is_one_line(machines: Machines, tmp_path: Path) -> None:

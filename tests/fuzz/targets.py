@@ -36,7 +36,7 @@ from peer.exchange import codecs
 from peer.exchange.codec import size
 from peer.exchange.group import wire as group_wire
 from peer.exchange.pair import wire
-from peer.p2p import addresses
+from peer.p2p import addresses, greeting
 from peer.p2p.admission import gate
 from peer.p2p.admission.dht_rules import Authority
 from peer.p2p.admission.invitation import Admission, Certificate, Invitation, Owner, accept, invite
@@ -44,7 +44,7 @@ from peer.p2p.admission.revocations import REVOCATIONS, decode_revocations
 from peer.p2p.admission.subkeys import owner_of
 from peer.p2p.payload import receive_part
 from peer.p2p.reachability import circuit_messages, dialback, relay
-from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.p2p.stream import REFUSAL, BadMessage, Refusal, Stream, StreamLost
 from peer.rounds.contribution import Sparse
 from peer.swarm.directory import records
 from peer.swarm.directory.reader import Entry
@@ -57,9 +57,17 @@ SECONDS = 1.0
 BYTES = 8 * 2**20
 NUMEL = 1000
 KINDS: tuple[TypeAdapter[Any], ...] = (
-    *(pairing.PROPOSAL, pairing.REPLY, pairing.READY, wire.HEADER, wire.ACKNOWLEDGEMENT),
-    *(group_wire.HELLO, group_wire.REPORT, group_wire.VERDICT, donor.REQUEST, donor.ANSWER, donor.RECEIVED),
-    *(grouping.CALL, grouping.ANSWER, grouping.MEMBER_WORD, grouping.CONVENER_WORD),
+    *(pairing.PROPOSAL, pairing.PROPOSAL_ANSWER, pairing.PARTNER_READY, wire.HEADER, wire.ACKNOWLEDGEMENT),
+    *(
+        group_wire.HELLO,
+        group_wire.REPORT,
+        group_wire.VERDICT,
+        donor.STATE_REQUEST,
+        donor.STATE_ANSWER,
+        donor.STATE_RECEIVED,
+    ),
+    *(grouping.GROUP_CALL, grouping.JOIN_ANSWER, grouping.MEMBER_READY, grouping.LEADER_MESSAGE),
+    *(greeting.GREETING, REFUSAL),
     *(gate.PASS, gate.KNOCK, gate.NOTICE),
     *(dialback.ASK, dialback.ANSWER, relay.RESERVE, relay.REPLY, relay.PING),
 )
@@ -164,6 +172,8 @@ def record(data: bytes) -> None:
     assert found is None or found.peer_id == owner_of(words[0])[0]
     if found is not None:
         watched(found)
+    other = records.program_of(*words)
+    assert other is None or "".join(other).isprintable()
     decode_revocations(words[1])
     authority, until = _authority(), time.time() + 10
     for key in (REVOCATIONS, "run/members/0/0"):
@@ -229,10 +239,12 @@ def _framed(kind: int, said: str) -> bytes:
 
 
 def _messages() -> list[bytes]:
-    header = wire.Header(run="r", config="c", layout="l", payload_bytes=4, round=1)
-    proposal = pairing.Propose(name="a", run="r", config="c", round=0, eta=1.0, phase=2.0)
-    said = {0: proposal, 1: pairing.Accept(eta=1.0), 2: pairing.Ready(), 3: header, 10: donor.Received()}
-    said[18] = dialback.Ask(places=["/ip4/45.1.2.3/tcp/31337"])
+    header = wire.Header(payload_bytes=4, round=1)
+    proposal = pairing.Propose(name="a", round=0, eta=1.0, phase=2.0)
+    said = {0: proposal, 1: pairing.Accept(eta=1.0), 2: pairing.PartnerReady(), 3: header, 10: donor.StateReceived()}
+    said[15] = greeting.Greeting(wire=2, version="0.2.0", run="r", config="c", layout="l")
+    said[16] = Refusal(reason="it trains another configuration", run="{}")
+    said[20] = dialback.Ask(places=["/ip4/45.1.2.3/tcp/31337"])
     said[5] = group_wire.Hello(token="t", index=1, header=header)
     return [_framed(kind, it.model_dump_json()) for kind, it in said.items()]
 
@@ -240,7 +252,7 @@ def _messages() -> list[bytes]:
 def _records() -> list[bytes]:
     it = MemberRecord.model_validate_json(
         '{"peer_id":"Qm","name":"a","addresses":["/ip4/1.2.3.4/tcp/5"],"config":"c","state":"training","step":1,'
-        '"round":1,"boundary_in":0.5,"tokens_per_second":1.0,"metrics":null}'
+        '"round":1,"tokens_per_second":1.0,"metrics":null}'
     )
     tag = _authority().tag
     return [f"{subkey}\0{it.model_dump_json()}".encode() for subkey in ("Qm", f"Qm{tag}")]

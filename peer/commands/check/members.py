@@ -9,25 +9,26 @@ from typing import TYPE_CHECKING
 from peer import __version__
 from peer.commands.check.finding import Finding, Subject, fail, ok, warn
 from peer.commands.check.local import identity_file
-from peer.config.digest import canonical, digest, first_difference
+from peer.config.digest import digest
 
 if TYPE_CHECKING:
     from peer.p2p.admission.dht_rules import Authority
-    from peer.p2p.node import Node
+    from peer.p2p.greeting import MemberNode
     from peer.swarm.directory.records import MemberRecord
 
-JOIN_TIMEOUT = 60.0  # seconds
-TWIN_TIMEOUT = 60.0
-TALK_TIMEOUT = 15.0  # seconds for one member
-ASKED = 3  # members
+DHT_JOIN_TIMEOUT = 60.0  # seconds
+MEMBER_TIMEOUT = 15.0  # seconds for one member
+ASKED_MEMBERS = 3  # members
 
 
-def members(node: Node, config: Subject, authority: Authority | None, answering: Sequence[str]) -> Iterator[Finding]:
+def members(
+    node: MemberNode, config: Subject, authority: Authority | None, answering: Sequence[str]
+) -> Iterator[Finding]:
     """Joins the DHT as a client; raises :class:`peer.errors.UserError` when it is not let in."""
     from peer.swarm.directory.directory import Members
 
-    node.call(node.join(answering, client=True), JOIN_TIMEOUT)
-    yield from _twin(node, config, authority)
+    node.call(node.join(answering, client=True), DHT_JOIN_TIMEOUT)
+    yield from _duplicate(node, config, authority)
     present = Members(node, config.run.name, _nothing).refresh_all()
     if not present:
         yield ok("swarm", f"nobody trains {config.run.name!r} there yet: this peer would begin it")
@@ -36,60 +37,57 @@ def members(node: Node, config: Subject, authority: Authority | None, answering:
     same = [record for record in present if record.config == own]
     others = [record for record in present if record.config != own]
     if same:
-        names = ", ".join(record.name for record in same[:ASKED])
+        names = ", ".join(record.name for record in same[:ASKED_MEMBERS])
         who = f"{len(same)} members train" if len(same) > 1 else "1 member trains"
         yield ok("swarm", f"{who} this configuration ({own}): {names}")
     if others:
         said = f"{others[0].name} trains another configuration: {_difference(node, config, others[0])}"
         yield (warn if same else fail)("config", said, "take the swarm's file; noloco-peer show-config prints this one")
-    yield from _versions(node, random.sample(same, min(ASKED, len(same))))
+    yield from _versions(node, random.sample(same, min(ASKED_MEMBERS, len(same))))
 
 
 def _nothing() -> MemberRecord:
     raise AssertionError("a check announces nothing")
 
 
-def _twin(node: Node, config: Subject, authority: Authority | None) -> Iterator[Finding]:
+def _duplicate(node: MemberNode, config: Subject, authority: Authority | None) -> Iterator[Finding]:
     """Is a peer alive with the key that this one would use?"""
     from peer.p2p import identity
-    from peer.swarm.directory.duplicate_identity import twin_of
+    from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
 
     path, subkey = identity_file(config), node.subkey
     if authority is None:
         if path is None or not path.exists():
             return
         subkey = identity.load_or_create(path)
-    twin = node.call(twin_of(node, config.run.name, subkey), TWIN_TIMEOUT)
-    if twin is not None:
-        said = f"a peer with the same identity is alive: {twin.name} at {', '.join(twin.addresses[:2])}"
+    duplicate = node.call(duplicate_of(node, config.run.name, subkey), DUPLICATE_TIMEOUT)
+    if duplicate is not None:
+        said = f"a peer with the same identity is alive: {duplicate.name} at {', '.join(duplicate.addresses[:2])}"
         yield fail("identity", said, "each peer needs a key (peer.identity) or an invitation of its own")
 
 
-def _difference(node: Node, config: Subject, record: MemberRecord) -> str:
+def _difference(node: MemberNode, config: Subject, record: MemberRecord) -> str:
     """The first key in which a member's run differs, as it says itself."""
-    from peer.p2p.stream import BadMessage, StreamLost
-    from peer.swarm.party import Decline
-    from peer.swarm.state_transfer.donor import ANSWER, PROTOCOL, StateRequest
+    from peer.p2p.stream import BadMessage, Refused, StreamLost
+    from peer.swarm.state_transfer.donor import STATE_ANSWER, STATE_PROTOCOL
 
-    async def ask() -> str:
-        stream = await node.open(record.peer_id, PROTOCOL, record.addresses)
+    async def greet() -> None:
+        stream = await node.open_to_member(record.peer_id, STATE_PROTOCOL, record.addresses)
         try:
-            request = StateRequest(run=config.run.name, config=digest(config.run), layout="")
-            await stream.send(request, TALK_TIMEOUT / 2)
-            answer = await stream.receive(ANSWER, TALK_TIMEOUT / 2)
-            theirs = answer.run if isinstance(answer, Decline) else None
-            return first_difference(canonical(config.run), theirs) if theirs else ""
+            await stream.receive(STATE_ANSWER, MEMBER_TIMEOUT)
         finally:
             stream.close()
 
     try:
-        found = node.call(ask(), 2 * TALK_TIMEOUT)
+        node.call(greet(), 2 * MEMBER_TIMEOUT)
+    except Refused as refused:
+        return node.member.difference(refused)
     except (StreamLost, BadMessage, TimeoutError):
-        found = ""
-    return found or f"its digest is {record.config}, ours {digest(config.run)}"
+        pass
+    return f"its digest is {record.config}, ours {digest(config.run)}"
 
 
-def _versions(node: Node, records: Sequence[MemberRecord]) -> Iterator[Finding]:
+def _versions(node: MemberNode, records: Sequence[MemberRecord]) -> Iterator[Finding]:
     from peer.p2p.reachability.dialback import PROTOCOL, Heard, ask
     from peer.p2p.stream import BadMessage, StreamLost
 
@@ -99,7 +97,7 @@ def _versions(node: Node, records: Sequence[MemberRecord]) -> Iterator[Finding]:
     own = spoken()
     for record in records:
         try:
-            it = node.call(heard(record), 2 * TALK_TIMEOUT)
+            it = node.call(heard(record), 2 * MEMBER_TIMEOUT)
         except (StreamLost, BadMessage, TimeoutError) as error:
             yield warn(
                 "members", f"{record.name}: {str(error) or 'no answer'}", "it may have left, or cannot be dialled"
@@ -125,11 +123,12 @@ def spoken() -> list[str]:
     from peer.exchange.group import mesh
     from peer.p2p.admission import gate
     from peer.p2p.reachability import dialback, relay
-    from peer.swarm.grouping import roster
-    from peer.swarm.pairing import proposals
-    from peer.swarm.state_transfer import donor
+    from peer.swarm.grouping.roster import GATHER_PROTOCOL
+    from peer.swarm.pairing.proposals import MEET_PROTOCOL
+    from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
-    return [it.PROTOCOL for it in (mesh, dialback, donor, gate, proposals, relay, roster)]
+    own = [it.PROTOCOL for it in (mesh, dialback, gate, relay)]
+    return [*own, STATE_PROTOCOL, MEET_PROTOCOL, GATHER_PROTOCOL]
 
 
 def unlike_protocols(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str] | None:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from peer.commands.check.finding import Finding, Subject, fail, ok, warn
 from peer.commands.check.local import port_is_free
 from peer.commands.check.reach import reachability, relays
+from peer.config.digest import canonical, digest
 from peer.errors import UserError
 
 if TYPE_CHECKING:
     from peer.p2p.admission.dht_rules import Authority
-    from peer.p2p.node import Node
+    from peer.p2p.greeting import MemberNode
     from peer.p2p.reachability.decide import View
 
 INITIAL_PEER_TIMEOUT = 10.0  # seconds for one initial peer
@@ -28,6 +29,7 @@ CLOCK_WARNING = 1.0  # seconds; hivemind refuses more than three
 
 def network(config: Subject) -> Iterator[Finding]:
     """Starts a node, and stops it whatever happens."""
+    from peer.p2p.greeting import MemberIdentity
     from peer.p2p.guest import guest_node
     from peer.p2p.node import NodeSettings
 
@@ -42,11 +44,14 @@ def network(config: Subject) -> Iterator[Finding]:
         upnp=own.upnp,
         start_timeout=own.start_timeout,
     )
-    with guest_node(settings, None if run.owner is None else config.peer.invitation, run.owner) as (node, authority):
+    invitation = None if run.owner is None else config.peer.invitation
+    # without the model's layout: a member with another configuration says that first
+    member = MemberIdentity("check", run.name, digest(run), canonical(run), layout="")
+    with guest_node(settings, invitation, run.owner, member) as (node, authority):
         yield from _with(node, config, authority)
 
 
-def _with(node: Node, config: Subject, authority: Authority | None) -> Iterator[Finding]:
+def _with(node: MemberNode, config: Subject, authority: Authority | None) -> Iterator[Finding]:
     from peer.commands.check.members import members
 
     wanted = config.peer.initial_peers
@@ -74,7 +79,7 @@ def _with(node: Node, config: Subject, authority: Authority | None) -> Iterator[
     yield from members(node, config, authority, answering)
 
 
-def _dialled(node: Node, address: str) -> Finding:
+def _dialled(node: MemberNode, address: str) -> Finding:
     from peer.p2p.addresses import owner_of
     from peer.p2p.dial import Unreachable, check_address, dial
 
@@ -96,7 +101,7 @@ def _why_silent(reason: str) -> str:
     return "is its machine on, and is the port open in its firewall and in yours?"
 
 
-def _views(node: Node, answering: list[str], upnp: bool) -> list[View]:
+def _views(node: MemberNode, answering: list[str], upnp: bool) -> list[View]:
     from peer.p2p.reachability.decide import look
 
     views, _ = node.call(look(node.open, node.visible, answering, upnp), VIEW_TIMEOUT)

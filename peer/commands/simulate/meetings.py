@@ -1,12 +1,14 @@
-"""Who meets whom on the simulated clock: the rule of swarm/proposing.py without its messages."""
+"""Who meets whom on the simulated clock: the rule of rounds/pairing_rule.py, for all replicas at once."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from peer.commands.simulate.replica import Replica
+from peer.rounds.pairing_rule import NEVER, longest_ago, near
 from peer.rounds.types import Outcome
 
 SAME_TIME = 1e-9
@@ -56,15 +58,14 @@ def choose_pairs(
         still = [
             other
             for other, due in arrivals.due.items()
-            if other not in came_for and due - time <= window * min(first.usual_time, other.usual_time)
+            if other not in came_for and near(due - time, 0.0, other.usual_time, first.usual_time, window)
         ]
         candidates = [other for other in (still if odd else [*free, *still]) if not avoided(first, other)]
         odd = 0
         if not candidates:
             meetings.append((first, None))
             continue
-        longest = min(first.met.get(other.name, -1) for other in candidates)
-        partner = chance.choice([other for other in candidates if first.met.get(other.name, -1) == longest])
+        partner = chance.choice(longest_ago(candidates, partial(_met, first)))
         if partner in free:
             free.remove(partner)
             meetings.append((first, partner))
@@ -72,3 +73,7 @@ def choose_pairs(
             arrivals.waiting[first] = (partner, time)
             came_for[partner] = first
     return meetings
+
+
+def _met(one: Replica, other: Replica) -> int:
+    return one.met.get(other.name, NEVER)

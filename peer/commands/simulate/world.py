@@ -33,7 +33,7 @@ class World:
         self._training: dict[Replica, Future[None]] = {}
         self._flying: dict[Replica, Rolling] = {}  # overlapped swaps that are not counted yet
         self._time = 0.0
-        self._grudges = {replica: PeerBackoff(lambda: self._time) for replica in replicas}
+        self._backoff = {replica: PeerBackoff(lambda: self._time) for replica in replicas}
         self._group: list[tuple[Replica, float]] = []  # who waits for everyone, since when
 
     def run(self) -> None:
@@ -112,7 +112,7 @@ class World:
         return free
 
     def _avoided(self, one: Replica, two: Replica) -> bool:
-        return self._grudges[one].avoided(two.name) or self._grudges[two].avoided(one.name)
+        return self._backoff[one].avoided(two.name) or self._backoff[two].avoided(one.name)
 
     def _swap(self, one: Replica, two: Replica) -> None:
         if self._config.run.exchange.overlap:
@@ -146,7 +146,7 @@ class World:
         if both_merged(verdicts):
             replica.partners[other.name] += 1
         elif own.outcome is not Outcome.MERGED:
-            self._grudges[replica].note(other.name, BACKOFF_PHASES * replica.usual_time, offence=True)
+            self._backoff[replica].note(other.name, BACKOFF_PHASES * replica.usual_time, offence=True)
         refused = own.outcome is Outcome.MERGED and theirs.outcome is not Outcome.MERGED
         replica.outcomes[Outcome.REFUSED if refused else own.outcome] += 1
 

@@ -11,11 +11,11 @@ from typing import Any, Protocol, TypeVar
 
 from peer.exchange.group.wire import HELLO, Failed, Hello
 from peer.exchange.pair.wire import Identity
-from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Outcome
 
 T = TypeVar("T")
-PROTOCOL = "noloco/reduce/3"
+PROTOCOL = "noloco/reduce/4"
 HELLO_TIMEOUT = 5.0  # seconds for a caller to say who it is
 WAITING = 512  # streams of callers that nobody has asked for yet
 
@@ -25,7 +25,7 @@ class Network(Protocol):
 
     def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T: ...
 
-    async def open(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream: ...
+    async def open_to_member(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream: ...
 
 
 class Lobby:
@@ -87,6 +87,8 @@ class Mesh:
             return place, await work(place)
         except TimeoutError:
             raise Failed(place, Outcome.TIMEOUT, f"{name} does not answer") from None
+        except Refused as error:
+            raise Failed(place, Outcome.REFUSED, f"{name}: {error}") from None
         except StreamLost as error:
             raise Failed(place, Outcome.TIMEOUT, f"{name} is gone: {error}") from None
         except BadMessage as error:
@@ -100,7 +102,7 @@ class Mesh:
         seat, me = self.assembly.seats[place], self.assembly.me
         mine = Hello(token=self.assembly.token, index=me, header=self._identity.header(round))
         if me < place:
-            stream = await self._network.open(seat.peer_id, PROTOCOL, seat.addresses)
+            stream = await self._network.open_to_member(seat.peer_id, PROTOCOL, seat.addresses)
             self.streams[place] = stream
             await stream.send(mine, self._stall)
             theirs = await stream.receive(HELLO, self._stall)

@@ -16,18 +16,13 @@ from peer.exchange.codec import payload_bytes
 from peer.p2p.stream import Message
 from peer.rounds.types import Outcome
 
-VERSION = 2
 SPARSE_BYTES = 4  # a coefficient of a sparse contribution: 16 bits of position in its chunk, an fp16 value
 
 
 class Header(Message):
-    """What follows, and for whom. Everything but ``round`` must be equal on both sides."""
+    """What follows. That both train the same run was said when the stream was opened (p2p/greeting.py)."""
 
     kind: Literal["header"] = "header"
-    version: int = VERSION
-    run: Annotated[str, Field(max_length=64)]
-    config: Annotated[str, Field(max_length=64)]  # digest of the run's configuration
-    layout: Annotated[str, Field(max_length=64)]  # digest of names and shapes
     codec: CodecName = "none"  # of the payload that follows; the two directions may differ
     payload_bytes: Annotated[int, Field(ge=0)]
     round: Annotated[int, Field(ge=0)]
@@ -52,18 +47,12 @@ ACKNOWLEDGEMENT: TypeAdapter[Acknowledgement] = TypeAdapter(Acknowledgement)
 class Identity:
     """What both sides of a swap must have in common."""
 
-    run: str
-    config: str
-    layout: str
     numel: int
 
     def header(
         self, round: int, codec: CodecName = "none", *, tokens: int = 1, expects: float = 0.0, pace: float = 0.0
     ) -> Header:
         return Header(
-            run=self.run,
-            config=self.config,
-            layout=self.layout,
             codec=codec,
             payload_bytes=payload_bytes(codec, self.numel),
             round=round,
@@ -75,10 +64,9 @@ class Identity:
     def objection(self, header: Header) -> str:
         """Why ``header`` is not acceptable; empty when it is."""
         expected = self.header(header.round, header.codec)
-        for key in ("version", "run", "config", "layout", "payload_bytes"):
-            if getattr(header, key) != getattr(expected, key):
-                return f"{key} is {getattr(header, key)} there and {getattr(expected, key)} here"
-        return ""
+        if header.payload_bytes == expected.payload_bytes:
+            return ""
+        return f"payload_bytes is {header.payload_bytes} there and {expected.payload_bytes} here"
 
 
 def layout_digest(layout: str) -> str:

@@ -74,9 +74,7 @@ class Gate:
         objection = "it asks for an invitation"
         if asked.certificate is not None:
             objection = self._admission.objection(asked.certificate, stream.remote)
-        await stream.send(Notice(owner=self._admission.owner, objection=objection), TALK_TIMEOUT)
-        await stream.until_closed(TALK_TIMEOUT)
-        stream.close()
+        await stream.send_last(Notice(owner=self._admission.owner, objection=objection), TALK_TIMEOUT)
 
     def _say_once(self, peer_id: str, objection: str) -> None:
         if peer_id not in self._strangers and len(self._strangers) < NAMED:

@@ -20,8 +20,8 @@ READS = 3  # buckets a period
 WELCOME = 8  # buckets that a newcomer reads
 NEAR_LOOKS = 4  # periods between two looks at the levels beside one's own
 WIDE_LOOKS = 48  # between two looks at all levels
-SMOOTHING = 0.3
-SETTLED = 0.2  # octaves between what is believed and what was found
+SIZE_SMOOTHING = 0.3
+SETTLED_OCTAVES = 0.2  # octaves between what is believed and what was found
 
 
 class Bucket(NamedTuple):
@@ -71,8 +71,8 @@ class Size:
         if not self._probing:
             return
         now = estimate(found)
-        self._settled = abs(log2(now / self.members)) < SETTLED
-        self.members += SMOOTHING * (now - self.members)
+        self._settled = abs(log2(now / self.members)) < SETTLED_OCTAVES
+        self.members += SIZE_SMOOTHING * (now - self.members)
 
     @property
     def _probing(self) -> bool:

@@ -18,28 +18,29 @@ from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm.directory import buckets, records
 from peer.swarm.directory.records import MemberRecord
 
-LOOK = 1.6 * records.ANNOUNCE_SECONDS  # seconds: a record is written anew every 0.8 to 1.2 periods
-PAUSE = 0.5  # seconds between two looks
-CONNECT = 2.0  # seconds
+DUPLICATE_LOOK = 1.6 * records.ANNOUNCE_SECONDS  # seconds: a record is written anew every 0.8 to 1.2 periods
+DUPLICATE_TIMEOUT = DUPLICATE_LOOK + 60.0  # seconds for a caller of :func:`duplicate_of`
+LOOK_PAUSE = 0.5  # seconds between two looks
+CONNECT_TIMEOUT = 2.0  # seconds
 
 
-async def twin_of(node: Node, run: str, subkey: str = "") -> MemberRecord | None:
+async def duplicate_of(node: Node, run: str, subkey: str = "") -> MemberRecord | None:
     """The record of a live peer with the identity of ``node``, or with another one whose records stand under
     ``subkey``; ``None`` also when the directory does not answer.
     """
     with contextlib.suppress(TimeoutError):
-        return await _twin_of(node, run, subkey or node.subkey)
+        return await _duplicate_of(node, run, subkey or node.subkey)
     return None
 
 
-async def _twin_of(node: Node, run: str, subkey: str) -> MemberRecord | None:
+async def _duplicate_of(node: Node, run: str, subkey: str) -> MemberRecord | None:
     keys = [records.members_key(run, bucket) for bucket in buckets.probes(owner_of(subkey)[0])]
     found = await _own(node, keys, subkey)
     if found is None or not await _listens(found[0].addresses, node.addresses):
         return None
-    until = time.monotonic() + LOOK
+    until = time.monotonic() + DUPLICATE_LOOK
     while time.monotonic() < until:
-        await asyncio.sleep(PAUSE)
+        await asyncio.sleep(LOOK_PAUSE)
         again = await _own(node, keys, subkey)
         if again is not None and again[1] > found[1]:
             return again[0]
@@ -69,7 +70,7 @@ async def _listens(addresses: Sequence[str], ours: Sequence[str]) -> bool:
         if place is None or place in own:
             continue
         with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(CONNECT):
+            async with asyncio.timeout(CONNECT_TIMEOUT):
                 _, writer = await asyncio.open_connection(*place)
             writer.close()
             return True

@@ -1,6 +1,6 @@
 """The whole swarm as an onlooker sees it: the bootstrap's monitor and ``noloco-peer status``. It is no member itself.
 
-Previous station: reading.py.
+Previous station: reader.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from peer.p2p.node import Node
 from peer.swarm.directory.reader import Entry, Reader, read_runs
 
-READS = 64  # buckets a look: all of a swarm of some 1,500; of a larger one the rest comes with the next looks
-RUNS = 16  # more are not watched
+ONLOOKER_READS = 64  # buckets a look: all of a swarm of some 1,500; of a larger one the rest comes with the next looks
+WATCHED_RUNS = 16  # more are not watched
 
 
 class Onlooker:
@@ -29,11 +29,11 @@ class Onlooker:
         Raises what hivemind raises when the DHT does not answer.
         """
         fresh = sorted(await read_runs(self._node) - self._readers.keys())
-        room = min(max(0, RUNS - len(self._readers)), len(fresh))
+        room = min(max(0, WATCHED_RUNS - len(self._readers)), len(fresh))
         # anybody can write names: at random, so that nobody's crowd others out for long
         for run in self._chance.sample(fresh, room):
             self._readers[run] = Reader(self._node, run)
         for reader in self._readers.values():
-            await reader.look(READS)
+            await reader.look(ONLOOKER_READS)
         self._readers = {run: reader for run, reader in self._readers.items() if reader.known}
         return {run: dict(reader.known) for run, reader in self._readers.items()}

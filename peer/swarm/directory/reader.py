@@ -1,4 +1,4 @@
-"""What the directory holds, as checked records: for members (members.py) and for onlookers (observer.py)."""
+"""What the directory holds, as checked records: for members (directory.py) and for onlookers (observer.py)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from peer import __version__
+from peer.logs import get_logger
 from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm.directory import buckets as directory
 from peer.swarm.directory import records
 from peer.swarm.directory.buckets import Bucket
 from peer.swarm.directory.records import MemberRecord
 
+log = get_logger("members")
+
 BEAM = 8  # nodes nearest to a key that are asked, of which five keep it; each answers with all that it has
 LOOKS = 3  # at a directory that seems empty and of which a node has not answered
+FOREIGN_PEERS = 1000  # of other versions that are named in the log
 
 
 class Entry(NamedTuple):
@@ -31,22 +36,6 @@ def is_live(entry: Entry, now: float) -> bool:
     return entry.expires > now and entry.record.state != "left"
 
 
-async def read_buckets(node: Node, run: str, buckets: Sequence[Bucket]) -> dict[Bucket, list[Entry]]:
-    """The records in each of these buckets, this node's own left out. Raises what hivemind raises."""
-    keys = {records.members_key(run, bucket): bucket for bucket in buckets}
-    entries: dict[Bucket, list[Entry]] = {bucket: [] for bucket in buckets}
-    async with asyncio.timeout(3 * RPC_TIMEOUT):
-        found = await node.dht.get_many(list(keys), sufficient_expiration_time=float("inf"), beam_size=BEAM)
-    for key, answer in found.items():
-        if answer is None or not isinstance(answer.value, dict):
-            continue
-        for subkey, entry in answer.value.items():
-            record = records.decode(subkey, entry.value)
-            if record is not None and record.peer_id != node.peer_id:
-                entries[keys[key]].append(Entry(record, entry.expiration_time))
-    return entries
-
-
 class Reader:
     """What is known of one run: the newest record of each peer, until it expires, and about how many there are.
 
@@ -58,6 +47,7 @@ class Reader:
         self.known: dict[str, Entry] = {}  # by peer id
         self._size = directory.Size()
         self.chance = random.Random()
+        self._foreign: set[object] = set()  # subkeys of other versions' records
 
     async def look(self, count: int) -> None:
         """Read ``count`` buckets, and now and then one of each level that others may use."""
@@ -79,7 +69,7 @@ class Reader:
 
     async def _take_in(self, buckets: Sequence[Bucket]) -> dict[Bucket, int]:
         """Returns how many others live in each of these buckets."""
-        found = await read_buckets(self._node, self._run, buckets)
+        found = await self._read(buckets)
         now = time.time()
         for entry in itertools.chain.from_iterable(found.values()):
             known = self.known.get(entry.record.peer_id)
@@ -87,6 +77,35 @@ class Reader:
                 self.known[entry.record.peer_id] = entry
         self.known = {key: entry for key, entry in self.known.items() if entry.expires > now}
         return {bucket: sum(is_live(entry, now) for entry in entries) for bucket, entries in found.items()}
+
+    async def _read(self, buckets: Sequence[Bucket]) -> dict[Bucket, list[Entry]]:
+        """The records in each of these buckets, this node's own left out. Raises what hivemind raises."""
+        keys = {records.members_key(self._run, bucket): bucket for bucket in buckets}
+        entries: dict[Bucket, list[Entry]] = {bucket: [] for bucket in buckets}
+        async with asyncio.timeout(3 * RPC_TIMEOUT):
+            found = await self._node.dht.get_many(list(keys), sufficient_expiration_time=float("inf"), beam_size=BEAM)
+        for key, answer in found.items():
+            if answer is None or not isinstance(answer.value, dict):
+                continue
+            for subkey, entry in answer.value.items():
+                record = records.decode(subkey, entry.value)
+                if record is None:
+                    self._warn_of_version(subkey, entry.value)
+                elif record.peer_id != self._node.peer_id:
+                    entries[keys[key]].append(Entry(record, entry.expiration_time))
+        return entries
+
+    def _warn_of_version(self, subkey: object, value: object) -> None:
+        """Say once for each peer that it runs another version; nothing else in its record is believed."""
+        foreign = records.program_of(subkey, value)
+        if foreign is None or subkey == self._node.subkey:
+            return
+        if subkey not in self._foreign and len(self._foreign) < FOREIGN_PEERS:
+            self._foreign.add(subkey)
+            log.warning(
+                "peer %s runs version %s, this is %s, and they do not understand each other: update the older one",
+                *(*foreign, __version__),
+            )
 
 
 async def read_runs(node: Node) -> set[str]:

@@ -7,6 +7,7 @@ subkey of its id. A record is at most 1 KiB of JSON. In an invited swarm the sub
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
@@ -24,11 +25,8 @@ RUNS_LIFETIME = 60.0  # seconds
 RUNS_WRITERS = 2.0  # members of a run that write it in one period, about
 
 Text = Annotated[str, Field(max_length=128)]
-
-
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Seconds = NotNegative
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Name = Annotated[str, Field(max_length=64)]
 
@@ -40,12 +38,12 @@ class Report(Message):
     tokens: Count = 0
     train_loss: Finite | None = None
     val_loss: Finite | None = None
-    seconds: Seconds = 0.0
-    idle_seconds: Seconds = 0.0
+    seconds: NotNegative = 0.0
+    idle_seconds: NotNegative = 0.0
     members: Count = 0  # that it sees, itself included
     partners: Annotated[tuple[Name, ...], Field(max_length=3)] = ()  # of its last merge; of a larger group some
     merges: Count = 0
-    merged_ago: Seconds | None = None  # seconds before the record was made
+    merged_ago: NotNegative | None = None  # seconds before the record was made
     # whose contributions it refused most, and how often
     refused: Annotated[tuple[tuple[Name, Count], ...], Field(max_length=2)] = ()
 
@@ -63,7 +61,6 @@ class MemberRecord(Message):
     state: Literal["waiting", "training", "left"]  # waiting: for others, to begin with them
     step: Annotated[int, Field(ge=0)]
     round: Annotated[int, Field(ge=0)]
-    boundary_in: Seconds | None  # seconds after the record was made
     tokens_per_second: NotNegative
     metrics: Text | None  # host:port of the Prometheus endpoint
     report: Report = NO_REPORT
@@ -102,6 +99,19 @@ def decode(subkey: object, value: object) -> MemberRecord | None:
     except ValidationError:
         return None
     return record if record.peer_id == owner_of(subkey)[0] else None
+
+
+def program_of(subkey: object, value: object) -> tuple[str, str] | None:
+    """Name and program version of who wrote a record that :func:`decode` does not know; ``None`` for anything else."""
+    if not isinstance(value, str) or len(value) > RECORD_BYTES or not isinstance(subkey, str):
+        return None
+    try:
+        record = json.loads(value)
+        peer_id, name, version = record["peer_id"], str(record["name"]), str(record["report"]["version"])
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    one_line = (name + version).isprintable() and len(name) <= 64 and len(version) <= 24
+    return (name, version) if one_line and peer_id == owner_of(subkey)[0] else None
 
 
 def decode_run(value: object) -> str | None:

@@ -1,9 +1,8 @@
 """Coming together as one group, for methods that average over everyone: DiLoCo and decoupled momentum.
 
-The live member with the smallest id convenes (convening.py); all others attend (attending.py). Views of who is there
-differ for some seconds after somebody has come: a peer that is asked to convene and knows somebody smaller says so, and
-one that convenes summons the members that do not attend. A convener that dies is missed by its stream, and the next one
-leads.
+The live member with the smallest id leads (leader.py); all others join its group (member.py). Views of who is there
+differ for some seconds after somebody has come: a peer that is asked to lead and knows somebody smaller says so, and
+a leader tells the members that have not joined. When a leader dies its streams end, and the next one leads.
 
 The group waits for its slowest member: that is DiLoCo. It never waits for one that is gone.
 """
@@ -12,145 +11,138 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from dataclasses import replace
 
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import Stream
-from peer.rounds.lineage import Lineage
 from peer.rounds.types import Group
 from peer.swarm.context import SwarmContext
 from peer.swarm.directory.records import LIFETIME
-from peer.swarm.grouping.leader import CATCH_UP, SLACK, Convener
-from peer.swarm.grouping.member import PERIOD, TRIES, Attending
-from peer.swarm.grouping.messages import CALL, Admit, Attend, Follow, MemberAddress, Summon
-from peer.swarm.grouping.roster import PROTOCOL, TALK_TIMEOUT, Roll
-from peer.swarm.party import Decline
+from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT, MEMBER_SLACK, GroupLeader
+from peer.swarm.grouping.member import LEADER_PERIOD, LEADER_TRIES, GroupMember
+from peer.swarm.grouping.messages import GROUP_CALL, Admitted, JoinGroup, LeaderNotice, OtherLeader
+from peer.swarm.grouping.roster import GATHER_PROTOCOL, GATHER_TIMEOUT, KnownMembers
+from peer.swarm.matching import Matching
+from peer.swarm.messages import Decline
 
-LATE = 0.5  # of the time to the next boundary: who would have to wait for longer has missed the last one
+TOO_LATE = 0.5  # of the time to the next boundary: a member that would have to wait longer has missed the last one
 
 
-class Gathering:
-    """:meth:`group_for` is the loop's only call. ``lineage`` names the rounds in this peer's slow weights, ``equal``:
-    it must be the same for all. ``patience``: seconds for which anybody is waited for at the most.
+class GroupMatching(Matching):
+    """In one group. ``equal``: all members must have the same lineage.
+    ``patience``: seconds for which anybody is waited for at the most.
     """
 
-    def __init__(self, footing: SwarmContext, patience: float, lineage: Callable[[], Lineage], *, equal: bool) -> None:
-        self._node, self._boundary = footing.node, footing.boundary
-        self._stop, self._me = footing.stop, footing.me
-        self._patience, self._lineage, self._equal = patience, lineage, equal
-        self._roll = Roll(footing)
-        self._convener = Convener(footing.node.background, patience)
-        self._attending = Attending(footing, self._roll, lineage, patience)
+    def __init__(self, context: SwarmContext, patience: float, *, equal: bool) -> None:
+        self._context, self._node, self._boundary = context, context.node, context.boundary
+        self._patience, self._equal = patience, equal
+        self._known = KnownMembers(context)
+        self._leader = GroupLeader(context.node.background, patience)
+        self._member = GroupMember(context, self._known, patience)
         self._round = 0
 
     # -- from the main thread
 
     def start(self, round: int) -> None:
-        """Attend and convene, for the boundary that ends ``round``."""
         self._round = round
-        self._node.call(self._node.serve(PROTOCOL, self._answer), OPEN_TIMEOUT)
-        self._node.spawn(self._keep_attending())
+        self._node.call(self._node.serve_members(GATHER_PROTOCOL, self._answer), OPEN_TIMEOUT)
+        self._node.spawn(self._keep_joined())
 
-    def group_for(self, round: int) -> Group:
+    def group_for(self, round: int, after: int | None = None) -> Group:
         """Everyone who stands at this boundary too; waits for those who said that they come."""
+        assert after is None, "a group of everyone is waited for"
         self._round = round
-        return self._node.call(self._gather(), self._patience + CATCH_UP + 60.0)
+        return self._node.call(self._gather(), self._patience + CATCH_UP_TIMEOUT + 60.0)
 
     def avoid(self, peer_id: str, *, offence: bool) -> None:
-        """Leave a member out for a while: a round has failed by it."""
-        self._roll.avoid(peer_id, offence=offence)
+        self._known.avoid(peer_id, offence=offence)
 
     # -- on the network thread: the boundary
 
     async def _gather(self) -> Group:
         lost = "nobody could be met"
-        until = time.monotonic() + self._patience + CATCH_UP  # nobody is waited for any longer
+        until = time.monotonic() + self._patience + CATCH_UP_TIMEOUT  # nobody is waited for any longer
         with self._boundary.standing(self._boundary.number):
-            for _ in range(TRIES):
-                leader = self._roll.leader()
+            for _ in range(LEADER_TRIES):
+                leader = self._known.leader()
                 if leader is None:
                     found = await self._lead()
                 else:
-                    found = await self._attending.follow(leader, self._round, until)
+                    found = await self._member.follow(leader, self._round, until)
                 if isinstance(found, Group):
                     break
                 lost = found
             else:
                 found = Group(self._round, lost=lost)
         if found.behind is None:
-            self._round += 1  # from now on members attend for the next one
+            self._round += 1  # from now on members join for the next one
         for seat in found.assembly.seats if found.assembly else ():
-            self._roll.learn(seat, LIFETIME + 2 * (self._boundary.phase or 0.0))
+            self._known.learn(seat, LIFETIME + 2 * (self._boundary.phase or 0.0))
         return found
 
     async def _lead(self) -> Group | str:
-        until = time.monotonic() + SLACK
-        while (missing := self._roll.missing(self._convener.present)) and time.monotonic() < until:
-            if self._stop.requested:
+        until = time.monotonic() + MEMBER_SLACK
+        while (missing := self._known.missing(self._leader.present)) and time.monotonic() < until:
+            if self._context.stopping:
                 break
-            self._roll.summon(missing)
+            self._known.notify(missing)
             await asyncio.sleep(0.05)
-        seat, lineage = self._roll.own_seat(), self._lineage()
-        group = await self._convener.gather(
-            seat, lineage, self._round, equal=self._equal, stopped=lambda: self._stop.requested
+        seat, lineage = self._known.own_seat(), self._context.counters.lineage
+        group = await self._leader.gather(
+            seat, lineage, self._round, equal=self._equal, stopped=lambda: self._context.stopping
         )
-        if group.links or group.behind is not None or not (missing := self._roll.missing(set())):
+        if group.links or group.behind is not None or not (missing := self._known.missing(set())):
             return group
         return Group(self._round, lost=f"{', '.join(seat.name for seat in missing)} did not come")
 
     # -- on the network thread: in the background
 
-    async def _keep_attending(self) -> None:
-        """During the inner steps: be where the group will be called."""
-        while not self._stop.requested:
-            await asyncio.sleep(PERIOD)
+    async def _keep_joined(self) -> None:
+        """During the inner steps: be in the group of the one who leads."""
+        while not self._context.stopping:
+            await asyncio.sleep(LEADER_PERIOD)
             eta = self._boundary.eta()
             if self._boundary.here or self._boundary.between or eta is None:
                 continue
-            leader = self._roll.leader()
+            leader = self._known.leader()
             if leader is None:
-                self._roll.summon(self._roll.missing(self._convener.present))
-                await self._convener.come_later(self._roll.own_seat(), eta)
+                self._known.notify(self._known.missing(self._leader.present))
+                await self._leader.announce_delay(self._known.own_seat(), eta)
                 continue
-            if self._convener.present:
-                await self._convener.dissolve(MemberAddress.of(leader))
-            if not self._attending.admitted_by(leader):
-                await self._attending.attend(leader, self._round)
+            if self._leader.present:
+                await self._leader.hand_over(leader)
+            if not self._member.admitted_by(leader):
+                await self._member.join(leader, self._round)
         if not self._boundary.here:  # before the checkpoint is written: nobody shall wait for us
-            self._attending.leave()
-            self._convener.close()
+            self._member.leave()
+            self._leader.close()
 
     # -- on the network thread: answering
 
     async def _answer(self, stream: Stream) -> None:
-        """A member attends, or a convener summons."""
-        call = await stream.receive(CALL, TALK_TIMEOUT)
-        if isinstance(call, Summon):
-            if call.run == self._me.run and self._roll.welcome(stream.remote):
-                self._roll.learn(call.place.model_copy(update={"peer_id": stream.remote}).seat())
+        """A member joins, or a leader makes itself known."""
+        call = await stream.receive(GROUP_CALL, GATHER_TIMEOUT)
+        if isinstance(call, LeaderNotice):
+            if self._known.admits(stream.remote):
+                self._known.learn(replace(call.seat, peer_id=stream.remote))
             stream.close()
             return
         reply = self._reply(call, stream.remote)
-        await stream.send(reply, TALK_TIMEOUT)
-        if isinstance(reply, Admit):
-            self._convener.admit(stream, call)
+        if not isinstance(reply, Admitted):
+            await stream.send_last(reply, GATHER_TIMEOUT)
             return
-        await stream.until_closed(TALK_TIMEOUT)
-        stream.close()
+        await stream.send(reply, GATHER_TIMEOUT)
+        self._leader.admit(stream, call)
 
-    def _reply(self, attend: Attend, peer_id: str) -> Admit | Follow | Decline:
-        if attend.run != self._me.run:
-            return Decline(reason="another run")
-        if attend.config != self._me.config:
-            return Decline(reason="another configuration", run=self._me.canonical)
-        if self._stop.requested:
+    def _reply(self, call: JoinGroup, peer_id: str) -> Admitted | OtherLeader | Decline:
+        if self._context.stopping:
             return Decline(reason="is leaving")
-        if not self._roll.welcome(peer_id):
+        if not self._known.admits(peer_id):
             return Decline(reason="a round has failed by you lately")
-        leader = self._roll.leader()
+        leader = self._known.leader()
         if leader is not None:
-            return Follow(place=MemberAddress.of(leader))
+            return OtherLeader(seat=leader)
         eta = self._boundary.eta()
-        if eta is not None and attend.round < self._round and attend.eta < LATE * eta:
+        if eta is not None and call.round < self._round and call.eta < TOO_LATE * eta:
             return Decline(reason="came too late for this round")
-        return Admit()
+        return Admitted()

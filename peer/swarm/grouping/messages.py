@@ -1,12 +1,12 @@
-"""What peers say to come together as one group: members to the convener, and the convener to them.
+"""What peers say to come together as one group: members to the leader, and the leader to them.
 
-The convener is the live member with the smallest id. While the inner steps run every other member opens a stream to
-it (``Attend``), which stays open until the round is settled; at its boundary it says ``Ready``.
+The leader is the live member with the smallest id. While the inner steps run every other member opens a stream to it
+(``JoinGroup``), which stays open until the round is settled; at its boundary it says ``MemberReady``.
 
-    member: Attend            convener: Admit | Follow (somebody smaller leads) | Decline
-    member: Ready             convener: Wait … , then Roster | Behind (take the state of another, then be ready again)
+    member: JoinGroup       leader: Admitted | OtherLeader (somebody smaller leads) | Decline
+    member: MemberReady     leader: WaitFor … , then Roster | OutOfDate (take another's state, then be ready again)
 
-Previous station: members.py. Next stations: attending.py (a member's side), convening.py (the convener's).
+Next stations: member.py (a member's side), leader.py (the leader's).
 """
 
 from __future__ import annotations
@@ -18,95 +18,77 @@ from pydantic import Field, TypeAdapter
 from peer.p2p.stream import Message
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Seat
-from peer.swarm.party import Decline, Seconds
+from peer.swarm.messages import Decline, Seconds
 
 MAX_MEMBERS = 256
-Text = Annotated[str, Field(max_length=128)]
-Short = Annotated[str, Field(max_length=64)]
 
 
-class MemberAddress(Message):
-    """A :class:`peer.rounds.types.Seat` on the wire."""
-
-    peer_id: Text
-    name: Short
-    addresses: Annotated[list[Text], Field(max_length=8)]
-
-    @classmethod
-    def of(cls, seat: Seat) -> MemberAddress:
-        return cls(peer_id=seat.peer_id, name=seat.name, addresses=list(seat.addresses[:8]))
-
-    def seat(self) -> Seat:
-        return Seat(self.peer_id, self.name, tuple(self.addresses))
-
-
-class Attend(Message):
+class JoinGroup(Message):
     """I want to be in your group at our next boundary."""
 
-    kind: Literal["attend"] = "attend"
-    run: Short
-    config: Short
-    place: MemberAddress
+    kind: Literal["join_group"] = "join_group"
+    seat: Seat
     round: Annotated[int, Field(ge=0)]
     eta: Seconds  # until the member's boundary
 
 
-class Summon(Message):
-    """I lead, as far as I know; whoever knows nobody smaller shall attend."""
+class LeaderNotice(Message):
+    """I lead, as far as I know; join my group unless you know somebody with a smaller id."""
 
-    kind: Literal["summon"] = "summon"
-    run: Short
-    place: MemberAddress
+    kind: Literal["leader_notice"] = "leader_notice"
+    seat: Seat
 
 
-class Admit(Message):
+class Admitted(Message):
     """You are in; say when you are ready."""
 
-    kind: Literal["admit"] = "admit"
+    kind: Literal["admitted"] = "admitted"
 
 
-class Follow(Message):
+class OtherLeader(Message):
     """Somebody else leads."""
 
-    kind: Literal["follow"] = "follow"
-    place: MemberAddress
+    kind: Literal["other_leader"] = "other_leader"
+    seat: Seat
 
 
-class Ready(Message):
+class MemberReady(Message):
     """I stand at the boundary with slow weights of this lineage."""
 
-    kind: Literal["ready"] = "ready"
+    kind: Literal["member_ready"] = "member_ready"
     lineage: Lineage
 
 
-class Wait(Message):
-    """Still waiting for others; also the sign that the convener lives."""
+class WaitFor(Message):
+    """Still waiting for others; also the sign that the leader lives."""
 
-    kind: Literal["wait"] = "wait"
+    kind: Literal["wait_for"] = "wait_for"
     seconds: Seconds  # at most, as announced
-    whom: Text
+    names: Annotated[str, Field(max_length=128)]
 
 
-class Behind(Message):
+class OutOfDate(Message):
     """Your slow weights are not the group's."""
 
-    kind: Literal["behind"] = "behind"
-    donor: MemberAddress
+    kind: Literal["out_of_date"] = "out_of_date"
+    donor: Seat
 
 
 class Roster(Message):
-    """The group: places in order."""
+    """The group: its members in order."""
 
     kind: Literal["roster"] = "roster"
-    token: Short
-    places: Annotated[list[MemberAddress], Field(min_length=2, max_length=MAX_MEMBERS)]
+    token: Annotated[str, Field(max_length=64)]
+    members: Annotated[list[Seat], Field(min_length=2, max_length=MAX_MEMBERS)]
 
 
-CALL: TypeAdapter[Attend | Summon] = TypeAdapter(Annotated[Attend | Summon, Field(discriminator="kind")])
-ANSWER: TypeAdapter[Admit | Follow | Decline] = TypeAdapter(
-    Annotated[Admit | Follow | Decline, Field(discriminator="kind")]
+GROUP_CALL: TypeAdapter[JoinGroup | LeaderNotice] = TypeAdapter(
+    Annotated[JoinGroup | LeaderNotice, Field(discriminator="kind")]
 )
-MEMBER_WORD: TypeAdapter[Ready] = TypeAdapter(Ready)
-CONVENER_WORD: TypeAdapter[Wait | Follow | Behind | Roster] = TypeAdapter(
-    Annotated[Wait | Follow | Behind | Roster, Field(discriminator="kind")]
+JOIN_ANSWER: TypeAdapter[Admitted | OtherLeader | Decline] = TypeAdapter(
+    Annotated[Admitted | OtherLeader | Decline, Field(discriminator="kind")]
+)
+MEMBER_READY: TypeAdapter[MemberReady] = TypeAdapter(MemberReady)
+LEADER_MESSAGE: TypeAdapter[WaitFor | OtherLeader | OutOfDate | Roster] = TypeAdapter(
+    Annotated[WaitFor | OtherLeader | OutOfDate | Roster, Field(discriminator="kind")]
 )

@@ -1,1 +1,1 @@
-"""Peers that began apart, or came apart, become one swarm."""
+"""Peers that began apart (late_join.py) or came apart (divergence.py) become one swarm. Rules only: no network."""

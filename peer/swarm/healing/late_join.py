@@ -6,7 +6,7 @@ It need not have been alone: others may have begun with it. Therefore fresh weig
 who began with them and handed on with them. Two peers that meet agree on the smaller of theirs, so a swarm soon has
 one, and its halves keep it when they are split.
 
-Previous station: join.py. Next stations: proposing.py, which meets nobody meanwhile, and joining.py.
+Previous station: state_transfer. Next stations: pairing/proposals.py, which meets nobody meanwhile, and presence.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 STALE_ROUNDS = 2  # a peer that is as little behind keeps its own weights: a state costs what two swaps cost
 
 
-class Beginning:
+class Origin:
     """How this peer began. Written by the main thread, and by the network's when somebody is met."""
 
     def __init__(self) -> None:

@@ -1,23 +1,48 @@
 """The one meeting that a peer has agreed on, watched until the boundary that it is for.
 
-Previous station: proposing.py, which agrees on it. Next station: rendezvous.py, which keeps it.
+Previous station: proposals.py, which agrees on it. Next station: rendezvous.py, which keeps it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
+from dataclasses import dataclass, field
+
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.swarm.context import SwarmContext
-from peer.swarm.pairing.messages import READY, Accept, Meeting, Propose
+from peer.swarm.pairing.messages import PARTNER_READY, Accept, Propose
 
 log = get_logger("rendezvous")
 
 
-class Appointment:
+@dataclass(eq=False)
+class Meeting:
+    """A stream that both sides keep open until they stand at their boundaries. ``came``: is the partner at its own?"""
+
+    stream: Stream
+    name: str
+    eta: float  # seconds until the partner's boundary, as announced at ``agreed``
+    root: str = ""
+    agreed: float = field(default_factory=time.monotonic)
+    came: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def their_eta(self) -> float:
+        """Seconds until the partner's boundary by its own announcement."""
+        return max(0.0, self.eta - (time.monotonic() - self.agreed))
+
+    def settle(self, came: bool) -> None:
+        """The partner is ready, or the meeting is off; what was said first counts."""
+        if not self.came.done():
+            self.came.set_result(came)
+
+
+class Agreement:
     """Belongs to the network thread. ``round`` ends at the boundary that the meeting is for."""
 
-    def __init__(self, footing: SwarmContext) -> None:
-        self._node, self._boundary = footing.node, footing.boundary
+    def __init__(self, context: SwarmContext) -> None:
+        self._node, self._boundary = context.node, context.boundary
         self.round = 0
         self.meeting: Meeting | None = None
 
@@ -27,25 +52,25 @@ class Appointment:
         self._node.background(self._listen(self.meeting))
 
     async def _listen(self, meeting: Meeting) -> None:
-        """Wait for the partner's word. The stream may end instead, long before the boundary: then look again."""
+        """Wait until the partner is ready. The stream may end instead, long before the boundary: then look again."""
         patience = 2 * max(meeting.eta, self._boundary.eta() or 0.0) + 30
         try:
-            await meeting.stream.receive(READY, patience)
+            await meeting.stream.receive(PARTNER_READY, patience)
             meeting.settle(True)
         except (TimeoutError, StreamLost, BadMessage) as error:
             log.debug("meeting is off: %s", fields(partner=meeting.name, reason=str(error)))
             meeting.settle(False)
             if not self._boundary.here:
-                self.drop(meeting)
+                self.cancel(meeting)
 
-    def drop(self, meeting: Meeting) -> None:
+    def cancel(self, meeting: Meeting) -> None:
         """It comes to nothing."""
         meeting.stream.close()
         meeting.settle(False)
         if self.meeting is meeting:
             self.meeting = None
 
-    def pass_on(self) -> None:
-        """The boundary is over; whoever was met has the stream now."""
+    def end_round(self) -> None:
+        """The boundary is over; the exchange owns the stream now."""
         self.meeting = None
         self.round += 1

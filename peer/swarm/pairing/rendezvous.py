@@ -1,113 +1,108 @@
 """Meeting a random partner without waiting for one.
 
-During its inner steps a peer proposes to live members: those it has met longest ago first, at random among equals,
-so weights mix faster (README, "Convergence"). Two peers whose boundaries are near each other commit to a meeting, and
-the stream between them stays open: it *is* the meeting. At the boundary each side says ``Ready`` on it and the swap
-runs over it. If the partner dies first it ends, which frees the other one at once. Who has no meeting asks around.
+During its inner steps a peer proposes to live members, in the order of rounds/pairing_rule.py. Two peers whose
+boundaries are near each other commit to a meeting, and the stream between them stays open: it *is* the meeting. At the
+boundary each side says that it is ready, and the swap runs over that stream. When a partner dies its stream ends, which
+frees the other one at once. A peer without a meeting asks around at its boundary.
 
 Whoever proposes first chooses, so each peer starts to propose at a random time of its inner phase. If all started
 at their boundary, two peers that have just met would always find each other first, and never mix with the rest.
 
-Previous stations: proposing.py, appointment.py. Next station: exchange/pair.py, which gets the stream.
+Previous stations: proposals.py, agreement.py. Next station: exchange/pair, which gets the stream.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
 
 from peer.config.schema import RendezvousConfig
 from peer.logs import fields, get_logger
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import StreamLost
+from peer.rounds.backoff import BACKOFF_PHASES
 from peer.rounds.types import Group, Link
 from peer.swarm.context import SwarmContext
-from peer.swarm.healing.late_join import Beginning
-from peer.swarm.pairing.agreement import Appointment
-from peer.swarm.pairing.messages import Meeting, Ready
-from peer.swarm.pairing.proposals import ANSWER_TIMEOUT, PROTOCOL, Proposing
+from peer.swarm.healing.late_join import Origin
+from peer.swarm.matching import Matching
+from peer.swarm.pairing.agreement import Agreement, Meeting
+from peer.swarm.pairing.messages import PartnerReady
+from peer.swarm.pairing.proposals import MEET_PROTOCOL, MEET_TIMEOUT, Proposals
 
 log = get_logger("rendezvous")
 
-SLACK = 2.0  # seconds that a partner may come late, on top of half the time it announced
+PARTNER_SLACK = 2.0  # seconds that a partner may come late, on top of half the time it announced
+LINGER_PHASES = 0.25  # for which a peer whose inner steps go on looks for a partner before it stays alone
 
 
-class Rendezvous:
-    """Agrees on partners in the background; :meth:`group_for` is the loop's only call."""
+class PairMatching(Matching):
+    """In pairs: agrees on partners in the background."""
 
-    def __init__(self, footing: SwarmContext, settings: RendezvousConfig, beginning: Beginning) -> None:
-        self._node, self._boundary, self._stop = footing.node, footing.boundary, footing.stop
-        self._beginning = beginning
-        self._agreed = Appointment(footing)
-        self._proposing = Proposing(footing, settings, beginning, self._agreed)
+    joins_late = True
+
+    def __init__(self, context: SwarmContext, settings: RendezvousConfig, origin: Origin) -> None:
+        self._context, self._node, self._boundary = context, context.node, context.boundary
+        self._origin = origin
+        self._agreement = Agreement(context)
+        self._proposals = Proposals(context, settings, origin, self._agreement)
 
     # -- from the main thread
 
     def start(self, round: int) -> None:
-        """Take proposals and make them, for the boundary that ends ``round``."""
-        self._agreed.round = round
-        self._node.call(self._node.serve(PROTOCOL, self._proposing.answer), OPEN_TIMEOUT)
-        self._node.spawn(self._proposing.seek())
+        self._agreement.round = round
+        self._node.call(self._node.serve_members(MEET_PROTOCOL, self._proposals.answer), OPEN_TIMEOUT)
+        self._node.spawn(self._proposals.seek())
 
-    def group_for(self, round: int) -> Group:
+    def group_for(self, round: int, after: int | None = None) -> Group:
         """The partner that stands at this boundary too, or nobody. Never waits longer than was announced."""
-        return self.group_beside(round, self._boundary.number, 0.0)
+        self._agreement.round = round
+        phase = self._boundary.phase or 0.0
+        linger = 0.0 if after is None else LINGER_PHASES * phase
+        patience = linger + 4 * phase + 4 * (PARTNER_SLACK + MEET_TIMEOUT)
+        return self._node.call(self._meet(self._boundary.number if after is None else after, linger), patience)
 
-    def group_beside(self, round: int, phase: int, linger: float) -> Group:
-        """The same for the boundary after inner phase number ``phase``, while the next one may be running already.
-
-        A peer that loses nothing by waiting looks for a partner for ``linger`` seconds before it stays alone.
-        """
-        self._agreed.round = round
-        patience = linger + 4 * (self._boundary.phase or 0.0) + 4 * (SLACK + ANSWER_TIMEOUT)
-        return self._node.call(self._gather(phase, linger), patience)
-
-    def avoid(self, peer_id: str) -> None:
-        """What it sent could not be used: do not meet it for a while."""
-        self._proposing.avoid(peer_id)
-
-    def forgive(self, peers: Iterable[str]) -> None:
-        """Their weights have something in common with ours by now."""
-        self._proposing.forgive(peers)
+    def avoid(self, peer_id: str, *, offence: bool) -> None:
+        seconds = self._context.backoff.note(peer_id, BACKOFF_PHASES * (self._boundary.phase or 1.0), offence=offence)
+        log.warning("avoids a peer: %s", fields(peer=self._context.members.name_of(peer_id), seconds=seconds))
 
     # -- on the network thread
 
-    async def _gather(self, phase: int, linger: float) -> Group:
-        agreed, until = self._agreed, time.monotonic() + linger
+    async def _meet(self, phase: int, linger: float) -> Group:
+        """At the boundary that ends inner phase number ``phase``."""
+        agreement, until = self._agreement, time.monotonic() + linger
         try:
             with self._boundary.standing(phase):
                 for _ in range(2):  # the agreed meeting, and one more try if it falls through
-                    while agreed.meeting is None:
-                        await self._proposing.ask_around()
-                        if agreed.meeting is not None or self._stop.requested or time.monotonic() >= until:
+                    while agreement.meeting is None:
+                        await self._proposals.ask_around()
+                        if agreement.meeting is not None or self._context.stopping or time.monotonic() >= until:
                             break
-                        await asyncio.sleep(self._proposing.pause())
-                    if agreed.meeting is None:
+                        await asyncio.sleep(self._proposals.pause())
+                    if agreement.meeting is None:
                         break
-                    link = await self._meet(agreed.meeting)
+                    link = await self._partner_of(agreement.meeting)
                     if link is not None:
-                        self._proposing.met(link.peer_id)
-                        return Group(agreed.round, (link,))
-                return Group(agreed.round)
+                        self._proposals.met(link.peer_id)
+                        return Group(agreement.round, (link,))
+                return Group(agreement.round)
         finally:
-            agreed.pass_on()
+            agreement.end_round()
 
-    async def _meet(self, meeting: Meeting) -> Link | None:
+    async def _partner_of(self, meeting: Meeting) -> Link | None:
         """Tell the partner that we are here and wait for it as long as it said it would take."""
         reason = "left"
         try:
-            await meeting.stream.send(Ready(), ANSWER_TIMEOUT)
-            until = time.monotonic() + 1.5 * meeting.their_eta() + SLACK
-            while not meeting.word.done() and time.monotonic() < until and not self._stop.requested:
-                await asyncio.wait([meeting.word], timeout=min(0.2, until - time.monotonic()))
-            if meeting.word.done() and meeting.word.result():
-                self._beginning.met(meeting.root)
+            await meeting.stream.send(PartnerReady(), MEET_TIMEOUT)
+            until = time.monotonic() + 1.5 * meeting.their_eta() + PARTNER_SLACK
+            while not meeting.came.done() and time.monotonic() < until and not self._context.stopping:
+                await asyncio.wait([meeting.came], timeout=min(0.2, until - time.monotonic()))
+            if meeting.came.done() and meeting.came.result():
+                self._origin.met(meeting.root)
                 return Link(meeting.stream.remote, meeting.name, meeting.stream)
-            if not meeting.word.done():
+            if not meeting.came.done():
                 reason = "did not come in time"
         except (TimeoutError, StreamLost) as error:
             reason = str(error) or "does not answer"
-        log.info("no meeting: %s", fields(partner=meeting.name, reason=reason, round=self._agreed.round))
-        self._agreed.drop(meeting)
+        log.info("no meeting: %s", fields(partner=meeting.name, reason=reason, round=self._agreement.round))
+        self._agreement.cancel(meeting)
         return None

@@ -1,9 +1,9 @@
 """A member gives its slow weights, momentum and step to a newcomer.
 
-    newcomer: StateRequest   donor: StateHeader | Full | Decline, then parts, each with its digest   newcomer: Received
+    newcomer: StateRequest   donor: StateHeader | DonorFull, then parts, each with its digest   newcomer: StateReceived
 
 The donor sends a snapshot, so that its own training goes on. A newcomer that has lost its donor in mid-way says how
-many parts it has already. Next stations: join.py and taking.py, the newcomer's side.
+many parts it has already. Next stations: join.py and download.py, the newcomer's side.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from peer.logs import fields, get_logger
-from peer.p2p.node import OPEN_TIMEOUT, Node
+from peer.p2p.greeting import MemberNode
+from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.payload import send_parts
 from peer.p2p.stream import Message, Stream
 from peer.rounds.lineage import NO_ROUNDS, Lineage
 from peer.rounds.state import Root, State
 from peer.rounds.vectors import Vector, parts
-from peer.swarm.party import Decline, Party
 
 log = get_logger("join")
 
-PROTOCOL = "noloco/state/4"
-TALK_TIMEOUT = 10.0  # seconds for one message
-STALL = 10.0  # seconds without a byte
+STATE_PROTOCOL = "noloco/state/5"
+STATE_TIMEOUT = 10.0  # seconds for one message
+STATE_STALL = 10.0  # seconds without a byte
 TRANSFER_LIMIT = 3600.0  # seconds for all vectors
 CLIENTS = 2  # newcomers served at once
 
@@ -39,9 +39,6 @@ class StateRequest(Message):
     """
 
     kind: Literal["state_request"] = "state_request"
-    run: Annotated[str, Field(max_length=64)]
-    config: Annotated[str, Field(max_length=64)]
-    layout: Annotated[str, Field(max_length=64)]
     have: Annotated[int, Field(ge=0)] = 0
     lineage: Lineage = NO_ROUNDS
     round: Annotated[int, Field(ge=0)] = 0
@@ -64,40 +61,38 @@ class StateHeader(Message):
     first: Annotated[int, Field(ge=0)]
 
 
-class Full(Message):
+class DonorFull(Message):
     """I serve as many newcomers as I can: ask me again in a while."""
 
     kind: Literal["full"] = "full"
 
 
-class Received(Message):
+class StateReceived(Message):
     """All vectors arrived; the donor may close."""
 
     kind: Literal["received"] = "received"
 
 
-REQUEST: TypeAdapter[StateRequest] = TypeAdapter(StateRequest)
-ANSWER: TypeAdapter[StateHeader | Full | Decline] = TypeAdapter(
-    Annotated[StateHeader | Full | Decline, Field(discriminator="kind")]
+STATE_REQUEST: TypeAdapter[StateRequest] = TypeAdapter(StateRequest)
+STATE_ANSWER: TypeAdapter[StateHeader | DonorFull] = TypeAdapter(
+    Annotated[StateHeader | DonorFull, Field(discriminator="kind")]
 )
-RECEIVED: TypeAdapter[Received] = TypeAdapter(Received)
+STATE_RECEIVED: TypeAdapter[StateReceived] = TypeAdapter(StateReceived)
 
 
 class Donor:
     """Serves this peer's state to newcomers. ``snapshot`` returns copies and may be called from any thread."""
 
-    def __init__(self, me: Party, layout: str, snapshot: Callable[[], State]) -> None:
-        self._me, self._layout, self._snapshot = me, layout, snapshot
+    def __init__(self, snapshot: Callable[[], State]) -> None:
+        self._snapshot = snapshot
         self._clients = 0
 
     async def serve(self, stream: Stream) -> None:
         """One newcomer's stream, from request to acknowledgement."""
         try:
-            request = await stream.receive(REQUEST, TALK_TIMEOUT)
-            objection = self._objection(request)
-            if objection is not None:
-                await stream.send(objection, TALK_TIMEOUT)
-                await stream.until_closed(TALK_TIMEOUT)
+            request = await stream.receive(STATE_REQUEST, STATE_TIMEOUT)
+            if self._clients >= CLIENTS:
+                await stream.send_last(DonorFull(), STATE_TIMEOUT)
                 return
             self._clients += 1
             try:
@@ -124,24 +119,13 @@ class Donor:
             numel=numel,
             first=first,
         )
-        await stream.send(header, TALK_TIMEOUT)
+        await stream.send(header, STATE_TIMEOUT)
         for index, vector in enumerate(state.vectors):
-            await send_parts(stream, Vector(vector), max(0, first - index * each), STALL)
-        await stream.receive(RECEIVED, STALL)
+            await send_parts(stream, Vector(vector), max(0, first - index * each), STATE_STALL)
+        await stream.receive(STATE_RECEIVED, STATE_STALL)
         log.info("gave the state away: %s", fields(peer=stream.remote[-6:], step=state.step, first=first))
 
-    def _objection(self, request: StateRequest) -> Full | Decline | None:
-        if request.run != self._me.run:
-            return Decline(reason="another run")
-        if request.config != self._me.config:
-            return Decline(reason="another configuration", run=self._me.canonical)
-        if request.layout != self._layout:
-            return Decline(reason="another model layout")
-        if self._clients >= CLIENTS:
-            return Full()
-        return None
 
-
-def start_serving(node: Node, donor: Donor) -> None:
-    """Answer newcomers from now on."""
-    node.call(node.serve(PROTOCOL, donor.serve), OPEN_TIMEOUT)
+def start_serving(node: MemberNode, snapshot: Callable[[], State]) -> None:
+    """Answer newcomers from now on: see :class:`Donor`."""
+    node.call(node.serve_members(STATE_PROTOCOL, Donor(snapshot).serve), OPEN_TIMEOUT)

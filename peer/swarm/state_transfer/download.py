@@ -12,26 +12,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peer.config.digest import first_difference
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
-from peer.p2p.node import Node
+from peer.p2p.greeting import MemberNode
 from peer.p2p.payload import receive_part
-from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.lineage import NO_ROUNDS, Lineage
 from peer.rounds.state import State
 from peer.rounds.types import Seat
 from peer.rounds.vectors import parts
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.party import Decline, Party
 from peer.swarm.state_transfer.donor import (
-    ANSWER,
-    PROTOCOL,
-    STALL,
-    TALK_TIMEOUT,
+    STATE_ANSWER,
+    STATE_PROTOCOL,
+    STATE_STALL,
+    STATE_TIMEOUT,
     TRANSFER_LIMIT,
-    Full,
-    Received,
+    DonorFull,
+    StateReceived,
     StateRequest,
 )
 
@@ -39,8 +37,8 @@ log = get_logger("join")
 
 
 @dataclass
-class Taken:
-    """What a newcomer has so far: ``have`` parts in ``room``, from donors of ``lineage`` behind ``round``."""
+class PartialState:
+    """What a newcomer has so far: ``have`` parts in ``room``, from donors of ``lineage`` after ``round``."""
 
     room: Sequence[Tensor]
     have: int = 0
@@ -48,90 +46,80 @@ class Taken:
     round: int = 0
 
 
-class Declined(Exception):
-    """It will not give us its state."""
-
-
-class Busy(Exception):
+class DonorBusy(Exception):
     """It serves as many newcomers as it can."""
 
 
-class Behind(Exception):
+class DonorBehind(Exception):
     """It does not have the rounds that were asked for."""
 
 
-class Slow(Exception):
+class DonorSlow(Exception):
     """A part took too long; those before it have come."""
 
 
-def take_state_of(
-    node: Node, donor: Seat, me: Party, layout: str, room: Sequence[Tensor], timeout: float
-) -> State | None:
+def download_state(node: MemberNode, donor: Seat, room: Sequence[Tensor], timeout: float) -> State | None:
     """The verified state of one member, or ``None`` when it did not give it within ``timeout`` seconds."""
     try:
-        return node.call(take(node, donor, me, layout, Taken(room)), timeout)
-    except (StreamLost, BadMessage, TimeoutError, RunError, Declined, Busy) as error:
+        return node.call(download(node, donor, PartialState(room)), timeout)
+    except (StreamLost, BadMessage, TimeoutError, RunError, DonorBusy) as error:
         log.warning("donor failed: %s", fields(peer=donor.name, reason=str(error)))
         return None
 
 
-async def take(
-    node: Node,
+async def download(
+    node: MemberNode,
     record: MemberRecord | Seat,
-    me: Party,
-    layout: str,
-    taken: Taken,
+    partial: PartialState,
     least: int = 0,
     part_limit: float = TRANSFER_LIMIT,
 ) -> State:
-    """Fill ``taken.room`` from part ``taken.have`` on, with the state of a donor behind round ``least`` or a later one.
+    """Fill ``partial.room`` from part ``partial.have`` on, with the state of a donor at round ``least`` or later.
 
-    Raises :class:`UserError` when it trains another configuration, :class:`Slow` when a part took longer than
-    ``part_limit`` seconds, :class:`Declined`, :class:`Busy`, :class:`Behind`, and what streams raise.
+    Raises :class:`UserError` when it trains another configuration, :class:`DonorSlow` when a part took longer than
+    ``part_limit`` seconds, :class:`DonorBusy`, :class:`DonorBehind`, and what streams raise.
     """
-    stream = await node.open(record.peer_id, PROTOCOL, record.addresses)
+    stream = await node.open_to_member(record.peer_id, STATE_PROTOCOL, record.addresses)
     try:
-        request = StateRequest(
-            run=me.run, config=me.config, layout=layout, have=taken.have, lineage=taken.lineage, round=taken.round
-        )
-        await stream.send(request, TALK_TIMEOUT)
-        answer = await stream.receive(ANSWER, TALK_TIMEOUT)
-        if isinstance(answer, Decline):
-            if answer.run is not None:
-                difference = first_difference(me.canonical, answer.run)
-                raise UserError(f"this configuration is not the swarm's: {difference} (at peer {record.name})")
-            raise Declined(answer.reason)
-        if isinstance(answer, Full):
-            raise Busy("serves other newcomers")
-        if (answer.vectors, answer.numel) != (len(taken.room), taken.room[0].numel()):
+        request = StateRequest(have=partial.have, lineage=partial.lineage, round=partial.round)
+        await stream.send(request, STATE_TIMEOUT)
+        answer = await stream.receive(STATE_ANSWER, STATE_TIMEOUT)
+        if isinstance(answer, DonorFull):
+            raise DonorBusy("serves other newcomers")
+        if (answer.vectors, answer.numel) != (len(partial.room), partial.room[0].numel()):
             raise BadMessage(f"a state of {answer.vectors} × {answer.numel} elements does not fit")
-        if answer.first not in (0, taken.have):
-            raise BadMessage(f"a state from part {answer.first} on does not go on behind {taken.have}")
+        if answer.first not in (0, partial.have):
+            raise BadMessage(f"a state from part {answer.first} on does not go on after {partial.have}")
         if answer.round < least:
-            raise Behind
-        taken.have, taken.lineage, taken.round = answer.first, answer.lineage, answer.round
-        pieces = [vector[start:stop] for vector in taken.room for start, stop in parts(vector.numel())]
+            raise DonorBehind
+        partial.have, partial.lineage, partial.round = answer.first, answer.lineage, answer.round
+        pieces = [vector[start:stop] for vector in partial.room for start, stop in parts(vector.numel())]
         async with asyncio.timeout(TRANSFER_LIMIT):
-            for piece in pieces[taken.have :]:
-                await _take_part(stream, piece, part_limit)
-                taken.have += 1
-        await stream.send(Received(), TALK_TIMEOUT)
+            for piece in pieces[partial.have :]:
+                await _receive_part(stream, piece, part_limit)
+                partial.have += 1
+        await stream.send(StateReceived(), STATE_TIMEOUT)
         await stream.until_closed(1.0)
         what = fields(peer=record.name, step=answer.step, round=answer.round, first=answer.first)
         log.info("took the state of a member: %s", what)
         done, donor = answer.phase_steps_done, record.peer_id
-        return State(answer.step, answer.round, taken.room, answer.lineage, done, answer.root, donor)
+        return State(answer.step, answer.round, partial.room, answer.lineage, done, answer.root, donor)
+    except Refused as refused:
+        if refused.run is None:
+            raise
+        what = f"{node.member.difference(refused)} (at peer {record.name})"
+        raise UserError(f"this configuration is not the swarm's: {what}") from None
     finally:
         stream.close()
 
 
-async def _take_part(stream: Stream, piece: Tensor, limit: float) -> None:
+async def _receive_part(stream: Stream, piece: Tensor, limit: float) -> None:
     try:
         async with asyncio.timeout(limit) as clock:
-            whole = await receive_part(stream, piece, STALL)
+            whole = await receive_part(stream, piece, STATE_STALL)
     except TimeoutError:
         if clock.expired():
-            raise Slow from None
+            raise DonorSlow from None
         raise
     if not whole:
         raise BadMessage("a part does not match its digest")

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -29,13 +30,12 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
     from peer.exchange.group.all_reduce import GroupExchange
     from peer.exchange.group.mesh import PROTOCOL, Lobby
     from peer.exchange.pair.wire import Identity
-    from peer.process import Stop
+    from peer.process import LoopContext, Stop
     from peer.rounds.lineage import Lineage
     from peer.rounds.progress import Progress
     from peer.rounds.state import State
     from peer.rounds.types import Grouping
     from peer.rounds.vectors import Vector
-    from peer.swarm.party import Party
     from peer.swarm.presence import Presence, Vitals
     from tests.benchmarks.swap_partner import peer_node
 
@@ -44,24 +44,21 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
     initial = () if address == "-" else (address,)
     with tempfile.TemporaryDirectory() as folder, peer_node(Path(folder) / "key", initial) as node:
         lobby = Lobby()
-        node.call(node.serve(PROTOCOL, lobby.enter), 10)
+        node.call(node.serve_members(PROTOCOL, lobby.enter), 10)
         presence = Presence(
             node,
-            Party(f"m{place}", "bench", "c", "{}"),
-            "layout",
             grouping=Grouping.EVERYONE,
             equal_replicas=False,
             settings=RendezvousConfig(),
-            progress=progress,
-            stop=Stop(),
-            vitals=lambda: Vitals(0, 0, 0.0),
-            lineage=Lineage,
+            loop=LoopContext(progress, Stop()),
+            counters=SimpleNamespace(round=0, lineage=Lineage()),
+            vitals=lambda: Vitals(0, 0.0),
             metrics_address=None,
         )
         presence.enter(lambda: State(0, 0, [vector]), 0)
         print(f"address {node.addresses[0]}", flush=True)
         settings = ExchangeConfig(stall=STALL, max_norm_ratio=1e9)
-        exchange = GroupExchange(node, lobby, Identity("bench", "c", "l", numel), numel, settings)
+        exchange = GroupExchange(node, lobby, Identity(numel), numel, settings)
         progress.begin(1, 1)
         progress.tick()
         while presence.size < members:

@@ -71,7 +71,7 @@ def test_members_wait_for_a_leader_that_is_slower_than_the_silence_limit(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without keep-alive messages it was dropped after 20 s of silence, and the others averaged without it."""
-    monkeypatch.setattr(member, "SILENCE", 1.0)
+    monkeypatch.setattr(member, "LEADER_SILENCE", 1.0)
     monkeypatch.setattr(leader, "KEEP_ALIVE", 0.2)
     peers = build("abc")
     peers[0].pace = 5.0  # 4 s after the others
@@ -143,10 +143,10 @@ class Averaging:
 
     def __init__(self, peer: Peer, value: float) -> None:
         lobby = Lobby()
-        peer.node.call(peer.node.serve(PROTOCOL, lobby.enter), 10)
+        peer.node.call(peer.node.serve_members(PROTOCOL, lobby.enter), 10)
         self.peer, self.vector = peer, torch.full((NUMEL,), value)
         settings = ExchangeConfig(stall=2.0, timeout=10.0, max_norm_ratio=1e9)
-        self.exchange = GroupExchange(peer.node, lobby, Identity("test", "c", "l", NUMEL), NUMEL, settings)
+        self.exchange = GroupExchange(peer.node, lobby, Identity(NUMEL), NUMEL, settings)
         self.results: list[Averaged] = []
 
     def train(self) -> None:

@@ -15,6 +15,7 @@ import torch
 from peer.errors import RunError
 from peer.p2p import identity
 from peer.p2p.dht import DHT_TIMEOUT
+from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import Node, NodeSettings
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.lineage import NO_ROUNDS, Lineage
@@ -23,16 +24,22 @@ from peer.rounds.types import Seat
 from peer.rounds.vectors import PART
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.party import Party
 from peer.swarm.state_transfer import join
-from peer.swarm.state_transfer.donor import ANSWER, CLIENTS, PROTOCOL, REQUEST, StateHeader, StateRequest
-from peer.swarm.state_transfer.download import Taken, take
+from peer.swarm.state_transfer.donor import (
+    CLIENTS,
+    STATE_ANSWER,
+    STATE_PROTOCOL,
+    STATE_REQUEST,
+    StateHeader,
+    StateRequest,
+)
+from peer.swarm.state_transfer.download import PartialState, download
 from peer.swarm.state_transfer.join import take_state
 from tests.swarm.support.node_peer import Peer
 
 PARTS = 96
 NUMEL = PARTS * PART
-ME = Party("new", "test", "c", "{}")
+ME = MemberIdentity("new", "test", "c", "{}", "layout")
 
 
 def state(value: float, lineage: Lineage = NO_ROUNDS, round: int = 3) -> Callable[[], State]:
@@ -49,21 +56,21 @@ class Scene:
         stack.callback(self.two.presence.leave)
         key = folder / "new.key"
         identity.load_or_create(key)
-        self.node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=self.two.node.addresses))
+        self.node = MemberNode(NodeSettings(key, "127.0.0.1", 0, initial_peers=self.two.node.addresses), None, ME)
         self.node.start()
         stack.callback(self.node.stop)
-        self.taken = Taken([torch.zeros(NUMEL), torch.zeros(NUMEL)])
+        self.partial = PartialState([torch.zeros(NUMEL), torch.zeros(NUMEL)])
 
     def take(self, donor: Peer) -> State:
         addresses = tuple(address.partition("/p2p/")[0] for address in donor.node.addresses)
         seat = Seat(donor.node.peer_id, donor.name, addresses)
-        return self.node.call(take(self.node, seat, ME, "layout", self.taken), 60)
+        return self.node.call(download(self.node, seat, self.partial), 60)
 
     def lose_the_first_donor(self) -> int:
         """Kill it during the transfer; returns how many parts had arrived."""
 
         def kill() -> None:
-            while self.taken.have < 3:
+            while self.partial.have < 3:
                 time.sleep(0.0005)
             self.one.node.kill()
 
@@ -72,8 +79,8 @@ class Scene:
         with pytest.raises((StreamLost, TimeoutError)):
             self.take(self.one)
         thread.join(10)
-        assert 3 <= self.taken.have < 2 * PARTS
-        return self.taken.have
+        assert 3 <= self.partial.have < 2 * PARTS
+        return self.partial.have
 
 
 def test_the_next_donor_continues_where_the_first_one_left(tmp_path: Path) -> None:
@@ -112,7 +119,7 @@ def test_a_state_that_is_not_finite_is_never_taken(tmp_path: Path) -> None:
         time.sleep(6.5)  # until both have announced that they have made a round
         members = Members(scene.node, "test", lambda: None)  # type: ignore[arg-type, return-value]
         with pytest.raises(RunError, match="not finite"):
-            take_state(scene.node, members, ME, "layout", scene.taken.room, 3, above=0)
+            take_state(scene.node, members, scene.partial.room, 3, above=0)
 
 
 def test_a_stop_ends_the_wait_for_a_donor(tmp_path: Path) -> None:
@@ -124,15 +131,15 @@ def test_a_stop_ends_the_wait_for_a_donor(tmp_path: Path) -> None:
         scene = Scene(tmp_path, stack, slow, slow)
         asked, began = threading.Event(), time.monotonic()
         threading.Timer(1.0, asked.set).start()
-        listed, room = Listed(scene.one, scene.two), scene.taken.room
-        found = take_state(scene.node, listed, ME, "layout", room, 60, above=0, stopped=asked.is_set)  # type: ignore[arg-type]
+        listed, room = Listed(scene.one, scene.two), scene.partial.room
+        found = take_state(scene.node, listed, room, 60, above=0, stopped=asked.is_set)  # type: ignore[arg-type]
         assert found is None
         assert 1.0 <= time.monotonic() - began < 5.0
 
 
 def test_a_donor_that_sends_too_slowly_is_left_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def drops(stream: Stream) -> None:
-        await stream.receive(REQUEST, 10)
+        await stream.receive(STATE_REQUEST, 10)
         header = StateHeader(step=30, round=3, phase_steps_done=0, lineage=NO_ROUNDS, vectors=2, numel=NUMEL, first=0)
         await stream.send(header, 10)
         for _ in range(100):  # a byte every second: no stall
@@ -144,10 +151,10 @@ def test_a_donor_that_sends_too_slowly_is_left_for_another(tmp_path: Path, monke
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack, state(1.0), state(2.0))
         one = scene.one.node
-        one.call(one.p2p.remove_binary_stream_handler(PROTOCOL), 10)
-        one.call(one.serve(PROTOCOL, drops), 10)
+        one.call(one.p2p.remove_binary_stream_handler(STATE_PROTOCOL), 10)
+        one.call(one.serve_members(STATE_PROTOCOL, drops), 10)
         listed, began = Listed(scene.one, scene.two), time.monotonic()
-        found = take_state(scene.node, listed, ME, "layout", scene.taken.room, 60, above=0)  # type: ignore[arg-type]
+        found = take_state(scene.node, listed, scene.partial.room, 60, above=0)  # type: ignore[arg-type]
         assert found is not None and bool((found.vectors[0] == 2).all())
         assert 2.0 <= time.monotonic() - began < 15.0
 
@@ -156,9 +163,9 @@ def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
     """The others read nothing here, so the donor drops them after ten seconds."""
 
     async def begin(donor: Peer) -> Stream:
-        stream = await scene.node.open(donor.node.peer_id, PROTOCOL, addresses)
-        await stream.send(StateRequest(run=ME.run, config=ME.config, layout="layout"), 10)
-        assert isinstance(await stream.receive(ANSWER, 10), StateHeader)
+        stream = await scene.node.open_to_member(donor.node.peer_id, STATE_PROTOCOL, addresses)
+        await stream.send(StateRequest(), 10)
+        assert isinstance(await stream.receive(STATE_ANSWER, 10), StateHeader)
         return stream
 
     with ExitStack() as stack:
@@ -167,8 +174,8 @@ def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
         others = [scene.node.call(begin(scene.one), 20) for _ in range(CLIENTS)]
         listed, began = Listed(scene.one), time.monotonic()
         with pytest.raises(RunError, match="one: serves other newcomers"):
-            take_state(scene.node, listed, ME, "layout", scene.taken.room, 0.0, above=0)  # type: ignore[arg-type]
-        found = take_state(scene.node, listed, ME, "layout", scene.taken.room, 3.0, above=0)  # type: ignore[arg-type]
+            take_state(scene.node, listed, scene.partial.room, 0.0, above=0)  # type: ignore[arg-type]
+        found = take_state(scene.node, listed, scene.partial.room, 3.0, above=0)  # type: ignore[arg-type]
         assert found is not None and bool((found.vectors[0] == 1).all())
         assert 3.0 < time.monotonic() - began < 40.0
         for it in others:
@@ -208,5 +215,5 @@ def test_a_resumed_peer_looks_for_a_donor_that_has_its_last_rounds(
         scene = Scene(tmp_path, stack, state(1.0, round=4), state(2.0, round=9))
         listed = Listed(scene.one, scene.two)
         for _ in range(4 if reached == 9 else 1):  # donors are asked in random order
-            found = take_state(scene.node, listed, ME, "layout", scene.taken.room, 30, above=0, reached=reached)  # type: ignore[arg-type]
+            found = take_state(scene.node, listed, scene.partial.room, 30, above=0, reached=reached)  # type: ignore[arg-type]
             assert found is not None and found.round in taken

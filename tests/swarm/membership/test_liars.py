@@ -12,15 +12,19 @@ from threading import Thread
 import pytest
 
 from peer.p2p import identity
-from peer.p2p.node import Node, NodeSettings
-from peer.swarm.pairing.messages import REPLY, Accept, Propose, Ready
-from peer.swarm.pairing.proposals import ASK_TIMEOUT, PROTOCOL
-from peer.swarm.pairing.rendezvous import SLACK
-from peer.swarm.party import Decline
+from peer.p2p.greeting import MemberIdentity, MemberNode
+from peer.p2p.node import NodeSettings
+from peer.p2p.stream import Stream
+from peer.swarm.messages import Decline
+from peer.swarm.pairing.messages import PROPOSAL_ANSWER, Accept, PartnerReady, Propose
+from peer.swarm.pairing.proposals import ASK_TIMEOUT, MEET_PROTOCOL
+from peer.swarm.pairing.rendezvous import PARTNER_SLACK
 from tests.swarm.support.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all
 
 PHASE = STEPS * STEP_SECONDS
-LONGEST = 0.5 * PHASE * 1.5 + SLACK + ASK_TIMEOUT  # most cost of a false time: half a phase's window, and asking
+LONGEST = (
+    0.5 * PHASE * 1.5 + PARTNER_SLACK + ASK_TIMEOUT
+)  # most cost of a false time: half a phase's window, and asking
 NOISE = 2.0  # seconds of delay on a busy machine
 
 
@@ -30,14 +34,17 @@ class HostilePeer:
     def __init__(self, folder: Path, victim: Peer) -> None:
         key = folder / "hostile.key"
         identity.load_or_create(key)
-        self.node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=victim.node.addresses))
+        member = MemberIdentity("liar", "test", "c", "{}", "layout")
+        self.node = MemberNode(NodeSettings(key, "127.0.0.1", 0, initial_peers=victim.node.addresses), None, member)
         self.node.start()
         self._victim = victim
+        self._streams: list[Stream] = []  # kept: Python closes what nobody holds, and the victim would be free
 
     async def propose(self, eta: float, phase: float = PHASE) -> tuple[Accept | Decline, asyncio.StreamWriter]:
-        stream = await self.node.open(self._victim.node.peer_id, PROTOCOL)
-        await stream.send(Propose(name="hostile", run="test", config="c", round=0, eta=eta, phase=phase), 5)
-        return await stream.receive(REPLY, 5), stream.writer
+        stream = await self.node.open_to_member(self._victim.node.peer_id, MEET_PROTOCOL)
+        self._streams.append(stream)
+        await stream.send(Propose(name="hostile", round=0, eta=eta, phase=phase), 5)
+        return await stream.receive(PROPOSAL_ANSWER, 5), stream.writer
 
     def propose_now(self, eta: float, phase: float = PHASE) -> Accept | Decline:
         return self.node.call(self.propose(eta, phase), 15)[0]
@@ -116,7 +123,7 @@ def test_a_peer_that_comes_after_the_deadline_gets_no_group(two: tuple[Peer, Hos
         time.sleep(0.02)
 
     async def late() -> None:
-        body = Ready().model_dump_json().encode()
+        body = PartnerReady().model_dump_json().encode()
         writer.write(len(body).to_bytes(4, "big") + body)
 
     hostile.node.call(late(), 5)

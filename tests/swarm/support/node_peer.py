@@ -11,13 +11,13 @@ from pathlib import Path
 
 from peer.config.schema import RendezvousConfig
 from peer.p2p import identity
-from peer.p2p.node import Node, NodeSettings
-from peer.process import Stop
+from peer.p2p.greeting import MemberIdentity, MemberNode
+from peer.p2p.node import NodeSettings
+from peer.process import LoopContext, Stop
 from peer.rounds.lineage import Lineage
 from peer.rounds.progress import Progress
 from peer.rounds.state import State
 from peer.rounds.types import Group, Grouping
-from peer.swarm.party import Party
 from peer.swarm.presence import Presence, Vitals
 
 STEPS, STEP_SECONDS = 10, 0.1
@@ -45,19 +45,17 @@ class Peer:
         self.waits: list[float] = []
         self.groups: list[Group] = []
         self.progress, self.stop = Progress(), Stop()
-        self.node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=initial))
+        member = MemberIdentity(name, "test", "c", "{}", "layout")
+        self.node = MemberNode(NodeSettings(key, "127.0.0.1", 0, initial_peers=initial), None, member)
         self.node.start()
         self.presence = Presence(
             self.node,
-            Party(name, "test", "c", "{}"),
-            "layout",
             grouping=grouping,
             equal_replicas=equal,
             settings=settings or RendezvousConfig(),
-            progress=self.progress,
-            stop=self.stop,
-            vitals=lambda: Vitals(self.round * STEPS, self.round, 0.0),
-            lineage=lambda: self.lineage,
+            loop=LoopContext(self.progress, self.stop),
+            counters=self,
+            vitals=lambda: Vitals(self.round * STEPS, 0.0),
             metrics_address=None,
         )
         self.presence.enter(snapshot or _no_state, 0)

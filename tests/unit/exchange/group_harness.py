@@ -47,7 +47,7 @@ class Wires:
     def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         return self._me.thread.call(work, timeout)
 
-    async def open(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
+    async def open_to_member(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
         other = self._members[peer_id]
         if not other.answers:
             raise StreamLost("connection refused")

@@ -29,13 +29,12 @@ from tests.unit.exchange.loopback import Hub, LoopbackExchange
 FAST = ExchangeConfig(stall=1.0, timeout=4.0)  # so that a fault is noticed within a test
 
 
-def identity(numel: int, **other: str) -> Identity:
-    words = {"run": "test", "config": "c0ffee", "layout": "1a", **other}
-    return Identity(words["run"], words["config"], words["layout"], numel)
+def identity(numel: int) -> Identity:
+    return Identity(numel)
 
 
-def pair_exchange(network: Network, numel: int, codec: CodecName = "none", **other: str) -> PairExchange:
-    return PairExchange(network, identity(numel, **other), codecs.codec(codec, numel), FAST, Guard())
+def pair_exchange(network: Network, numel: int, codec: CodecName = "none") -> PairExchange:
+    return PairExchange(network, identity(numel), codecs.codec(codec, numel), FAST, Guard())
 
 
 async def stream_pair() -> tuple[Stream, Stream]:

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from peer.p2p.payload import receive_payload, send_payload
 from peer.p2p.stream import CHUNK, MESSAGE_CAP, BadMessage, Message, Stream, StreamLost
 from peer.rounds.vectors import Vector
-from peer.swarm.pairing.messages import PROPOSAL, REPLY
+from peer.swarm.pairing.messages import PROPOSAL, PROPOSAL_ANSWER
 from tests.unit.exchange.pair_harness import LoopThread, stream_pair
 
 
@@ -125,7 +125,7 @@ def test_an_ended_stream_is_lost_in_both_directions(thread: LoopThread) -> None:
 @given(data=st.binary(max_size=200), framed=st.booleans())
 def test_random_bytes_are_bad_or_lost_and_nothing_else(data: bytes, framed: bool) -> None:
     async def talk() -> None:
-        for kinds in (HELLO, PROPOSAL, REPLY):
+        for kinds in (HELLO, PROPOSAL, PROPOSAL_ANSWER):
             one, two = await stream_pair()
             await one.write((len(data).to_bytes(4, "big") if framed else b"") + data, 1)
             one.close()

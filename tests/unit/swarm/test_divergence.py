@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.healing.divergence import RECENT, TWICE, Strangers
+from peer.swarm.healing.divergence import MIN_DIVERGENT_SWAPS, REMEMBERED_PARTNERS, DivergenceTracker
 
 PATIENCE = 60  # meetings of each
 
@@ -25,7 +25,6 @@ def record(peer_id: str, round: int = 10, taken: int = 0) -> MemberRecord:
         state="training",
         step=round,
         round=round,
-        boundary_in=None,
         tokens_per_second=1.0,
         metrics=None,
         taken=taken,
@@ -41,7 +40,7 @@ class Member:
     round: int
     hostile: bool = False
     taken: int = 0
-    strangers: Strangers = field(default_factory=Strangers)
+    divergence: DivergenceTracker = field(default_factory=DivergenceTracker)
 
     @property
     def claims(self) -> int:
@@ -52,19 +51,19 @@ class Member:
 
     def meet(self, other: Member) -> None:
         ahead = other.claims - self.claims
-        self.strangers.note(other.peer_id, strange=self.line != other.line, ahead=ahead, taken=other.taken)
+        self.divergence.note(other.peer_id, divergent=self.line != other.line, ahead=ahead, taken=other.taken)
 
     def cross(self, members: Sequence[Member], records: Sequence[MemberRecord], chance: random.Random) -> None:
         """A boundary, a while after ``records`` were made."""
         self.round += 1
         others = [record for record in records if record.peer_id != self.peer_id]
-        donors = self.strangers.outnumber(self.peer_id, self.round, others)
+        donors = self.divergence.larger_part(self.peer_id, self.round, others)
         if donors:
             chosen = chance.choice(donors)
             donor = next(member for member in members if member.peer_id == chosen)
             self.line, self.round = donor.line, donor.round
             self.taken += 1
-            self.strangers.clear()
+            self.divergence.clear()
 
 
 def parts(*sizes: int, rounds: Sequence[int] = (), hostile: int = 0) -> list[Member]:
@@ -99,13 +98,13 @@ def lines(members: Sequence[Member]) -> set[str]:
 def test_of_two_exactly_one_gives_way_after_two_swaps(one: int, two: int, seed: int) -> None:
     """The one that is less far."""
     members = parts(1, 1, rounds=(one, two))
-    for swaps in range(1, TWICE + 1):
+    for swaps in range(1, MIN_DIVERGENT_SWAPS + 1):
         for member, other in (members, members[::-1]):
             member.meet(other)
         records = [member.record() for member in members]
         for member in members if seed % 2 else members[::-1]:
             member.cross(members, records, random.Random(seed))
-        assert (len(lines(members)) == 1) == (swaps == TWICE)
+        assert (len(lines(members)) == 1) == (swaps == MIN_DIVERGENT_SWAPS)
     assert lines(members) == {"line 1" if two >= one else "line 0"}
     assert sum(member.taken for member in members) == 1
 
@@ -141,20 +140,20 @@ def test_who_has_nothing_in_common_with_anybody_moves_nobody_of_more_than_two(ho
 
 def test_a_merge_and_a_change_of_sides_end_what_was_known() -> None:
     for ended in ("merge", "taken"):
-        strangers = Strangers()
-        for _ in range(TWICE):
-            strangers.note("b", strange=True, taken=0)
-        assert strangers.outnumber("a", 10, [record("b")])
+        divergence = DivergenceTracker()
+        for _ in range(MIN_DIVERGENT_SWAPS):
+            divergence.note("b", divergent=True, taken=0)
+        assert divergence.larger_part("a", 10, [record("b")])
         if ended == "merge":
-            strangers.note("b", strange=False, taken=0)
+            divergence.note("b", divergent=False, taken=0)
         now = [record("b", taken=int(ended == "taken"))]
-        assert not strangers.outnumber("a", 10, now)
-        assert strangers.changed(now) == (["b"] if ended == "taken" else [])
-        assert strangers.changed(now) == []
+        assert not divergence.larger_part("a", 10, now)
+        assert divergence.replaced(now) == (["b"] if ended == "taken" else [])
+        assert divergence.replaced(now) == []
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    strangers = Strangers()
+    divergence = DivergenceTracker()
     for number in range(1000):
-        strangers.note(str(number), strange=True, taken=0)
-    assert len(strangers._partners) == RECENT
+        divergence.note(str(number), divergent=True, taken=0)
+    assert len(divergence._partners) == REMEMBERED_PARTNERS

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.healing.late_join import STALE_ROUNDS, Beginning
+from peer.swarm.healing.late_join import STALE_ROUNDS, Origin
 
 ROUNDS = st.integers(0, 1000)
 ROOTS = st.sampled_from(["", "a", "b", "c"])
 
 
-def beginning(since: int = 0, *, root: str = "a", alone: bool = False) -> Beginning:
-    made = Beginning()
+def origin(since: int = 0, *, root: str = "a", alone: bool = False) -> Origin:
+    made = Origin()
     made.note(alone=alone, round=since, root=root)
     return made
 
@@ -21,23 +21,23 @@ def beginning(since: int = 0, *, root: str = "a", alone: bool = False) -> Beginn
 def test_it_never_gives_up_more_than_it_gains(since: int, more: int, theirs: int) -> None:
     own = since + more
     worth = theirs - own > max(STALE_ROUNDS, more)
-    assert beginning(since, alone=True).late(own, theirs, "a") == worth
-    assert beginning(since).late(own, theirs, "b") == worth
+    assert origin(since, alone=True).late(own, theirs, "a") == worth
+    assert origin(since).late(own, theirs, "b") == worth
 
 
 @given(ROUNDS, ROUNDS)
 def test_halves_of_one_swarm_are_never_late(own: int, theirs: int) -> None:
     """However slow one of them is."""
-    assert not beginning().late(own, theirs, "a")
-    assert not Beginning().late(own, theirs, "")
-    alone = beginning(alone=True)
+    assert not origin().late(own, theirs, "a")
+    assert not Origin().late(own, theirs, "")
+    alone = origin(alone=True)
     alone.met("a")
     assert not alone.late(own, theirs, "a")
 
 
 @given(st.lists(st.integers(100, 110), max_size=6), st.booleans())
 def test_a_single_liar_is_not_believed_against_two(honest: list[int], alone: bool) -> None:
-    own = beginning(50, alone=alone)
+    own = origin(50, alone=alone)
     others = [(round, "a") for round in honest]
     for judged in (False, True):
         assert not own.late_to(105, others, judged=judged)
@@ -46,13 +46,13 @@ def test_a_single_liar_is_not_believed_against_two(honest: list[int], alone: boo
 
 @given(ROUNDS, st.lists(st.tuples(ROUNDS, ROOTS), max_size=2))
 def test_one_or_two_others_are_believed(own: int, others: list[tuple[int, str]]) -> None:
-    began = beginning()
+    began = origin()
     assert began.late_to(own, others, judged=False) == any(began.late(own, *it) for it in others)
 
 
 @given(ROOTS, ROOTS, ROOTS)
 def test_who_meets_agrees(one: str, two: str, three: str) -> None:
-    first, second = beginning(root=one), beginning(root=two)
+    first, second = origin(root=one), origin(root=two)
     first.met(two)
     second.met(one)
     assert first.root == second.root

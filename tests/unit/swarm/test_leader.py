@@ -1,4 +1,4 @@
-"""The convener's decisions, over socket pairs: whom it waits for, whose weights count, who is left out."""
+"""The leader's decisions, over socket pairs: whom it waits for, whose weights count, who is left out."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Group, Seat
 from peer.swarm.grouping import leader
-from peer.swarm.grouping.leader import Convener
-from peer.swarm.grouping.messages import CONVENER_WORD, Attend, Behind, MemberAddress, Ready, Roster, Wait
+from peer.swarm.grouping.leader import GroupLeader
+from peer.swarm.grouping.messages import (
+    LEADER_MESSAGE,
+    JoinGroup,
+    MemberReady,
+    OutOfDate,
+    Roster,
+    WaitFor,
+)
 from tests.unit.exchange.pair_harness import stream_pair
 
 ME = Seat("a", "peer-a")
@@ -22,31 +29,30 @@ X, OTHER = Lineage("x", 9), Lineage("other", 6)
 
 
 class Hall:
-    """A convener and the members' ends of its streams."""
+    """A leader and the members' ends of its streams."""
 
     def __init__(self, patience: float = 600.0) -> None:
         self.tasks: list[asyncio.Task[None]] = []
-        self.convener = Convener(self._spawn, patience)
+        self.leader = GroupLeader(self._spawn, patience)
         self.ends: dict[str, Stream] = {}
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.ensure_future(work))
 
-    async def attend(self, name: str, eta: float = 0.0, round: int = 3) -> Stream:
+    async def join(self, name: str, eta: float = 0.0, round: int = 3) -> Stream:
         theirs, ours = await stream_pair()
         ours.remote = name
-        place = MemberAddress(peer_id=name, name=f"peer-{name}", addresses=[])
-        self.convener.admit(ours, Attend(run="r", config="c", place=place, round=round, eta=eta))
+        self.leader.admit(ours, JoinGroup(seat=Seat("claimed", f"peer-{name}"), round=round, eta=eta))
         self.ends[name] = theirs
         return theirs
 
     async def ready(self, name: str, lineage: Lineage = X, round: int = 3, eta: float = 0.0) -> Stream:
-        end = self.ends.get(name) or await self.attend(name, eta, round)
-        await end.send(Ready(lineage=lineage), 1)
+        end = self.ends.get(name) or await self.join(name, eta, round)
+        await end.send(MemberReady(lineage=lineage), 1)
         return end
 
     async def gather(self, lineage: Lineage = X, *, equal: bool = True, round: int = 3) -> Group:
-        gathering = self.convener.gather(ME, lineage, round, equal=equal, stopped=lambda: False)
+        gathering = self.leader.gather(ME, lineage, round, equal=equal, stopped=lambda: False)
         return await asyncio.wait_for(gathering, 20)
 
     async def close(self) -> None:
@@ -58,8 +64,8 @@ class Hall:
 
 
 async def word(end: Stream, timeout: float = 5.0) -> Any:
-    """The next word that is not ``Wait``."""
-    while isinstance(said := await end.receive(CONVENER_WORD, timeout), Wait):
+    """The next word that is not ``WaitFor``."""
+    while isinstance(said := await end.receive(LEADER_MESSAGE, timeout), WaitFor):
         pass
     return said
 
@@ -85,7 +91,7 @@ def test_all_that_are_ready_are_in_the_roster_in_the_order_of_their_ids() -> Non
         assert sorted(group.assembly.controls) == [1, 2, 3]
         said = [await word(hall.ends[name]) for name in ("b", "c", "d")]
         assert all(isinstance(it, Roster) and it == said[0] for it in said)
-        assert [place.peer_id for place in said[0].places] == ["a", "b", "c", "d"]
+        assert [member.peer_id for member in said[0].members] == ["a", "b", "c", "d"]
         assert group.assembly.token == said[0].token
 
     run(scene)
@@ -93,11 +99,11 @@ def test_all_that_are_ready_are_in_the_roster_in_the_order_of_their_ids() -> Non
 
 def test_one_that_comes_late_is_waited_for_and_the_others_are_told_for_whom() -> None:
     async def scene(hall: Hall) -> None:
-        ready, late = await hall.ready("b"), await hall.attend("c", eta=60)
+        ready, late = await hall.ready("b"), await hall.join("c", eta=60)
         gathering = asyncio.ensure_future(hall.gather())
-        said = await ready.receive(CONVENER_WORD, 5)
-        assert isinstance(said, Wait) and said.whom == "peer-c" and 60 < said.seconds < 100
-        await late.send(Ready(lineage=X), 1)
+        said = await ready.receive(LEADER_MESSAGE, 5)
+        assert isinstance(said, WaitFor) and said.names == "peer-c" and 60 < said.seconds < 100
+        await late.send(MemberReady(lineage=X), 1)
         assert len((await gathering).links) == 2
 
     run(scene)
@@ -106,15 +112,15 @@ def test_one_that_comes_late_is_waited_for_and_the_others_are_told_for_whom() ->
 def test_one_that_does_not_come_or_dies_is_left_out() -> None:
     async def scene(hall: Hall) -> None:
         await hall.ready("b")
-        await hall.attend("c", eta=0)  # says that it is here, and then nothing
-        dies = await hall.attend("d", eta=1000)
+        await hall.join("c", eta=0)  # says that it is here, and then nothing
+        dies = await hall.join("d", eta=1000)
         began = time.monotonic()
         gathering = asyncio.ensure_future(hall.gather())
         await asyncio.sleep(0.2)
         dies.close()
         group = await gathering
         assert [link.peer_id for link in group.links] == ["b"]
-        assert time.monotonic() - began < leader.SLACK + 1.5
+        assert time.monotonic() - began < leader.MEMBER_SLACK + 1.5
         with pytest.raises(StreamLost):
             await word(hall.ends["c"])
 
@@ -124,7 +130,7 @@ def test_one_that_does_not_come_or_dies_is_left_out() -> None:
 def test_the_patience_is_a_limit_to_what_a_member_announces() -> None:
     async def scene(hall: Hall) -> None:
         await hall.ready("b")
-        await hall.attend("c", eta=1e6)
+        await hall.join("c", eta=1e6)
         began = time.monotonic()
         assert len((await hall.gather()).links) == 1
         assert time.monotonic() - began < 2.5
@@ -132,19 +138,19 @@ def test_the_patience_is_a_limit_to_what_a_member_announces() -> None:
     run(scene, patience=1.0)
 
 
-def test_who_attends_for_the_next_round_already_is_not_waited_for_and_not_forgotten() -> None:
+def test_who_joins_for_the_next_round_already_is_not_waited_for_and_not_forgotten() -> None:
     async def scene(hall: Hall) -> None:
         await hall.ready("b", round=3)
-        await hall.attend("c", eta=1000, round=4)
+        await hall.join("c", eta=1000, round=4)
         assert len((await hall.gather(round=3)).links) == 1
-        assert hall.convener.present == {"c"}
+        assert hall.leader.present == {"c"}
         await hall.ready("c", round=4)
         assert [link.peer_id for link in (await hall.gather(round=4)).links] == ["c"]
 
     run(scene)
 
 
-def test_a_convener_whose_own_count_is_behind_waits_all_the_same() -> None:
+def test_a_leader_whose_own_count_is_behind_waits_all_the_same() -> None:
     async def scene(hall: Hall) -> None:
         await hall.ready("b", round=9)
         assert len((await hall.gather(round=3)).links) == 1
@@ -152,14 +158,14 @@ def test_a_convener_whose_own_count_is_behind_waits_all_the_same() -> None:
     run(scene)
 
 
-def test_a_stray_takes_the_weights_of_the_convener_and_is_then_in_the_roster() -> None:
+def test_a_stray_takes_the_weights_of_the_leader_and_is_then_in_the_roster() -> None:
     async def scene(hall: Hall) -> None:
         stray = await hall.ready("b", lineage=OTHER)
         await hall.ready("c")
         gathering = asyncio.ensure_future(hall.gather())
         said = await word(stray)
-        assert isinstance(said, Behind) and said.donor.peer_id == "a"
-        await stray.send(Ready(lineage=X), 1)
+        assert isinstance(said, OutOfDate) and said.donor.peer_id == "a"
+        await stray.send(MemberReady(lineage=X), 1)
         assert len((await gathering).links) == 2
 
     run(scene)
@@ -170,21 +176,21 @@ def test_one_that_comes_back_with_other_weights_again_is_left_out() -> None:
         stray = await hall.ready("b", lineage=OTHER)
         await hall.ready("c")
         gathering = asyncio.ensure_future(hall.gather())
-        assert isinstance(await word(stray), Behind)
-        await stray.send(Ready(lineage=Lineage("other still", 9)), 1)
+        assert isinstance(await word(stray), OutOfDate)
+        await stray.send(MemberReady(lineage=Lineage("other still", 9)), 1)
         assert [link.peer_id for link in (await gathering).links] == ["c"]
 
     run(scene)
 
 
-def test_a_convener_that_is_behind_is_sent_off_itself_while_the_others_hear_that_it_lives() -> None:
+def test_a_leader_that_is_behind_is_sent_off_itself_while_the_others_hear_that_it_lives() -> None:
     async def scene(hall: Hall) -> None:
         members = [await hall.ready(name, lineage=Lineage("right", 10)) for name in ("b", "c")]
         group = await hall.gather(lineage=Lineage("wrong", 7))
         assert group.behind is not None and group.behind.peer_id == "b"
         for end in members:
-            while (said := await end.receive(CONVENER_WORD, 3)).whom != "peer-a":  # before, it waited for peer-c
-                assert isinstance(said, Wait)
+            while (said := await end.receive(LEADER_MESSAGE, 3)).names != "peer-a":  # before, it waited for peer-c
+                assert isinstance(said, WaitFor)
         assert len((await hall.gather(lineage=Lineage("right", 10))).links) == 2
 
     run(scene)
@@ -203,7 +209,7 @@ def test_the_lineage_that_counts(own: tuple[str, int], others: list[tuple[str, i
         for name, lineage in zip("bcd", others, strict=False):
             await hall.ready(name, Lineage(*lineage))
         await asyncio.sleep(0.1)
-        found = hall.convener._behind(Lineage(*own))
+        found = hall.leader._outdated(Lineage(*own))
         assert found is not None and found[0].digest == reference
 
     run(scene)

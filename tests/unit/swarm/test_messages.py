@@ -5,30 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from types import SimpleNamespace
 
 import pytest
+from hivemind.utils import ValueWithExpiration
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from peer.config.digest import canonical
-from peer.config.schema import InnerConfig, RunConfig
+from peer import __version__
 from peer.exchange.pair.deadline import FACTOR, FLOOR, Deadline
-from peer.rounds.pairing_rule import LAST_CALL, MET_LAST, askable, near
 from peer.rounds.progress import Progress
-from peer.swarm.directory import records
+from peer.swarm.directory import reader, records
+from peer.swarm.directory.reader import Reader
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.pairing.messages import Meeting, Propose
-from peer.swarm.party import Party
+from peer.swarm.pairing.agreement import Meeting
+from peer.swarm.pairing.messages import Propose
 from tests.unit.exchange.pair_harness import stream_pair
-
-SECONDS = st.floats(0, 1e4)
 
 
 def record(**changes: object) -> MemberRecord:
     values: dict[str, object] = {
         **{"peer_id": "QmA", "name": "a", "addresses": ["/ip4/127.0.0.1/tcp/1"], "config": "c", "state": "training"},
-        **{"step": 1, "round": 1, "boundary_in": 0.5, "tokens_per_second": 1.0, "metrics": None},
+        **{"step": 1, "round": 1, "tokens_per_second": 1.0, "metrics": None},
     }
     return MemberRecord.model_validate({**values, **changes})
 
@@ -55,25 +54,46 @@ def test_nobody_can_speak_under_another_peers_key() -> None:
     assert records.decode("QmB", records.encode(record())) is None
 
 
-@given(SECONDS, SECONDS, SECONDS, SECONDS, st.floats(0, 1))
-def test_two_peers_agree_on_whether_they_are_near(a: float, b: float, p: float, q: float, window: float) -> None:
-    assert near(a, b, p, q, window) == near(b, a, q, p, window)
-    assert near(a, a, p, q, window)
+OLD = (
+    '{"peer_id":"QmA","name":"cone","addresses":[],"config":"c","state":"training","step":1,"round":10000,'
+    '"boundary_in":0.5,"tokens_per_second":1.0,"metrics":null,"report":{"version":"0.1.0","tokens":7},"new":[]}'
+)
+
+
+def test_of_another_versions_record_only_name_and_version_are_believed() -> None:
+    assert records.decode("QmA", OLD) is None
+    assert records.program_of("QmA", OLD) == ("cone", "0.1.0")
+    assert records.program_of("QmB", OLD) is None  # not under another peer's key
+    assert records.program_of("QmA", OLD.replace("cone", "co\\nne")) is None  # two lines in a log
+    assert records.program_of("QmA", OLD.replace("cone", "x" * 65)) is None
+
+
+def test_a_peer_of_another_version_is_told_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logging.getLogger("noloco").propagate = True
+    own = OLD.replace("QmA", "QmMe")
+
+    class Directory:
+        async def get_many(self, keys: list[str], **options: object) -> dict[str, object]:
+            stored = {f"Qm{n}": OLD.replace("QmA", f"Qm{n}") for n in range(5)}
+            values = {subkey: ValueWithExpiration(text, 2e9) for subkey, text in [*stored.items(), ("QmMe", own)]}
+            return {key: ValueWithExpiration(values, 2e9) for key in keys}
+
+    monkeypatch.setattr(reader, "FOREIGN_PEERS", 3)
+    node = SimpleNamespace(dht=Directory(), peer_id="QmMe", subkey="QmMe")
+    found = Reader(node, "run")  # type: ignore[arg-type]
+    for _ in range(2):
+        asyncio.run(found.look(1))
+    assert not found.known
+    said = f"peer cone runs version 0.1.0, this is {__version__}"
+    assert caplog.text.count(said) == 3
 
 
 @pytest.mark.parametrize("eta", [-1.0, float("inf"), float("nan"), 1e9])
 def test_an_absurd_time_is_not_a_proposal(eta: float) -> None:
     with pytest.raises(ValidationError):
-        Propose(name="a", run="r", config="c", round=0, eta=eta, phase=1.0)
-
-
-def test_a_different_configuration_is_told_once_a_peer(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("noloco").propagate = True
-    me = Party("me", "demo", "c", canonical(RunConfig()))
-    theirs = canonical(RunConfig(inner=InnerConfig(learning_rate=0.5)))
-    for name in ("x", "x", "y"):
-        me.warn_of_difference(name, theirs)
-    assert caplog.text.count("run.inner.learning_rate is 0.001 here and 0.5 there") == 2
+        Propose(name="a", round=0, eta=eta, phase=1.0)
 
 
 def test_a_partners_time_runs_out() -> None:
@@ -84,7 +104,7 @@ def test_a_partners_time_runs_out() -> None:
         await asyncio.sleep(0.25)
         meeting.settle(False)
         meeting.settle(True)  # the first word counts
-        assert meeting.word.result() is False
+        assert meeting.came.result() is False
         return first, meeting.their_eta()
 
     first, last = asyncio.run(meet())
@@ -120,16 +140,3 @@ def test_the_next_boundary_is_estimated_from_the_steps_so_far() -> None:
     assert progress.rate(10) == pytest.approx(10 / (phase / 10))
     time.sleep(0.5)
     assert progress.eta() == 0.0
-
-
-@given(st.integers(1, 50), st.floats(0, 1), st.floats(0.3, 0.8))
-def test_who_was_met_longest_ago_is_asked_first_and_all_are_at_last(count: int, left: float, opens: float) -> None:
-    candidates = list(range(count))
-    due = list(askable(candidates, left, opens))
-    assert due == candidates[: len(due)]
-    assert (due == []) == (left > max(opens, LAST_CALL))
-    assert len(askable(candidates, left / 2, opens)) >= len(due)
-    assert left > LAST_CALL or due[: count - 1] == candidates[: count - 1]
-    assert left > MET_LAST or due == candidates
-    if count > 1 and left > max(MET_LAST, opens / count):
-        assert count - 1 not in due

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from peer.errors import RunError
 from peer.p2p.event_loop import LoopThread
+from peer.p2p.greeting import MemberIdentity
 from peer.p2p.stream import StreamLost
 from peer.rounds.state import State
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.party import Party
 from peer.swarm.state_transfer import join
-from peer.swarm.state_transfer.download import Behind, Busy, Slow
-from peer.swarm.state_transfer.join import CHOOSY, NEAR, donors_of, take_state
+from peer.swarm.state_transfer.download import DonorBehind, DonorBusy, DonorSlow
+from peer.swarm.state_transfer.join import CHOOSY_REQUESTS, NEAR_ROUNDS, donors_of, take_state
 
 ROUNDS = st.integers(0, 40)
 
@@ -31,7 +31,6 @@ def record(number: int, round: int) -> MemberRecord:
         state="training",
         step=25 * round,
         round=round,
-        boundary_in=1.0,
         tokens_per_second=100.0,
         metrics="0.0.0.0:9464",
     )
@@ -50,7 +49,7 @@ def test_there_is_a_donor_when_anybody_is_further_and_each_is_near_the_furthest(
     assert bool(found) == any(it > above for it in members)
     for it in found:
         assert it > above
-        assert it > furthest - NEAR
+        assert it > furthest - NEAR_ROUNDS
         assert it >= min(reached, furthest)  # nothing is done again that others have
 
 
@@ -73,11 +72,16 @@ class Listed:
         """It failed."""
 
 
+class Thread(LoopThread):
+    """What of a node is needed here."""
+
+    member = MemberIdentity("a", "r", "c0ffee", "{}", "layout")
+
+
 def taken(timeout: float, reached: int = 0) -> State | None:
-    thread = LoopThread()
-    me = Party("a", "r", "c0ffee", "{}")
+    thread = Thread()
     try:
-        return take_state(thread, Listed(), me, "layout", [], timeout, above=0, reached=reached)  # type: ignore[arg-type]
+        return take_state(thread, Listed(), [], timeout, above=0, reached=reached)  # type: ignore[arg-type]
     finally:
         thread.close()
 
@@ -86,16 +90,16 @@ def test_few_are_asked_for_rounds_that_perhaps_nobody_has(monkeypatch: pytest.Mo
     """Each copies its state to answer."""
     asked: list[int] = []
 
-    async def take(*who: Any) -> State:
-        asked.append(who[5])
-        if who[5] > 5:
-            raise Behind
+    async def download(*who: Any) -> State:
+        asked.append(who[3])
+        if who[3] > 5:
+            raise DonorBehind
         return State(125, 5, [])
 
-    monkeypatch.setattr(join, "take", take)
+    monkeypatch.setattr(join, "download", download)
     found = taken(5, reached=9)
     assert found is not None and found.round == 5
-    assert asked == [9] * CHOOSY + [0]
+    assert asked == [9] * CHOOSY_REQUESTS + [0]
 
 
 @pytest.mark.parametrize(
@@ -111,14 +115,14 @@ def test_a_slow_donor_is_left_for_others_until_it_is_our_own_link(
 ) -> None:
     asked: list[int] = []
 
-    async def take(*who: Any) -> State:
+    async def download(*who: Any) -> State:
         number = int(who[1].name.removeprefix("peer-"))
         asked.append(number)
-        if number in slow and who[6] == join.PART_LIMIT:
-            raise Slow
+        if number in slow and who[4] == join.PART_LIMIT:
+            raise DonorSlow
         return State(125, 5, [])
 
-    monkeypatch.setattr(join, "take", take)
+    monkeypatch.setattr(join, "download", download)
     monkeypatch.setattr(join.random, "shuffle", lambda donors: None)
     assert taken(5) is not None
     assert asked == order
@@ -127,15 +131,15 @@ def test_a_slow_donor_is_left_for_others_until_it_is_our_own_link(
 def test_donors_that_serve_others_are_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, free_at = 0, 20 * 30  # requests to twenty members
 
-    async def take(*who: Any) -> State:
+    async def download(*who: Any) -> State:
         nonlocal asked
         asked += 1
         if asked <= free_at:
-            raise Busy("serves other newcomers")
+            raise DonorBusy("serves other newcomers")
         return State(125, 5, [])
 
-    monkeypatch.setattr(join, "take", take)
-    monkeypatch.setattr(join, "PAUSE", 0.05)
+    monkeypatch.setattr(join, "download", download)
+    monkeypatch.setattr(join, "ASK_ALL_PAUSE", 0.05)
     with pytest.raises(RunError, match="serves other newcomers"):
         taken(0.0)  # a peer that trains meanwhile asks once
     assert asked == 20
@@ -143,7 +147,7 @@ def test_donors_that_serve_others_are_waited_for_but_not_for_ever(monkeypatch: p
     assert taken(0.3) is not None
     assert time.monotonic() - began > 0.5
     free_at, began = 10**9, time.monotonic()
-    monkeypatch.setattr(join, "LONGEST", 1.0)
+    monkeypatch.setattr(join, "LONGEST_JOIN", 1.0)
     with pytest.raises(RunError, match="serves other newcomers"):
         taken(0.3)  # never free
     assert 1.0 <= time.monotonic() - began < 5.0
@@ -152,15 +156,15 @@ def test_donors_that_serve_others_are_waited_for_but_not_for_ever(monkeypatch: p
 def test_who_gets_on_from_donor_to_donor_does_not_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them is lost in mid-way."""
 
-    async def take(*who: Any) -> State:
-        taken, last = who[4], int(who[1].name.removeprefix("peer-")) == 19
-        taken.have += last and taken.have < 10
-        if taken.have < 10 or not done:
+    async def download(*who: Any) -> State:
+        partial, last = who[2], int(who[1].name.removeprefix("peer-")) == 19
+        partial.have += last and partial.have < 10
+        if partial.have < 10 or not done:
             raise StreamLost("it has hung up")
         return State(125, 5, [])
 
-    monkeypatch.setattr(join, "take", take)
-    monkeypatch.setattr(join, "PAUSE", 0.1)
+    monkeypatch.setattr(join, "download", download)
+    monkeypatch.setattr(join, "ASK_ALL_PAUSE", 0.1)
     done = True
     assert taken(0.3) is not None
     done, began = False, time.monotonic()

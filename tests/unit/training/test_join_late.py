@@ -14,7 +14,7 @@ from peer.errors import RunError
 from peer.process import Stop
 from peer.rounds.progress import Progress
 from peer.rounds.state import State
-from peer.swarm.healing.late_join import Beginning
+from peer.swarm.healing.late_join import Origin
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.training.catch_up import join_late
 from peer.training.loop import Parts, Training
@@ -29,7 +29,7 @@ class Strangers:
     """A swarm of one other member, which this peer has nothing in common with."""
 
     def __init__(self, phi: Tensor | None, further: int = 0) -> None:
-        self.phi, self.beginning, self.settled = phi, Beginning(), list[bool]()
+        self.phi, self.origin, self.settled = phi, Origin(), list[bool]()
         self.ids, self.liars, self.asked = ["b"], list[str](), list[str]()
         self._further = further  # a latecomer's swarm is, by as many rounds
 
@@ -37,7 +37,7 @@ class Strangers:
         assert judged
         return bool(self._further)
 
-    def outnumbered_by(self) -> list[str]:
+    def diverged_from(self) -> list[str]:
         return self.ids
 
     def join(

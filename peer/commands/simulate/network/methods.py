@@ -1,4 +1,4 @@
-"""The clock of a round for each method: pairs as swarm/rendezvous.py makes them, and groups of everyone.
+"""The clock of a round for each method: pairs as swarm/pairing makes them, and groups of everyone.
 
 A pair's swap: a round trip to greet, the payload at the slower uplink, a round trip to part. A group's round: everybody
 waits for the last one, then reduce-scatter and all-gather, 2 (n - 1) / n of the payload up, and six messages that each
@@ -12,9 +12,9 @@ import heapq
 import numpy as np
 
 from peer.commands.simulate.network.conditions import Chance, Conditions, Figures
-from peer.rounds.schedule import NOW, OPENS, PAUSE
+from peer.rounds.pairing_rule import AT_BOUNDARY, OPENS, PROPOSAL_PAUSE, near
 
-TRIES = 8  # peers asked at a boundary
+ASKED_AT_BOUNDARY = 8  # peers asked at a boundary
 GOODPUT = 0.8  # of a line's rate, by what real swaps got (tests/benchmarks/wan_goodput.py, network_model.py)
 PAIR_MESSAGES, GROUP_MESSAGES = 4, 6  # one after the other
 
@@ -25,7 +25,7 @@ def pairs(it: Conditions, seed: int = 0) -> Figures:
 
 
 class _Pairs:
-    """As swarm/proposing.py does it: a peer begins to look for a partner in the middle of its inner phase."""
+    """By rounds/pairing_rule.py, but for the order: each asks peers at random."""
 
     def __init__(self, it: Conditions, seed: int) -> None:
         self.it, self.chance = it, Chance(it, seed)
@@ -50,7 +50,7 @@ class _Pairs:
                 for free, when in self._boundary(peer, time):
                     self._end(free, when)
             elif self.meeting[peer] < 0 and self._agree(peer, time, it.window, 1) < 0:
-                self._seek(peer, time + sum(PAUSE) / 2 * self.phase[peer])
+                self._seek(peer, time + sum(PROPOSAL_PAUSE) / 2 * self.phase[peer])
         idle = 1 - float(self.trained.sum()) / float(self.left.sum())
         merged = self.merged / (it.peers * it.rounds)
         return Figures("noloco", float(self.left.max()), idle, merged, merged * it.payload)
@@ -80,7 +80,7 @@ class _Pairs:
             return [(peer, time)]
         partner = int(self.meeting[peer])
         if partner < 0:
-            partner = self._agree(peer, time, NOW, TRIES)
+            partner = self._agree(peer, time, AT_BOUNDARY, ASKED_AT_BOUNDARY)
         if self.it.overlap:
             self._beside(peer, partner, time)
             return [(peer, time)]
@@ -94,13 +94,13 @@ class _Pairs:
         done = time + self._swap(2)
         return [(peer, done), (partner, done)]
 
-    def _agree(self, peer: int, time: float, apart: float, tries: int) -> int:
+    def _agree(self, peer: int, time: float, window: float, tries: int) -> int:
         """A random peer that has no meeting yet and comes to its boundary at about the same time; -1 when none does."""
         mine = max(time, float(self.due[peer]))
         for other in self.chance.rng.integers(0, self.it.peers, tries):
-            near = abs(self.due[other] - mine) <= apart * min(self.phase[peer], self.phase[other])
+            close = near(mine, self.due[other], self.phase[peer], self.phase[other], window)
             free = self.meeting[other] < 0 and self.busy[other] <= time and self.due[other] >= time
-            if other != peer and near and free and self.rounds[other] < self.it.rounds:
+            if other != peer and close and free and self.rounds[other] < self.it.rounds:
                 self.meeting[peer], self.meeting[other] = other, peer
                 return int(other)
         return -1

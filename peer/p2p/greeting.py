@@ -1,0 +1,123 @@
+"""One question before two members talk: do both train the same run, with the same configuration and model layout?
+
+    caller: Greeting, its first message     called: reads it, then listens | Refusal, and closes
+
+The caller does not wait for an answer, so no round trip is added; a refusal is raised where it reads the first answer.
+Previous stations: stream.py, node.py. Next station: swarm/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from peer import __version__
+from peer.config.digest import first_difference
+from peer.logs import get_logger
+from peer.p2p.admission.dht_rules import Authority
+from peer.p2p.node import Handler, Node, NodeSettings
+from peer.p2p.stream import Message, Refusal, Refused, Stream, StreamLost
+
+log = get_logger("greeting")
+
+WIRE_VERSION = 2  # of everything that members say to each other; raised with every change of it
+GREETING_TIMEOUT = 5.0  # seconds for one message
+WARNED_PEERS = 1000
+
+Short = Annotated[str, Field(max_length=64)]
+Version = Annotated[str, Field(max_length=24, pattern=r"^[ -~]*$")]  # a part of one line
+
+
+class Greeting(Message):
+    """Who calls. Later versions may say more: what is not known here is left out, and the versions are compared."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+    kind: Literal["greeting"] = "greeting"
+    wire: Annotated[int, Field(ge=0, le=2**31)]
+    version: Version  # of the program
+    run: Short
+    config: Short  # digest of the run's configuration
+    layout: Short  # digest of the model's parameter names and shapes
+
+
+GREETING: TypeAdapter[Greeting] = TypeAdapter(Greeting)
+
+
+@dataclass(frozen=True)
+class MemberIdentity:
+    """What this peer is to other members. ``canonical``: the run's configuration as one text; ``config`` and ``layout``
+    are digests.
+    """
+
+    name: str
+    run: str
+    config: str
+    canonical: str
+    layout: str
+    _warned: set[str] = field(default_factory=set)
+
+    @property
+    def greeting(self) -> Greeting:
+        return Greeting(wire=WIRE_VERSION, version=__version__, run=self.run, config=self.config, layout=self.layout)
+
+    async def admit(self, stream: Stream) -> None:
+        """The called side: read the greeting. Raises :class:`StreamLost` after the refusal of another run's member."""
+        refusal = self.refusal(await stream.receive(GREETING, GREETING_TIMEOUT))
+        if refusal is None:
+            return
+        await stream.send_last(refusal, GREETING_TIMEOUT)
+        raise StreamLost(f"refused: {refusal.reason}")
+
+    def refusal(self, theirs: Greeting) -> Refusal | None:
+        """What a caller is told with which this peer has nothing in common; ``None`` when it has."""
+        if theirs.wire != WIRE_VERSION:
+            here = f"noloco-peer {__version__} (wire version {WIRE_VERSION})"
+            return Refusal(
+                reason=f"it runs {here}, this peer {theirs.version} (wire version {theirs.wire}): update the older one"
+            )
+        if theirs.run != self.run:
+            return Refusal(reason="it trains another run")
+        if theirs.config != self.config:
+            return Refusal(reason="it trains another configuration", run=self.canonical)
+        return Refusal(reason="its model has another layout") if theirs.layout != self.layout else None
+
+    def difference(self, refused: Refused) -> str:
+        """The first key in which the refusing member's configuration differs, or its other reason."""
+        return str(refused) if refused.run is None else first_difference(self.canonical, refused.run)
+
+    def warn_of(self, name: str, refused: Refused) -> None:
+        """Say once for each peer why it refuses this one."""
+        if name not in self._warned and len(self._warned) < WARNED_PEERS:
+            self._warned.add(name)
+            what = "refuses this peer" if refused.run is None else "trains another configuration"
+            log.warning("peer %s %s: %s", name, what, self.difference(refused))
+
+
+class MemberNode(Node):
+    """A node whose streams to and from other members begin with a greeting."""
+
+    def __init__(self, settings: NodeSettings, authority: Authority | None, member: MemberIdentity) -> None:
+        super().__init__(settings, authority)
+        self.member = member
+
+    async def open_to_member(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
+        """As :meth:`open`: the greeting is on its way when this returns."""
+        stream = await self.open(peer_id, protocol, addresses)
+        try:
+            await stream.send(self.member.greeting, GREETING_TIMEOUT)
+        except (TimeoutError, StreamLost):
+            stream.close()
+            raise
+        return stream
+
+    async def serve_members(self, protocol: str, handler: Handler) -> None:
+        """As :meth:`serve`: ``handler`` gets the streams of members of the same run."""
+
+        async def admitted(stream: Stream) -> None:
+            await self.member.admit(stream)
+            await handler(stream)
+
+        await self.serve(protocol, admitted)
