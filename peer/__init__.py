@@ -1,6 +1,7 @@
-"""The training peer. Reading order: trainer.py, inner.py, outer/noloco.py, exchange/pair.py, swarm/rendezvous.py.
+"""The training peer. Reading order: training/trainer.py, training/blocking.py, replica/inner_loop.py, outer/noloco.py,
+exchange/pair/blocking.py, swarm/presence.py.
 
-For programs of one's own: :class:`peer.OuterLoop` (own/loop.py), :class:`peer.UserError`, :class:`peer.RunError`.
+For programs of one's own: :class:`peer.OuterLoop` (api/loop.py), :class:`peer.UserError`, :class:`peer.RunError`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 
 from peer.logs import get_logger
@@ -51,17 +51,14 @@ def stop_with_parent() -> None:
 
 
 class Stop:
-    """A request to leave: set by a signal handler, seen by every loop."""
+    """A request to leave: made by a signal handler, seen by every loop in any thread."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self.requested = False
 
     def request(self) -> None:
-        self._event.set()
-
-    @property
-    def requested(self) -> bool:
-        return self._event.is_set()
+        """It stays requested."""
+        self.requested = True
 
 
 SLICE = 1.0  # seconds of waiting between two looks at the clock
@@ -83,5 +80,5 @@ def slices(seconds: float, length: float = SLICE) -> Iterator[float]:
 class LoopContext:
     """What the inner loop tells others, and what it is told."""
 
-    progress: Progress
-    stop: Stop
+    progress: Progress = field(default_factory=Progress)
+    stop: Stop = field(default_factory=Stop)

@@ -45,7 +45,7 @@ class NoLoCo:
             self.slow.phi.add_(self.momentum)
         self.slow.write_fast()
 
-    # -- part by part, beside the inner steps (peer/training/overlapped_trainer.py)
+    # -- part by part, beside the inner steps (peer/training/overlapped.py)
 
     def open(self, start: int, own: Tensor, change: Tensor) -> None:
         """The outer step of elements ``start : start + len(own)`` with a group of one; before it ``own`` ← s and

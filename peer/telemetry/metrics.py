@@ -89,11 +89,11 @@ class _Refresh(Collector):
 class PhaseClock:
     """Splits the time since its creation into phases, without gaps: what is outside every phase is ``apply``.
 
-    ``synchronize`` waits for the accelerator, so that a phase ends when its work has ended. Phases are entered by one
-    thread; what they have taken, the present one included, may be read by any.
+    ``synchronize`` waits for the accelerator, if there is one, so that a phase ends when its work has ended. Phases are
+    entered by one thread; what they have taken, the present one included, may be read by any.
     """
 
-    def __init__(self, metrics: Metrics, synchronize: Callable[[], None]) -> None:
+    def __init__(self, metrics: Metrics, synchronize: Callable[[], None] | None = None) -> None:
         self._metrics, self._synchronize = metrics, synchronize
         self._lock = threading.Lock()
         self._totals = dict.fromkeys(PHASES, 0.0)
@@ -110,7 +110,8 @@ class PhaseClock:
         try:
             yield
         finally:
-            self._synchronize()
+            if self._synchronize is not None:
+                self._synchronize()
             self._enter(outer)
 
     @property

@@ -25,8 +25,8 @@ ROUNDS, EVALS = "rounds.jsonl", "evals.jsonl"
 
 
 @dataclass(frozen=True)
-class Counted:
-    """Where a peer was at a boundary, and the inner phase before it."""
+class BoundaryReport:
+    """Where a peer was after a boundary, and the inner phase before it."""
 
     round: int
     step: int
@@ -38,7 +38,7 @@ class Counted:
 class RoundReport:
     """One finished round. ``seconds`` are by phase, since the last report."""
 
-    counted: Counted
+    boundary: BoundaryReport
     averaged: Averaged
     seconds: dict[str, float]
     idle_share: float
@@ -46,14 +46,15 @@ class RoundReport:
 
 
 class Reporter:
-    """Appends to the run's folder, so that a resumed peer goes on in the same files."""
+    """Appends to the run's folder, so that a resumed peer goes on in the same files. ``last``: of this process."""
 
-    def __init__(self, folder: Path, metrics: Metrics, standing: PeerStatus, trackers: Trackers | None = None) -> None:
+    def __init__(self, folder: Path, metrics: Metrics, status: PeerStatus, trackers: Trackers | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._metrics, self._standing, self._trackers = metrics, standing, trackers or Trackers()
+        self._metrics, self._status, self._trackers = metrics, status, trackers or Trackers()
         self._folder = folder
         self._open()
-        self._last = self.reached()
+        self._reported = self.reached()
+        self.last: RoundReport | None = None
 
     def reached(self) -> int:
         """The last round of this peer, before it is forgotten by :meth:`rewind`; 0 when there is none."""
@@ -65,30 +66,30 @@ class Reporter:
         _keep(self._folder / ROUNDS, lambda row: row["round"] <= round)
         _keep(self._folder / EVALS, lambda row: row["step"] <= step)
         self._open()
-        self._last = round
+        self._reported = round
 
     def inner(self, report: InnerReport) -> None:
         """An inner phase ended, whether or not its round will be finished."""
         self._metrics["inner_steps_total"].inc(report.steps)
         self._metrics["tokens_total"].inc(report.tokens)
         if report.steps:
-            self._standing.inner(report.tokens, report.loss)
+            self._status.inner(report.tokens, report.loss)
             self._metrics["train_loss"].set(report.loss)
             self._metrics["learning_rate"].set(report.learning_rate)
             self._metrics["grad_norm"].set(report.grad_norm)
 
     def round(self, report: RoundReport) -> None:
         """A round ended."""
-        counted, averaged, metrics = report.counted, report.averaged, self._metrics
-        inner = counted.inner
-        if counted.round <= self._last:  # the peer has taken the weights of others, who were less far
-            self.rewind(counted.round - 1, counted.step)
-        self._last = counted.round
-        self._standing.round(averaged)
+        boundary, averaged, metrics = report.boundary, report.averaged, self._metrics
+        inner = boundary.inner
+        if boundary.round <= self._reported:  # the peer has taken the weights of others, who were less far
+            self.rewind(boundary.round - 1, boundary.step)
+        self._reported, self.last = boundary.round, report
+        self._status.round(averaged)
         metrics["rounds_total"].labels(averaged.outcome).inc()
         if averaged.reason is not None:
             metrics["refusals_total"].labels(averaged.reason).inc()
-        metrics["round"].set(counted.round)
+        metrics["round"].set(boundary.round)
         metrics["swarm_members"].set(report.members)
         metrics["exchange_bytes_total"].labels("sent").inc(averaged.bytes_sent)
         metrics["exchange_bytes_total"].labels("received").inc(averaged.bytes_received)
@@ -101,9 +102,9 @@ class Reporter:
             metrics["last_merge_timestamp_seconds"].set(time.time())
         partner = ",".join(averaged.partners) or None
         row = {
-            "round": counted.round,
-            "step": counted.step,
-            "tokens": counted.tokens,
+            "round": boundary.round,
+            "step": boundary.step,
+            "tokens": boundary.tokens,
             "first_train_loss": inner.first_loss,
             "train_loss": inner.loss,
             "partner": partner,
@@ -121,8 +122,8 @@ class Reporter:
         _append(self._rounds, row)
         self._track(report)
         line = fields(
-            round=counted.round,
-            step=counted.step,
+            round=boundary.round,
+            step=boundary.step,
             loss=inner.loss if inner.steps else None,
             outcome=averaged.outcome,
             partner=partner,
@@ -137,7 +138,7 @@ class Reporter:
         """A validation ended; ``others``: the losses on further sets, by name."""
         named = {f"val_loss_{name}": value for name, value in (others or {}).items()}
         self._metrics["val_loss"].set(loss)
-        self._standing.evaluation(loss)
+        self._status.evaluation(loss)
         _append(self._evals, {"step": step, "tokens": tokens, "val_loss": loss, **named})
         tracked = {f"val/loss_{name}": value for name, value in (others or {}).items()}
         self._trackers.log(step, {"val/loss": loss, **tracked, "tokens": tokens})
@@ -148,19 +149,19 @@ class Reporter:
         self._metrics["weights_taken_total"].inc()
 
     def _track(self, report: RoundReport) -> None:
-        inner, averaged = report.counted.inner, report.averaged
+        inner, averaged = report.boundary.inner, report.averaged
         trained = {"train/loss": inner.loss, "train/lr": inner.learning_rate, "train/grad_norm": inner.grad_norm}
         values = {
             **(trained if inner.steps else {}),
-            "tokens": report.counted.tokens,
-            "outer/round": report.counted.round,
+            "tokens": report.boundary.tokens,
+            "outer/round": report.boundary.round,
             "outer/merged": averaged.outcome is Outcome.MERGED,
             "outer/idle_share": report.idle_share,
             "outer/distance": averaged.distance,
             "outer/bytes": averaged.bytes_sent + averaged.bytes_received,
             **{f"seconds/{phase}": seconds for phase, seconds in report.seconds.items()},
         }
-        self._trackers.log(report.counted.step, values)
+        self._trackers.log(report.boundary.step, values)
 
     def saved(self) -> None:
         """A checkpoint was written."""

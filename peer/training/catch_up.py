@@ -1,6 +1,6 @@
 """How a peer's state becomes a member's: when it starts, or later if it cannot be averaged with the others'.
 
-Previous stations: outer_state.py and swarm/presence.py. Next stations: membership.py, training.py.
+Previous stations: outer_state.py and swarm/presence.py. Next station: member.py.
 """
 
 from __future__ import annotations
@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Protocol
-
-from torch import Tensor
 
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
@@ -19,23 +16,13 @@ from peer.swarm.healing.late_join import STALE_ROUNDS
 from peer.swarm.presence import Presence
 from peer.telemetry.metrics import PhaseClock
 from peer.training.outer_state import OuterState
+from peer.training.validation import Validation
 
 log = get_logger("joining")
 ROOT_BYTES = 8
 WORSE = 1.25  # times one's own loss: small validation sets are noisy
 LEARNED = 0.98  # times the loss of who only guesses: noise may guess a little better
 DONORS = 3  # that are asked, one after the other, while their weights are no good
-
-
-class Judge(Protocol):
-    """Validation losses in nats a token: that of who only guesses, of this peer, and of one with other slow weights."""
-
-    chance: float
-
-    def own_loss(self) -> float: ...
-
-    def loss_of(self, phi: Tensor) -> float:
-        """``phi``: flat fp32, host."""
 
 
 def catch_up(
@@ -68,16 +55,17 @@ class Others:
     ids: Collection[str] = ()
 
 
-def join_late(state: OuterState, presence: Presence, phase: PhaseClock, judge: Judge | None = None) -> bool:
-    """At a boundary: become as :class:`Others` are, if there are any and ``judge`` finds their weights good enough.
-    Returns whether it did.
+def join_late(state: OuterState, presence: Presence, phase: PhaseClock, validation: Validation | None = None) -> bool:
+    """At a boundary: become as :class:`Others` are, if there are any; returns whether it did.
+
+    With ``validation`` only if their weights are good enough.
     """
     state.counters.root = presence.beginning.root  # that of whom we met, perhaps: for our checkpoints and newcomers
-    others, own = _others(state.counters.round, presence, judged=judge is not None), state.counters.round
+    others, own = _others(state.counters.round, presence, judged=validation is not None), state.counters.round
     if others is None:
         return False
     with phase("join"):
-        taken = _state_of(others, state, presence, judge)
+        taken = _state_of(others, state, presence, validation)
         if taken is not None:
             (state.adopt if others.anew else state.catch_up)(taken)
             _begin(state, presence)
@@ -94,7 +82,7 @@ def _others(round: int, presence: Presence, *, judged: bool) -> Others | None:
     return Others("this peer has nothing in common with the swarm", -1, True, strangers) if strangers else None
 
 
-def _state_of(others: Others, state: OuterState, presence: Presence, judge: Judge | None) -> State | None:
+def _state_of(others: Others, state: OuterState, presence: Presence, validation: Validation | None) -> State | None:
     bad: set[str] = set()
     while len(bad) < DONORS:
         try:  # who is asked may be hostile: they are asked once, and training goes on
@@ -102,15 +90,16 @@ def _state_of(others: Others, state: OuterState, presence: Presence, judge: Judg
         except (RunError, UserError) as error:
             log.warning("%s, and nobody gives its weights: %s", others.why, error)
             return None
-        if taken is None or judge is None or _good(taken, others, judge):
+        if taken is None or validation is None or _good(taken, others, validation):
             return taken
         bad.add(taken.donor)
     return None
 
 
-def _good(taken: State, others: Others, judge: Judge) -> bool:
+def _good(taken: State, others: Others, validation: Validation) -> bool:
     """Who says that it is further must not be much worse; of the larger part it is enough that it has learned a bit."""
-    loss, limit = judge.loss_of(taken.vectors[0]), LEARNED * judge.chance if others.ids else WORSE * judge.own_loss()
+    loss = validation.loss_of(taken.vectors[0])
+    limit = LEARNED * validation.chance if others.ids else WORSE * validation.own_loss()
     if loss >= limit:
         log.warning("%s, but these weights are no good: %s", others.why, fields(val_loss=loss, limit=limit))
     return loss < limit

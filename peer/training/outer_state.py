@@ -1,7 +1,7 @@
 """The outer half of a peer's state: slow weights, momentum and where it is. Whatever trains the fast weights.
 
-Previous station: outer/. Next stations: state.py, which adds the inner half, and own/state.py, where that is the
-user's own; crossing.py, which changes it.
+Previous station: outer/. Next stations: state.py, which adds the inner half, and api/state.py, where that is the
+user's own; blocking.py and overlapped.py, which change it.
 """
 
 from __future__ import annotations

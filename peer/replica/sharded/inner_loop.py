@@ -9,20 +9,17 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, distributed, nn
 
-from peer.process import Stop
+from peer.process import LoopContext
 from peer.replica.inner_loop import InnerLoop, mean_loss
 from peer.replica.sharded.commands import Evaluate, Plan, Step, rows_of
 from peer.replica.sharded.ranks import Crew
 from peer.replica.sharded.sharding import reshard
-from peer.rounds.progress import Progress
 
 
 class RankLoop(InnerLoop):
     """On every rank."""
 
-    def __init__(
-        self, network: nn.Module, plan: Plan, device: torch.device, size: int, progress: Progress, stop: Stop
-    ) -> None:
+    def __init__(self, network: nn.Module, plan: Plan, device: torch.device, size: int, context: LoopContext) -> None:
         run, own = plan.config.run, plan.config.peer
         super().__init__(
             network,
@@ -31,8 +28,7 @@ class RankLoop(InnerLoop):
             device=device,
             autocast=False,  # FSDP2 gathers weights in bf16 where that is wanted
             micro_batch=own.micro_batch,
-            progress=progress,
-            stop=stop,
+            context=context,
         )
         self._size = size
 
@@ -61,10 +57,8 @@ class RankLoop(InnerLoop):
 class LeadingLoop(RankLoop):
     """In rank 0: as :class:`InnerLoop` for everybody who uses it; the other ranks get their shares."""
 
-    def __init__(
-        self, network: nn.Module, plan: Plan, device: torch.device, crew: Crew, progress: Progress, stop: Stop
-    ) -> None:
-        super().__init__(network, plan, device, crew.rank.size, progress, stop)
+    def __init__(self, network: nn.Module, plan: Plan, device: torch.device, crew: Crew, context: LoopContext) -> None:
+        super().__init__(network, plan, device, crew.rank.size, context)
         self._crew = crew
 
     def evaluate(self, batches: Iterable[Tensor]) -> float:

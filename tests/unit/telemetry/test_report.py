@@ -16,7 +16,7 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome, Reason
 from peer.telemetry.metrics import Metrics
 from peer.telemetry.peer_status import PeerStatus
-from peer.telemetry.report import Counted, Reporter, RoundReport
+from peer.telemetry.report import BoundaryReport, Reporter, RoundReport
 from peer.telemetry.series import PHASES
 
 KEYS = {
@@ -35,8 +35,8 @@ def round_report(
     partners = () if outcome is Outcome.ALONE else ("b",)
     averaged = Averaged(torch.zeros(1), outcome, partners, 100, 90, 0.5, distance, detail="why\nin two lines")
     seconds = {**dict.fromkeys(PHASES, 0.0), "inner": 9.0, "match": 1.0}
-    counted = Counted(number, 10 * number, 640 * number, inner or inner_report())
-    return RoundReport(counted, averaged, seconds, 0.1, 2)
+    boundary = BoundaryReport(number, 10 * number, 640 * number, inner or inner_report())
+    return RoundReport(boundary, averaged, seconds, 0.1, 2)
 
 
 def rows(folder: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]]:
