@@ -64,7 +64,7 @@ class Stop:
 SLICE = 1.0  # seconds of waiting between two looks at the clock
 
 
-LATE = 1.0  # seconds by which one may be longer on a busy machine; more was a freeze
+FREEZE = 1.0  # seconds by which one may be longer on a busy machine; more was a freeze
 
 
 def slices(seconds: float, length: float = SLICE) -> Iterator[float]:
@@ -73,7 +73,7 @@ def slices(seconds: float, length: float = SLICE) -> Iterator[float]:
     while left > 0:
         began, patience = time.monotonic(), min(left, length)
         yield patience
-        left -= min(time.monotonic() - began, patience + LATE)
+        left -= min(time.monotonic() - began, patience + FREEZE)
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ class OuterLoop:
 
     @property
     def round(self) -> int:
-        """Rounds that the swarm has behind it, as this peer sees it."""
+        """Rounds that the swarm has completed, as this peer sees it."""
         return self._state.counters.round
 
     @property

@@ -82,7 +82,7 @@ class Reporter:
         """A round ended."""
         boundary, averaged, metrics = report.boundary, report.averaged, self._metrics
         inner = boundary.inner
-        if boundary.round <= self._reported:  # the peer has taken the weights of others, who were less far
+        if boundary.round <= self._reported:  # the peer has taken the weights of others that were less far
             self.rewind(boundary.round - 1, boundary.step)
         self._reported, self.last = boundary.round, report
         self._status.round(averaged)

@@ -1,6 +1,6 @@
 """The boundary of a peer that waits for each exchange.
 
-match: who is here too? → exchange: swap one tensor → apply: the outer step
+match: which peers are here? → exchange: swap one tensor → apply: the outer step
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from peer.training.outer_state import OuterState
 from peer.training.resources import Resources
 
 MERGED, ALONE = Outcome.MERGED, Outcome.ALONE
-TRIES = 2  # of one round
+ROUND_TRIES = 2  # of one round
 
 
 class Blocking(Boundary):
@@ -38,7 +38,7 @@ class Blocking(Boundary):
     def cross(self, inner: InnerReport) -> bool:
         """The outer step with the group that is met; when it returns the next inner phase can begin."""
         phase = self.phase
-        for _ in range(TRIES):
+        for _ in range(ROUND_TRIES):
             with phase("match"):
                 group = self.presence.group_for(self.counters.round)
                 if group.behind is not None:

@@ -1,4 +1,4 @@
-"""What a peer does when an inner phase has ended, whoever trains: trainer.py, or a program's own loop (api/loop.py).
+"""What a peer does when an inner phase has ended, for trainer.py as for a program's own loop (api/loop.py).
 
 Implementations: blocking.py waits for the exchange, overlapped.py lets it run while the next inner steps do.
 """
@@ -23,7 +23,7 @@ class Boundary(ABC):
         self.presence, self.reporter = presence, reporter
         self.phase, self.context = resources.phase, resources.context
 
-    def between_steps(self) -> None:  # noqa: B027 - not everybody has something to do here
+    def between_steps(self) -> None:  # noqa: B027 - nothing to do is a valid answer
         """Call it before each inner step."""
 
     @abstractmethod

@@ -20,15 +20,16 @@ from peer.training.validation import Validation
 
 log = get_logger("joining")
 ROOT_BYTES = 8
-WORSE = 1.25  # times one's own loss: small validation sets are noisy
-LEARNED = 0.98  # times the loss of who only guesses: noise may guess a little better
+WORSE_RATIO = 1.25  # times one's own loss: small validation sets are noisy
+LEARNED_RATIO = 0.98  # times the loss of a model that only guesses: noise may guess a little better
 DONORS = 3  # that are asked, one after the other, while their weights are no good
 
 
 def catch_up(
     state: OuterState, presence: Presence, timeout: float, *, newcomer_above: int = 0, reached: int = 0
 ) -> None:
-    """Become as a member that is further, if there is one: a newcomer, or who resumes from before its last merges.
+    """Take over the state of a member that is further, if there is one. A newcomer takes it whole; a peer that resumes
+    from a checkpoint older than its last merges keeps what it has trained.
 
     ``reached``: the last round that this peer has made, if it comes back: its checkpoint may be older.
     """
@@ -47,7 +48,7 @@ def catch_up(
 
 @dataclass(frozen=True)
 class Others:
-    """Those whose weights this peer's cannot be averaged with, and why. ``ids``: of the only ones that may be asked."""
+    """Members whose weights cannot be averaged with this peer's, and why. Only ``ids`` are asked, if there are any."""
 
     why: str
     above: int  # round
@@ -56,11 +57,11 @@ class Others:
 
 
 def join_late(state: OuterState, presence: Presence, phase: PhaseClock, validation: Validation | None = None) -> bool:
-    """At a boundary: become as :class:`Others` are, if there are any; returns whether it did.
+    """At a boundary: take over the weights of :class:`Others`, if there are any; returns whether it did.
 
-    With ``validation`` only if their weights are good enough.
+    With ``validation`` only if these weights are good enough.
     """
-    state.counters.root = presence.beginning.root  # that of whom we met, perhaps: for our checkpoints and newcomers
+    state.counters.root = presence.beginning.root  # perhaps that of a peer we met: for our checkpoints and newcomers
     others, own = _others(state.counters.round, presence, judged=validation is not None), state.counters.round
     if others is None:
         return False
@@ -85,7 +86,7 @@ def _others(round: int, presence: Presence, *, judged: bool) -> Others | None:
 def _state_of(others: Others, state: OuterState, presence: Presence, validation: Validation | None) -> State | None:
     bad: set[str] = set()
     while len(bad) < DONORS:
-        try:  # who is asked may be hostile: they are asked once, and training goes on
+        try:  # a donor may be hostile: it is asked once, and training goes on
             taken = presence.join(state.room(), 0.0, above=others.above, among=others.ids, without=bad)
         except (RunError, UserError) as error:
             log.warning("%s, and nobody gives its weights: %s", others.why, error)
@@ -97,9 +98,11 @@ def _state_of(others: Others, state: OuterState, presence: Presence, validation:
 
 
 def _good(taken: State, others: Others, validation: Validation) -> bool:
-    """Who says that it is further must not be much worse; of the larger part it is enough that it has learned a bit."""
+    """The weights of a member that says it is further must not be much worse; of the larger part of a swarm it is
+    enough that they have learned a bit.
+    """
     loss = validation.loss_of(taken.vectors[0])
-    limit = LEARNED * validation.chance if others.ids else WORSE * validation.own_loss()
+    limit = LEARNED_RATIO * validation.chance if others.ids else WORSE_RATIO * validation.own_loss()
     if loss >= limit:
         log.warning("%s, but these weights are no good: %s", others.why, fields(val_loss=loss, limit=limit))
     return loss < limit

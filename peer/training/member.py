@@ -108,7 +108,7 @@ class Membership:
             presence.enter(self.state.snapshot, counters.round, waits=together)
             if together:
                 presence.await_others(own.start_with, own.start_patience)
-                self._catch_up(reached=reached)  # all have come back, each with its own checkpoint: who is furthest?
+                self._catch_up(reached=reached)  # all have come back, each with its own checkpoint: one is furthest
         what = fields(
             config=self._same.config,
             method=self.resources.run.outer.name,

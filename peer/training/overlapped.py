@@ -27,8 +27,8 @@ from peer.training.outer_state import OuterState
 from peer.training.phase import PhaseLength
 from peer.training.resources import Resources
 
-LEAVING = 10.0  # seconds for a swap that is on its way when this peer is asked to stop
-WAIT = 0.05  # seconds between two looks at a swap that is waited for
+STOP_PATIENCE = 10.0  # seconds for a swap that is on its way when this peer is asked to stop
+LOOK_SECONDS = 0.05  # seconds between two looks at a swap that is waited for
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ class Overlapped(Boundary):
         """Wait for the swap that is on its way, if any; its deadline bounds this, and a stop leaves it little time."""
         with self.phase("exchange"):
             self._launch()
-            until = time.monotonic() + LEAVING
+            until = time.monotonic() + STOP_PATIENCE
             while self._swap is not None:
                 self._advance(resting=True)
                 if self._swap is not None:
-                    self._swap.flight.wait(WAIT)
+                    self._swap.flight.wait(LOOK_SECONDS)
                     if self.context.stop.requested and time.monotonic() > until:
                         self._swap.flight.break_off()
 

@@ -1,6 +1,6 @@
 """What trains, without the network: model, data, inner loop and outer method of one replica, from a configuration.
 
-The only place that picks a method's class. Used by assemble.py for a peer and by simulate/ for many of them.
+Used by assemble.py for a peer and by simulate/ for many of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What a peer is made of: one state for a checkpoint, a resume and a newcomer.
 
-Previous stations: inner.py and outer_state.py. Next stations: checkpoint.py (disk) and swarm/join.py (network).
+Previous stations: replica/inner_loop.py and outer_state.py. Next stations: checkpoint.py (disk) and
+swarm/state_transfer/ (network).
 """
 
 from __future__ import annotations

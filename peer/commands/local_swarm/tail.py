@@ -9,7 +9,7 @@ from typing import Any
 
 from peer.rounds.types import Outcome
 from peer.telemetry.report import EVALS, ROUNDS
-from peer.telemetry.series import IDLE
+from peer.telemetry.series import IDLE_PHASES
 
 Row = dict[str, Any]
 
@@ -68,7 +68,7 @@ class Tail:
 
     @property
     def idle_seconds(self) -> float:
-        return sum(row["seconds"][phase] for row in self.rounds for phase in IDLE)
+        return sum(row["seconds"][phase] for row in self.rounds for phase in IDLE_PHASES)
 
     def summary(self) -> Row:
         """This peer's part of ``summary.json``."""
