@@ -44,6 +44,17 @@ class RoundReport:
     idle_share: float
     members: int
 
+    @property
+    def partner(self) -> str | None:
+        """Names of those it was averaged with."""
+        return ",".join(self.averaged.partners) or None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the inner phase; 0 when it took no time."""
+        inner = self.boundary.inner
+        return inner.tokens / inner.seconds if inner.seconds else 0.0
+
 
 class Reporter:
     """Appends to the run's folder, so that a resumed peer goes on in the same files. ``last``: of this process."""
@@ -80,16 +91,22 @@ class Reporter:
 
     def round(self, report: RoundReport) -> None:
         """A round ended."""
-        boundary, averaged, metrics = report.boundary, report.averaged, self._metrics
-        inner = boundary.inner
+        boundary = report.boundary
         if boundary.round <= self._reported:  # the peer has taken the weights of others that were less far
             self.rewind(boundary.round - 1, boundary.step)
         self._reported, self.last = boundary.round, report
-        self._status.round(averaged)
+        _append(self._rounds, _row(report))
+        self._status.round(report.averaged)
+        self._count(report)
+        self._track(report)
+        _say(report)
+
+    def _count(self, report: RoundReport) -> None:
+        averaged, metrics = report.averaged, self._metrics
         metrics["rounds_total"].labels(averaged.outcome).inc()
         if averaged.reason is not None:
             metrics["refusals_total"].labels(averaged.reason).inc()
-        metrics["round"].set(boundary.round)
+        metrics["round"].set(report.boundary.round)
         metrics["swarm_members"].set(report.members)
         metrics["exchange_bytes_total"].labels("sent").inc(averaged.bytes_sent)
         metrics["exchange_bytes_total"].labels("received").inc(averaged.bytes_received)
@@ -100,39 +117,6 @@ class Reporter:
                 metrics["pair_distance"].set(averaged.distance)
             metrics["staleness_steps"].set(averaged.staleness)
             metrics["last_merge_timestamp_seconds"].set(time.time())
-        partner = ",".join(averaged.partners) or None
-        row = {
-            "round": boundary.round,
-            "step": boundary.step,
-            "tokens": boundary.tokens,
-            "first_train_loss": inner.first_loss,
-            "train_loss": inner.loss,
-            "partner": partner,
-            "outcome": averaged.outcome,
-            "detail": averaged.detail,
-            "reason": averaged.reason,
-            "seconds": {phase: round(value, 6) for phase, value in report.seconds.items()},
-            "idle_share": report.idle_share,
-            "tokens_per_second": inner.tokens / inner.seconds if inner.seconds else 0.0,
-            "bytes_sent": averaged.bytes_sent,
-            "bytes_received": averaged.bytes_received,
-            "distance": averaged.distance,
-            "staleness": round(averaged.staleness, 2),
-        }
-        _append(self._rounds, row)
-        self._track(report)
-        line = fields(
-            round=boundary.round,
-            step=boundary.step,
-            loss=inner.loss if inner.steps else None,
-            outcome=averaged.outcome,
-            partner=partner,
-            idle=f"{report.idle_share:.1%}",
-            tok_s=f"{row['tokens_per_second']:.0f}",
-            distance=averaged.distance,
-        )
-        failed = averaged.outcome not in (Outcome.MERGED, Outcome.ALONE)
-        log.log(30 if failed else 20, "%s%s", line, f" detail={averaged.detail!r}" if failed else "")
 
     def evaluation(self, step: int, tokens: int, loss: float, others: Mapping[str, float] | None = None) -> None:
         """A validation ended; ``others``: the losses on further sets, by name."""
@@ -179,6 +163,45 @@ class Reporter:
     def _close(self) -> None:
         self._rounds.close()
         self._evals.close()
+
+
+def _row(report: RoundReport) -> dict[str, Any]:
+    """A line of ``rounds.jsonl``."""
+    boundary, averaged = report.boundary, report.averaged
+    return {
+        "round": boundary.round,
+        "step": boundary.step,
+        "tokens": boundary.tokens,
+        "first_train_loss": boundary.inner.first_loss,
+        "train_loss": boundary.inner.loss,
+        "partner": report.partner,
+        "outcome": averaged.outcome,
+        "detail": averaged.detail,
+        "reason": averaged.reason,
+        "seconds": {phase: round(value, 6) for phase, value in report.seconds.items()},
+        "idle_share": report.idle_share,
+        "tokens_per_second": report.tokens_per_second,
+        "bytes_sent": averaged.bytes_sent,
+        "bytes_received": averaged.bytes_received,
+        "distance": averaged.distance,
+        "staleness": round(averaged.staleness, 2),
+    }
+
+
+def _say(report: RoundReport) -> None:
+    boundary, averaged = report.boundary, report.averaged
+    line = fields(
+        round=boundary.round,
+        step=boundary.step,
+        loss=boundary.inner.loss if boundary.inner.steps else None,
+        outcome=averaged.outcome,
+        partner=report.partner,
+        idle=f"{report.idle_share:.1%}",
+        tok_s=f"{report.tokens_per_second:.0f}",
+        distance=averaged.distance,
+    )
+    failed = averaged.outcome not in (Outcome.MERGED, Outcome.ALONE)
+    log.log(30 if failed else 20, "%s%s", line, f" detail={averaged.detail!r}" if failed else "")
 
 
 def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
