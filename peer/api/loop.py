@@ -135,9 +135,8 @@ class OuterLoop:
         counters.phase_steps_done += 1
         self._account.add(tokens, loss)
         self._progress.tick()
-        self._left -= 1
         self._boundary.between_steps()
-        if self._left <= 0 or self._length.time_up:
+        if self._length.remaining() <= 0 or self._length.time_up:
             self._cross()
             if self.done:
                 self.close()
@@ -240,7 +239,7 @@ class OuterLoop:
 
     def _begin(self) -> None:
         """The program trains from here on."""
-        self._left = self._length.begin()
+        self._length.begin()
         self._training.enter_context(self._phase("inner"))
         self._boundary.between_steps()
 

@@ -59,9 +59,10 @@ class RoundReport:
 class Reporter:
     """Appends to the run's folder, so that a resumed peer goes on in the same files. ``last``: of this process."""
 
-    def __init__(self, folder: Path, metrics: Metrics, status: PeerStatus, trackers: Trackers | None = None) -> None:
+    def __init__(self, folder: Path, metrics: Metrics, trackers: Trackers | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._metrics, self._status, self._trackers = metrics, status, trackers or Trackers()
+        self._metrics, self._trackers = metrics, trackers or Trackers()
+        self.status = PeerStatus()
         self._folder = folder
         self._open()
         self._reported = self.reached()
@@ -84,7 +85,7 @@ class Reporter:
         self._metrics["inner_steps_total"].inc(report.steps)
         self._metrics["tokens_total"].inc(report.tokens)
         if report.steps:
-            self._status.inner(report.tokens, report.loss)
+            self.status.inner(report.tokens, report.loss)
             self._metrics["train_loss"].set(report.loss)
             self._metrics["learning_rate"].set(report.learning_rate)
             self._metrics["grad_norm"].set(report.grad_norm)
@@ -96,7 +97,7 @@ class Reporter:
             self.rewind(boundary.round - 1, boundary.step)
         self._reported, self.last = boundary.round, report
         _append(self._rounds, _row(report))
-        self._status.round(report.averaged)
+        self.status.round(report.averaged)
         self._count(report)
         self._track(report)
         _say(report)
@@ -122,7 +123,7 @@ class Reporter:
         """A validation ended; ``others``: the losses on further sets, by name."""
         named = {f"val_loss_{name}": value for name, value in (others or {}).items()}
         self._metrics["val_loss"].set(loss)
-        self._status.evaluation(loss)
+        self.status.evaluation(loss)
         _append(self._evals, {"step": step, "tokens": tokens, "val_loss": loss, **named})
         tracked = {f"val/loss_{name}": value for name, value in (others or {}).items()}
         self._trackers.log(step, {"val/loss": loss, **tracked, "tokens": tokens})

@@ -5,35 +5,23 @@ match: which peers are here? → exchange: swap one tensor → apply: the outer 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from peer.exchange.average import GroupAverage
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Grouping, Outcome, Seat
-from peer.swarm.presence import Presence
-from peer.telemetry.report import Reporter
 from peer.training.boundary import Boundary
-from peer.training.outer_state import OuterState
-from peer.training.resources import Resources
 
 MERGED, ALONE = Outcome.MERGED, Outcome.ALONE
 ROUND_TRIES = 2  # of one round
 
 
+@dataclass
 class Blocking(Boundary):
     """Waits until the exchange has ended."""
 
-    def __init__(
-        self,
-        state: OuterState,
-        presence: Presence,
-        reporter: Reporter,
-        resources: Resources,
-        exchange: GroupAverage,
-    ) -> None:
-        super().__init__(state, presence, reporter, resources)
-        self.exchange = exchange
+    exchange: GroupAverage
 
     def cross(self, inner: InnerReport) -> bool:
         """The outer step with the group that is met; when it returns the next inner phase can begin."""

@@ -6,6 +6,7 @@ Implementations: blocking.py waits for the exchange, overlapped.py lets it run w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
@@ -15,13 +16,18 @@ from peer.training.outer_state import OuterState
 from peer.training.resources import Resources
 
 
+@dataclass
 class Boundary(ABC):
     """Ends the rounds of one peer. Used by the training thread."""
 
-    def __init__(self, state: OuterState, presence: Presence, reporter: Reporter, resources: Resources) -> None:
-        self.state, self.outer, self.counters = state, state.outer, state.counters
-        self.presence, self.reporter = presence, reporter
-        self.phase, self.context = resources.phase, resources.context
+    state: OuterState
+    presence: Presence
+    reporter: Reporter
+    resources: Resources
+
+    def __post_init__(self) -> None:
+        self.outer, self.counters = self.state.outer, self.state.counters
+        self.phase, self.context = self.resources.phase, self.resources.context
 
     def between_steps(self) -> None:  # noqa: B027 - nothing to do is a valid answer
         """Call it before each inner step."""

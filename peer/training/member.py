@@ -29,7 +29,6 @@ from peer.rounds.types import Grouping
 from peer.swarm.party import Party
 from peer.swarm.presence import Presence, Vitals
 from peer.telemetry import trackers
-from peer.telemetry.peer_status import PeerStatus
 from peer.telemetry.report import Reporter
 from peer.training.blocking import Blocking
 from peer.training.boundary import Boundary
@@ -53,7 +52,7 @@ class Membership:
         run, own, slow = resources.run, resources.own, state.outer.slow
         self.resources, self.state, self._tokens = resources, state, tokens
         self.phase_length = PhaseLength(run, total, state, resources.context.progress)
-        self._stack, self._status = ExitStack(), PeerStatus()
+        self._stack = ExitStack()
         self.reporter = self._reporter()
         self._stack.callback(self.reporter.close)
         self.node = Node(_node_settings(own, resources.key), resources.authority)
@@ -80,7 +79,7 @@ class Membership:
         tracked = trackers.start(
             own.trackers, folder.path, run=run.name, peer=folder.name, peer_id=self.resources.peer_id
         )
-        return Reporter(folder.path, self.resources.metrics, self._status, tracked)
+        return Reporter(folder.path, self.resources.metrics, tracked)
 
     def _vitals(self) -> Vitals:
         """What this peer's record says of now."""
@@ -88,7 +87,7 @@ class Membership:
             self.state.inner.step,
             self.state.counters.round,
             self.resources.context.progress.rate(self._tokens()),
-            self._status.report(self.resources.phase.totals),
+            self.reporter.status.report(self.resources.phase.totals),
         )
 
     def join(self, resume: Callable[[], None] = lambda: None, *, newcomer_above: int = 0) -> None:

@@ -20,12 +20,9 @@ from peer.exchange.pair.overlapped import RollingExchange
 from peer.outer.method import PartwiseMethod
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.types import Group
-from peer.swarm.presence import Presence
-from peer.telemetry.report import BoundaryReport, Reporter
+from peer.telemetry.report import BoundaryReport
 from peer.training.boundary import Boundary
-from peer.training.outer_state import OuterState
 from peer.training.phase import PhaseLength
-from peer.training.resources import Resources
 
 STOP_PATIENCE = 10.0  # seconds for a swap that is on its way when this peer is asked to stop
 LOOK_SECONDS = 0.05  # seconds between two looks at a swap that is waited for
@@ -50,29 +47,21 @@ class SwapUnderWay:
     late: list[int] = field(default_factory=list)  # inner steps between that and the arrival of the partner's part
 
 
+@dataclass
 class Overlapped(Boundary):
     """One swap at a time. It is waited for at the end of the run only. ``method`` is the state's outer method."""
 
-    def __init__(
-        self,
-        state: OuterState,
-        presence: Presence,
-        reporter: Reporter,
-        resources: Resources,
-        exchange: RollingExchange,
-        method: PartwiseMethod,
-        phase_length: PhaseLength,
-    ) -> None:
-        super().__init__(state, presence, reporter, resources)
-        self._exchange, self._method, self._length = exchange, method, phase_length
-        self._ended: EndedPhase | None = None
-        self._swap: SwapUnderWay | None = None
+    exchange: RollingExchange
+    method: PartwiseMethod
+    phase_length: PhaseLength
+    _ended: EndedPhase | None = None
+    _swap: SwapUnderWay | None = None
 
     def cross(self, inner: InnerReport) -> bool:
         """The round is over, and its swap begins with the next inner step: a partner must not wait while this peer
         evaluates. While the last swap is on its way the boundary is postponed, unless the run ends before the next one.
         """
-        if self._swap is not None and not self._length.run_ends():
+        if self._swap is not None and not self.phase_length.run_ends():
             self.state.postpone_boundary()
             return False
         self.finish()
@@ -106,7 +95,7 @@ class Overlapped(Boundary):
         def meet() -> Group:
             return replace(self.presence.group_beside(round, ended.number), tokens=ended.tokens)
 
-        flight = self._exchange.start(self.context.progress.step_seconds, meet)
+        flight = self.exchange.start(self.context.progress.step_seconds, meet)
         self._swap = SwapUnderWay(flight, self.reached(ended.inner))
 
     def _advance(self, *, resting: bool = False) -> None:
@@ -120,7 +109,7 @@ class Overlapped(Boundary):
         if landed or wanted or result is not None:
             with self.phase("apply"):
                 for index, correction in landed:
-                    self._method.amend(flight.parts[index][0], correction)
+                    self.method.amend(flight.parts[index][0], correction)
                     swap.late.append(self.state.inner.step - swap.opened[index])
                 for index in wanted:
                     self._open(swap, index)
@@ -132,6 +121,6 @@ class Overlapped(Boundary):
     def _open(self, swap: SwapUnderWay, index: int) -> None:
         start, stop = swap.flight.parts[index]
         own, change = torch.empty(stop - start), torch.empty(stop - start)
-        self._method.open(start, own, change)
+        self.method.open(start, own, change)
         swap.opened[index] = self.state.inner.step
         swap.flight.offer(index, Opened(own, change))

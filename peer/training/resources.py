@@ -16,7 +16,6 @@ from peer.p2p import identity
 from peer.p2p.admission.dht_rules import Authority, invited
 from peer.process import LoopContext, Stop
 from peer.replica.device import synchronizer
-from peer.rounds.progress import Progress
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.training import run_folder
 from peer.training.run_folder import RunFolder
@@ -63,7 +62,7 @@ def open_resources(run: SwarmRunConfig, own: MemberConfig, device: torch.device,
             metrics=metrics,
             metrics_address=address,
             phase=PhaseClock(metrics, synchronizer(device)),
-            context=LoopContext(Progress(), stop),
+            context=LoopContext(stop=stop),
         )
 
 

@@ -19,7 +19,6 @@ from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged, Contribution
 from peer.rounds.types import Group, Grouping, Outcome
 from peer.telemetry.metrics import Metrics, PhaseClock
-from peer.telemetry.peer_status import PeerStatus
 from peer.telemetry.report import Reporter
 from peer.training.blocking import Blocking
 from peer.training.overlapped import Overlapped
@@ -106,7 +105,7 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         metrics = Metrics()
         self.state, self.presence = parts.peer_state(), Presence()
-        self.reporter = Reporter(folder, metrics, PeerStatus())
+        self.reporter = Reporter(folder, metrics)
         self.resources: Any = SimpleNamespace(phase=PhaseClock(metrics), context=LoopContext())
         run = load(DEMO, [*TINY, f"run.inner_steps={H}"]).run
         self.length = PhaseLength(run, TOTAL, self.state, self.resources.context.progress)

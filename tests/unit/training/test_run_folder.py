@@ -19,7 +19,6 @@ from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
 from peer.telemetry.metrics import Metrics
-from peer.telemetry.peer_status import PeerStatus
 from peer.telemetry.report import BoundaryReport, Reporter, RoundReport
 from peer.telemetry.series import PHASES
 from peer.training.run_folder import claim
@@ -56,7 +55,7 @@ def report(number: int, outcome: Outcome = Outcome.MERGED, partner: str = "b") -
 
 
 def write(folder: Path, *reports: RoundReport, evals: int = 2) -> Reporter:
-    reporter = Reporter(folder, Metrics(), PeerStatus())
+    reporter = Reporter(folder, Metrics())
     for item in reports:
         reporter.round(item)
     for step in range(evals):
@@ -76,7 +75,7 @@ def test_a_resumed_peer_takes_back_what_it_will_do_again(tmp_path: Path) -> None
     write(tmp_path, report(1), report(2), report(3)).close()
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 4, "cut')
-    reporter = Reporter(tmp_path, Metrics(), PeerStatus())
+    reporter = Reporter(tmp_path, Metrics())
     reporter.rewind(2, 5)
     reporter.round(report(3))
     reporter.close()
