@@ -44,17 +44,6 @@ class RoundReport:
     idle_share: float
     members: int
 
-    @property
-    def partner(self) -> str | None:
-        """Names of those it was averaged with."""
-        return ",".join(self.averaged.partners) or None
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of the inner phase; 0 when it took no time."""
-        inner = self.boundary.inner
-        return inner.tokens / inner.seconds if inner.seconds else 0.0
-
 
 class Reporter:
     """Appends to the run's folder, so that a resumed peer goes on in the same files. ``last``: of this process."""
@@ -92,15 +81,27 @@ class Reporter:
 
     def round(self, report: RoundReport) -> None:
         """A round ended."""
-        boundary = report.boundary
+        boundary, averaged = report.boundary, report.averaged
         if boundary.round <= self._reported:  # the peer has taken the weights of others that were less far
             self.rewind(boundary.round - 1, boundary.step)
         self._reported, self.last = boundary.round, report
-        _append(self._rounds, _row(report))
-        self.status.round(report.averaged)
+        row, tracked = _row(report), _tracked(report)
+        _append(self._rounds, row)
         self._count(report)
-        self._track(report)
-        _say(report)
+        self.status.round(averaged)
+        self._trackers.log(boundary.step, tracked)
+        line = fields(
+            round=boundary.round,
+            step=boundary.step,
+            loss=boundary.inner.loss if boundary.inner.steps else None,
+            outcome=averaged.outcome,
+            partner=row["partner"],
+            idle=f"{report.idle_share:.1%}",
+            tok_s=f"{row['tokens_per_second']:.0f}",
+            distance=averaged.distance,
+        )
+        failed = averaged.outcome not in (Outcome.MERGED, Outcome.ALONE)
+        log.log(30 if failed else 20, "%s%s", line, f" detail={averaged.detail!r}" if failed else "")
 
     def _count(self, report: RoundReport) -> None:
         averaged, metrics = report.averaged, self._metrics
@@ -133,21 +134,6 @@ class Reporter:
         """This peer goes on with the weights of others."""
         self._metrics["weights_taken_total"].inc()
 
-    def _track(self, report: RoundReport) -> None:
-        inner, averaged = report.boundary.inner, report.averaged
-        trained = {"train/loss": inner.loss, "train/lr": inner.learning_rate, "train/grad_norm": inner.grad_norm}
-        values = {
-            **(trained if inner.steps else {}),
-            "tokens": report.boundary.tokens,
-            "outer/round": report.boundary.round,
-            "outer/merged": averaged.outcome is Outcome.MERGED,
-            "outer/idle_share": report.idle_share,
-            "outer/distance": averaged.distance,
-            "outer/bytes": averaged.bytes_sent + averaged.bytes_received,
-            **{f"seconds/{phase}": seconds for phase, seconds in report.seconds.items()},
-        }
-        self._trackers.log(report.boundary.step, values)
-
     def saved(self) -> None:
         """A checkpoint was written."""
         self._metrics["last_checkpoint_timestamp_seconds"].set(time.time())
@@ -168,20 +154,20 @@ class Reporter:
 
 def _row(report: RoundReport) -> dict[str, Any]:
     """A line of ``rounds.jsonl``."""
-    boundary, averaged = report.boundary, report.averaged
+    boundary, inner, averaged = report.boundary, report.boundary.inner, report.averaged
     return {
         "round": boundary.round,
         "step": boundary.step,
         "tokens": boundary.tokens,
-        "first_train_loss": boundary.inner.first_loss,
-        "train_loss": boundary.inner.loss,
-        "partner": report.partner,
+        "first_train_loss": inner.first_loss,
+        "train_loss": inner.loss,
+        "partner": ",".join(averaged.partners) or None,
         "outcome": averaged.outcome,
         "detail": averaged.detail,
         "reason": averaged.reason,
         "seconds": {phase: round(value, 6) for phase, value in report.seconds.items()},
         "idle_share": report.idle_share,
-        "tokens_per_second": report.tokens_per_second,
+        "tokens_per_second": inner.tokens / inner.seconds if inner.seconds else 0.0,
         "bytes_sent": averaged.bytes_sent,
         "bytes_received": averaged.bytes_received,
         "distance": averaged.distance,
@@ -189,20 +175,20 @@ def _row(report: RoundReport) -> dict[str, Any]:
     }
 
 
-def _say(report: RoundReport) -> None:
-    boundary, averaged = report.boundary, report.averaged
-    line = fields(
-        round=boundary.round,
-        step=boundary.step,
-        loss=boundary.inner.loss if boundary.inner.steps else None,
-        outcome=averaged.outcome,
-        partner=report.partner,
-        idle=f"{report.idle_share:.1%}",
-        tok_s=f"{report.tokens_per_second:.0f}",
-        distance=averaged.distance,
-    )
-    failed = averaged.outcome not in (Outcome.MERGED, Outcome.ALONE)
-    log.log(30 if failed else 20, "%s%s", line, f" detail={averaged.detail!r}" if failed else "")
+def _tracked(report: RoundReport) -> dict[str, float | None]:
+    """By the names that the trackers show."""
+    inner, averaged = report.boundary.inner, report.averaged
+    trained = {"train/loss": inner.loss, "train/lr": inner.learning_rate, "train/grad_norm": inner.grad_norm}
+    return {
+        **(trained if inner.steps else {}),
+        "tokens": report.boundary.tokens,
+        "outer/round": report.boundary.round,
+        "outer/merged": averaged.outcome is Outcome.MERGED,
+        "outer/idle_share": report.idle_share,
+        "outer/distance": averaged.distance,
+        "outer/bytes": averaged.bytes_sent + averaged.bytes_received,
+        **{f"seconds/{phase}": seconds for phase, seconds in report.seconds.items()},
+    }
 
 
 def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
