@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from dht_bootstrap.findings import findings
 from dht_bootstrap.history import PeerHistory, RunHistory
 from peer import __version__
-from peer.telemetry.series import EVENTS, OF_BOOTSTRAP, PREFIX, STATES, WARNINGS
+from peer.telemetry.series import OF_BOOTSTRAP, PREFIX, STATES, SWARM_EVENTS, WARNINGS
 
 if TYPE_CHECKING:
     from dht_bootstrap.watch import Watch
@@ -57,7 +57,7 @@ def _of_run(name: str, run: RunHistory) -> Iterator[SeriesSample]:
     states = Counter(peer.state for peer in run.peers.values())
     for state in STATES:
         yield "swarm_peers", (name, state), float(states[state])
-    for event in EVENTS:
+    for event in SWARM_EVENTS:
         yield "swarm_events_total", (name, event), float(run.event_counts[event])
     warned = Counter(found.kind for found in findings(run))
     for warning in WARNINGS:

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 
 from peer.logs import get_logger
@@ -51,23 +51,20 @@ def stop_with_parent() -> None:
 
 
 class Stop:
-    """A request to leave: set by a signal handler, seen by every loop."""
+    """A request to leave: made by a signal handler, seen by every loop in any thread."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self.requested = False
 
     def request(self) -> None:
-        self._event.set()
-
-    @property
-    def requested(self) -> bool:
-        return self._event.is_set()
+        """It stays requested."""
+        self.requested = True
 
 
 SLICE = 1.0  # seconds of waiting between two looks at the clock
 
 
-LATE = 1.0  # seconds by which one may be longer on a busy machine; more was a freeze
+FREEZE = 1.0  # seconds by which one may be longer on a busy machine; more was a freeze
 
 
 def slices(seconds: float, length: float = SLICE) -> Iterator[float]:
@@ -76,12 +73,12 @@ def slices(seconds: float, length: float = SLICE) -> Iterator[float]:
     while left > 0:
         began, patience = time.monotonic(), min(left, length)
         yield patience
-        left -= min(time.monotonic() - began, patience + LATE)
+        left -= min(time.monotonic() - began, patience + FREEZE)
 
 
 @dataclass(frozen=True)
 class LoopContext:
     """What the inner loop tells others, and what it is told."""
 
-    progress: Progress
-    stop: Stop
+    progress: Progress = field(default_factory=Progress)
+    stop: Stop = field(default_factory=Stop)

@@ -1,1 +1,4 @@
-"""Your own training loop in a swarm: loop.py has :class:`peer.OuterLoop`."""
+"""Other people's training loops in a swarm: :class:`peer.OuterLoop` in loop.py. It uses ``training``, and no commands.
+
+Reading order: loop.py, account.py, state.py, weights.py, config.py, huggingface.py; whole programs in examples/.
+"""

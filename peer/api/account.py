@@ -33,10 +33,10 @@ class Round:
 
     @classmethod
     def of(cls, report: RoundReport) -> Round:
-        counted, averaged = report.counted, report.averaged
+        boundary, averaged = report.boundary, report.averaged
         return cls(
-            round=counted.round,
-            step=counted.step,
+            round=boundary.round,
+            step=boundary.step,
             outcome=averaged.outcome,
             partners=averaged.partners,
             seconds=report.seconds,
@@ -49,7 +49,7 @@ class Round:
         )
 
 
-class Window:
+class StepAccount:
     """What was done since the last boundary. Losses stay where they are: no step waits for the accelerator."""
 
     def __init__(self) -> None:

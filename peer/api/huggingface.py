@@ -19,7 +19,7 @@ from peer import logs
 from peer.api.loop import OuterLoop
 
 log = logs.get_logger("huggingface")
-FILE = "outer.pt"  # beside the model, in each of the trainer's checkpoints
+OUTER_FILE = "outer.pt"  # beside the model, in each of the trainer's checkpoints
 
 
 class OuterLoopCallback(TrainerCallback):
@@ -83,4 +83,4 @@ class OuterLoopCallback(TrainerCallback):
 
     @staticmethod
     def _file(args: TrainingArguments, state: TrainerState) -> Path:
-        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / FILE
+        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / OUTER_FILE

@@ -5,8 +5,9 @@
             ...loss.backward(); optimizer.step(); optimizer.zero_grad()
             outer.step(tokens=batch.numel(), loss=loss)
 
-Between two boundaries ``step`` counts. Every H-th call is a boundary: crossing.py meets a partner, swaps and takes the
-outer step; with ``run.exchange.overlap`` beside.py does the same in small pieces in the calls that follow.
+Between two boundaries ``step`` counts. Every H-th call is a boundary: training/blocking.py meets a partner,
+swaps and takes the outer step. With ``run.exchange.overlap`` training/overlapped.py does the same in small pieces in
+the calls that follow.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from peer import logs
-from peer.api.account import Round, Window, learning_rate
+from peer.api.account import Round, StepAccount, learning_rate
 from peer.api.config import OwnConfig, resolve
 from peer.api.state import OwnState
 from peer.api.weights import require_finite, require_same, require_trains, trained
@@ -34,12 +35,8 @@ from peer.errors import RunError, UserError
 from peer.outer.methods import outer_method
 from peer.outer.slow_weights import SlowWeights
 from peer.process import Stop
-from peer.replica.inner_loop import InnerReport
-from peer.rounds.contribution import Averaged
-from peer.telemetry.report import Counted, RoundReport
-from peer.training.member import Membership, grounded
-from peer.training.overlapped import Beside
-from peer.training.phase import InnerPhase
+from peer.training.member import Membership
+from peer.training.resources import open_resources
 
 log = logs.get_logger("outer_loop")
 
@@ -55,27 +52,23 @@ class OuterLoop:
         named = trained(model)
         require_trains(optimizers, named)
         self._model, self._optimizers, self._process = model, optimizers, os.getpid()
-        self._stop, self._window = Stop(), Window()
+        self._stop, self._account = Stop(), StepAccount()
         self._total = math.inf if config.run.steps is None else config.run.steps
-        self._last: Round | None = None
         with ExitStack() as stack:
             device = named[0][1].device
-            ground = stack.enter_context(grounded(config.run, config.peer, device, self._stop))
-            stack.enter_context(logs.attached(ground.home.name, ground.home.folder / "peer.log"))
+            resources = stack.enter_context(open_resources(config.run, config.peer, device, self._stop))
+            stack.enter_context(logs.attached(resources.folder.name, resources.folder.path / "peer.log"))
             outer = outer_method(config.run, SlowWeights(named))
             self._state = OwnState(outer, optimizers, digest(config.run))
             if state is not None:
                 self._state.load_state_dict(state)
-            self._phase = ground.phase
-            self._member = Membership(ground, self._state, lambda: self._window.tokens_per_step)
+            self._phase, self._progress = resources.phase, resources.context.progress
+            self._member = Membership(
+                resources, self._state, total=self._total, tokens=lambda: self._account.tokens_per_step
+            )
             stack.callback(self._member.close)
             self._member.join(newcomer_above=-1)  # the program's seed may be another one than the others'
-            self._length = InnerPhase(config.run, self._total, self._state, ground.progress)
-            self._progress = ground.progress
-            self._crossing = None if self._member.overlaps else self._member.crossing()
-            self._beside = self._member.beside(self._report) if self._member.overlaps else None
-            if self._beside is not None:
-                stack.callback(self._beside.close)
+            self._length, self._boundary = self._member.phase_length, self._member.boundary()
             self._training = stack.enter_context(ExitStack())  # holds the phase "inner" while the program trains
             self._phase.lap()
             self._begin()
@@ -135,31 +128,28 @@ class OuterLoop:
         tokens = int(tokens)  # of a tensor as well: what follows writes it down
         if tokens < 0:
             raise UserError(f"OuterLoop.step: tokens is {tokens}; how many has this step trained on?")
-        before, counters = self._last, self._state.counters
+        before, counters = self._member.reporter.last, self._state.counters
         self._state.inner.step += 1
         counters.tokens += tokens
         counters.phase_tokens += tokens
         counters.phase_steps_done += 1
-        self._window.add(tokens, loss)
+        self._account.add(tokens, loss)
         self._progress.tick()
-        self._left -= 1
-        if self._beside is not None:
-            self._beside.pump()
-        if self._left <= 0 or self._length.time_up:
-            self._boundary()
+        self._boundary.between_steps()
+        if self._length.remaining() <= 0 or self._length.time_up:
+            self._cross()
             if self.done:
                 self.close()
-        return self._last if self._last is not before else None
+        return self.last if self._member.reporter.last is not before else None
 
     def close(self) -> None:
         """Leave the swarm. The model keeps its weights; a swap that is on its way is waited for. Twice is fine."""
         if self._stop.requested or os.getpid() != self._process:  # a forked data loader is not the peer
             return
         try:
-            if self._beside is not None and not self._member.presence.failure:
+            if not self._member.presence.failure:
                 self._training.close()
-                with self._phase("exchange"):
-                    self._beside.finish()
+                self._boundary.finish()
         finally:
             self._leave()
 
@@ -204,7 +194,7 @@ class OuterLoop:
 
     @property
     def round(self) -> int:
-        """Rounds that the swarm has behind it, as this peer sees it."""
+        """Rounds that the swarm has completed, as this peer sees it."""
         return self._state.counters.round
 
     @property
@@ -222,7 +212,8 @@ class OuterLoop:
     @property
     def last(self) -> Round | None:
         """How the last round ended: ``outcome``, ``partners``, ``seconds`` by phase."""
-        return self._last
+        report = self._member.reporter.last
+        return None if report is None else Round.of(report)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -240,7 +231,7 @@ class OuterLoop:
         """Go on from ``state``, when model and optimizer are as they were then. Better: ``start(..., state=state)``."""
         self._state.load_state_dict(state)
         self._training.close()
-        self._window.begin()  # what was trained from another state is in no report of this one
+        self._account.begin()  # what was trained from another state is in no report of this one
         self._member.rejoin()
         self._begin()
 
@@ -248,35 +239,19 @@ class OuterLoop:
 
     def _begin(self) -> None:
         """The program trains from here on."""
-        self._left = self._length.begin()
+        self._length.begin()
         self._training.enter_context(self._phase("inner"))
+        self._boundary.between_steps()
 
-    def _boundary(self) -> None:
+    def _cross(self) -> None:
         self._training.close()  # the phase ends when the accelerator has done its work
         self._length.cut()
-        inner = self._window.report(learning_rate(self._optimizers))
+        inner = self._account.report(learning_rate(self._optimizers))
         self._member.reporter.inner(inner)
         self._require_sound()
-        if self._crossing is not None:
-            mean = self._crossing.cross()
-            self._report(self._counted(inner), mean)
+        if self._boundary.cross(inner):
             self._member.join_late()
-        elif self._beside is not None:
-            self._cross_beside(self._beside, inner)
         self._begin()
-
-    def _cross_beside(self, beside: Beside, inner: InnerReport) -> None:
-        """As overlapped.py: a last swap that is still on its way is waited for at the end of the run only."""
-        if beside.busy and self._total - self._state.inner.step > self._member.ground.run.inner_steps:
-            self._state.postpone_boundary()
-            return
-        with self._phase("exchange"):
-            beside.finish()
-        tokens = self._state.counters.phase_tokens
-        self._state.cross_boundary()
-        counted = self._counted(inner)
-        self._member.join_late()
-        beside.launch(counted, tokens)
 
     def _require_sound(self) -> None:
         """Before anything of this peer reaches anybody."""
@@ -285,11 +260,3 @@ class OuterLoop:
         require_finite(spans, self.swarm_step)
         if self._member.presence.failure:
             raise RunError(f"{self._member.presence.failure}; save your model, then start again")
-
-    def _counted(self, inner: InnerReport) -> Counted:
-        return Counted(self.round, self.swarm_step, self._state.counters.tokens, inner)
-
-    def _report(self, counted: Counted, mean: Averaged) -> None:
-        report = RoundReport(counted, mean, self._phase.lap(), self._phase.idle_share(), self.members)
-        self._member.reporter.round(report)
-        self._last = Round.of(report)

@@ -21,7 +21,7 @@ from peer.training.outer_state import Counters, OuterState
 
 log = get_logger("outer_loop")
 
-VERSION = 1
+STATE_VERSION = 1
 
 
 @dataclass
@@ -55,7 +55,7 @@ class OwnState(OuterState):
             vectors = dict(zip(("phi", "momentum"), (it.clone() for it in self.vectors()), strict=False))
             counters = {**vars(self.counters), "lineage": list(self.counters.lineage)}
             return {
-                "version": VERSION,
+                "version": STATE_VERSION,
                 "config": self._config,
                 "layout": self.outer.slow.layout(),
                 "step": self.inner.step,
@@ -75,7 +75,7 @@ class OwnState(OuterState):
             self.counters.lineage = Lineage(*saved["counters"]["lineage"])
 
     def _objection(self, saved: Mapping[str, Any]) -> str:
-        if not isinstance(saved, Mapping) or saved.get("version") != VERSION:
+        if not isinstance(saved, Mapping) or saved.get("version") != STATE_VERSION:
             return "is none that OuterLoop.state_dict made, or of another version"
         if saved["config"] != self._config:
             return f"is of a run with the configuration digest {saved['config']}, this one has {self._config}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from peer.errors import UserError
@@ -22,7 +25,6 @@ def wants_bf16(precision: str, device: torch.device) -> bool:
     return precision == "bf16"
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait for the accelerator; called at the borders of phases only."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def synchronizer(device: torch.device) -> Callable[[], None] | None:
+    """What waits for the accelerator, at the borders of phases only; ``None`` where nothing runs by itself."""
+    return partial(torch.cuda.synchronize, device) if device.type == "cuda" else None

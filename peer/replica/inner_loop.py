@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from peer.config.schema import InnerConfig
 from peer.logs import get_logger
-from peer.process import Stop
-from peer.rounds.progress import Progress
+from peer.process import LoopContext
 
 log = get_logger("inner")
 
@@ -57,14 +56,13 @@ class InnerLoop:
         device: torch.device,
         autocast: bool,
         micro_batch: int | None,
-        progress: Progress,
-        stop: Stop,
+        context: LoopContext,
         compiled: bool = False,
     ) -> None:
         self.model, self.device, self.step = model, device, 0
         self._forward = _Compiled(model) if compiled else model
         self._settings, self._total, self._autocast = settings, total_steps, autocast
-        self._micro_batch, self._progress, self._stop = micro_batch, progress, stop
+        self._micro_batch, self._context = micro_batch, context
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             _decay_groups(model, settings.weight_decay),
@@ -88,8 +86,8 @@ class InnerLoop:
             losses.append(loss)
             tokens += batch.shape[0] * (batch.shape[1] - 1)
             self.step += 1
-            self._progress.tick()
-            if self._stop.requested:
+            self._context.progress.tick()
+            if self._context.stop.requested:
                 break
         values = torch.stack(losses).float().cpu() if losses else torch.full((1,), math.nan)
         return InnerReport(

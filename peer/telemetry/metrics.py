@@ -15,9 +15,9 @@ from prometheus_client.registry import Collector
 
 from peer import __version__
 from peer.errors import UserError
-from peer.telemetry.series import IDLE, OF_PEER, PHASES, PREFIX, SECONDS
+from peer.telemetry.series import IDLE_PHASES, OF_PEER, PHASES, PREFIX, SECONDS
 
-DEFAULT_PORT = 9464
+METRICS_PORT = 9464
 
 
 class Metrics:
@@ -51,7 +51,7 @@ class Metrics:
         With no ``port``: the default one, or any free one when that is taken.
         """
         try:
-            server, thread = start_http_server(DEFAULT_PORT if port is None else port, host, self.registry)
+            server, thread = start_http_server(METRICS_PORT if port is None else port, host, self.registry)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise UserError(
@@ -89,11 +89,11 @@ class _Refresh(Collector):
 class PhaseClock:
     """Splits the time since its creation into phases, without gaps: time outside every phase counts as ``apply``.
 
-    ``synchronize`` waits for the accelerator, so that a phase ends when its work has ended. One thread enters phases;
-    any thread may read their totals.
+    ``synchronize`` waits for the accelerator, if there is one, so that a phase ends when its work has ended. One thread
+    enters phases; any thread may read their totals.
     """
 
-    def __init__(self, metrics: Metrics, synchronize: Callable[[], None]) -> None:
+    def __init__(self, metrics: Metrics, synchronize: Callable[[], None] | None = None) -> None:
         self._metrics, self._synchronize = metrics, synchronize
         self._lock = threading.Lock()
         self._totals = dict.fromkeys(PHASES, 0.0)
@@ -110,7 +110,8 @@ class PhaseClock:
         try:
             yield
         finally:
-            self._synchronize()
+            if self._synchronize is not None:
+                self._synchronize()
             self._enter(outer)
 
     @property
@@ -128,7 +129,7 @@ class PhaseClock:
         """Share of all time spent waiting for a partner or for its tensor."""
         totals = self.totals
         total = sum(totals.values())
-        return sum(totals[phase] for phase in IDLE) / total if total else 0.0
+        return sum(totals[phase] for phase in IDLE_PHASES) / total if total else 0.0
 
     def _enter(self, phase: str) -> None:
         self._book()

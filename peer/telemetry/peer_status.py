@@ -11,7 +11,7 @@ from peer import __version__
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
 from peer.swarm.directory.records import Report
-from peer.telemetry.series import IDLE
+from peer.telemetry.series import IDLE_PHASES
 
 SHOWN = 3  # partners
 WORST = 2  # refused peers
@@ -54,7 +54,7 @@ class PeerStatus:
             train_loss=self._train_loss,
             val_loss=self._val_loss,
             seconds=round(sum(totals.values()), 2),
-            idle_seconds=round(sum(totals[phase] for phase in IDLE), 2),
+            idle_seconds=round(sum(totals[phase] for phase in IDLE_PHASES), 2),
             partners=tuple(name[:64] for name in self._partners[:SHOWN]),
             merges=self._merges,
             merged_ago=None if merged_at is None else round(time.monotonic() - merged_at, 1),

@@ -25,8 +25,8 @@ log = get_logger("round")
 
 
 @dataclass(frozen=True)
-class Counted:
-    """Where a peer was at a boundary, and the inner phase before it."""
+class BoundaryReport:
+    """Where a peer was after a boundary, and the inner phase before it."""
 
     round: int
     step: int
@@ -38,7 +38,7 @@ class Counted:
 class RoundReport:
     """One finished round. ``seconds`` are by phase, since the last report."""
 
-    counted: Counted
+    boundary: BoundaryReport
     averaged: Averaged
     seconds: dict[str, float]
     idle_share: float
@@ -46,14 +46,16 @@ class RoundReport:
 
 
 class Reporter:
-    """Appends to the run's folder, so that a resumed peer goes on in the same files."""
+    """Appends to the run's folder, so that a resumed peer goes on in the same files. ``last``: of this process."""
 
-    def __init__(self, folder: Path, metrics: Metrics, standing: PeerStatus, trackers: Trackers | None = None) -> None:
+    def __init__(self, folder: Path, metrics: Metrics, trackers: Trackers | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._metrics, self._standing, self._trackers = metrics, standing, trackers or Trackers()
+        self._metrics, self._trackers = metrics, trackers or Trackers()
+        self.status = PeerStatus()
         self._folder = folder
         self._open()
-        self._last = self.reached()
+        self._reported = self.reached()
+        self.last: RoundReport | None = None
 
     def reached(self) -> int:
         """The last round of this peer, before it is forgotten by :meth:`rewind`; 0 when there is none."""
@@ -65,30 +67,48 @@ class Reporter:
         _keep(self._folder / ROUNDS, lambda row: row["round"] <= round)
         _keep(self._folder / EVALS, lambda row: row["step"] <= step)
         self._open()
-        self._last = round
+        self._reported = round
 
     def inner(self, report: InnerReport) -> None:
         """An inner phase ended, whether or not its round will be finished."""
         self._metrics["inner_steps_total"].inc(report.steps)
         self._metrics["tokens_total"].inc(report.tokens)
         if report.steps:
-            self._standing.inner(report.tokens, report.loss)
+            self.status.inner(report.tokens, report.loss)
             self._metrics["train_loss"].set(report.loss)
             self._metrics["learning_rate"].set(report.learning_rate)
             self._metrics["grad_norm"].set(report.grad_norm)
 
     def round(self, report: RoundReport) -> None:
         """A round ended."""
-        counted, averaged, metrics = report.counted, report.averaged, self._metrics
-        inner = counted.inner
-        if counted.round <= self._last:  # the peer has taken the weights of others, who were less far
-            self.rewind(counted.round - 1, counted.step)
-        self._last = counted.round
-        self._standing.round(averaged)
+        boundary, averaged = report.boundary, report.averaged
+        if boundary.round <= self._reported:  # the peer has taken the weights of others that were less far
+            self.rewind(boundary.round - 1, boundary.step)
+        self._reported, self.last = boundary.round, report
+        row, tracked = _row(report), _tracked(report)
+        _append(self._rounds, row)
+        self._count(report)
+        self.status.round(averaged)
+        self._trackers.log(boundary.step, tracked)
+        line = fields(
+            round=boundary.round,
+            step=boundary.step,
+            loss=boundary.inner.loss if boundary.inner.steps else None,
+            outcome=averaged.outcome,
+            partner=row["partner"],
+            idle=f"{report.idle_share:.1%}",
+            tok_s=f"{row['tokens_per_second']:.0f}",
+            distance=averaged.distance,
+        )
+        failed = averaged.outcome not in (Outcome.MERGED, Outcome.ALONE)
+        log.log(30 if failed else 20, "%s%s", line, f" detail={averaged.detail!r}" if failed else "")
+
+    def _count(self, report: RoundReport) -> None:
+        averaged, metrics = report.averaged, self._metrics
         metrics["rounds_total"].labels(averaged.outcome).inc()
         if averaged.reason is not None:
             metrics["refusals_total"].labels(averaged.reason).inc()
-        metrics["round"].set(counted.round)
+        metrics["round"].set(report.boundary.round)
         metrics["swarm_members"].set(report.members)
         metrics["exchange_bytes_total"].labels("sent").inc(averaged.bytes_sent)
         metrics["exchange_bytes_total"].labels("received").inc(averaged.bytes_received)
@@ -99,45 +119,12 @@ class Reporter:
                 metrics["pair_distance"].set(averaged.distance)
             metrics["staleness_steps"].set(averaged.staleness)
             metrics["last_merge_timestamp_seconds"].set(time.time())
-        partner = ",".join(averaged.partners) or None
-        row = {
-            "round": counted.round,
-            "step": counted.step,
-            "tokens": counted.tokens,
-            "first_train_loss": inner.first_loss,
-            "train_loss": inner.loss,
-            "partner": partner,
-            "outcome": averaged.outcome,
-            "detail": averaged.detail,
-            "reason": averaged.reason,
-            "seconds": {phase: round(value, 6) for phase, value in report.seconds.items()},
-            "idle_share": report.idle_share,
-            "tokens_per_second": inner.tokens / inner.seconds if inner.seconds else 0.0,
-            "bytes_sent": averaged.bytes_sent,
-            "bytes_received": averaged.bytes_received,
-            "distance": averaged.distance,
-            "staleness": round(averaged.staleness, 2),
-        }
-        _append(self._rounds, row)
-        self._track(report)
-        line = fields(
-            round=counted.round,
-            step=counted.step,
-            loss=inner.loss if inner.steps else None,
-            outcome=averaged.outcome,
-            partner=partner,
-            idle=f"{report.idle_share:.1%}",
-            tok_s=f"{row['tokens_per_second']:.0f}",
-            distance=averaged.distance,
-        )
-        failed = averaged.outcome not in (Outcome.MERGED, Outcome.ALONE)
-        log.log(30 if failed else 20, "%s%s", line, f" detail={averaged.detail!r}" if failed else "")
 
     def evaluation(self, step: int, tokens: int, loss: float, others: Mapping[str, float] | None = None) -> None:
         """A validation ended; ``others``: the losses on further sets, by name."""
         named = {f"val_loss_{name}": value for name, value in (others or {}).items()}
         self._metrics["val_loss"].set(loss)
-        self._standing.evaluation(loss)
+        self.status.evaluation(loss)
         _append(self._evals, {"step": step, "tokens": tokens, "val_loss": loss, **named})
         tracked = {f"val/loss_{name}": value for name, value in (others or {}).items()}
         self._trackers.log(step, {"val/loss": loss, **tracked, "tokens": tokens})
@@ -146,21 +133,6 @@ class Reporter:
     def replaced(self) -> None:
         """This peer goes on with the weights of others."""
         self._metrics["weights_taken_total"].inc()
-
-    def _track(self, report: RoundReport) -> None:
-        inner, averaged = report.counted.inner, report.averaged
-        trained = {"train/loss": inner.loss, "train/lr": inner.learning_rate, "train/grad_norm": inner.grad_norm}
-        values = {
-            **(trained if inner.steps else {}),
-            "tokens": report.counted.tokens,
-            "outer/round": report.counted.round,
-            "outer/merged": averaged.outcome is Outcome.MERGED,
-            "outer/idle_share": report.idle_share,
-            "outer/distance": averaged.distance,
-            "outer/bytes": averaged.bytes_sent + averaged.bytes_received,
-            **{f"seconds/{phase}": seconds for phase, seconds in report.seconds.items()},
-        }
-        self._trackers.log(report.counted.step, values)
 
     def saved(self) -> None:
         """A checkpoint was written."""
@@ -178,6 +150,45 @@ class Reporter:
     def _close(self) -> None:
         self._rounds.close()
         self._evals.close()
+
+
+def _row(report: RoundReport) -> dict[str, Any]:
+    """A line of ``rounds.jsonl``."""
+    boundary, inner, averaged = report.boundary, report.boundary.inner, report.averaged
+    return {
+        "round": boundary.round,
+        "step": boundary.step,
+        "tokens": boundary.tokens,
+        "first_train_loss": inner.first_loss,
+        "train_loss": inner.loss,
+        "partner": ",".join(averaged.partners) or None,
+        "outcome": averaged.outcome,
+        "detail": averaged.detail,
+        "reason": averaged.reason,
+        "seconds": {phase: round(value, 6) for phase, value in report.seconds.items()},
+        "idle_share": report.idle_share,
+        "tokens_per_second": inner.tokens / inner.seconds if inner.seconds else 0.0,
+        "bytes_sent": averaged.bytes_sent,
+        "bytes_received": averaged.bytes_received,
+        "distance": averaged.distance,
+        "staleness": round(averaged.staleness, 2),
+    }
+
+
+def _tracked(report: RoundReport) -> dict[str, float | None]:
+    """By the names that the trackers show."""
+    inner, averaged = report.boundary.inner, report.averaged
+    trained = {"train/loss": inner.loss, "train/lr": inner.learning_rate, "train/grad_norm": inner.grad_norm}
+    return {
+        **(trained if inner.steps else {}),
+        "tokens": report.boundary.tokens,
+        "outer/round": report.boundary.round,
+        "outer/merged": averaged.outcome is Outcome.MERGED,
+        "outer/idle_share": report.idle_share,
+        "outer/distance": averaged.distance,
+        "outer/bytes": averaged.bytes_sent + averaged.bytes_received,
+        **{f"seconds/{phase}": seconds for phase, seconds in report.seconds.items()},
+    }
 
 
 def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:

@@ -16,12 +16,12 @@ from peer.rounds.types import Outcome, Reason
 
 PREFIX = "noloco_"
 PHASES = ("inner", "match", "exchange", "apply", "checkpoint", "eval", "join")
-IDLE = ("match", "exchange")
+IDLE_PHASES = ("match", "exchange")
 STATES = ("waiting", "training", "left", "lost")
-EVENTS = ("joined", "left", "lost")
+SWARM_EVENTS = ("joined", "left", "lost")
 WARNINGS = ("split", "clock", "straggler", "refused", "config", "stuck")
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 300, 600)
-EACH = ("run", "peer", "peer_id")  # labels of the bootstrap's series of one peer
+PEER_LABELS = ("run", "peer", "peer_id")  # labels of the bootstrap's series of one peer
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -38,7 +38,7 @@ class Series:
 
 
 def _of_each(name: str, kind: Kind, help: str) -> Series:
-    return Series(f"swarm_peer_{name}", kind, help, EACH)
+    return Series(f"swarm_peer_{name}", kind, help, PEER_LABELS)
 
 
 OF_PEER = (
@@ -112,7 +112,7 @@ OF_BOOTSTRAP = (
         "swarm_peer_info",
         "gauge",
         "1; the labels name what the peer runs and its last partner.",
-        (*EACH, "version", "config", "partner"),
+        (*PEER_LABELS, "version", "config", "partner"),
     ),
     Series(
         "swarm_peers",
@@ -121,7 +121,7 @@ OF_BOOTSTRAP = (
         ("run", "state"),
         STATES,
     ),
-    Series("swarm_events_total", "counter", "Peers that came, left, or were lost.", ("run", "event"), EVENTS),
+    Series("swarm_events_total", "counter", "Peers that came, left, or were lost.", ("run", "event"), SWARM_EVENTS),
     Series("swarm_warnings", "gauge", "Peers that a warning concerns.", ("run", "warning"), WARNINGS),
     Series("dht_connected_peers", "gauge", "Peers that the bootstrap node is connected to."),
     Series("dht_reads_total", "counter", "Reads of the directory.", ("result",), ("ok", "failed")),

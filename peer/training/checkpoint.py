@@ -13,7 +13,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,8 @@ class Checkpoints:
         except OSError:
             return math.nan
 
-    def save(self, step: int, state: Mapping[str, Any], tensors: Mapping[str, Tensors]) -> bool:
-        """Write one checkpoint. ``False``, and a line in the log, when the disk does not take it."""
+    def save(self, step: int, state: Mapping[str, Any], tensors: Iterable[tuple[str, Tensors]]) -> bool:
+        """Write one checkpoint, ``tensors`` by file. ``False``, and a line in the log, when the disk refuses it."""
         name = f"step_{step:08d}"
         temporary, final = self.folder / f"{TEMPORARY}{name}", self.folder / name
         try:
@@ -82,7 +82,7 @@ class Checkpoints:
                 shutil.rmtree(left, ignore_errors=True)
             temporary.mkdir(parents=True)
             digests = {}
-            for part, content in tensors.items():
+            for part, content in tensors:
                 path = temporary / f"{part}.safetensors"
                 save_file({key: value.detach().cpu().contiguous() for key, value in content.items()}, path)
                 digests[path.name] = _digest(path)

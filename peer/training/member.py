@@ -1,24 +1,17 @@
-"""A peer's side to the swarm, whatever trains on the other side: who it is, its node, its place among the others.
+"""A peer's side to the swarm, around whatever trains: reporter, node and presence; it joins, exchanges and leaves.
 
-    Ground       before there is anything to train: folder, identity, metrics, clock
-    Membership   around what trains: reporter, node and presence; joins, exchanges, leaves
-
-Put together here for both the trainer (assemble.py) and a user's own loop (own/loop.py).
+Put together here for both the trainer (assemble.py) and a program's own loop (api/loop.py). Before it: resources.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from peer.config.digest import canonical, digest
-from peer.config.schema import MemberConfig, SwarmRunConfig
-from peer.errors import UserError
+from peer.config.schema import MemberConfig
 from peer.exchange.average import GroupAverage
 from peer.exchange.codecs import codec
 from peer.exchange.group.all_reduce import GroupExchange
@@ -31,105 +24,77 @@ from peer.exchange.pair.wire import Identity, layout_digest
 from peer.logs import fields, get_logger
 from peer.outer.decoupled import Decoupled
 from peer.outer.noloco import NoLoCo
-from peer.p2p import identity
-from peer.p2p.admission.dht_rules import Authority, invited
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import OPEN_TIMEOUT, NodeSettings
-from peer.process import LoopContext, Stop
-from peer.replica.device import synchronize
-from peer.rounds.contribution import Averaged
-from peer.rounds.progress import Progress
 from peer.rounds.types import Grouping
 from peer.swarm.presence import Presence, Vitals
 from peer.telemetry import trackers
-from peer.telemetry.metrics import Metrics, PhaseClock
-from peer.telemetry.peer_status import PeerStatus
-from peer.telemetry.report import Counted, Reporter
-from peer.training import run_folder
-from peer.training.blocking import Crossing
+from peer.telemetry.report import Reporter
+from peer.training.blocking import Blocking
+from peer.training.boundary import Boundary
 from peer.training.catch_up import catch_up, join_late
 from peer.training.outer_state import OuterState
-from peer.training.overlapped import Beside
-from peer.training.run_folder import RunFolder
+from peer.training.overlapped import Overlapped
+from peer.training.phase import PhaseLength
+from peer.training.resources import Resources
+from peer.training.validation import Validation
 
 log = get_logger("membership")
 
 
-@dataclass(frozen=True)
-class Resources:
-    """What a peer stands on before it has anything to train."""
-
-    run: SwarmRunConfig
-    own: MemberConfig
-    device: torch.device
-    home: RunFolder
-    key: Path
-    authority: Authority | None
-    peer_id: str
-    metrics: Metrics
-    metrics_address: str
-    phase: PhaseClock
-    progress: Progress
-    stop: Stop
-
-
-@contextmanager
-def grounded(run: SwarmRunConfig, own: MemberConfig, device: torch.device, stop: Stop) -> Iterator[Resources]:
-    """Claims the peer's folder and serves its metrics until the end."""
-    with ExitStack() as stack:
-        home = run_folder.claim(run.dir, own.name)
-        stack.callback(home.release)
-        key, authority = _identity(run, own, home.folder)
-        peer_id = identity.load_or_create(key)
-        metrics = Metrics(method=run.outer.name, run=run.name, config=digest(run))
-        address, close = metrics.serve(own.metrics.host, own.metrics.port)
-        stack.callback(close)
-        if device.type == "cuda":
-            metrics["device_memory_bytes"].set_function(lambda: torch.cuda.max_memory_allocated(device))
-        phase = PhaseClock(metrics, partial(synchronize, device))
-        yield Resources(run, own, device, home, key, authority, peer_id, metrics, address, phase, Progress(), stop)
-
-
 class Membership:
-    """``close`` leaves the swarm, whatever has happened. ``tokens``: how many an inner step trains on."""
+    """``close`` leaves the swarm, whatever has happened.
 
-    def __init__(self, ground: Resources, state: OuterState, tokens: Callable[[], float]) -> None:
-        self.ground, self.state = ground, state
-        run, own = ground.run, ground.own
+    ``total``: inner steps of the run, infinite when nobody knows; ``tokens``: how many an inner step trains on.
+    """
+
+    def __init__(self, resources: Resources, state: OuterState, *, total: float, tokens: Callable[[], float]) -> None:
+        run, own, slow = resources.run, resources.own, state.outer.slow
+        self.resources, self.state, self._tokens = resources, state, tokens
+        self.phase_length = PhaseLength(run, total, state, resources.context.progress)
         self._stack = ExitStack()
-        standing = PeerStatus()
-        tracked = trackers.start(
-            own.trackers, ground.home.folder, run=run.name, peer=ground.home.name, peer_id=ground.peer_id
-        )
-        self.reporter = Reporter(ground.home.folder, ground.metrics, standing, tracked)
+        self.reporter = self._reporter()
         self._stack.callback(self.reporter.close)
-        layout = layout_digest(state.outer.slow.layout())
-        me = MemberIdentity(ground.home.name, run.name, digest(run), canonical(run), layout)
-        self.node = MemberNode(_node_settings(own, ground.key), ground.authority, me)
-        self._same = Identity(state.outer.slow.numel)
+        layout = layout_digest(slow.layout())
+        me = MemberIdentity(resources.folder.name, run.name, digest(run), canonical(run), layout)
+        self.node = MemberNode(_node_settings(own, resources.key), resources.authority, me)
+        self._same = Identity(slow.numel)
         self.presence = Presence(
             self.node,
             grouping=state.outer.grouping,
             equal_replicas=state.outer.equal_replicas,
             settings=run.rendezvous,
-            loop=LoopContext(ground.progress, ground.stop),
+            loop=resources.context,
             counters=state.counters,
-            vitals=lambda: Vitals(
-                state.inner.step, ground.progress.rate(tokens()), standing.report(ground.phase.totals)
-            ),
-            metrics_address=own.metrics.announce or ground.metrics_address,
+            vitals=self._vitals,
+            metrics_address=own.metrics.announce or resources.metrics_address,
         )
         self._stack.callback(self.presence.leave)
+
+    def _reporter(self) -> Reporter:
+        run, own, folder = self.resources.run, self.resources.own, self.resources.folder
+        tracked = trackers.start(
+            own.trackers, folder.path, run=run.name, peer=folder.name, peer_id=self.resources.peer_id
+        )
+        return Reporter(folder.path, self.resources.metrics, tracked)
+
+    def _vitals(self) -> Vitals:
+        """What this peer's record says of now."""
+        return Vitals(
+            self.state.inner.step,
+            self.resources.context.progress.rate(self._tokens()),
+            self.reporter.status.report(self.resources.phase.totals),
+        )
 
     def join(self, resume: Callable[[], None] = lambda: None, *, newcomer_above: int = 0) -> None:
         """Go on from the newest state there is, one's own (``resume`` takes it over) or a member's, and be found.
 
         ``newcomer_above``: one that has trained nothing takes the weights of a member that is beyond this round.
         """
-        own, presence, counters = self.ground.own, self.presence, self.state.counters
+        own, presence, counters = self.resources.own, self.presence, self.state.counters
         reached = self.reporter.reached()
         together = own.start_with > 1
-        with self.ground.phase("join"):
+        with self.resources.phase("join"):
             self.node.start()
             presence.require_alone()
             resume()
@@ -138,50 +103,57 @@ class Membership:
             presence.enter(self.state.snapshot, counters.round, waits=together)
             if together:
                 presence.await_others(own.start_with, own.start_patience)
-                self._catch_up(reached=reached)  # all have come back, each with its own checkpoint: who is furthest?
+                self._catch_up(reached=reached)  # all have come back, each with its own checkpoint: one is furthest
         what = fields(
             config=self.node.member.config,
-            method=self.ground.run.outer.name,
+            method=self.resources.run.outer.name,
             parameters=self._same.numel,
-            device=self.ground.device,
+            device=self.resources.device,
         )
-        where = fields(address=self.node.addresses[0], metrics=self.ground.metrics_address, step=self.state.inner.step)
+        where = fields(
+            address=self.node.addresses[0], metrics=self.resources.metrics_address, step=self.state.inner.step
+        )
         log.info("ready: %s %s", what, where)
 
     def rejoin(self) -> None:
         """The state was replaced by an older or newer one: go on from it, or from a member's that is further."""
-        with self.ground.phase("join"):
+        with self.resources.phase("join"):
             self._catch_up()
             self.reporter.rewind(self.state.counters.round, self.state.inner.step)
 
-    def join_late(self) -> None:
-        """At a boundary: go on from others' weights if this peer's cannot be averaged with them."""
-        if join_late(self.state, self.presence, self.ground.phase):
+    def join_late(self, validation: Validation | None = None) -> bool:
+        """At a boundary: go on from others' weights if this peer's cannot be averaged with them; returns whether it
+        does. With ``validation`` only if these are good enough.
+        """
+        replaced = join_late(self.state, self.presence, self.resources.phase, validation)
+        if replaced:
             self.reporter.replaced()
+        return replaced
 
     def _catch_up(self, newcomer_above: int = 0, reached: int = 0) -> None:
-        timeout = self.ground.own.network.join_timeout
+        timeout = self.resources.own.network.join_timeout
         catch_up(self.state, self.presence, timeout, newcomer_above=newcomer_above, reached=reached)
 
-    def crossing(self) -> Crossing:
-        """The boundaries of a peer that stands at them."""
-        return Crossing(self.state, self.presence, self._exchange(), self.ground.phase, self.ground.stop)
-
-    @property
-    def overlaps(self) -> bool:
-        """The swap runs beside the inner steps: :meth:`beside`, not :meth:`crossing`."""
-        return self.ground.run.exchange.overlap
-
-    def beside(self, report: Callable[[Counted, Averaged], None]) -> Beside:
-        """The boundaries of one that does not."""
-        outer, settings, ground = self.state.outer, self.ground.run.exchange, self.ground
-        assert isinstance(outer, NoLoCo), "checked with the configuration"
+    def boundary(self) -> Boundary:
+        """What ends this peer's rounds; made once, after :meth:`join`."""
+        settings, method = self.resources.run.exchange, self.state.outer
+        if not settings.overlap:
+            return Blocking(self.state, self.presence, self.reporter, self.resources, self._exchange())
+        assert isinstance(method, NoLoCo), "checked with the configuration"
         exchange = RollingExchange(self.node, self._same, codec(settings.codec, self._same.numel), settings, Guard())
-        clock = ground.phase, ground.progress, ground.stop
-        return Beside(self.state, self.presence, exchange, outer, clock, report)
+        self._stack.callback(exchange.close)
+        return Overlapped(
+            self.state,
+            self.presence,
+            self.reporter,
+            self.resources,
+            exchange=exchange,
+            method=method,
+            phase_length=self.phase_length,
+        )
 
     def _exchange(self) -> GroupAverage:
-        outer, settings, same, node = self.state.outer, self.ground.run.exchange, self._same, self.node
+        outer, settings, same, node = self.state.outer, self.resources.run.exchange, self._same, self.node
         if outer.grouping is not Grouping.EVERYONE:
             return PairExchange(node, same, codec(settings.codec, same.numel), settings, Guard())
         lobby = Lobby()
@@ -193,16 +165,6 @@ class Membership:
     def close(self) -> None:
         """Withdraw the record, say goodbye, close the node and the files."""
         self._stack.close()
-
-
-def _identity(run: SwarmRunConfig, own: MemberConfig, folder: Path) -> tuple[Path, Authority | None]:
-    """The file with this peer's key, and in an invited swarm what its invitation says."""
-    if run.owner is None:
-        return own.identity or folder / "identity.key", None
-    if own.invitation is None:
-        raise UserError("run.admission is invite: set peer.invitation to the file that the swarm's owner gave you")
-    key = folder / "invited.key"
-    return key, invited(own.invitation, key, run.owner)
 
 
 def _node_settings(own: MemberConfig, key: Path) -> NodeSettings:

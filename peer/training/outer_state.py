@@ -1,7 +1,7 @@
-"""The outer half of a peer's state: slow weights, momentum and where it is. Whatever trains the fast weights.
+"""The outer half of a peer's state: slow weights, momentum and counters. What trains the fast weights is not in it.
 
-Previous station: outer/. Next stations: state.py, which adds the inner half, and own/state.py, where that is the
-user's own; crossing.py, which changes it.
+Previous station: outer/. Next stations: state.py, which adds the inner half, and api/state.py, where that is the
+user's own; blocking.py and overlapped.py, which change it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class OuterState(ABC):
     def adopt(self, state: State) -> None:
         """Become a newcomer with a member's slow weights: θ = φ, so Δ is zero; the optimizer starts anew.
 
-        It goes on from where the member stands between two boundaries, so that both reach the next one together.
+        It goes on from where the member is between two boundaries, so that both reach the next one together.
         """
         with self.outer.slow.changing():
             self.take_outer(dict(zip(("phi", "momentum"), state.vectors, strict=False)))

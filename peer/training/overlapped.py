@@ -1,17 +1,16 @@
-"""A boundary that nobody stands at: the swap runs beside the next inner steps, whoever makes them.
+"""The boundary of a peer that does not wait: the swap runs while the next inner steps do (``run.exchange.overlap``).
 
 At a boundary a helper thread looks for a partner. When it is there, the parts of the model take their outer step one
 after the other, each between two inner steps: first as in a group of one, then amended by what the partner sent
 (outer/noloco.py). Without a partner all parts take the step of a group of one.
 
-Previous station: exchange/rolling.py. Next stations: overlapped.py, own/loop.py.
+Previous station: exchange/pair/overlapped.py. Next stations: trainer.py, api/loop.py.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import torch
@@ -19,97 +18,109 @@ import torch
 from peer.exchange.pair.flight import Flight, Opened
 from peer.exchange.pair.overlapped import RollingExchange
 from peer.outer.method import PartwiseMethod
-from peer.process import Stop
-from peer.rounds.contribution import Averaged
-from peer.rounds.progress import Progress
+from peer.replica.inner_loop import InnerReport
 from peer.rounds.types import Group
-from peer.swarm.presence import Presence
-from peer.telemetry.metrics import PhaseClock
-from peer.telemetry.report import Counted
-from peer.training.outer_state import OuterState
+from peer.telemetry.report import BoundaryReport
+from peer.training.boundary import Boundary
+from peer.training.phase import PhaseLength
 
-LEAVING = 10.0  # seconds for a swap that is on its way when this peer is asked to stop
-WAIT = 0.05  # seconds between two looks at a swap that is waited for
+STOP_PATIENCE = 10.0  # seconds for a swap that is on its way when this peer is asked to stop
+LOOK_SECONDS = 0.05  # seconds between two looks at a swap that is waited for
 
 
 @dataclass(frozen=True)
-class UnderWay:
+class EndedPhase:
+    """An inner phase whose swap has not begun."""
+
+    inner: InnerReport
+    tokens: int  # trained on in the round: the weight of this peer's contribution
+    number: int  # of the inner phase, from 1
+
+
+@dataclass(frozen=True)
+class SwapUnderWay:
     """A round whose swap is on its way: what its report will say."""
 
     flight: Flight
-    counted: Counted
-    opened: dict[int, int]  # inner step at which a part was opened
-    late: list[int]  # inner steps between that and the arrival of the partner's
+    boundary: BoundaryReport
+    opened: dict[int, int] = field(default_factory=dict)  # part: the inner step at which it was opened
+    late: list[int] = field(default_factory=list)  # inner steps between that and the arrival of the partner's part
 
 
-class Beside:
-    """One swap at a time; ``report`` is told how each has ended."""
+@dataclass
+class Overlapped(Boundary):
+    """One swap at a time. It is waited for at the end of the run only. ``method`` is the state's outer method."""
 
-    def __init__(
-        self,
-        state: OuterState,
-        presence: Presence,
-        exchange: RollingExchange,
-        outer: PartwiseMethod,
-        clock: tuple[PhaseClock, Progress, Stop],
-        report: Callable[[Counted, Averaged], None],
-    ) -> None:
-        self._state, self._presence, self._rolling, self._partwise = state, presence, exchange, outer
-        self._phase, self._progress, self._stop = clock
-        self._report = report
-        self._round: UnderWay | None = None
+    exchange: RollingExchange
+    method: PartwiseMethod
+    phase_length: PhaseLength
+    _ended: EndedPhase | None = None
+    _swap: SwapUnderWay | None = None
 
-    @property
-    def busy(self) -> bool:
-        """A swap is on its way."""
-        return self._round is not None
+    def cross(self, inner: InnerReport) -> bool:
+        """The round is over, and its swap begins with the next inner step: a partner must not wait while this peer
+        evaluates. While the last swap is on its way the boundary is postponed, unless the run ends before the next one.
+        """
+        if self._swap is not None and not self.phase_length.run_ends():
+            self.state.postpone_boundary()
+            return False
+        self.finish()
+        self._ended = EndedPhase(inner, self.counters.phase_tokens, self.context.progress.phases)
+        self.state.cross_boundary()
+        return True
 
-    def launch(self, counted: Counted, tokens: int) -> None:
-        """Behind a boundary: the swap of the round that has ended begins. ``tokens``: trained on in it."""
-        round, number = self._state.counters.round - 1, self._progress.phases
-
-        def meet() -> Group:
-            return replace(self._presence.group_beside(round, number), tokens=tokens)
-
-        self._round = UnderWay(self._rolling.start(self._progress.step_seconds, meet), counted, {}, [])
-
-    def pump(self, *, resting: bool = False) -> None:
-        """Take in what has landed, open what is wanted. ``resting``: no inner steps run meanwhile."""
-        round = self._round
-        if round is None:
-            return
-        flight = round.flight
-        result = flight.result()
-        landed, wanted = flight.take(), flight.rest() if result is not None else flight.wanted(resting=resting)
-        if landed or wanted or result is not None:
-            with self._phase("apply"):
-                for index, correction in landed:
-                    self._partwise.amend(flight.parts[index][0], correction)
-                    round.late.append(self._state.inner.step - round.opened[index])
-                for index in wanted:
-                    self._open(round, index)
-        if result is not None:
-            self._round = None
-            self._presence.ended(result)
-            self._report(round.counted, replace(result, staleness=fmean(round.late) if round.late else 0.0))
+    def between_steps(self) -> None:
+        """Begin the swap of the phase that has ended, or go on with it."""
+        self._launch()
+        self._advance()
 
     def finish(self) -> None:
         """Wait for the swap that is on its way, if any; its deadline bounds this, and a stop leaves it little time."""
-        until = time.monotonic() + LEAVING
-        while self._round is not None:
-            self.pump(resting=True)
-            if self._round is not None:
-                self._round.flight.wait(WAIT)
-                if self._stop.requested and time.monotonic() > until:
-                    self._round.flight.break_off()
+        with self.phase("exchange"):
+            self._launch()
+            until = time.monotonic() + STOP_PATIENCE
+            while self._swap is not None:
+                self._advance(resting=True)
+                if self._swap is not None:
+                    self._swap.flight.wait(LOOK_SECONDS)
+                    if self.context.stop.requested and time.monotonic() > until:
+                        self._swap.flight.break_off()
 
-    def close(self) -> None:
-        """No further swaps."""
-        self._rolling.close()
+    def _launch(self) -> None:
+        ended, self._ended = self._ended, None
+        if ended is None:
+            return
+        round = self.counters.round - 1
 
-    def _open(self, round: UnderWay, index: int) -> None:
-        start, stop = round.flight.parts[index]
+        def meet() -> Group:
+            return replace(self.presence.group_beside(round, ended.number), tokens=ended.tokens)
+
+        flight = self.exchange.start(self.context.progress.step_seconds, meet)
+        self._swap = SwapUnderWay(flight, self.reached(ended.inner))
+
+    def _advance(self, *, resting: bool = False) -> None:
+        """Take in what has landed, open what is wanted. ``resting``: no inner steps run meanwhile."""
+        swap = self._swap
+        if swap is None:
+            return
+        flight = swap.flight
+        result = flight.result()
+        landed, wanted = flight.take(), flight.rest() if result is not None else flight.wanted(resting=resting)
+        if landed or wanted or result is not None:
+            with self.phase("apply"):
+                for index, correction in landed:
+                    self.method.amend(flight.parts[index][0], correction)
+                    swap.late.append(self.state.inner.step - swap.opened[index])
+                for index in wanted:
+                    self._open(swap, index)
+        if result is not None:
+            self._swap = None
+            self.presence.ended(result)
+            self.report(swap.boundary, replace(result, staleness=fmean(swap.late) if swap.late else 0.0))
+
+    def _open(self, swap: SwapUnderWay, index: int) -> None:
+        start, stop = swap.flight.parts[index]
         own, change = torch.empty(stop - start), torch.empty(stop - start)
-        self._partwise.open(start, own, change)
-        round.opened[index] = self._state.inner.step
-        round.flight.offer(index, Opened(own, change))
+        self.method.open(start, own, change)
+        swap.opened[index] = self.state.inner.step
+        swap.flight.offer(index, Opened(own, change))

@@ -1,6 +1,6 @@
 """How long an inner phase is: H steps and less at the end of a run, or what fits into ``run.inner_time``.
 
-Used by every loop: training.py, and own/loop.py around somebody else's.
+Used by every loop: trainer.py, and api/loop.py around a program's own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from peer.rounds.schedule import phase_steps
 from peer.training.outer_state import OuterState
 
 
-class InnerPhase:
+class PhaseLength:
     """Of one peer; ``total``: the run's inner steps, infinite when nobody knows."""
 
     def __init__(self, run: SwarmRunConfig, total: float, state: OuterState, progress: Progress) -> None:
@@ -38,6 +38,10 @@ class InnerPhase:
     def remaining(self) -> int:
         """Inner steps left to the next boundary."""
         return self.steps() - self._state.counters.phase_steps_done
+
+    def run_ends(self) -> bool:
+        """The run has at most one more inner phase."""
+        return self._total - self._state.inner.step <= self._run.inner_steps
 
     @property
     def time_up(self) -> bool:

@@ -1,6 +1,6 @@
 """What trains, without the network: model, data, inner loop and outer method of one replica, from a configuration.
 
-The only place that picks a method's class. Used by assemble.py for a peer and by simulate/ for many of them.
+Used by assemble.py for a peer and by simulate/ for many of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def replica(
     *,
     stream: int,
     device: torch.device,
-    signs: LoopContext,
+    context: LoopContext,
     ranks: Ranks | None = None,
 ) -> PeerState:
     """A replica with the run's fresh weights that reads data stream ``stream`` of ``tokens``; ``ranks``: the other
@@ -42,16 +42,16 @@ def replica(
     """
     run = config.run
     if ranks is None:
-        inner, slow = _whole(config, device, signs)
+        inner, slow = _whole(config, device, context)
     else:
         bf16 = wants_bf16(config.peer.precision, device)
-        inner, slow = sharded.build(ranks, config, device, bf16=bf16, progress=signs.progress, stop=signs.stop)
+        inner, slow = sharded.build(ranks, config, device, bf16=bf16, context=context)
     return PeerState(
         inner, outer_method(run, slow), batches(run, tokens, stream), digest(run), origin(run, inner.model)
     )
 
 
-def _whole(config: Config, device: torch.device, signs: LoopContext) -> tuple[InnerLoop, SlowWeights]:
+def _whole(config: Config, device: torch.device, context: LoopContext) -> tuple[InnerLoop, SlowWeights]:
     run, own = config.run, config.peer
     length = run.data.sequence_length
     vocabulary = run.data.tokenizer.vocabulary
@@ -66,8 +66,7 @@ def _whole(config: Config, device: torch.device, signs: LoopContext) -> tuple[In
         autocast=wants_bf16(own.precision, device),
         micro_batch=own.micro_batch,
         compiled=own.compile,
-        progress=signs.progress,
-        stop=signs.stop,
+        context=context,
     )
     return inner, SlowWeights(network.named_parameters())
 

@@ -17,8 +17,8 @@ from peer.errors import RunError, UserError
 class RunFolder:
     """The claimed folder. The lock goes with the process, also when it is killed."""
 
-    def __init__(self, name: str, folder: Path, lock: int) -> None:
-        self.name, self.folder, self._lock = name, folder, lock
+    def __init__(self, name: str, path: Path, lock: int) -> None:
+        self.name, self.path, self._lock = name, path, lock
 
     def release(self) -> None:
         """Let another process use the folder."""

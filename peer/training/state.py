@@ -1,12 +1,13 @@
 """What a peer is made of: one state for a checkpoint, a resume and a newcomer.
 
-Previous stations: inner.py and outer_state.py. Next stations: checkpoint.py (disk) and swarm/join.py (network).
+Previous stations: replica/inner_loop.py and outer_state.py. Next stations: checkpoint.py (disk) and
+swarm/state_transfer/ (network).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -43,18 +44,16 @@ class PeerState(OuterState):
         """Size of a checkpoint: θ, φ, δ and AdamW's two moments, fp32."""
         return 5 * 4 * self.outer.slow.numel
 
-    def tensors(self) -> Mapping[str, Tensors]:
-        """Files of a checkpoint, each made when it is asked for. The tensors are the live ones where they can be."""
+    def tensors(self) -> Iterator[tuple[str, Tensors]]:
+        """Files of a checkpoint, by name: the live tensors where they can be. Weights that lie on several GPUs are
+        copied to the host, one file at a time.
+        """
         outer = {"phi": self.outer.slow.phi}
         if self.outer.momentum is not None:
             outer["momentum"] = self.outer.momentum
-        return Files(
-            {
-                "model": self.outer.slow.tensors,
-                "outer": lambda: outer,
-                "optimizer": lambda: self.outer.slow.moments(self.inner.optimizer),
-            }
-        )
+        yield "model", self.outer.slow.tensors()
+        yield "outer", outer
+        yield "optimizer", self.outer.slow.moments(self.inner.optimizer)
 
     def scalars(self) -> dict[str, Any]:
         """The JSON half of a checkpoint."""
@@ -95,22 +94,6 @@ class PeerState(OuterState):
     def forget(self) -> None:
         """AdamW starts anew."""
         self.outer.slow.take_moments(self.inner.optimizer, {})
-
-
-class Files(Mapping[str, Tensors]):
-    """Of weights that lie on several GPUs a copy is made on the host: of one file at a time, then."""
-
-    def __init__(self, makers: dict[str, Callable[[], Tensors]]) -> None:
-        self._makers = makers
-
-    def __getitem__(self, name: str) -> Tensors:
-        return self._makers[name]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._makers)
-
-    def __len__(self) -> int:
-        return len(self._makers)
 
 
 def _rng() -> dict[str, Any]:

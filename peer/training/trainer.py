@@ -1,29 +1,105 @@
 """The loop of a peer. It gets finished parts, and knows no network and no formula.
 
-inner: H steps of AdamW → crossing.py: match, exchange, apply → a line in the report; now and then a checkpoint
+inner: H steps of AdamW → boundary: match, exchange, apply (blocking.py, overlapped.py) → now and then a checkpoint
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
+from torch import Tensor
+
 from peer.config.schema import Config
-from peer.training.blocking import Crossing
-from peer.training.loop import Parts, Training
+from peer.errors import RunError
+from peer.replica.inner_loop import InnerReport
+from peer.training.checkpoint import Checkpoints
+from peer.training.member import Membership
+from peer.training.state import PeerState
+from peer.training.validation import Validation
 
 
-class Trainer(Training):
-    """Stands at each boundary until its exchange has ended."""
+class Trainer:
+    """Trains until ``run.steps`` of the swarm are done or a stop is asked for. ``member`` has joined."""
 
-    def __init__(self, config: Config, parts: Parts, crossing: Crossing) -> None:
-        super().__init__(config, parts)
-        self.crossing = crossing
+    def __init__(
+        self, config: Config, member: Membership, state: PeerState, checkpoints: Checkpoints, validation: Validation
+    ) -> None:
+        self.config, self.member, self.state = config, member, state
+        self.inner, self.stream, self.counters = state.inner, state.stream, state.counters
+        self.phase, self.stop = member.resources.phase, member.resources.context.stop
+        self.phase_length, self.boundary = member.phase_length, member.boundary()
+        self.checkpoints, self.validation = checkpoints, validation
+        self.phase.lap()  # the first report's seconds are from here on
+
+    def run(self) -> None:
+        """Train; raises :class:`RunError` when it cannot go on."""
+        if not self.stop.requested:
+            self.evaluate()
+        self.loop()
+        self.boundary.finish()
+        self.save()
+        if not self.stop.requested:
+            self.evaluate()
 
     def loop(self) -> None:
+        """Rounds until the end. An inner phase that a stop cuts short is gone on with after the resume."""
         while not self.done():
             with self.phase("inner"):
                 inner = self.inner.run(self.batches())
             self.account(inner)
-            if self.remaining():
+            if self.phase_length.remaining():
                 return
-            mean = self.crossing.cross()
-            self.report(self.counted(inner), mean)
-            self.now_and_then()
+            if self.boundary.cross(inner):
+                self.now_and_then()
+
+    def done(self) -> bool:
+        """All steps made, or asked to stop."""
+        return self.stop.requested or self.inner.step >= self.config.run.steps
+
+    def batches(self) -> Iterator[Tensor]:
+        """Training batches up to the next boundary, which comes after ``run.inner_time`` at the latest."""
+        for batch in self.stream.take(self.phase_length.begin()):
+            self.boundary.between_steps()
+            yield batch
+            if self.phase_length.time_up:
+                return
+
+    def account(self, inner: InnerReport) -> None:
+        """Count what an inner phase did, and stop before a broken model reaches anybody."""
+        self.counters.tokens += inner.tokens
+        self.counters.phase_tokens += inner.tokens
+        self.counters.phase_steps_done += inner.steps
+        if self.phase_length.time_up and not self.stop.requested:
+            self.phase_length.cut()
+        self.member.reporter.inner(inner)
+        if inner.steps and not math.isfinite(inner.loss):
+            raise RunError(
+                f"the training loss is {inner.loss} at step {self.inner.step}; lower run.inner.learning_rate or "
+                "look at the data, then start again: it resumes from the last checkpoint"
+            )
+        if self.member.presence.failure:
+            self.save()
+            raise RunError(f"{self.member.presence.failure}; the state is saved, start again to go on")
+
+    def now_and_then(self) -> None:
+        """After a boundary: evaluate and save when it is time."""
+        if self.done():
+            return
+        replaced = self.member.join_late(self.validation)
+        if self.counters.round % self.config.run.evaluation.every_rounds == 0:
+            self.evaluate()
+        if replaced or self.counters.round % self.config.peer.checkpoint.every_rounds == 0:
+            self.save()
+
+    def evaluate(self) -> None:
+        """Validation losses of this replica, into the report."""
+        loss, others = self.validation.losses()
+        self.member.reporter.evaluation(self.inner.step, self.counters.tokens, loss, others)
+
+    def save(self) -> None:
+        """Write a checkpoint; a full disk is said and survived."""
+        with self.phase("checkpoint"):
+            saved = self.checkpoints.save(self.inner.step, self.state.scalars(), self.state.tensors())
+        if saved:
+            self.member.reporter.saved()

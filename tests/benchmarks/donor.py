@@ -32,8 +32,7 @@ from peer.data.corpus import load as load_text
 from peer.exchange.pair.wire import layout_digest
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.node import Node
-from peer.process import LoopContext, Stop
-from peer.rounds.progress import Progress
+from peer.process import LoopContext
 from peer.rounds.types import Seat
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
@@ -65,8 +64,10 @@ class Side:
     @contextmanager
     def started(cls, address: str, own: str) -> Iterator[Side]:
         config = settings.load(Path(CONFIG), list(SETS))
-        run, signs = config.run, LoopContext(Progress(), Stop())
-        state = replica.replica(config, load_text(run.data).train, stream=0, device=torch.device("cpu"), signs=signs)
+        run = config.run
+        state = replica.replica(
+            config, load_text(run.data).train, stream=0, device=torch.device("cpu"), context=LoopContext()
+        )
         with tempfile.TemporaryDirectory() as folder:
             layout = layout_digest(state.outer.slow.layout())
             me = MemberIdentity("side", run.name, digest(run), canonical(run), layout)

@@ -31,10 +31,9 @@ from peer.data.batches import TokenStream
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 from peer.p2p.node import Node
-from peer.process import Stop
+from peer.process import LoopContext
 from peer.replica import model
 from peer.replica.inner_loop import InnerLoop, learning_rate
-from peer.rounds.progress import Progress
 from peer.rounds.types import Outcome
 from tests.benchmarks.common import finish, options
 from tests.benchmarks.swap_partner import Pairing, peer_node
@@ -72,8 +71,7 @@ def inner_loop(network: nn.Module) -> InnerLoop:
         device=torch.device("cpu"),
         autocast=False,
         micro_batch=None,
-        progress=Progress(),
-        stop=Stop(),
+        context=LoopContext(),
     )
 
 

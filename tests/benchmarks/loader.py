@@ -30,10 +30,9 @@ from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, Parque
 from peer.config.schema import Config, RunConfig
 from peer.data import corpus, open
 from peer.data.open import read_ahead
-from peer.process import Stop
+from peer.process import LoopContext
 from peer.replica import model
 from peer.replica.inner_loop import InnerLoop
-from peer.rounds.progress import Progress
 from tests.benchmarks.common import finish, options
 from tests.unit.data.harness import bpe
 
@@ -82,8 +81,7 @@ def inner_loop() -> InnerLoop:
         device=torch.device("cpu"),
         autocast=False,
         micro_batch=None,
-        progress=Progress(),
-        stop=Stop(),
+        context=LoopContext(),
     )
 
 

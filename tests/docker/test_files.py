@@ -17,7 +17,7 @@ from peer import __version__
 from peer.commands.cli import _parser as peer_parser
 from peer.config import load as settings
 from peer.config.schema import Config
-from peer.telemetry.metrics import DEFAULT_PORT as METRICS_PORT
+from peer.telemetry.metrics import METRICS_PORT
 from tests.docker.compose import FILES, FOLDER, ROOT, Unset, load, ours, words
 
 DOCKERFILE = (FOLDER / "Dockerfile").read_text()

@@ -10,10 +10,9 @@ from peer.config.schema import InnerConfig, LlamaModel, NoLoCoConfig
 from peer.data.batches import TokenStream
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
-from peer.process import Stop
+from peer.process import LoopContext, Stop
 from peer.replica import model
 from peer.replica.inner_loop import InnerLoop
-from peer.rounds.progress import Progress
 from peer.training.state import PeerState
 
 LENGTH = 16
@@ -45,8 +44,7 @@ def inner_loop(
         autocast=autocast,
         micro_batch=micro_batch,
         compiled=compiled,
-        progress=Progress(),
-        stop=stop or Stop(),
+        context=LoopContext(stop=stop or Stop()),
     )
 
 

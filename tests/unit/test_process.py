@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer import process
-from peer.process import LATE, SLICE, slices
+from peer.process import FREEZE, SLICE, slices
 
 
 def quarters(most: int) -> st.SearchStrategy[float]:
@@ -25,5 +25,5 @@ def test_only_a_freeze_makes_it_longer(seconds: float, freezes: list[float]) -> 
             assert 0 < slice <= SLICE
             waited += slice
             now += slice + (freezes[number] if number < len(freezes) else 0.0)
-    lost = sum(min(it, LATE) for it in freezes)  # what a busy machine may take as well
+    lost = sum(min(it, FREEZE) for it in freezes)  # what a busy machine may take as well
     assert seconds - lost <= waited <= seconds

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from peer.rounds.types import Outcome
 from peer.telemetry.run_log import EVALS, ROUNDS, Row, RunLog
-from peer.telemetry.series import IDLE
+from peer.telemetry.series import IDLE_PHASES
 
 
 class Tail:
@@ -57,7 +57,7 @@ class Tail:
 
     @property
     def idle_seconds(self) -> float:
-        return sum(row["seconds"][phase] for row in self.rounds for phase in IDLE)
+        return sum(row["seconds"][phase] for row in self.rounds for phase in IDLE_PHASES)
 
     def summary(self) -> Row:
         """This peer's part of ``summary.json``."""

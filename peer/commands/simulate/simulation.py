@@ -27,8 +27,7 @@ from peer.data.corpus import Corpus
 from peer.data.open import validation
 from peer.exchange import codecs
 from peer.exchange.guard import Guard
-from peer.process import LoopContext, Stop
-from peer.rounds.progress import Progress
+from peer.process import LoopContext
 from peer.rounds.types import Outcome
 from peer.training import replica
 from peer.training.run_folder import require_folder, set_aside
@@ -82,9 +81,8 @@ class Simulation:
     def _build(self, name: str, config: Config, text: Corpus, stream: int, speed: float = 1.0) -> Replica:
         steps = max(1, round(config.run.steps * speed))
         run = config.run.model_copy(update={"steps": steps})
-        signs = LoopContext(Progress(), Stop())
         config = config.model_copy(update={"run": run})
-        state = replica.replica(config, text.train, stream=stream, device=torch.device("cpu"), signs=signs)
+        state = replica.replica(config, text.train, stream=stream, device=torch.device("cpu"), context=LoopContext())
         codec = codecs.codec(run.exchange.codec, state.outer.slow.numel)
         return Replica(name, state, speed, steps, run.inner_steps, codec, Guard())
 

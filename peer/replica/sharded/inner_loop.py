@@ -9,19 +9,18 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, distributed, nn
 
-from peer.process import Stop
+from peer.process import LoopContext
 from peer.replica.inner_loop import InnerLoop, mean_loss
 from peer.replica.sharded.commands import Evaluate, ReplicaPlan, Step, rows_of
 from peer.replica.sharded.ranks import Ranks
 from peer.replica.sharded.sharding import reshard
-from peer.rounds.progress import Progress
 
 
 class RankLoop(InnerLoop):
     """On every rank."""
 
     def __init__(
-        self, network: nn.Module, plan: ReplicaPlan, device: torch.device, size: int, progress: Progress, stop: Stop
+        self, network: nn.Module, plan: ReplicaPlan, device: torch.device, size: int, context: LoopContext
     ) -> None:
         run, own = plan.config.run, plan.config.peer
         super().__init__(
@@ -31,8 +30,7 @@ class RankLoop(InnerLoop):
             device=device,
             autocast=False,  # FSDP2 gathers weights in bf16 where that is wanted
             micro_batch=own.micro_batch,
-            progress=progress,
-            stop=stop,
+            context=context,
         )
         self._size = size
 
@@ -62,9 +60,9 @@ class LeadingLoop(RankLoop):
     """In rank 0: as :class:`InnerLoop` for everybody who uses it; the other ranks get their shares."""
 
     def __init__(
-        self, network: nn.Module, plan: ReplicaPlan, device: torch.device, ranks: Ranks, progress: Progress, stop: Stop
+        self, network: nn.Module, plan: ReplicaPlan, device: torch.device, ranks: Ranks, context: LoopContext
     ) -> None:
-        super().__init__(network, plan, device, ranks.rank.size, progress, stop)
+        super().__init__(network, plan, device, ranks.rank.size, context)
         self._ranks = ranks
 
     def evaluate(self, batches: Iterable[Tensor]) -> float:

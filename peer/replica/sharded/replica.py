@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from peer.config.schema import Config
 from peer.errors import UserError
 from peer.outer.slow_weights import SlowWeights
-from peer.process import Stop
+from peer.process import LoopContext
 from peer.replica import model
 from peer.replica.inner_loop import InnerLoop
 from peer.replica.sharded import launch, sharding, shared
@@ -16,11 +16,10 @@ from peer.replica.sharded.commands import ReplicaPlan
 from peer.replica.sharded.inner_loop import LeadingLoop
 from peer.replica.sharded.ranks import Ranks
 from peer.replica.sharded.weights import GatheredWeights
-from peer.rounds.progress import Progress
 
 
 def build(
-    ranks: Ranks, config: Config, device: torch.device, *, bf16: bool, progress: Progress, stop: Stop
+    ranks: Ranks, config: Config, device: torch.device, *, bf16: bool, context: LoopContext
 ) -> tuple[InnerLoop, SlowWeights]:
     """The inner loop and the weights, as of a peer of one rank. The weights are made here alone, on the host."""
     size = ranks.rank.size
@@ -43,7 +42,7 @@ def build(
     with ranks.in_step():
         here = sharding.device_of(plan, ranks.rank)
         sharded = sharding.sharded(plan, sharding.open_group(here, size), here)
-    inner = LeadingLoop(sharded, plan, here, ranks, progress, stop)
+    inner = LeadingLoop(sharded, plan, here, ranks, context)
     weights = GatheredWeights(sharded.named_parameters(), inner.optimizer, memory, (0, size), ranks=ranks)
     weights.write_fast()
     return inner, weights

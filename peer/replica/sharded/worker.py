@@ -17,7 +17,7 @@ import torch
 
 from peer import logs
 from peer.errors import RunError, UserError
-from peer.process import Stop
+from peer.process import LoopContext
 from peer.replica.inner_loop import out_of_memory
 from peer.replica.sharded import channel, commands, sharding
 from peer.replica.sharded.channel import RankLine
@@ -26,7 +26,6 @@ from peer.replica.sharded.inner_loop import RankLoop
 from peer.replica.sharded.launch import Rank
 from peer.replica.sharded.shared import SharedMemory
 from peer.replica.sharded.weights import WeightShards
-from peer.rounds.progress import Progress
 
 LEAVE_SECONDS = 10.0  # seconds for what was asked before, and to take leave of the others
 AFTER_LOSS = 2.0  # seconds: let the loss of another rank be known before what follows from it
@@ -94,7 +93,7 @@ class WorkerReplica:
         device = sharding.device_of(plan, rank)
         mesh = sharding.open_group(device, rank.size)
         network = sharding.sharded(plan, mesh, device)
-        self._loop = RankLoop(network, plan, device, rank.size, Progress(), Stop())
+        self._loop = RankLoop(network, plan, device, rank.size, LoopContext())
         place = (rank.number, rank.size)
         shared = SharedMemory(memory, plan.numel, plan.window)
         self._shards = WeightShards(network.named_parameters(), self._loop.optimizer, shared, place)

@@ -25,9 +25,8 @@ from torch import Tensor
 
 from peer.config import load
 from peer.data import corpus, open
-from peer.process import LoopContext, Stop
+from peer.process import LoopContext
 from peer.replica.inner_loop import InnerLoop
-from peer.rounds.progress import Progress
 from peer.training import replica as build
 from peer.training.state import PeerState
 
@@ -77,8 +76,7 @@ def replica(seat: Seat) -> tuple[PeerState, list[Tensor], int]:
     torch.set_num_threads(1)
     config = load.load(Path(seat.config), list(seat.overrides))
     text = corpus.load(config.run.data)
-    signs = LoopContext(Progress(), Stop())
-    state = build.replica(config, text.train, stream=seat.index, device=torch.device("cpu"), signs=signs)
+    state = build.replica(config, text.train, stream=seat.index, device=torch.device("cpu"), context=LoopContext())
     return state, open.validation(config.run, text), config.run.inner_steps
 
 

@@ -148,7 +148,7 @@ def as_any_peer(outer: OuterLoop, watching: OuterLoop, steps: int) -> None:
     assert watching.members == 2
     assert (record.step, record.round) == (outer.swarm_step, outer.round) and record.tokens_per_second > 100
     assert record.report.tokens == steps * 32 and record.report.train_loss is not None
-    registry = outer._member.ground.metrics.registry
+    registry = outer._member.resources.metrics.registry
     assert registry.get_sample_value("noloco_inner_steps_total") == steps
     assert registry.get_sample_value("noloco_rounds_total", {"outcome": "merged"}) == 2
     assert registry.get_sample_value("noloco_phase_info", {"phase": "inner"}) == 1

@@ -128,7 +128,7 @@ def mirror(checkpoints: Checkpoints) -> None:
         pieces = vector.split([model[name].numel() for name in names])
         outer[key] = torch.cat([mirrored(name, it) for name, it in zip(names, pieces, strict=True)])
     tensors = {**saved.tensors, "model": changed, "outer": outer}
-    assert checkpoints.save(saved.state["step"], saved.state, tensors)
+    assert checkpoints.save(saved.state["step"], saved.state, tensors.items())
 
 
 def merged_with(swarm: Swarm, name: str, others: set[str], after: int) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from peer.api.account import Window
+from peer.api.account import StepAccount
 from peer.api.config import OwnConfig, resolve
 from peer.api.state import OwnState
 from peer.api.weights import require_finite, require_same, require_trains, trained
@@ -277,11 +277,11 @@ def test_adopting_a_members_weights_clears_the_users_optimizer() -> None:
     assert torch.equal(torch.cat([p.flatten() for _, p in trained(model)]), donor.outer.slow.phi)
 
 
-def test_a_window_reads_losses_only_when_it_ends() -> None:
-    window = Window()
+def test_an_account_reads_losses_only_when_its_phase_ends() -> None:
+    account = StepAccount()
     for value in (3.0, torch.tensor(1.0, requires_grad=True), None):
-        window.add(10, value)
-    assert window.tokens_per_step == 10
-    report = window.report(0.5)
+        account.add(10, value)
+    assert account.tokens_per_step == 10
+    report = account.report(0.5)
     assert (report.steps, report.tokens, report.loss, report.first_loss) == (3, 30, 2.0, 3.0)
-    assert window.tokens_per_step == 10  # of the last phase, until the next step
+    assert account.tokens_per_step == 10  # of the last phase, until the next step

@@ -22,9 +22,8 @@ from peer.config.schema import Config
 from peer.data import corpus
 from peer.data.open import validation
 from peer.data.tokenizer import END_OF_TEXT, SEPARATOR
-from peer.process import LoopContext, Stop
+from peer.process import LoopContext
 from peer.replica.inner_loop import mean_loss
-from peer.rounds.progress import Progress
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
@@ -44,7 +43,7 @@ def config(folder: Path, **run: Any) -> Config:
 
 def trained(settings: Config, stream: int, steps: int = 6) -> PeerState:
     tokens = corpus.load(settings.run.data).train
-    state = replica.replica(settings, tokens, stream=stream, device=CPU, signs=LoopContext(Progress(), Stop()))
+    state = replica.replica(settings, tokens, stream=stream, device=CPU, context=LoopContext())
     state.counters.tokens = state.inner.run(state.stream.take(steps)).tokens
     return state
 

@@ -120,8 +120,8 @@ def test_the_averaged_model_and_the_spread_are_of_the_newest_checkpoints(tmp_pat
     for name, shift in (("a", -0.5), ("b", 0.0), ("c", 0.5)):
         tails.append(write(tmp_path / name, [row(1)]))
         checkpoints = Checkpoints(tmp_path / name / "checkpoints", keep=2)
-        assert checkpoints.save(10, {}, {"model": {key: value + 9 for key, value in weights.items()}})
-        assert checkpoints.save(20, {}, {"model": {key: value + shift for key, value in weights.items()}})
+        assert checkpoints.save(10, {}, {"model": {key: value + 9 for key, value in weights.items()}}.items())
+        assert checkpoints.save(20, {}, {"model": {key: value + shift for key, value in weights.items()}}.items())
     swarm = summarize(CONFIG, tails, 1.0)["swarm"]
     batches = validation_batches(
         corpus.load(CONFIG.run.data).validation, batches=2, batch_size=CONFIG.run.batch_size, sequence_length=16

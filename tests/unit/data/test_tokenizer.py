@@ -132,16 +132,13 @@ def test_a_replica_of_a_run_with_another_tokenizer_has_its_vocabulary(tmp_path: 
     import torch
 
     from peer.config.schema import Config
-    from peer.process import Stop
-    from peer.rounds.progress import Progress
 
     own = bpe(tmp_path / "tok", 320)
     jsonl(tmp_path / "a.jsonl", texts())
     data = JsonlData(name="jsonl", train=(f"{tmp_path}/a.jsonl",), tokenizer=own, sequence_length=16, shuffle=8)
     config = Config(run=RunConfig(data=data, model=SMALL, batch_size=2))
     found = corpus.load(data)
-    signs = LoopContext(Progress(), Stop())
-    state = replica.replica(config, found.train, stream=1, device=torch.device("cpu"), signs=signs)
+    state = replica.replica(config, found.train, stream=1, device=torch.device("cpu"), context=LoopContext())
     report = state.inner.run(state.stream.take(3))
     assert report.first_loss == pytest.approx(np.log(320), abs=0.3)
     saved = state.scalars()

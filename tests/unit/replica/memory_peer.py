@@ -19,8 +19,7 @@ from peer.config import load
 from peer.data import corpus
 from peer.data.open import validation
 from peer.exchange.average import copy_own
-from peer.process import LoopContext, Stop
-from peer.rounds.progress import Progress
+from peer.process import LoopContext
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
@@ -50,9 +49,7 @@ def main() -> None:
     torch.set_num_threads(1)
     config = load.load(Path(sys.argv[1]), sys.argv[2:], environment={})
     text = corpus.load(config.run.data)
-    state = replica.replica(
-        config, text.train, stream=1, device=torch.device("cpu"), signs=LoopContext(Progress(), Stop())
-    )
+    state = replica.replica(config, text.train, stream=1, device=torch.device("cpu"), context=LoopContext())
     buffer = torch.empty(state.outer.slow.numel)
     state.inner.evaluate(validation(config.run, text))
     with tempfile.TemporaryDirectory() as folder:

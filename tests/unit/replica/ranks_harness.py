@@ -14,10 +14,9 @@ from torch import distributed
 
 from peer.config.schema import Config
 from peer.data import corpus
-from peer.process import LoopContext, Stop
+from peer.process import LoopContext
 from peer.replica.sharded.launch import Rank
 from peer.replica.sharded.ranks import Ranks
-from peer.rounds.progress import Progress
 from peer.training import replica as build
 from peer.training.state import PeerState
 from tests.swarm.support.warm import Forked, warm
@@ -39,8 +38,7 @@ def config(folder: Path, *, peer: dict[str, Any] | None = None, **run: Any) -> C
 
 def replica(settings: Config, ranks: Ranks | None = None) -> PeerState:
     tokens = corpus.load(settings.run.data).train
-    signs = LoopContext(Progress(), Stop())
-    return build.replica(settings, tokens, stream=3, device=CPU, signs=signs, ranks=ranks)
+    return build.replica(settings, tokens, stream=3, device=CPU, context=LoopContext(), ranks=ranks)
 
 
 def environment(number: int, size: int, port: int) -> dict[str, str]:

@@ -12,9 +12,8 @@ import torch
 from peer.config import load
 from peer.config.schema import Config
 from peer.data import corpus
-from peer.process import LoopContext, Stop
+from peer.process import LoopContext
 from peer.replica.memory import estimate, step_bytes
-from peer.rounds.progress import Progress
 from peer.training import replica
 from tests.unit.replica.memory_peer import torch_peak
 
@@ -46,8 +45,7 @@ def config(*overrides: str) -> Config:
 def test_a_step_takes_what_torch_says_that_it_took(overrides: tuple[str, ...]) -> None:
     asked = config("run.model.layers=3", *overrides)
     text = corpus.load(asked.run.data)
-    signs = LoopContext(Progress(), Stop())
-    state = replica.replica(asked, text.train, stream=1, device=torch.device("cpu"), signs=signs)
+    state = replica.replica(asked, text.train, stream=1, device=torch.device("cpu"), context=LoopContext())
     state.inner.run(state.stream.take(1))  # AdamW's moments are made in the first step
     counted = step_bytes(asked.run, asked.peer, autocast=asked.peer.precision == "bf16")
     assert counted == pytest.approx(torch_peak(state), rel=0.15)

@@ -21,9 +21,8 @@ from peer.config.model import AutoModel, LlamaModel
 from peer.config.schema import Config, RunConfig
 from peer.data import corpus
 from peer.errors import UserError
-from peer.process import LoopContext, Stop
+from peer.process import LoopContext
 from peer.replica import model, model_source
-from peer.rounds.progress import Progress
 from peer.training import replica
 
 ROOT = Path(__file__).parents[3]
@@ -95,8 +94,7 @@ def test_it_trains(source: str, checkpointing: bool, sources: Path, tmp_path: Pa
     }
     config = Config.model_validate({"run": run, "peer": {"gradient_checkpointing": checkpointing}})
     tokens = corpus.load(config.run.data).train
-    signs = LoopContext(Progress(), Stop())
-    state = replica.replica(config, tokens, stream=1, device=torch.device("cpu"), signs=signs)
+    state = replica.replica(config, tokens, stream=1, device=torch.device("cpu"), context=LoopContext())
     report = state.inner.run(state.stream.take(20))
     assert report.first_loss == pytest.approx(5.7, abs=0.3)  # ln 300
     assert state.inner.run(state.stream.take(1)).loss < report.first_loss - 1

@@ -15,8 +15,7 @@ from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome, Reason
 from peer.telemetry.metrics import Metrics
-from peer.telemetry.peer_status import PeerStatus
-from peer.telemetry.report import Counted, Reporter, RoundReport
+from peer.telemetry.report import BoundaryReport, Reporter, RoundReport
 from peer.telemetry.series import PHASES
 
 KEYS = {
@@ -35,8 +34,8 @@ def round_report(
     partners = () if outcome is Outcome.ALONE else ("b",)
     averaged = Averaged(torch.zeros(1), outcome, partners, 100, 90, 0.5, distance, detail="why\nin two lines")
     seconds = {**dict.fromkeys(PHASES, 0.0), "inner": 9.0, "match": 1.0}
-    counted = Counted(number, 10 * number, 640 * number, inner or inner_report())
-    return RoundReport(counted, averaged, seconds, 0.1, 2)
+    boundary = BoundaryReport(number, 10 * number, 640 * number, inner or inner_report())
+    return RoundReport(boundary, averaged, seconds, 0.1, 2)
 
 
 def rows(folder: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]]:
@@ -45,7 +44,7 @@ def rows(folder: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_every_outcome_is_one_line_with_the_promised_keys(tmp_path: Path, outcome: Outcome) -> None:
-    Reporter(tmp_path, Metrics(), PeerStatus()).round(round_report(3, outcome))
+    Reporter(tmp_path, Metrics()).round(round_report(3, outcome))
     (row,) = rows(tmp_path)  # not closed: a line is out as soon as the round has ended
     assert row.keys() >= KEYS
     assert (row["round"], row["step"], row["tokens"], row["outcome"]) == (3, 30, 1920, outcome.value)
@@ -56,7 +55,7 @@ def test_every_outcome_is_one_line_with_the_promised_keys(tmp_path: Path, outcom
 
 def test_the_series_add_up_to_the_rows(tmp_path: Path) -> None:
     metrics = Metrics()
-    reporter = Reporter(tmp_path, metrics, PeerStatus())
+    reporter = Reporter(tmp_path, metrics)
     outcomes = [Outcome.MERGED, Outcome.ALONE, Outcome.TIMEOUT, Outcome.MERGED]
     for number, outcome in enumerate(outcomes, 1):
         reporter.inner(inner_report())
@@ -77,7 +76,7 @@ def test_the_series_add_up_to_the_rows(tmp_path: Path) -> None:
 
 def test_an_empty_phase_does_not_overwrite_the_last_loss(tmp_path: Path) -> None:
     metrics = Metrics()
-    reporter = Reporter(tmp_path, metrics, PeerStatus())
+    reporter = Reporter(tmp_path, metrics)
     reporter.inner(inner_report(3.0))
     reporter.inner(inner_report(math.nan, steps=0))
     assert metrics.registry.get_sample_value("noloco_train_loss") == 3.0
@@ -85,7 +84,7 @@ def test_an_empty_phase_does_not_overwrite_the_last_loss(tmp_path: Path) -> None
 
 def test_what_was_refused_is_counted_by_reason(tmp_path: Path) -> None:
     metrics = Metrics()
-    reporter = Reporter(tmp_path, metrics, PeerStatus())
+    reporter = Reporter(tmp_path, metrics)
     for number, reason in enumerate((Reason.FAR, Reason.FAR, None, Reason.REPLAYED), 1):
         outcome = Outcome.POISONED if reason else Outcome.MERGED
         report = round_report(number, outcome)
@@ -97,7 +96,7 @@ def test_what_was_refused_is_counted_by_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_number_that_is_none_is_still_json_for_every_reader(tmp_path: Path, bad: float) -> None:
-    reporter = Reporter(tmp_path, Metrics(), PeerStatus())
+    reporter = Reporter(tmp_path, Metrics())
     reporter.round(round_report(1, Outcome.POISONED, inner_report(bad), distance=bad))
     reporter.evaluation(10, 640, bad)
 
@@ -109,7 +108,7 @@ def test_a_number_that_is_none_is_still_json_for_every_reader(tmp_path: Path, ba
 
 
 def test_a_peer_that_goes_on_with_weights_that_are_less_far_has_one_line_of_rounds(tmp_path: Path) -> None:
-    reporter = Reporter(tmp_path, Metrics(), PeerStatus())
+    reporter = Reporter(tmp_path, Metrics())
     for number in (1, 2, 3, 4, 5):
         reporter.round(round_report(number))
         reporter.evaluation(10 * number, 640 * number, 2.5)
@@ -125,7 +124,7 @@ def test_a_peer_that_goes_on_with_weights_that_are_less_far_has_one_line_of_roun
 
 def test_a_restart_goes_on_in_the_same_files(tmp_path: Path) -> None:
     for number in (1, 2):
-        reporter = Reporter(tmp_path, Metrics(), PeerStatus())
+        reporter = Reporter(tmp_path, Metrics())
         reporter.rewind(number - 1, 10 * (number - 1))
         reporter.round(round_report(number))
         reporter.evaluation(10 * number, 640 * number, 3.0)
@@ -136,7 +135,7 @@ def test_a_restart_goes_on_in_the_same_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", ['{"round": 3', '{"round": 3, "step": 30}', "\0\0\0\0", "{"])
 def test_rewinding_leaves_whole_lines_only(tmp_path: Path, cut: str) -> None:
-    reporter = Reporter(tmp_path, Metrics(), PeerStatus())
+    reporter = Reporter(tmp_path, Metrics())
     for number in (1, 2, 3):
         reporter.round(round_report(number))
         reporter.evaluation(10 * number, 640, 3.0)
@@ -144,7 +143,7 @@ def test_rewinding_leaves_whole_lines_only(tmp_path: Path, cut: str) -> None:
     for name in ("rounds.jsonl", "evals.jsonl"):
         with (tmp_path / name).open("a") as file:
             file.write(cut)
-    reporter = Reporter(tmp_path, Metrics(), PeerStatus())
+    reporter = Reporter(tmp_path, Metrics())
     reporter.rewind(2, 20)
     reporter.round(round_report(3))
     reporter.evaluation(30, 640, 2.0)
@@ -153,14 +152,14 @@ def test_rewinding_leaves_whole_lines_only(tmp_path: Path, cut: str) -> None:
 
 
 def test_a_peer_that_comes_back_knows_how_far_it_was(tmp_path: Path) -> None:
-    reporter = Reporter(tmp_path, Metrics(), PeerStatus())
+    reporter = Reporter(tmp_path, Metrics())
     assert reporter.reached() == 0
     for number in (1, 2, 3):
         reporter.round(round_report(number))
     reporter.close()
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 4, "st')  # killed
-    again = Reporter(tmp_path, Metrics(), PeerStatus())
+    again = Reporter(tmp_path, Metrics())
     assert again.reached() == 3
     again.rewind(1, 10)
     assert again.reached() == 1

@@ -12,7 +12,6 @@ import pytest
 from peer.errors import UserError
 from peer.telemetry import trackers
 from peer.telemetry.metrics import Metrics
-from peer.telemetry.peer_status import PeerStatus
 from peer.telemetry.report import Reporter
 from peer.telemetry.trackers import Trackers
 from tests.unit.telemetry.test_report import round_report
@@ -22,7 +21,7 @@ def test_tensorboard_has_the_rounds_and_evaluations(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     started = trackers.start(["tensorboard"], tmp_path, run="demo", peer="a", peer_id="QmA")
-    reporter = Reporter(tmp_path, Metrics(), PeerStatus(), started)
+    reporter = Reporter(tmp_path, Metrics(), started)
     for number in (1, 2):
         reporter.round(round_report(number))
     reporter.evaluation(20, 1280, 2.5)

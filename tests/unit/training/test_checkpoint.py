@@ -22,7 +22,7 @@ TENSORS = {"model": {"w": torch.arange(5.0)}, "outer": {"phi": torch.ones(3), "c
 def saved(folder: Path, *steps: int, keep: int = 3) -> Checkpoints:
     checkpoints = Checkpoints(folder, keep)
     for step in steps:
-        assert checkpoints.save(step, {"config": "c", "words": [step]}, TENSORS)
+        assert checkpoints.save(step, {"config": "c", "words": [step]}, TENSORS.items())
     return checkpoints
 
 
@@ -65,7 +65,7 @@ def test_a_save_that_was_killed_leaves_nothing_that_counts(tmp_path: Path) -> No
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half")
     assert checkpoints.newest() is not None
-    assert checkpoints.save(2, {}, TENSORS)
+    assert checkpoints.save(2, {}, TENSORS.items())
     assert checkpoints.newest().state["step"] == 2  # type: ignore[union-attr]
 
 
@@ -146,10 +146,10 @@ from pathlib import Path
 from peer.training.checkpoint import Checkpoints
 logging.basicConfig(stream=sys.stdout)
 checkpoints = Checkpoints(Path({str(tmp_path)!r}), 2)
-assert checkpoints.save(1, {{}}, {{"model": {{"w": torch.ones(10)}}}})
+assert checkpoints.save(1, {{}}, {{"model": {{"w": torch.ones(10)}}}}.items())
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-print("saved", checkpoints.save(2, {{}}, {{"model": {{"w": torch.ones(10**6)}}}}))
+print("saved", checkpoints.save(2, {{}}, {{"model": {{"w": torch.ones(10**6)}}}}.items()))
 print("newest", checkpoints.newest().state["step"])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

@@ -30,7 +30,7 @@ MOST = 500
 
 def save(folder: Path, step: int, value: float) -> None:
     tensors = {"model": {"w": torch.full((1000,), value)}, "outer": {"phi": torch.full((1000,), value)}}
-    assert Checkpoints(folder, keep=2).save(step, {"value": value}, tensors)
+    assert Checkpoints(folder, keep=2).save(step, {"value": value}, tensors.items())
 
 
 def killed_before_call(number: int, work: Callable[[], None]) -> bool:

@@ -16,7 +16,7 @@ from peer.training.run_folder import claim
 
 CLAIM = (
     "import sys; from pathlib import Path; from peer.training.run_folder import claim; "
-    "place = claim(Path(sys.argv[1]), {name!r}); "
+    "folder = claim(Path(sys.argv[1]), {name!r}); "
 )
 
 
@@ -35,7 +35,7 @@ def said(child: subprocess.Popen[str]) -> str:
 
 
 def test_peers_that_start_at_the_same_moment_get_different_folders(tmp_path: Path) -> None:
-    children = [process(tmp_path, None, "print(place.name, flush=True); input()") for _ in range(5)]
+    children = [process(tmp_path, None, "print(folder.name, flush=True); input()") for _ in range(5)]
     names = [said(child) for child in children]
     for child in children:
         child.communicate("\n", timeout=10)
@@ -45,10 +45,10 @@ def test_peers_that_start_at_the_same_moment_get_different_folders(tmp_path: Pat
 
 
 def test_the_gap_of_a_peer_that_left_is_filled_first(tmp_path: Path) -> None:
-    places = [claim(tmp_path, None) for _ in range(3)]
-    places[1].release()
-    assert claim(tmp_path, None).name == places[1].name
-    assert [place.name.rpartition("-")[2] for place in places] == ["1", "2", "3"]
+    folders = [claim(tmp_path, None) for _ in range(3)]
+    folders[1].release()
+    assert claim(tmp_path, None).name == folders[1].name
+    assert [folder.name.rpartition("-")[2] for folder in folders] == ["1", "2", "3"]
 
 
 def test_a_refused_name_is_told_with_its_folder_and_its_peer_goes_on(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_refused_name_is_told_with_its_folder_and_its_peer_goes_on(tmp_path: P
     assert str(tmp_path / "x") in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     first.release()
-    assert claim(tmp_path, "x").folder == tmp_path / "x"
+    assert claim(tmp_path, "x").path == tmp_path / "x"
 
 
 def test_a_killed_peer_leaves_its_place_even_if_its_daemon_lives_on(tmp_path: Path) -> None:

@@ -11,14 +11,12 @@ from torch import Tensor
 
 from peer.config.load import load
 from peer.errors import RunError
-from peer.process import Stop
-from peer.rounds.progress import Progress
 from peer.rounds.state import State
 from peer.swarm.healing.late_join import Origin
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.training.catch_up import join_late
-from peer.training.loop import Parts, Training
 from peer.training.state import PeerState
+from peer.training.validation import Validation
 from tests.swarm.support.harness import DEMO, TINY
 from tests.unit import parts
 
@@ -60,11 +58,6 @@ class Strangers:
         self.settled.append(taken)
 
 
-class Loop(Training):
-    def loop(self) -> None:
-        raise NotImplementedError
-
-
 def clock() -> PhaseClock:
     return PhaseClock(Metrics(), lambda: None)
 
@@ -80,12 +73,9 @@ def trained(rounds: int = 9) -> PeerState:
     return state
 
 
-def loop(state: PeerState) -> Loop:
-    validation = list(parts.stream(1).take(2))
-    nothing: dict[str, list[Tensor]] = {}
-    unused = None
-    whole = Parts(state, unused, unused, unused, clock(), Progress(), Stop(), validation, nothing)  # type: ignore[arg-type]
-    return Loop(load(DEMO, TINY), whole)
+def validation(state: PeerState) -> Validation:
+    vocabulary = load(DEMO, TINY).run.data.tokenizer.vocabulary
+    return Validation(state, clock(), vocabulary, list(parts.stream(1).take(2)), {})
 
 
 def theta(state: PeerState) -> Tensor:
@@ -107,7 +97,7 @@ def noise(like: Tensor) -> Tensor:
 def test_good_weights_are_taken_whole_and_the_optimizer_begins_anew() -> None:
     state, donor = trained(), trained(7)
     presence = Strangers(donor.outer.slow.phi)
-    assert join_late(state, presence, clock(), loop(state))  # type: ignore[arg-type]
+    assert join_late(state, presence, clock(), validation(state))  # type: ignore[arg-type]
     assert torch.equal(theta(state), donor.outer.slow.phi) and torch.equal(state.outer.slow.phi, donor.outer.slow.phi)
     assert (state.counters.round, state.inner.step) == (7, 7 * H)  # also of those who are less far
     assert not state.inner.optimizer.state
@@ -119,7 +109,7 @@ def test_without_good_ones_everything_is_as_it_was_to_the_bit(phi: str) -> None:
     state = trained()
     presence = Strangers(noise(state.outer.slow.phi) if phi == "noise" else None)
     before = everything(state)
-    assert not join_late(state, presence, clock(), loop(state))  # type: ignore[arg-type]
+    assert not join_late(state, presence, clock(), validation(state))  # type: ignore[arg-type]
     assert all(torch.equal(one, two) for one, two in zip(before, everything(state), strict=True))
     assert (state.counters.round, state.inner.step) == (9, 9 * H)
     assert presence.settled == [False]
@@ -132,7 +122,7 @@ def test_a_liar_among_the_donors_does_not_keep_a_peer_from_the_others(liars: int
     presence = Strangers(donor.outer.slow.phi)
     presence.liars = [f"liar {number}" for number in range(liars)]
     taken = liars < 3  # else training goes on for a while
-    assert join_late(state, presence, clock(), loop(state)) is taken  # type: ignore[arg-type]
+    assert join_late(state, presence, clock(), validation(state)) is taken  # type: ignore[arg-type]
     assert presence.asked == [*presence.liars, "b"][:3] and presence.settled == [taken]
     found = everything(state)
     assert torch.equal(found[1], donor.outer.slow.phi if taken else before[1])
@@ -143,7 +133,7 @@ def test_who_says_that_it_is_further_must_not_be_much_worse() -> None:
     for rounds, taken in ((1, False), (20, True)):
         state = trained()
         presence = Strangers(trained(rounds).outer.slow.phi, further=20)
-        assert join_late(state, presence, clock(), loop(state)) is taken  # type: ignore[arg-type]
+        assert join_late(state, presence, clock(), validation(state)) is taken  # type: ignore[arg-type]
         assert state.counters.round == (27 if taken else 9)
 
 
@@ -163,5 +153,5 @@ def test_weights_are_tried_as_those_of_the_model() -> None:
 def test_who_has_nobody_to_take_from_takes_nothing() -> None:
     state, presence = trained(), Strangers(None)
     presence.ids = []
-    assert not join_late(state, presence, clock(), loop(state))  # type: ignore[arg-type]
+    assert not join_late(state, presence, clock(), validation(state))  # type: ignore[arg-type]
     assert not presence.settled

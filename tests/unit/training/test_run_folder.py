@@ -19,8 +19,7 @@ from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
 from peer.telemetry.metrics import Metrics
-from peer.telemetry.peer_status import PeerStatus
-from peer.telemetry.report import Counted, Reporter, RoundReport
+from peer.telemetry.report import BoundaryReport, Reporter, RoundReport
 from peer.telemetry.series import PHASES
 from peer.training.run_folder import claim
 
@@ -52,11 +51,11 @@ def report(number: int, outcome: Outcome = Outcome.MERGED, partner: str = "b") -
     partners = () if outcome is Outcome.ALONE else (partner,)
     averaged = Averaged(torch.zeros(1), outcome, partners, 100, 90, 0.5, distance=0.1)
     seconds = {**dict.fromkeys(PHASES, 0.0), "inner": 9.0, "match": 0.25, "exchange": 0.75}
-    return RoundReport(Counted(number, 10 * number, 640 * number, inner), averaged, seconds, 0.1, 2)
+    return RoundReport(BoundaryReport(number, 10 * number, 640 * number, inner), averaged, seconds, 0.1, 2)
 
 
 def write(folder: Path, *reports: RoundReport, evals: int = 2) -> Reporter:
-    reporter = Reporter(folder, Metrics(), PeerStatus())
+    reporter = Reporter(folder, Metrics())
     for item in reports:
         reporter.round(item)
     for step in range(evals):
@@ -76,7 +75,7 @@ def test_a_resumed_peer_takes_back_what_it_will_do_again(tmp_path: Path) -> None
     write(tmp_path, report(1), report(2), report(3)).close()
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 4, "cut')
-    reporter = Reporter(tmp_path, Metrics(), PeerStatus())
+    reporter = Reporter(tmp_path, Metrics())
     reporter.rewind(2, 5)
     reporter.round(report(3))
     reporter.close()

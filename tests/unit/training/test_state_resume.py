@@ -143,5 +143,5 @@ def test_a_method_without_momentum_resumes_as_well(tmp_path: Path) -> None:
 def test_the_announced_size_is_the_size_on_the_disk() -> None:
     state = parts.peer_state()
     run(state, 1)
-    size = sum(value.nbytes for content in state.tensors().values() for value in content.values())
+    size = sum(value.nbytes for _, content in state.tensors() for value in content.values())
     assert state.checkpoint_bytes == pytest.approx(size, rel=0.01)

@@ -1,0 +1,76 @@
+"""What a peer has before there is anything to train: its folder, identity, metrics and clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from peer.config.digest import digest
+from peer.config.schema import MemberConfig, SwarmRunConfig
+from peer.errors import UserError
+from peer.p2p import identity
+from peer.p2p.admission.dht_rules import Authority, invited
+from peer.process import LoopContext, Stop
+from peer.replica.device import synchronizer
+from peer.telemetry.metrics import Metrics, PhaseClock
+from peer.training import run_folder
+from peer.training.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Of one peer, on one machine. ``key``: the file with its private key."""
+
+    run: SwarmRunConfig
+    own: MemberConfig
+    device: torch.device
+    folder: RunFolder
+    key: Path
+    authority: Authority | None
+    peer_id: str
+    metrics: Metrics
+    metrics_address: str
+    phase: PhaseClock
+    context: LoopContext
+
+
+@contextmanager
+def open_resources(run: SwarmRunConfig, own: MemberConfig, device: torch.device, stop: Stop) -> Iterator[Resources]:
+    """Claims the peer's folder and serves its metrics until the end."""
+    with ExitStack() as stack:
+        folder = run_folder.claim(run.dir, own.name)
+        stack.callback(folder.release)
+        key, authority = _identity(run, own, folder.path)
+        peer_id = identity.load_or_create(key)
+        metrics = Metrics(method=run.outer.name, run=run.name, config=digest(run))
+        address, close = metrics.serve(own.metrics.host, own.metrics.port)
+        stack.callback(close)
+        if device.type == "cuda":
+            metrics["device_memory_bytes"].set_function(lambda: torch.cuda.max_memory_allocated(device))
+        yield Resources(
+            run=run,
+            own=own,
+            device=device,
+            folder=folder,
+            key=key,
+            authority=authority,
+            peer_id=peer_id,
+            metrics=metrics,
+            metrics_address=address,
+            phase=PhaseClock(metrics, synchronizer(device)),
+            context=LoopContext(stop=stop),
+        )
+
+
+def _identity(run: SwarmRunConfig, own: MemberConfig, folder: Path) -> tuple[Path, Authority | None]:
+    """The file with this peer's key, and in an invited swarm what its invitation says."""
+    if run.owner is None:
+        return own.identity or folder / "identity.key", None
+    if own.invitation is None:
+        raise UserError("run.admission is invite: set peer.invitation to the file that the swarm's owner gave you")
+    key = folder / "invited.key"
+    return key, invited(own.invitation, key, run.owner)

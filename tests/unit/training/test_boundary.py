@@ -1,0 +1,209 @@
+"""The end of a round, with a swarm and an exchange that answer as they are told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from peer.config.load import load
+from peer.exchange.pair.flight import rolling_parts
+from peer.outer.noloco import NoLoCo
+from peer.process import LoopContext
+from peer.replica.inner_loop import InnerReport
+from peer.rounds.contribution import Averaged, Contribution
+from peer.rounds.types import Group, Grouping, Outcome
+from peer.telemetry.metrics import Metrics, PhaseClock
+from peer.telemetry.report import Reporter
+from peer.training.blocking import Blocking
+from peer.training.overlapped import Overlapped
+from peer.training.phase import PhaseLength
+from peer.training.state import PeerState
+from tests.swarm.support.harness import DEMO, TINY
+from tests.unit import parts
+
+H, TOTAL = 5, 100
+
+
+class Presence:
+    """Alone in its swarm."""
+
+    peer_id, size = "me", 1
+
+    def __init__(self) -> None:
+        self.ended_rounds: list[Averaged] = []
+        self.asked: list[tuple[int, ...]] = []
+
+    def group_for(self, round: int) -> Group:
+        self.asked.append((round,))
+        return Group(round)
+
+    def group_beside(self, round: int, phase: int) -> Group:
+        self.asked.append((round, phase))
+        return Group(round)
+
+    def ended(self, averaged: Averaged) -> None:
+        self.ended_rounds.append(averaged)
+
+
+class Flight:
+    """A swap that ends when it is told to, without a partner."""
+
+    def __init__(self, numel: int) -> None:
+        self.parts, self.over, self.waits = rolling_parts(numel), False, 0
+        self._count = 0
+
+    def result(self) -> Averaged | None:
+        return Averaged(torch.empty(0), Outcome.ALONE) if self.over else None
+
+    def take(self) -> list[Any]:
+        return []
+
+    def wanted(self, *, resting: bool = False) -> range:
+        return range(0)
+
+    def rest(self) -> range:
+        return range(self._count, len(self.parts))
+
+    def offer(self, index: int, part: object) -> None:
+        self._count = index + 1
+
+    def wait(self, seconds: float) -> None:
+        self.waits += 1
+        self.over = self.waits > 2
+
+
+class Exchange:
+    """Hands out flights; averages with nobody, after the outcomes it is told."""
+
+    def __init__(self, *outcomes: Averaged) -> None:
+        self.flights: list[Flight] = []
+        self.groups: list[Group] = []
+        self._outcomes = list(outcomes)
+
+    def start(self, pace: float, meet: Callable[[], Group]) -> Flight:
+        self.groups.append(meet())
+        self.flights.append(Flight(parts.peer_state().outer.slow.numel))
+        return self.flights[-1]
+
+    def average(self, contribution: Contribution, group: Group) -> Averaged:
+        self.groups.append(group)
+        mean = torch.empty(contribution.numel)
+        contribution.read(0, mean)
+        told = self._outcomes.pop(0) if self._outcomes else Averaged(mean, Outcome.ALONE)
+        return replace(told, mean=mean)
+
+
+class Scene:
+    """A peer at the end of an inner phase."""
+
+    def __init__(self, folder: Path) -> None:
+        metrics = Metrics()
+        self.state, self.presence = parts.peer_state(), Presence()
+        self.reporter = Reporter(folder, metrics)
+        self.resources: Any = SimpleNamespace(phase=PhaseClock(metrics), context=LoopContext())
+        run = load(DEMO, [*TINY, f"run.inner_steps={H}"]).run
+        self.length = PhaseLength(run, TOTAL, self.state, self.resources.context.progress)
+
+    def parts(self) -> tuple[PeerState, Any, Reporter, Any]:
+        return self.state, self.presence, self.reporter, self.resources
+
+    def train(self) -> InnerReport:
+        steps = self.length.begin()
+        inner = self.state.inner.run(self.state.stream.take(steps))
+        self.state.counters.phase_tokens += inner.tokens
+        self.state.counters.phase_steps_done += inner.steps
+        return inner
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def overlapped(scene: Scene, exchange: Any) -> Overlapped:
+    return Overlapped(
+        *scene.parts(),
+        exchange=exchange,
+        method=scene.state.outer,  # type: ignore[arg-type]
+        phase_length=scene.length,
+    )
+
+
+def test_a_swap_begins_with_the_next_inner_step_and_not_while_its_peer_evaluates(scene: Scene) -> None:
+    exchange = Exchange()
+    boundary = overlapped(scene, exchange)
+    inner = scene.train()
+    assert boundary.cross(inner)
+    assert (scene.state.counters.round, exchange.flights) == (1, [])
+    scene.length.begin()
+    boundary.between_steps()
+    assert len(exchange.flights) == 1
+    assert scene.presence.asked == [(0, 1)]  # round 0 and the first inner phase have ended
+    assert exchange.groups[0].tokens == inner.tokens
+    boundary.between_steps()
+    assert len(exchange.flights) == 1 and scene.reporter.last is None
+    exchange.flights[0].over = True
+    boundary.between_steps()
+    assert scene.reporter.last is not None and scene.reporter.last.boundary.round == 1
+    assert torch.equal(scene.state.outer.slow.phi, theta(scene.state))  # all parts have taken their step alone
+
+
+def test_while_a_swap_is_on_its_way_the_boundary_is_postponed(scene: Scene) -> None:
+    exchange = Exchange()
+    boundary = overlapped(scene, exchange)
+    tokens = 0
+    assert boundary.cross(scene.train())
+    boundary.between_steps()
+    for _ in range(2):
+        inner = scene.train()
+        tokens += inner.tokens
+        assert not boundary.cross(inner)
+        assert (scene.state.counters.round, scene.length.remaining()) == (1, H)
+    exchange.flights[0].over = True
+    boundary.between_steps()
+    tokens += (inner := scene.train()).tokens
+    assert boundary.cross(inner) and scene.state.counters.round == 2
+    boundary.finish()
+    assert exchange.groups[-1].tokens == tokens  # of all three inner phases
+    assert [it.outcome for it in scene.presence.ended_rounds] == [Outcome.ALONE] * 2
+    assert scene.reporter.last is not None and scene.reporter.last.boundary.round == 2
+
+
+def test_before_the_last_inner_phase_of_the_run_a_swap_is_waited_for(scene: Scene) -> None:
+    exchange = Exchange()
+    boundary = overlapped(scene, exchange)
+    assert boundary.cross(scene.train())
+    boundary.between_steps()
+    scene.state.inner.step = TOTAL - 2 * H - 1
+    assert not boundary.cross(scene.train())
+    assert boundary.cross(scene.train())
+    assert exchange.flights[0].waits > 2 and scene.state.counters.round == 2
+
+
+@pytest.mark.parametrize(("culprit", "tries"), [("another", 2), ("me", 1), ("", 1)])
+def test_a_round_of_everyone_is_repeated_once_without_the_member_that_broke_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, culprit: str, tries: int
+) -> None:
+    monkeypatch.setattr(NoLoCo, "grouping", Grouping.EVERYONE)
+    monkeypatch.setattr(NoLoCo, "equal_replicas", True)
+    failed = Averaged(torch.empty(0), Outcome.TIMEOUT, culprit=culprit)
+    exchange: Any = Exchange(failed, failed)
+    inner, before = scene.train(), scene.state.outer.slow.phi.clone()
+    assert Blocking(*scene.parts(), exchange).cross(inner)
+    assert len(exchange.groups) == len(scene.presence.ended_rounds) == tries
+    assert {group.tokens for group in exchange.groups} == {inner.tokens}
+    assert torch.equal(scene.state.outer.slow.phi, before)  # a round that has failed changes nobody's
+    assert scene.state.counters.round == 1 and scene.reporter.last is not None
+    assert scene.reporter.last.averaged.outcome is Outcome.TIMEOUT
+
+
+def theta(state: PeerState) -> torch.Tensor:
+    out = torch.empty(state.outer.slow.numel)
+    state.outer.slow.read_fast(0, out)
+    return out
