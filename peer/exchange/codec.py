@@ -2,7 +2,7 @@
 
 ``none`` is fp32. ``fp16`` and ``bf16`` round each element. ``int8`` and ``int4`` are in modulo.py: they send an element
 modulo a range that two peers are never apart, and the receiver's own contribution tells the rest.
-Previous station: average.py. Next station: payload.py, which sends the bytes.
+Previous station: average.py. Next station: pair/, which sends the bytes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ def payload_bytes(name: CodecName, numel: int) -> int:
     return whole * size(name, PART) + size(name, rest)
 
 
+Buffer = bytearray | memoryview
 BLOCK = 256  # elements with one range
 BLOCK_BYTES = 3  # the range as bf16, and a check
 
@@ -53,7 +54,7 @@ class Codec(Protocol):
     def encode(self, start: int, part: Tensor) -> bytes:
         """Exactly ``size(sends, len(part))`` bytes."""
 
-    def decode(self, name: CodecName, start: int, data: bytearray, own: Tensor, out: Tensor) -> None:
+    def decode(self, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> None:
         """``out`` ← the partner's elements from its ``data``, coded as ``name``; ``own`` is this peer's same part."""
 
     def understands(self, name: CodecName) -> bool:
@@ -112,7 +113,7 @@ class Cast:
     def encode(self, start: int, part: Tensor) -> bytes:
         return cast(self.sends, part)
 
-    def decode(self, name: CodecName, start: int, data: bytearray, own: Tensor, out: Tensor) -> None:
+    def decode(self, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> None:
         uncast(name, data, out)
 
     def understands(self, name: CodecName) -> bool:
@@ -127,6 +128,6 @@ def cast(name: CodecName, part: Tensor) -> bytes:
     return part.to(DTYPES[name]).view(torch.uint8).numpy().tobytes()
 
 
-def uncast(name: CodecName, data: bytearray, out: Tensor) -> None:
+def uncast(name: CodecName, data: Buffer, out: Tensor) -> None:
     """``out`` ← what :func:`cast` has made."""
     out.copy_(torch.frombuffer(data, dtype=DTYPES[name]))

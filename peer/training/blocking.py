@@ -6,8 +6,9 @@ match: who stands here too? → exchange: swap one tensor → apply: the outer s
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from peer.exchange.average import GroupAverage
+from peer.exchange.average import Exchange
 from peer.process import Stop
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Grouping, Outcome
@@ -23,7 +24,7 @@ class Crossing:
     """Stands at the boundary until the exchange has ended."""
 
     def __init__(
-        self, state: OuterState, presence: Presence, exchange: GroupAverage, phase: PhaseClock, stop: Stop
+        self, state: OuterState, presence: Presence, exchange: Exchange[Any], phase: PhaseClock, stop: Stop
     ) -> None:
         self.state, self.outer, self.counters = state, state.outer, state.counters
         self.presence, self.exchange, self.phase, self.stop = presence, exchange, phase, stop

@@ -4,7 +4,7 @@ At a boundary a helper thread looks for a partner. When it is there, the parts o
 after the other, each between two inner steps: first as in a group of one, then amended by what the partner sent
 (outer/noloco.py). Without a partner all parts take the step of a group of one.
 
-Previous station: exchange/rolling.py. Next stations: overlapped.py, own/loop.py.
+Previous station: exchange/pair/overlapped.py. Next stations: overlapped.py, own/loop.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from statistics import fmean
 
 import torch
 
-from peer.exchange.pair.flight import Flight, Opened
-from peer.exchange.pair.overlapped import RollingExchange
+from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
+from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.outer.method import PartwiseMethod
 from peer.process import Stop
 from peer.rounds.contribution import Averaged
@@ -36,7 +36,7 @@ WAIT = 0.05  # seconds between two looks at a swap that is waited for
 class UnderWay:
     """A round whose swap is on its way: what its report will say."""
 
-    flight: Flight
+    mailbox: SwapMailbox
     counted: Counted
     opened: dict[int, int]  # inner step at which a part was opened
     late: list[int]  # inner steps between that and the arrival of the partner's
@@ -49,7 +49,7 @@ class Beside:
         self,
         state: OuterState,
         presence: Presence,
-        exchange: RollingExchange,
+        exchange: OverlappedPairExchange,
         outer: PartwiseMethod,
         clock: tuple[PhaseClock, Progress, Stop],
         report: Callable[[Counted, Averaged], None],
@@ -78,13 +78,14 @@ class Beside:
         round = self._round
         if round is None:
             return
-        flight = round.flight
-        result = flight.result()
-        landed, wanted = flight.take(), flight.rest() if result is not None else flight.wanted(resting=resting)
+        mailbox = round.mailbox
+        result = mailbox.result()
+        landed = mailbox.take_corrections()
+        wanted = mailbox.unopened() if result is not None else mailbox.parts_to_open(idle=resting)
         if landed or wanted or result is not None:
             with self._phase("apply"):
                 for index, correction in landed:
-                    self._partwise.amend(flight.parts[index][0], correction)
+                    self._partwise.amend(mailbox.parts[index][0], correction)
                     round.late.append(self._state.inner.step - round.opened[index])
                 for index in wanted:
                     self._open(round, index)
@@ -99,17 +100,17 @@ class Beside:
         while self._round is not None:
             self.pump(resting=True)
             if self._round is not None:
-                self._round.flight.wait(WAIT)
+                self._round.mailbox.wait(WAIT)
                 if self._stop.requested and time.monotonic() > until:
-                    self._round.flight.break_off()
+                    self._round.mailbox.cancel()
 
     def close(self) -> None:
         """No further swaps."""
         self._rolling.close()
 
     def _open(self, round: UnderWay, index: int) -> None:
-        start, stop = round.flight.parts[index]
+        start, stop = round.mailbox.parts[index]
         own, change = torch.empty(stop - start), torch.empty(stop - start)
         self._partwise.open(start, own, change)
         round.opened[index] = self._state.inner.step
-        round.flight.offer(index, Opened(own, change))
+        round.mailbox.put(index, OpenPart(own, change))

@@ -34,6 +34,7 @@ from peer.config.schema import CodecName, Config
 from peer.errors import UserError
 from peer.exchange import codecs
 from peer.exchange.codec import size
+from peer.exchange.group import sparse
 from peer.exchange.group import wire as group_wire
 from peer.exchange.pair import wire
 from peer.p2p import addresses
@@ -42,10 +43,10 @@ from peer.p2p.admission.dht_rules import Authority
 from peer.p2p.admission.invitation import Admission, Certificate, Invitation, Owner, accept, invite
 from peer.p2p.admission.revocations import REVOCATIONS, decode_revocations
 from peer.p2p.admission.subkeys import owner_of
-from peer.p2p.payload import receive_part
+from peer.p2p.payload import receive_fp32
 from peer.p2p.reachability import circuit_messages, dialback, relay
 from peer.p2p.stream import BadMessage, Stream, StreamLost
-from peer.rounds.contribution import Sparse
+from peer.rounds.contribution import SparseContribution
 from peer.swarm.directory import records
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import MemberRecord
@@ -58,7 +59,14 @@ BYTES = 8 * 2**20
 NUMEL = 1000
 KINDS: tuple[TypeAdapter[Any], ...] = (
     *(pairing.PROPOSAL, pairing.REPLY, pairing.READY, wire.HEADER, wire.ACKNOWLEDGEMENT),
-    *(group_wire.HELLO, group_wire.REPORT, group_wire.VERDICT, donor.REQUEST, donor.ANSWER, donor.RECEIVED),
+    *(
+        group_wire.HELLO,
+        group_wire.MEMBER_REPORT,
+        group_wire.GROUP_VERDICT,
+        donor.REQUEST,
+        donor.ANSWER,
+        donor.RECEIVED,
+    ),
     *(grouping.CALL, grouping.ANSWER, grouping.MEMBER_WORD, grouping.CONVENER_WORD),
     *(gate.PASS, gate.KNOCK, gate.NOTICE),
     *(dialback.ASK, dialback.ANSWER, relay.RESERVE, relay.REPLY, relay.PING),
@@ -124,8 +132,8 @@ def payload(data: bytes) -> None:
 
     async def receive() -> None:
         try:
-            await receive_part(_stream(data[1:]), torch.empty(NUMEL), SECONDS)
-        except StreamLost:
+            await receive_fp32(_stream(data[1:]), torch.empty(NUMEL), SECONDS)
+        except (BadMessage, StreamLost):
             return
 
     _loop().run_until_complete(receive())
@@ -138,9 +146,9 @@ def payload(data: bytes) -> None:
     codec.begin()
     assert len(codec.encode(0, own)) == size(codec.sends, NUMEL)
     coefficients = torch.frombuffer(room[: 4 * (len(room) // 4)], dtype=torch.float32)
-    count = len(coefficients)
-    like = Sparse(10**6, torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64), coefficients)
-    assert int(group_wire.unpack(coefficients, like).positions.max()) < 2**16
+    places = torch.zeros(len(coefficients), dtype=torch.int64)
+    like = SparseContribution(10**6, places, places, coefficients)
+    assert int(sparse.unpack(coefficients, like).positions.max()) < 2**16
 
 
 # -- what stands in the DHT

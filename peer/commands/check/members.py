@@ -123,14 +123,14 @@ def _versions(node: Node, records: Sequence[MemberRecord]) -> Iterator[Finding]:
 
 def spoken() -> list[str]:
     """The stream protocols of this version."""
-    from peer.exchange.group import mesh
+    from peer.exchange.group.streams import REDUCE_PROTOCOL
     from peer.p2p.admission import gate
     from peer.p2p.reachability import dialback, relay
     from peer.swarm.grouping import roster
     from peer.swarm.pairing import proposals
     from peer.swarm.state_transfer import donor
 
-    return [it.PROTOCOL for it in (mesh, dialback, donor, gate, proposals, relay, roster)]
+    return [REDUCE_PROTOCOL, *(it.PROTOCOL for it in (dialback, donor, gate, proposals, relay, roster))]
 
 
 def unlike_protocols(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str] | None:

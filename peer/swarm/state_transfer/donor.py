@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter
 
 from peer.logs import fields, get_logger
 from peer.p2p.node import OPEN_TIMEOUT, Node
-from peer.p2p.payload import send_parts
+from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import Message, Stream
 from peer.rounds.lineage import NO_ROUNDS, Lineage
 from peer.rounds.state import Root, State
@@ -126,7 +126,7 @@ class Donor:
         )
         await stream.send(header, TALK_TIMEOUT)
         for index, vector in enumerate(state.vectors):
-            await send_parts(stream, Vector(vector), max(0, first - index * each), STALL)
+            await send_parts(stream, fp32_parts(Vector(vector), max(0, first - index * each)), STALL)
         await stream.receive(RECEIVED, STALL)
         log.info("gave the state away: %s", fields(peer=stream.remote[-6:], step=state.step, first=first))
 

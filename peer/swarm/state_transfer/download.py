@@ -16,12 +16,11 @@ from peer.config.digest import first_difference
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.p2p.node import Node
-from peer.p2p.payload import receive_part
+from peer.p2p.payload import fp32_rooms, receive_parts
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.lineage import NO_ROUNDS, Lineage
 from peer.rounds.state import State
 from peer.rounds.types import Seat
-from peer.rounds.vectors import parts
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.party import Decline, Party
 from peer.swarm.state_transfer.donor import (
@@ -110,11 +109,8 @@ async def take(
         if answer.round < least:
             raise Behind
         taken.have, taken.lineage, taken.round = answer.first, answer.lineage, answer.round
-        pieces = [vector[start:stop] for vector in taken.room for start, stop in parts(vector.numel())]
         async with asyncio.timeout(TRANSFER_LIMIT):
-            for piece in pieces[taken.have :]:
-                await _take_part(stream, piece, part_limit)
-                taken.have += 1
+            await _take_parts(stream, taken, part_limit)
         await stream.send(Received(), TALK_TIMEOUT)
         await stream.until_closed(1.0)
         what = fields(peer=record.name, step=answer.step, round=answer.round, first=answer.first)
@@ -125,19 +121,21 @@ async def take(
         stream.close()
 
 
-async def _take_part(stream: Stream, piece: Tensor, limit: float) -> None:
+async def _take_parts(stream: Stream, taken: Taken, part_limit: float) -> None:
+    rooms = [room for vector in taken.room for room in fp32_rooms(vector)]
+    loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(limit) as clock:
-            whole = await receive_part(stream, piece, STALL)
+        async with asyncio.timeout(part_limit) as clock:
+            async for _, part, _ in receive_parts(stream, rooms[taken.have :], STALL):
+                if not await asyncio.to_thread(_finite, part):
+                    raise BadMessage("a part is not finite")
+                taken.have += 1
+                clock.reschedule(loop.time() + part_limit)
     except TimeoutError:
         if clock.expired():
             raise Slow from None
         raise
-    if not whole:
-        raise BadMessage("a part does not match its digest")
-    if not await asyncio.to_thread(_finite, piece):
-        raise BadMessage("a part is not finite")
 
 
-def _finite(piece: Tensor) -> bool:
-    return bool(torch.isfinite(piece).all())
+def _finite(part: memoryview) -> bool:
+    return bool(torch.frombuffer(part, dtype=torch.float32).isfinite().all())
