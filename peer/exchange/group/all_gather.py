@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
 
 import torch
 
 from peer.exchange.group.flow_control import FlowControlledStream, turns
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.sparse import mean_of_senders, pack, unpack
-from peer.exchange.group.streams import GroupStreams, together
+from peer.exchange.group.streams import GroupStreams
+from peer.exchange.tasks import together
 from peer.p2p.payload import receive_fp32
 from peer.rounds.contribution import SparseContribution
 from peer.rounds.types import Outcome
@@ -45,8 +45,9 @@ class AllGatherExchange(GroupProtocol[SparseContribution]):
                 await stream.settle(1)
                 return theirs
 
-            works = [inward(), stream.send(Vector(packed), order), stream.acknowledge(1)]
-            return cast(SparseContribution, (await together(works))[0])
+            theirs: SparseContribution
+            theirs, *_ = await together([inward(), stream.send(Vector(packed), order), stream.acknowledge(1)])
+            return theirs
 
         by_place = {streams.assembly.me: own, **await streams.with_all(swap)}
         await asyncio.to_thread(mean_of_senders, [by_place[place] for place in sorted(by_place)], self._buffer)

@@ -22,9 +22,10 @@ import xxhash
 
 from peer.config.schema import ExchangeConfig
 from peer.exchange.deadline import THREAD_GRACE, Deadline
-from peer.exchange.group.streams import GroupNetwork, GroupStreams, IncomingStreams, together
+from peer.exchange.group.streams import GroupNetwork, GroupStreams, IncomingStreams
 from peer.exchange.group.wire import GROUP_VERDICT, MEMBER_REPORT, GroupFailure, GroupVerdict, MemberReport
 from peer.exchange.pair.wire import Identity
+from peer.exchange.tasks import together
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Assembly, Group, Outcome

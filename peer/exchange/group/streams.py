@@ -6,11 +6,12 @@ Previous station: wire.py. Next stations: flow_control.py, and all_reduce.py and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from peer.exchange.group.wire import HELLO, GroupFailure, Hello
 from peer.exchange.pair.wire import Identity
+from peer.exchange.tasks import together
 from peer.p2p.payload import CorruptPart
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.types import Assembly, Outcome
@@ -123,14 +124,3 @@ class GroupStreams:
         objection = self._identity.objection(theirs.header)
         if objection:
             raise GroupFailure(place, Outcome.REFUSED, f"{seat.name}: {objection}")
-
-
-async def together(works: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Run all at once; the first failure ends the others, and nothing is left running."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from itertools import cycle
 
 import torch
@@ -17,9 +18,9 @@ from peer.config.schema import ExchangeConfig
 from peer.exchange.average import blend, copy_own
 from peer.exchange.codec import Codec, prepare, size
 from peer.exchange.guard import Guard
-from peer.exchange.pair.protocol import PairProtocol, SwapNetwork, Transfer, both_ways
+from peer.exchange.pair.protocol import PairProtocol, SwapNetwork, Transfer
 from peer.exchange.pair.wire import Identity
-from peer.p2p.payload import receive_parts, send_parts
+from peer.p2p.payload import receive_parts
 from peer.rounds.contribution import Averaged, Contribution
 from peer.rounds.types import Group, Outcome
 from peer.rounds.vectors import PART, parts, scratch
@@ -40,17 +41,13 @@ class PairExchange(PairProtocol):
             copy_own(contribution, self._buffer)
             return Averaged(self._buffer, Outcome.ALONE)
         prepare(self._codec, contribution)
-
-        async def move(transfer: Transfer) -> bytes:
-            sending = send_parts(transfer.stream, self._encoded(contribution), transfer.stall)
-            return await both_ways(sending, self._receive(contribution, transfer))
-
-        averaged = self._swap(group, move, self._buffer)
+        encode, receive = partial(self._encode, contribution), partial(self._receive, contribution)
+        averaged = self._swap(group, encode, receive, self._buffer)
         if averaged.outcome is not Outcome.MERGED:
             copy_own(contribution, self._buffer)
         return averaged
 
-    async def _encoded(self, own: Contribution) -> AsyncIterator[bytes]:
+    async def _encode(self, own: Contribution, transfer: Transfer) -> AsyncIterator[bytes]:
         room = scratch(own.numel)
 
         def encode(start: int, stop: int) -> bytes:

@@ -5,13 +5,11 @@ Previous station: wire.py. Next station: protocol.py, which bounds them in time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec
 from peer.exchange.pair.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Header, Identity
 from peer.p2p.stream import BadMessage, Stream, StreamLost
-from peer.rounds.types import Outcome, Reason
+from peer.rounds.types import Group, Outcome, Reason
 
 LEAST_SHARE = 0.1  # of a peer in a mean of two
 
@@ -24,30 +22,20 @@ class Unusable(Exception):
         self.verdict = Verdict(outcome, detail=detail, reason=reason)
 
 
-@dataclass(frozen=True)
-class SwapHandshake:
-    """What this peer says about the parts that it will send."""
-
-    identity: Identity
-    round: int
-    codec: Codec
-    tokens: int
-    pace: float = 0.0  # seconds of an inner step, when the swap overlaps with them
-
-    async def exchange(self, stream: Stream, stall: float) -> Header:
-        """The partner's header; raises :class:`Unusable` when it does not fit ours."""
-        own = self.identity.header(
-            self.round, self.codec.sends, tokens=self.tokens, expects=self.codec.expects, pace=self.pace
-        )
-        await stream.send(own, stall)
-        header = await stream.receive(HEADER, stall)
-        if not self.codec.understands(header.codec):
-            raise Unusable(Outcome.REFUSED, f"codec is {header.codec} there and {self.codec.sends} here", Reason.HEADER)
-        objection = self.identity.objection(header)
-        if objection:
-            raise Unusable(Outcome.REFUSED, objection, Reason.HEADER)
-        self.codec.meet(header.expects)
-        return header
+async def exchange_headers(
+    stream: Stream, identity: Identity, codec: Codec, group: Group, pace: float, stall: float
+) -> Header:
+    """The partner's header; raises :class:`Unusable` when it does not fit ours. ``pace``: seconds of an inner step."""
+    own = identity.header(group.round, codec.sends, tokens=group.tokens, expects=codec.expects, pace=pace)
+    await stream.send(own, stall)
+    header = await stream.receive(HEADER, stall)
+    if not codec.understands(header.codec):
+        raise Unusable(Outcome.REFUSED, f"codec is {header.codec} there and {codec.sends} here", Reason.HEADER)
+    objection = identity.objection(header)
+    if objection:
+        raise Unusable(Outcome.REFUSED, objection, Reason.HEADER)
+    codec.meet(header.expects)
+    return header
 
 
 def share(theirs: int, own: int) -> float:

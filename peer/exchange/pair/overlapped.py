@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,9 +24,9 @@ from peer.exchange.codec import Codec, size
 from peer.exchange.guard import Guard
 from peer.exchange.pair.handshake import Unusable
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
-from peer.exchange.pair.protocol import PairProtocol, SwapNetwork, Transfer, both_ways
+from peer.exchange.pair.protocol import PairProtocol, SwapNetwork, Transfer
 from peer.exchange.pair.wire import Identity
-from peer.p2p.payload import receive_parts, send_parts
+from peer.p2p.payload import receive_parts
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Outcome
 
@@ -64,29 +65,25 @@ class OverlappedPairExchange(PairProtocol):
             mailbox.finish(error)
 
     def _with_partner(self, mailbox: SwapMailbox, group: Group, pace: float, learns: bool) -> Averaged:
-        async def move(transfer: Transfer) -> bytes:
-            mailbox.start(transfer.stream.close)
-            encoded = self._encoded(mailbox, learns, transfer.stall)
-            sending = send_parts(transfer.stream, encoded, transfer.stall)
-            return await both_ways(sending, self._receive(mailbox, transfer))
-
-        averaged = self._swap(group, move, NOTHING, pace)
+        encode, receive = partial(self._encode, mailbox, learns), partial(self._receive, mailbox)
+        averaged = self._swap(group, encode, receive, NOTHING, pace)
         if averaged.outcome is Outcome.MERGED or not mailbox.used_parts:
             return averaged
         return replace(averaged, detail=f"{averaged.detail} (after {mailbox.used_parts} of {len(mailbox.parts)} parts)")
 
-    async def _encoded(self, mailbox: SwapMailbox, learns: bool, patience: float) -> AsyncIterator[bytes]:
+    async def _encode(self, mailbox: SwapMailbox, learns: bool, transfer: Transfer) -> AsyncIterator[bytes]:
         def encode(start: int, opened: OpenPart) -> bytes:
             if learns:
                 self._codec.learn(start, opened.change)
             return self._codec.encode(start, opened.own)
 
         for number, (start, _) in enumerate(mailbox.parts):
-            yield await asyncio.to_thread(encode, start, await mailbox.opened(number, patience))
+            yield await asyncio.to_thread(encode, start, await mailbox.opened(number, transfer.stall))
             mailbox.count_sent()
 
     async def _receive(self, mailbox: SwapMailbox, transfer: Transfer) -> bytes:
         """Returns the digest of the first part."""
+        mailbox.start(transfer.stream.close)
         fingerprint = b""
 
         def correction(start: int, data: memoryview, opened: OpenPart) -> Tensor:

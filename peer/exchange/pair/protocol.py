@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -27,12 +27,13 @@ from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec
 from peer.exchange.deadline import THREAD_GRACE, Deadline
 from peer.exchange.guard import Guard, Judgement
-from peer.exchange.pair.handshake import SwapHandshake, Unusable, exchange_verdicts, share
+from peer.exchange.pair.handshake import Unusable, exchange_headers, exchange_verdicts, share
 from peer.exchange.pair.wire import Identity
-from peer.p2p.payload import CorruptPart
+from peer.exchange.tasks import together
+from peer.p2p.payload import CorruptPart, send_parts
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged
-from peer.rounds.types import Group, Link, Outcome, Reason
+from peer.rounds.types import Group, Outcome, Reason
 
 T = TypeVar("T")
 OFFENCES = (Outcome.CORRUPT, Outcome.POISONED)
@@ -59,6 +60,10 @@ class Transfer:
     stall: float  # seconds without a byte
 
 
+Encode = Callable[[Transfer], AsyncIterator[bytes]]  # this peer's parts
+Receive = Callable[[Transfer], Coroutine[Any, Any, bytes]]
+
+
 class PairProtocol:
     """Swaps with one partner at a time, over streams that the rendezvous has opened."""
 
@@ -69,69 +74,47 @@ class PairProtocol:
         self._deadline = Deadline(settings.timeout)
         self._guard = guard
 
-    def _swap(
-        self, group: Group, move: Callable[[Transfer], Awaitable[bytes]], mean: Tensor, pace: float = 0.0
-    ) -> Averaged:
+    def _swap(self, group: Group, encode: Encode, receive: Receive, mean: Tensor, pace: float = 0.0) -> Averaged:
         """Swap with the partner in ``group``. ``mean``: what the result carries; ``pace``: seconds of an inner step.
 
-        ``move`` sends and receives the parts and returns the fingerprint of the partner's, for its judgement.
+        ``receive`` reads the partner's parts and returns the fingerprint by which they are known again.
         """
         (link,) = group.links
         stream = link.stream
         assert stream is not None
         judgement = self._guard.judgement(link.peer_id, self._identity.numel)
-        limit, statistics = self._deadline.seconds, TransferStatistics(stream, judgement)
-        handshake = SwapHandshake(self._identity, group.round, self._codec, group.tokens, pace)
-        work = self._converse(stream, handshake, judgement, move)
-        verdict = self._network.call(guarded(work, stream, limit), limit + THREAD_GRACE)
-        averaged = statistics.averaged(verdict, link, mean)
-        merged = verdict.outcome is Outcome.MERGED
+        limit, began, sent, received = self._deadline.seconds, time.monotonic(), stream.sent, stream.received
+
+        async def converse() -> Verdict:
+            stall = self._settings.stall
+            header = await exchange_headers(stream, self._identity, self._codec, group, pace, stall)
+            judgement.ahead = header.round - group.round
+            if pace:
+                stall = max(stall, PART_STEPS * (pace + header.pace))
+            weight = share(header.tokens, group.tokens)
+            transfer = Transfer(stream, judgement, header.codec, weight, stall)
+            fingerprint, _ = await together([receive(transfer), send_parts(stream, encode(transfer), stall)])
+            return await exchange_verdicts(stream, judgement.verdict(fingerprint), stall)
+
+        verdict = self._network.call(guarded(converse(), stream, limit), limit + THREAD_GRACE)
+        merged, seconds = verdict.outcome is Outcome.MERGED, time.monotonic() - began
         self._codec.settle(merged)
         if merged:
-            self._deadline.observe(averaged.seconds)
-        return averaged
-
-    async def _converse(
-        self,
-        stream: Stream,
-        handshake: SwapHandshake,
-        judgement: Judgement,
-        move: Callable[[Transfer], Awaitable[bytes]],
-    ) -> Verdict:
-        stall, pace = self._settings.stall, handshake.pace
-        header = await handshake.exchange(stream, stall)
-        judgement.ahead = header.round - handshake.round
-        if pace:
-            stall = max(stall, PART_STEPS * (pace + header.pace))
-        fingerprint = await move(
-            Transfer(stream, judgement, header.codec, share(header.tokens, handshake.tokens), stall)
-        )
-        return await exchange_verdicts(stream, judgement.verdict(fingerprint), stall)
-
-
-class TransferStatistics:
-    """What a swap takes, from its first byte on, and what comes of it."""
-
-    def __init__(self, stream: Stream, judgement: Judgement) -> None:
-        self._stream, self._judgement, self._began = stream, judgement, time.monotonic()
-        self._sent, self._received = stream.sent, stream.received
-
-    def averaged(self, verdict: Verdict, partner: Link, mean: Tensor) -> Averaged:
-        """The result of the swap, which has ended now."""
+            self._deadline.observe(seconds)
         return Averaged(
             mean=mean,
             outcome=verdict.outcome,
-            partners=(partner.name,),
-            bytes_sent=self._stream.sent - self._sent,
-            bytes_received=self._stream.received - self._received,
-            seconds=time.monotonic() - self._began,
+            partners=(link.name,),
+            bytes_sent=stream.sent - sent,
+            bytes_received=stream.received - received,
+            seconds=seconds,
             distance=verdict.distance,
             detail=verdict.detail,
             reason=verdict.reason,
-            culprit=partner.peer_id if verdict.outcome in OFFENCES else "",
-            partner_id=partner.peer_id,
-            strange=self._judgement.strange,
-            ahead=self._judgement.ahead,
+            culprit=link.peer_id if verdict.outcome in OFFENCES else "",
+            partner_id=link.peer_id,
+            strange=judgement.strange,
+            ahead=judgement.ahead,
         )
 
 
@@ -153,16 +136,3 @@ async def guarded(swap: Coroutine[Any, Any, Verdict], stream: Stream, limit: flo
         return Verdict(Outcome.CORRUPT, detail=f"not the protocol: {error}", reason=Reason.PROTOCOL)
     finally:
         stream.close()
-
-
-async def both_ways(sending: Coroutine[Any, Any, None], receiving: Coroutine[Any, Any, T]) -> T:
-    """Both at the same time; when one fails the other ends too. Returns what ``receiving`` does."""
-    task = asyncio.ensure_future(sending)
-    try:
-        received = await receiving
-        await task
-        return received
-    finally:
-        if not task.done():
-            task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

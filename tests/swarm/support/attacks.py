@@ -65,7 +65,7 @@ class Hostile(Cast):
 class Unguarded(Guard):
     """Only what is not finite or of an absurd norm is refused."""
 
-    def trial(self, partner: str, numel: int) -> Judgement:
+    def judgement(self, partner: str, numel: int) -> Judgement:
         return _Unguarded(self, partner, numel)
 
 

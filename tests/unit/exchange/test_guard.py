@@ -148,11 +148,11 @@ def test_too_long_a_change_is_noticed_before_all_of_it_is_there() -> None:
     swarm, guard = Swarm(), Guard()
     assert meet(guard, "b", swarm.peer(), swarm.peer()) is Outcome.MERGED
     own, theirs = swarm.peer(), 3 * swarm.peer().all()
-    trial, size = guard.judgement("c", NUMEL), NUMEL // 50
+    judgement, size = guard.judgement("c", NUMEL), NUMEL // 50
     for start in range(0, NUMEL, size):
         part, change = torch.empty(size), torch.empty(size)
         own.read_both(start, part, change)
-        trial.add(part, change, theirs[start : start + size])
-        if trial.objection(b"") is not None:
+        judgement.add(part, change, theirs[start : start + size])
+        if judgement.objection(b"") is not None:
             break
-    assert trial.seen < 0.3 * NUMEL
+    assert judgement.seen < 0.3 * NUMEL
