@@ -9,11 +9,11 @@ its own progress, and the way to where it stands. Refused is, each for its :clas
 
     not finite · a norm that is out of all proportion · x far longer than is usual · what was merged before
 
-"Usual" is the median of one's own βΔ and of the last x of each partner of late, refused or not, so a minority cannot
+"Usual" is the median of one's own βΔ and of the last x of each recent partner, refused or not, so a minority cannot
 move it. However unusual, x is not too long while the two contributions have something in common: of replicas that
-trained by themselves for long their cosine was still about 0.3. A guard that refuses who has been alone for long would
-leave it alone for longer. (Two that have nothing in common at all: swarm/strangers.py.) x may point anywhere: honest
-ones do, and the harm of a false direction is bounded (README, "One hostile peer in eight").
+trained by themselves for long their cosine was still about 0.3. A guard that refuses a peer that has been alone for
+long would leave it alone for longer. (Two that have nothing in common at all: swarm/healing/divergence.py.) x may point
+anywhere: honest ones do, and the harm of a false direction is bounded (README, "One hostile peer in eight").
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Value = TypeVar("Value")
 NORMS = 2.0  # ratio of two contributions' norms, either way
 FAR = 2.0  # times the usual length of x
 COMMON = 0.1  # cosine of two contributions that have something in common
-RECENT_PARTNERS = 15  # partners
-KNOWN_PARTNERS = 256  # partners
+RECENT_PARTNERS = 15
+KNOWN_PARTNERS = 256
 ENOUGH = 0.125  # share of the elements that tells something of all
 SOME = ENOUGH / 2  # the partner may stop after ENOUGH; what this peer has seen by then is at least this share
 EARLY = 5.0  # before ENOUGH has been seen, NORMS is so many times as large
-REMEMBERED = 256  # payloads
+REMEMBERED = 256  # merged contributions
 
 
 class Guard:

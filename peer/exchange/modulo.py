@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from peer.config.schema import CodecName
-from peer.exchange.codec import BLOCK, BLOCK_BYTES, Buffer, cast, uncast
+from peer.exchange.codec import BLOCK, BLOCK_BYTES, Buffer, Codec, cast, uncast
 from peer.logs import fields, get_logger
 
 log = get_logger("codec")
@@ -42,7 +42,7 @@ PRIME = 251
 CHECK_WEIGHTS = torch.tensor([pow(6, place, PRIME) for place in range(BLOCK)], dtype=torch.float32)
 
 
-class Modulo:
+class Modulo(Codec):
     """:class:`peer.exchange.codec.Codec` for 8 or 4 bits an element."""
 
     def __init__(self, name: Literal["int8", "int4"], numel: int) -> None:

@@ -35,9 +35,10 @@ class AllReduceExchange(GroupProtocol[Contribution]):
         count, me, stall = len(streams.assembly.seats), streams.assembly.me, self._settings.stall
         borders = [own.numel * place // count for place in range(count + 1)]
         slices = [self._buffer[start:stop] for start, stop in pairwise(borders)]
-        mine, norms, reduced = slices[me], _Norms(streams), asyncio.Event()
+        mine, reduced = slices[me], asyncio.Event()
         copy_own(_Slice(own, borders[me], borders[me + 1]), mine)
-        norms.add(me, _square(mine))
+        own_norm = math.sqrt(_square(mine))
+        norms: dict[int, float] = {}
         order = turns(own.numel * mine.element_size() // count)
 
         async def exchange(place: int) -> None:
@@ -48,10 +49,12 @@ class AllReduceExchange(GroupProtocol[Contribution]):
                 await stream.send(Vector(mine), order, ready=reduced)
 
             async def inward() -> None:
-                norms.add(place, await _add(stream, mine, stall))
+                norms[place] = await _add(stream, mine, stall)
+                finite = math.isfinite(norms[place])
+                streams.require(finite, place, Outcome.POISONED, "the contribution of {} is not finite")
                 stream.received()
-                if norms.complete:
-                    norms.judge(self._settings.max_norm_ratio)
+                if len(norms) == count - 1:
+                    _judge(norms, own_norm, streams, self._settings.max_norm_ratio)
                     mine.mul_(1 / count)
                     reduced.set()
                 await receive_fp32(stream, slices[place], stall)
@@ -66,7 +69,7 @@ class AllReduceExchange(GroupProtocol[Contribution]):
 
 
 async def _add(stream: FlowControlledStream, total: Tensor, stall: float) -> float:
-    """``total`` += what comes on ``stream``; returns its squared norm."""
+    """``total`` += what comes on ``stream``; returns its norm."""
     square, room = 0.0, scratch(total.numel())
     borders = list(parts(total.numel()))
     rooms = (as_bytes(room[: stop - start]) for start, stop in borders)
@@ -74,35 +77,16 @@ async def _add(stream: FlowControlledStream, total: Tensor, stall: float) -> flo
         start, stop = borders[number]
         total[start:stop].add_(room[: stop - start])
         square += _square(room[: stop - start])
-    return square
+    return math.sqrt(square)
 
 
-class _Norms:
-    """The squared norms of the members' contributions to one slice, by place."""
-
-    def __init__(self, streams: GroupStreams) -> None:
-        self._streams = streams
-        self._squares: dict[int, float] = {}
-
-    @property
-    def complete(self) -> bool:
-        return len(self._squares) == len(self._streams.assembly.seats)
-
-    def add(self, place: int, square: float) -> None:
-        """Raises :class:`GroupFailure` when the contribution of another member is not finite."""
-        usable = math.isfinite(square) or place == self._streams.assembly.me
-        self._streams.require(usable, place, Outcome.POISONED, "the contribution of {} is not finite")
-        self._squares[place] = square
-
-    def judge(self, ratio: float) -> None:
-        """Nobody's norm may be ``ratio`` times the median of all. With two members nobody can tell."""
-        norms = {place: math.sqrt(square) for place, square in self._squares.items()}
-        own = norms.pop(self._streams.assembly.me)
-        middle = median([*norms.values(), own])
-        for place, norm in norms.items():
-            sane = len(norms) < 2 or norm <= ratio * middle or middle == 0
-            words = f"the norm of {{}}, {norm:.4g}, is far above the median {middle:.4g}"
-            self._streams.require(sane, place, Outcome.POISONED, words)
+def _judge(norms: dict[int, float], own: float, streams: GroupStreams, ratio: float) -> None:
+    """Nobody's norm may be ``ratio`` times the median of all. With two members nobody can tell. ``norms``: by place."""
+    middle = median([*norms.values(), own])
+    for place, norm in norms.items():
+        sane = len(norms) < 2 or norm <= ratio * middle or middle == 0
+        words = f"the norm of {{}}, {norm:.4g}, is far above the median {middle:.4g}"
+        streams.require(sane, place, Outcome.POISONED, words)
 
 
 def _square(part: Tensor) -> float:

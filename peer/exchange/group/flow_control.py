@@ -65,7 +65,7 @@ class FlowControlledStream:
     async def acknowledge(self, payloads: int) -> None:
         """Tell the other side of each of its ``payloads``, and until then that we live.
 
-        Not by who receives: two that both wait to write would not read.
+        The coroutine that receives cannot do this: two that both wait to write would not read.
         """
         for _ in range(payloads):
             await self._wait_for(self._owed.acquire())
