@@ -17,13 +17,13 @@ from peer.rounds.contribution import Averaged, Contribution, Readable
 from peer.rounds.types import Group, Outcome, Reason
 from peer.rounds.vectors import parts, scratch
 
-C = TypeVar("C", contravariant=True)
+Given = TypeVar("Given", contravariant=True)
 
 
-class Exchange(Protocol[C]):
+class Exchange(Protocol[Given]):
     """Averages one contribution over a group. Called by the training thread, one call at a time."""
 
-    def average(self, contribution: C, group: Group) -> Averaged:
+    def average(self, contribution: Given, group: Group) -> Averaged:
         """Mean over the group, or this peer's own contribution with the outcome that says why.
 
         Blocks until the outcome is known, never past its deadline, and raises for nothing that another

@@ -31,12 +31,12 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.types import Assembly, Group, Outcome
 from peer.rounds.vectors import as_bytes
 
-C = TypeVar("C")
+Each = TypeVar("Each")
 Settled = tuple[GroupVerdict, str]  # and the digest of this peer's result, where it has one
 
 
-class GroupProtocol(ABC, Generic[C]):
-    """:class:`peer.exchange.average.Exchange` for a group of everyone; ``C``: what each member puts in.
+class GroupProtocol(ABC, Generic[Each]):
+    """:class:`peer.exchange.average.Exchange` for a group of everyone; ``Each``: what each member puts in.
 
     ``incoming.accept`` serves :data:`streams.REDUCE_PROTOCOL`. ``identity.numel``: elements of a contribution;
     ``result``: elements of the mean.
@@ -54,7 +54,7 @@ class GroupProtocol(ABC, Generic[C]):
         self._deadline = Deadline(settings.timeout)
         self._buffer = torch.empty(result, dtype=torch.float32)
 
-    def average(self, contribution: C, group: Group) -> Averaged:
+    def average(self, contribution: Each, group: Group) -> Averaged:
         if group.assembly is None:
             self._take_own(contribution)
             if group.lost:
@@ -83,14 +83,14 @@ class GroupProtocol(ABC, Generic[C]):
         )
 
     @abstractmethod
-    def _take_own(self, contribution: C) -> None:
+    def _take_own(self, contribution: Each) -> None:
         """The buffer ← the mean over a group of this peer alone."""
 
     @abstractmethod
-    async def _combine(self, own: C, streams: GroupStreams) -> None:
+    async def _combine(self, own: Each, streams: GroupStreams) -> None:
         """The buffer ← the mean of the members' contributions. Raises :class:`GroupFailure`; then it is garbage."""
 
-    async def _guarded(self, own: C, round: int, streams: GroupStreams, limit: float) -> Settled:
+    async def _guarded(self, own: Each, round: int, streams: GroupStreams, limit: float) -> Settled:
         """An attempt whose every failure is a verdict."""
         assembly = streams.assembly
         settle = self._lead if assembly.me == assembly.convener else self._follow
@@ -105,7 +105,7 @@ class GroupProtocol(ABC, Generic[C]):
             for stream in assembly.controls.values():
                 stream.close()
 
-    async def _attempt(self, own: C, round: int, streams: GroupStreams, limit: float) -> MemberReport:
+    async def _attempt(self, own: Each, round: int, streams: GroupStreams, limit: float) -> MemberReport:
         """This peer's part of the round; its failure is what it reports."""
         try:
             async with asyncio.timeout(limit):

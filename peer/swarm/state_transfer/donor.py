@@ -3,7 +3,7 @@
     newcomer: StateRequest   donor: StateHeader | Full | Decline, then parts, each with its digest   newcomer: Received
 
 The donor sends a snapshot, so that its own training goes on. A newcomer that has lost its donor in mid-way says how
-many parts it has already. Next stations: join.py and taking.py, the newcomer's side.
+many parts it has already. Next stations: join.py and download.py, the newcomer's side.
 """
 
 from __future__ import annotations
