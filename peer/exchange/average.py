@@ -1,27 +1,29 @@
 """The interface of every exchange, and means part by part.
 
-Implementations: pair.py (one partner over a verified stream), group.py (everyone), loopback.py (in one process).
-tests/unit/exchange/test_conformance.py runs the same suite on all of them.
+Implementations: pair/blocking.py (one partner), group/all_reduce.py and group/all_gather.py (everyone). What an
+overlapped swap offers instead: pair/overlapped.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from peer.rounds.contribution import Averaged, Contribution, Sparse
+from peer.rounds.contribution import Averaged, Contribution, Readable
 from peer.rounds.types import Group, Outcome, Reason
 from peer.rounds.vectors import parts, scratch
 
+Given = TypeVar("Given", contravariant=True)
 
-class GroupAverage(Protocol):
+
+class Exchange(Protocol[Given]):
     """Averages one contribution over a group. Called by the training thread, one call at a time."""
 
-    def average(self, contribution: Contribution | Sparse, group: Group) -> Averaged:
+    def average(self, contribution: Given, group: Group) -> Averaged:
         """Mean over the group, or this peer's own contribution with the outcome that says why.
 
         Blocks until the outcome is known, never past its deadline, and raises for nothing that another
@@ -39,7 +41,7 @@ class Verdict:
     reason: Reason | None = None
 
 
-def merge(own: Contribution, theirs: Tensor, share: float = 0.5) -> None:
+def merge(own: Readable, theirs: Tensor, share: float = 0.5) -> None:
     """:func:`blend` of all parts."""
     room = scratch(own.numel)
     for start, stop in parts(own.numel):
@@ -66,17 +68,7 @@ def mean_of(group: Sequence[Contribution], out: Tensor) -> None:
         total.mul_(1 / len(group))
 
 
-def mean_of_senders(group: Sequence[Sparse], out: Tensor) -> None:
-    """``out`` ← each element's mean over those in ``group`` that have it, zero where nobody has."""
-    count = torch.zeros_like(out, dtype=torch.int16)
-    out.zero_()
-    for sparse in group:
-        out[sparse.positions] += sparse.values
-        count[sparse.positions] += 1
-    out.div_(count.clamp_(min=1))
-
-
-def copy_own(own: Contribution, out: Tensor) -> None:
+def copy_own(own: Readable, out: Tensor) -> None:
     """``out`` ← own: the mean over a group of one."""
     for start, stop in parts(own.numel):
         own.read(start, out[start:stop])

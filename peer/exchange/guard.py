@@ -9,11 +9,11 @@ its own progress, and the way to where it stands. Refused is, each for its :clas
 
     not finite · a norm that is out of all proportion · x far longer than is usual · what was merged before
 
-"Usual" is the median of one's own βΔ and of the last x of each partner of late, refused or not, so a minority cannot
+"Usual" is the median of one's own βΔ and of the last x of each recent partner, refused or not, so a minority cannot
 move it. However unusual, x is not too long while the two contributions have something in common: of replicas that
-trained by themselves for long their cosine was still about 0.3. A guard that refuses who has been alone for long would
-leave it alone for longer. (Two that have nothing in common at all: swarm/strangers.py.) x may point anywhere: honest
-ones do, and the harm of a false direction is bounded (README, "One hostile peer in eight").
+trained by themselves for long their cosine was still about 0.3. A guard that refuses a peer that has been alone for
+long would leave it alone for longer. (Two that have nothing in common at all: swarm/healing/divergence.py.) x may point
+anywhere: honest ones do, and the harm of a false direction is bounded (README, "One hostile peer in eight").
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Value = TypeVar("Value")
 NORMS = 2.0  # ratio of two contributions' norms, either way
 FAR = 2.0  # times the usual length of x
 COMMON = 0.1  # cosine of two contributions that have something in common
-RECENT = 15  # partners
-KNOWN = 256  # partners
+RECENT_PARTNERS = 15
+KNOWN_PARTNERS = 256
 ENOUGH = 0.125  # share of the elements that tells something of all
-SOME = ENOUGH / 2  # seen by a partner that is told nothing more when the other one has seen enough
-EARLY = 5.0  # times as large may be the ratio of the norms of less than that
-REMEMBERED = 256  # payloads
+SOME = ENOUGH / 2  # the partner may stop after ENOUGH; what this peer has seen by then is at least this share
+EARLY = 5.0  # before ENOUGH has been seen, NORMS is so many times as large
+REMEMBERED = 256  # merged contributions
 
 
 class Guard:
@@ -56,9 +56,9 @@ class Guard:
         self._known: OrderedDict[str, None] = OrderedDict()  # partners whose last one was accepted, newest last
         self._payloads: OrderedDict[tuple[str, bytes], None] = OrderedDict()  # partner and digest of what was merged
 
-    def trial(self, partner: str, numel: int) -> Trial:
+    def judgement(self, partner: str, numel: int) -> Judgement:
         """A swap with ``partner`` (its id) begins, of ``numel`` elements."""
-        return Trial(self, partner, numel, known=partner in self._known)
+        return Judgement(self, partner, numel, known=partner in self._known)
 
     def usual(self, change: float) -> float:
         """How long x is usually; ``change``: ‖βΔ‖ of now, as far as it is known."""
@@ -69,22 +69,22 @@ class Guard:
         """Was this of ``partner`` merged before? (Of another one it may: two newcomers with the same donor's state.)"""
         return (partner, digest) in self._payloads
 
-    def learn(self, trial: Trial) -> None:
+    def learn(self, judgement: Judgement) -> None:
         """It is judged, perhaps by a part of it only; whatever the verdict."""
-        self._known.pop(trial.partner, None)
-        if trial.seen == trial.numel:
-            self._change = math.sqrt(trial.change)
-        if math.isfinite(trial.length):
-            _newest(self._partners, trial.partner, math.sqrt(trial.length), RECENT)
+        self._known.pop(judgement.partner, None)
+        if judgement.seen == judgement.numel:
+            self._change = math.sqrt(judgement.change)
+        if math.isfinite(judgement.length):
+            _newest(self._partners, judgement.partner, math.sqrt(judgement.length), RECENT_PARTNERS)
 
     def remember(self, partner: str, digest: bytes) -> None:
         """A payload of ``partner`` was merged."""
-        _newest(self._known, partner, None, KNOWN)
+        _newest(self._known, partner, None, KNOWN_PARTNERS)
         _newest(self._payloads, (partner, digest), None, REMEMBERED)
 
 
 @dataclass
-class Trial:
+class Judgement:
     """One partner's contribution, part by part. Sums of squares over the parts so far."""
 
     guard: Guard
@@ -150,14 +150,14 @@ class Trial:
 
 def judge(own: Contribution, theirs: Tensor, guard: Guard, partner: str) -> Verdict:
     """The verdict on ``theirs``, flat fp32 on the host, all at once."""
-    trial, digest = guard.trial(partner, own.numel), xxhash.xxh3_128()
+    judgement, digest = guard.judgement(partner, own.numel), xxhash.xxh3_128()
     room, room_of_change = scratch(own.numel), scratch(own.numel)
     for start, stop in parts(own.numel):
         part, change = room[: stop - start], room_of_change[: stop - start]
         own.read_both(start, part, change)
-        trial.add(part, change, theirs[start:stop])
+        judgement.add(part, change, theirs[start:stop])
         digest.update(theirs[start:stop].numpy().data)
-    return trial.verdict(digest.digest())
+    return judgement.verdict(digest.digest())
 
 
 def _newest(kept: OrderedDict[Key, Value], key: Key, value: Value, count: int) -> None:

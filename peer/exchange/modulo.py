@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from peer.config.schema import CodecName
-from peer.exchange.codec import BLOCK, BLOCK_BYTES, cast, uncast
+from peer.exchange.codec import BLOCK, BLOCK_BYTES, Buffer, Codec, cast, uncast
 from peer.logs import fields, get_logger
 
 log = get_logger("codec")
@@ -38,10 +38,11 @@ EXACT = 2.0**-22  # steps are not finer than this share of a block's largest ele
 NARROWEST = 16  # no block's reach is less than this part of the mean: what one peer left alone another may have moved
 TINY, HUGE = 1e-30, 1e30
 PRIME = 251
-WEIGHTS = torch.tensor([pow(6, place, PRIME) for place in range(BLOCK)], dtype=torch.float32)  # 1 to 250, well mixed
+# 1 to 250, well mixed
+CHECK_WEIGHTS = torch.tensor([pow(6, place, PRIME) for place in range(BLOCK)], dtype=torch.float32)
 
 
-class Modulo:
+class Modulo(Codec):
     """:class:`peer.exchange.codec.Codec` for 8 or 4 bits an element."""
 
     def __init__(self, name: Literal["int8", "int4"], numel: int) -> None:
@@ -97,7 +98,7 @@ class Modulo:
         scales = step[:, None].view(torch.uint8)
         return torch.cat([scales, self._check(numbers)[:, None], codes], dim=1).numpy().tobytes()
 
-    def decode(self, name: CodecName, start: int, data: bytearray, own: Tensor, out: Tensor) -> None:
+    def decode(self, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> None:
         mine = _blocks(own)
         seen = self._at(self._seen, start, mine)
         if name == "fp16":
@@ -147,7 +148,7 @@ class Modulo:
     def _check(self, numbers: Tensor) -> Tensor:
         """What the sent remainders do not tell, in one byte a block; all sums stay exact in fp32."""
         rest = numbers.div(self._levels).floor_().remainder_(PRIME)
-        return (rest @ WEIGHTS).remainder_(PRIME).to(torch.uint8)
+        return (rest @ CHECK_WEIGHTS).remainder_(PRIME).to(torch.uint8)
 
 
 def _blocks(part: Tensor) -> Tensor:

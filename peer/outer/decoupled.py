@@ -24,7 +24,7 @@ from torch import Tensor
 from peer.config.schema import DecoupledConfig
 from peer.outer.dct import tilings
 from peer.outer.slow_weights import Change, SlowWeights
-from peer.rounds.contribution import Sparse
+from peer.rounds.contribution import SparseContribution
 from peer.rounds.types import Grouping
 
 
@@ -40,7 +40,7 @@ class Decoupled:
         self.momentum = slow.zeros()  # δ
         self._tilings = tilings(slow, settings.chunk, settings.density)
         self._change = Change(slow)
-        self._sent: Sparse | None = None
+        self._sent: SparseContribution | None = None
 
     @property
     def coefficients(self) -> int:
@@ -52,7 +52,7 @@ class Decoupled:
         """Number of coefficients in a contribution."""
         return sum(tiling.chunks * tiling.keep for tiling in self._tilings)
 
-    def contribution(self) -> Sparse:
+    def contribution(self) -> SparseContribution:
         """T(DCT(μ δᵢ + Δᵢ)), with values that fp16 holds exactly. Changes nothing."""
         bases, positions, values = [], [], []
         for tiling in self._tilings:
@@ -62,7 +62,9 @@ class Decoupled:
             bases.append(base.expand_as(places).reshape(-1))
             positions.append((places + base).reshape(-1))
             values.append(waves.gather(1, places).reshape(-1).half())
-        self._sent = Sparse(self.coefficients, torch.cat(bases), torch.cat(positions), torch.cat(values).float())
+        self._sent = SparseContribution(
+            self.coefficients, torch.cat(bases), torch.cat(positions), torch.cat(values).float()
+        )
         return self._sent
 
     def apply(self, mean: Tensor) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from peer.outer.slow_weights import SlowWeights
-from peer.rounds.contribution import Contribution, Sparse
+from peer.rounds.contribution import Contribution, SparseContribution
 from peer.rounds.types import Grouping
 
 
@@ -37,7 +37,7 @@ class OuterMethod(Protocol):
     def momentum(self) -> Tensor | None:
         """Flat fp32 on the host, or ``None`` when the method has none."""
 
-    def contribution(self) -> Contribution | Sparse:
+    def contribution(self) -> Contribution | SparseContribution:
         """This peer's part of the average. It reads θ and φ lazily, so read it before ``apply``."""
 
     def apply(self, mean: Tensor) -> None:

@@ -1,70 +1,80 @@
-"""Raw tensors on a stream: 1 MiB parts and, behind all or behind each of them, a digest. What for, the caller says.
+"""Parts on a stream: the bytes of each part and, after them, their xxh3-128 digest. The only format for bulk data.
 
-The link is authenticated and encrypted already; the digest is there against truncation and half-filled buffers.
+Pairs, groups and state transfer send their parts with :func:`send_parts` and receive them with :func:`receive_parts`.
+What the bytes mean, and when they may be used, is theirs to say. The link is authenticated and encrypted already; the
+digest is there against truncation and half-filled buffers.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Protocol
 
 import xxhash
 from torch import Tensor
 
-from peer.p2p.stream import Stream
+from peer.p2p.stream import BadMessage
 from peer.rounds.contribution import Readable
-from peer.rounds.vectors import parts, scratch
+from peer.rounds.vectors import as_bytes, parts, scratch
 
 DIGEST_BYTES = 16
 
 
 class Channel(Protocol):
-    """What a payload needs of a stream."""
+    """What parts need of a stream."""
 
     async def write(self, data: bytes, timeout: float) -> None: ...
 
     async def read_into(self, out: memoryview, timeout: float) -> None: ...
 
 
-async def send_payload(stream: Channel, contribution: Readable, stall: float) -> None:
-    """Send all parts and their digest; ``stall`` seconds without progress raise ``TimeoutError``."""
-    digest = xxhash.xxh3_128()
-    room = scratch(contribution.numel)
-    for start, stop in parts(contribution.numel):
-        part = room[: stop - start]
-        contribution.read(start, part)
-        data = part.numpy().tobytes()  # a copy: the transport may keep a reference past the next part
-        digest.update(data)
-        await stream.write(data, stall)
-    await stream.write(digest.digest(), stall)
+class CorruptPart(BadMessage):
+    """A part does not match its digest."""
 
 
-async def receive_payload(stream: Channel, out: Tensor, stall: float) -> bool:
-    """Fill ``out`` (flat fp32, host); ``True`` when it matches the sender's digest."""
-    view = memoryview(out.numpy().data).cast("B")
-    digest = xxhash.xxh3_128()
-    for start, stop in parts(out.numel()):
-        piece = view[4 * start : 4 * stop]
-        await stream.read_into(piece, stall)
-        digest.update(piece)
+async def send_parts(stream: Channel, data: AsyncIterator[bytes], stall: float) -> None:
+    """Send each part and its digest; ``stall`` seconds without progress raise ``TimeoutError``.
+
+    The transport may keep a reference to a part after the next one was asked for.
+    """
+    async for part in data:
+        await stream.write(part, stall)
+        await stream.write(xxhash.xxh3_128_digest(part), stall)
+
+
+async def receive_parts(
+    stream: Channel, rooms: Iterable[memoryview], stall: float
+) -> AsyncIterator[tuple[int, memoryview, bytes]]:
+    """Fill each of ``rooms`` (bytes) with a part, and yield its number, the room and the digest once they match.
+
+    A room may be the same as the one before: the next part is read when the caller has done with this one.
+    Raises :class:`CorruptPart`, ``TimeoutError`` after ``stall`` seconds without a byte, and what the stream raises.
+    """
     sent = bytearray(DIGEST_BYTES)
-    await stream.read_into(memoryview(sent), stall)
-    return bytes(sent) == digest.digest()
+    for number, room in enumerate(rooms):
+        await stream.read_into(room, stall)
+        await stream.read_into(memoryview(sent), stall)
+        digest = xxhash.xxh3_128_digest(room)
+        if digest != sent:
+            raise CorruptPart(f"part {number} does not match its digest")
+        yield number, room, digest
 
 
-async def send_parts(stream: Stream, contribution: Readable, first: int, stall: float) -> None:
-    """Send the parts from number ``first`` on, each with its digest behind it."""
-    room = scratch(contribution.numel)
-    for start, stop in list(parts(contribution.numel))[first:]:
+async def fp32_parts(vector: Readable, first: int = 0) -> AsyncIterator[bytes]:
+    """The parts of a vector as fp32, from number ``first`` on."""
+    room = scratch(vector.numel)
+    for start, stop in list(parts(vector.numel))[first:]:
         part = room[: stop - start]
-        contribution.read(start, part)
-        data = part.numpy().tobytes()
-        await stream.write(data + xxhash.xxh3_128_digest(data), stall)
+        vector.read(start, part)
+        yield part.numpy().tobytes()  # a copy: the transport may keep a reference
 
 
-async def receive_part(stream: Stream, out: Tensor, stall: float) -> bool:
-    """Fill ``out`` (flat fp32, host) with one part; ``True`` when it matches its digest."""
-    view = memoryview(out.numpy().data).cast("B")
-    sent = bytearray(DIGEST_BYTES)
-    await stream.read_into(view, stall)
-    await stream.read_into(memoryview(sent), stall)
-    return bytes(sent) == xxhash.xxh3_128_digest(view)
+async def receive_fp32(stream: Channel, out: Tensor, stall: float) -> None:
+    """Fill ``out`` (flat fp32, host) with the parts of :func:`fp32_parts`; not to be used when this raises."""
+    async for _ in receive_parts(stream, fp32_rooms(out), stall):
+        pass
+
+
+def fp32_rooms(out: Tensor) -> Iterator[memoryview]:
+    """Where the parts of :func:`fp32_parts` go when they fill ``out`` (flat fp32, host) in place."""
+    return (as_bytes(out[start:stop]) for start, stop in parts(out.numel()))

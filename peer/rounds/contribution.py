@@ -21,16 +21,17 @@ class Readable(Protocol):
 
 
 class Contribution(Readable, Protocol):
-    """What a peer puts into an average."""
+    """What a peer puts into an average: all elements."""
 
     def read_both(self, start: int, out: Tensor, change: Tensor) -> None:
         """As :meth:`read`, and ``change`` ← what the inner steps since the last average have done to it."""
 
 
 @dataclass(frozen=True)
-class Sparse:
-    """A few elements of a vector of ``numel``; the others are not zero but unknown.
+class SparseContribution:
+    """What a peer of the decoupled method puts into an average: a few elements of a vector of ``numel``.
 
+    The others are not zero but unknown.
     ``positions``: int64 ``[m]``, each once, less than 2**16 above ``bases``. ``values``: fp32 ``[m]`` that fp16 holds
     exactly. ``m`` and ``bases`` are the same for all peers of a run.
     """

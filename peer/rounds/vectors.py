@@ -11,13 +11,18 @@ PART = 256 * 1024  # elements of fp32: 1 MiB, the size at which the p2p daemon i
 
 
 def parts(numel: int) -> Iterator[tuple[int, int]]:
-    """Borders ``(start, stop)`` of the parts of a vector of ``numel`` elements."""
-    return ((start, min(start + PART, numel)) for start in range(0, numel, PART))
+    """Borders ``(start, stop)`` of the parts of a vector of ``numel`` elements; with none it has one empty part."""
+    return ((start, min(start + PART, numel)) for start in range(0, max(numel, 1), PART))
 
 
 def scratch(numel: int) -> Tensor:
     """Room for one part, fp32 on the host."""
     return torch.empty(min(PART, numel), dtype=torch.float32)
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous host tensor, to read and to write: no copy."""
+    return memoryview(tensor.numpy().data).cast("B")
 
 
 class Vector:

@@ -6,8 +6,9 @@ match: which peers are here? → exchange: swap one tensor → apply: the outer 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from peer.exchange.average import GroupAverage
+from peer.exchange.average import Exchange
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Grouping, Outcome, Seat
@@ -21,7 +22,7 @@ ROUND_TRIES = 2  # of one round
 class Blocking(Boundary):
     """Waits until the exchange has ended."""
 
-    exchange: GroupAverage
+    exchange: Exchange[Any]
 
     def cross(self, inner: InnerReport) -> bool:
         """The outer step with the group that is met; when it returns the next inner phase can begin."""

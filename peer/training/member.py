@@ -9,17 +9,18 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from peer.config.digest import canonical, digest
 from peer.config.schema import MemberConfig
-from peer.exchange.average import GroupAverage
+from peer.exchange.average import Exchange
 from peer.exchange.codecs import codec
-from peer.exchange.group.all_reduce import GroupExchange
-from peer.exchange.group.mesh import PROTOCOL as REDUCE_PROTOCOL
-from peer.exchange.group.mesh import Lobby
+from peer.exchange.group.all_gather import AllGatherExchange
+from peer.exchange.group.all_reduce import AllReduceExchange
+from peer.exchange.group.streams import REDUCE_PROTOCOL, IncomingStreams
 from peer.exchange.guard import Guard
 from peer.exchange.pair.blocking import PairExchange
-from peer.exchange.pair.overlapped import RollingExchange
+from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.exchange.pair.wire import Identity, layout_digest
 from peer.logs import fields, get_logger
 from peer.outer.decoupled import Decoupled
@@ -140,7 +141,8 @@ class Membership:
         if not settings.overlap:
             return Blocking(self.state, self.presence, self.reporter, self.resources, self._exchange())
         assert isinstance(method, NoLoCo), "checked with the configuration"
-        exchange = RollingExchange(self.node, self._same, codec(settings.codec, self._same.numel), settings, Guard())
+        coder = codec(settings.codec, self._same.numel)
+        exchange = OverlappedPairExchange(self.node, self._same, coder, settings, Guard())
         self._stack.callback(exchange.close)
         return Overlapped(
             self.state,
@@ -152,15 +154,15 @@ class Membership:
             phase_length=self.phase_length,
         )
 
-    def _exchange(self) -> GroupAverage:
+    def _exchange(self) -> Exchange[Any]:
         outer, settings, same, node = self.state.outer, self.resources.run.exchange, self._same, self.node
         if outer.grouping is not Grouping.EVERYONE:
             return PairExchange(node, same, codec(settings.codec, same.numel), settings, Guard())
-        lobby = Lobby()
-        node.call(node.serve_members(REDUCE_PROTOCOL, lobby.enter), OPEN_TIMEOUT)
+        incoming = IncomingStreams()
+        node.call(node.serve_members(REDUCE_PROTOCOL, incoming.accept), OPEN_TIMEOUT)
         if isinstance(outer, Decoupled):
-            return GroupExchange(node, lobby, replace(same, numel=outer.sends), outer.coefficients, settings)
-        return GroupExchange(node, lobby, same, same.numel, settings)
+            return AllGatherExchange(node, incoming, replace(same, numel=outer.sends), outer.coefficients, settings)
+        return AllReduceExchange(node, incoming, same, same.numel, settings)
 
     def close(self) -> None:
         """Withdraw the record, say goodbye, close the node and the files."""

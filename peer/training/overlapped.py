@@ -15,8 +15,8 @@ from statistics import fmean
 
 import torch
 
-from peer.exchange.pair.flight import Flight, Opened
-from peer.exchange.pair.overlapped import RollingExchange
+from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
+from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.outer.method import PartwiseMethod
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.types import Group
@@ -41,7 +41,7 @@ class EndedPhase:
 class SwapUnderWay:
     """A round whose swap is on its way: what its report will say."""
 
-    flight: Flight
+    mailbox: SwapMailbox
     boundary: BoundaryReport
     opened: dict[int, int] = field(default_factory=dict)  # part: the inner step at which it was opened
     late: list[int] = field(default_factory=list)  # inner steps between that and the arrival of the partner's part
@@ -51,7 +51,7 @@ class SwapUnderWay:
 class Overlapped(Boundary):
     """One swap at a time. It is waited for at the end of the run only. ``method`` is the state's outer method."""
 
-    exchange: RollingExchange
+    exchange: OverlappedPairExchange
     method: PartwiseMethod
     phase_length: PhaseLength
     _ended: EndedPhase | None = None
@@ -80,11 +80,11 @@ class Overlapped(Boundary):
             self._launch()
             until = time.monotonic() + STOP_PATIENCE
             while self._swap is not None:
-                self._advance(resting=True)
+                self._advance(idle=True)
                 if self._swap is not None:
-                    self._swap.flight.wait(LOOK_SECONDS)
+                    self._swap.mailbox.wait(LOOK_SECONDS)
                     if self.context.stop.requested and time.monotonic() > until:
-                        self._swap.flight.break_off()
+                        self._swap.mailbox.cancel()
 
     def _launch(self) -> None:
         ended, self._ended = self._ended, None
@@ -95,21 +95,22 @@ class Overlapped(Boundary):
         def meet() -> Group:
             return replace(self.presence.group_beside(round, ended.number), tokens=ended.tokens)
 
-        flight = self.exchange.start(self.context.progress.step_seconds, meet)
-        self._swap = SwapUnderWay(flight, self.reached(ended.inner))
+        mailbox = self.exchange.start(self.context.progress.step_seconds, meet)
+        self._swap = SwapUnderWay(mailbox, self.reached(ended.inner))
 
-    def _advance(self, *, resting: bool = False) -> None:
-        """Take in what has landed, open what is wanted. ``resting``: no inner steps run meanwhile."""
+    def _advance(self, *, idle: bool = False) -> None:
+        """Apply the corrections that have arrived and open the next parts. ``idle``: no inner steps run meanwhile."""
         swap = self._swap
         if swap is None:
             return
-        flight = swap.flight
-        result = flight.result()
-        landed, wanted = flight.take(), flight.rest() if result is not None else flight.wanted(resting=resting)
-        if landed or wanted or result is not None:
+        mailbox = swap.mailbox
+        result = mailbox.result()
+        arrived = mailbox.take_corrections()
+        wanted = mailbox.unopened() if result is not None else mailbox.parts_to_open(idle=idle)
+        if arrived or wanted or result is not None:
             with self.phase("apply"):
-                for index, correction in landed:
-                    self.method.amend(flight.parts[index][0], correction)
+                for index, correction in arrived:
+                    self.method.amend(mailbox.parts[index][0], correction)
                     swap.late.append(self.state.inner.step - swap.opened[index])
                 for index in wanted:
                     self._open(swap, index)
@@ -119,8 +120,8 @@ class Overlapped(Boundary):
             self.report(swap.boundary, replace(result, staleness=fmean(swap.late) if swap.late else 0.0))
 
     def _open(self, swap: SwapUnderWay, index: int) -> None:
-        start, stop = swap.flight.parts[index]
+        start, stop = swap.mailbox.parts[index]
         own, change = torch.empty(stop - start), torch.empty(stop - start)
         self.method.open(start, own, change)
         swap.opened[index] = self.state.inner.step
-        swap.flight.offer(index, Opened(own, change))
+        swap.mailbox.put(index, OpenPart(own, change))

@@ -34,6 +34,7 @@ from peer.config.schema import CodecName, Config
 from peer.errors import UserError
 from peer.exchange import codecs
 from peer.exchange.codec import size
+from peer.exchange.group import sparse
 from peer.exchange.group import wire as group_wire
 from peer.exchange.pair import wire
 from peer.p2p import addresses, greeting
@@ -42,10 +43,10 @@ from peer.p2p.admission.dht_rules import Authority
 from peer.p2p.admission.invitation import Admission, Certificate, Invitation, Owner, accept, invite
 from peer.p2p.admission.revocations import REVOCATIONS, decode_revocations
 from peer.p2p.admission.subkeys import owner_of
-from peer.p2p.payload import receive_part
+from peer.p2p.payload import receive_fp32
 from peer.p2p.reachability import circuit_messages, dialback, relay
 from peer.p2p.stream import REFUSAL, BadMessage, Refusal, Stream, StreamLost
-from peer.rounds.contribution import Sparse
+from peer.rounds.contribution import SparseContribution
 from peer.swarm.directory import records
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import MemberRecord
@@ -60,8 +61,8 @@ KINDS: tuple[TypeAdapter[Any], ...] = (
     *(pairing.PROPOSAL, pairing.PROPOSAL_ANSWER, pairing.PARTNER_READY, wire.HEADER, wire.ACKNOWLEDGEMENT),
     *(
         group_wire.HELLO,
-        group_wire.REPORT,
-        group_wire.VERDICT,
+        group_wire.MEMBER_REPORT,
+        group_wire.GROUP_VERDICT,
         donor.STATE_REQUEST,
         donor.STATE_ANSWER,
         donor.STATE_RECEIVED,
@@ -132,8 +133,8 @@ def payload(data: bytes) -> None:
 
     async def receive() -> None:
         try:
-            await receive_part(_stream(data[1:]), torch.empty(NUMEL), SECONDS)
-        except StreamLost:
+            await receive_fp32(_stream(data[1:]), torch.empty(NUMEL), SECONDS)
+        except (BadMessage, StreamLost):
             return
 
     _loop().run_until_complete(receive())
@@ -146,9 +147,9 @@ def payload(data: bytes) -> None:
     codec.begin()
     assert len(codec.encode(0, own)) == size(codec.sends, NUMEL)
     coefficients = torch.frombuffer(room[: 4 * (len(room) // 4)], dtype=torch.float32)
-    count = len(coefficients)
-    like = Sparse(10**6, torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64), coefficients)
-    assert int(group_wire.unpack(coefficients, like).positions.max()) < 2**16
+    places = torch.zeros(len(coefficients), dtype=torch.int64)
+    like = SparseContribution(10**6, places, places, coefficients)
+    assert int(sparse.unpack(coefficients, like).positions.max()) < 2**16
 
 
 # -- DHT records

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from peer.exchange.pair.deadline import FACTOR, FLOOR
+from peer.exchange.deadline import DEADLINE_FACTOR, DEADLINE_FLOOR
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import Access, Path_, Plan
 from tests.netlab.tun import possible
@@ -101,7 +101,7 @@ def test_a_swap_whose_link_drops_to_a_hundredth_ends_after_a_multiple_of_the_usu
         assert any(broken_off() for _ in range(3))
         # sooner than the timeout of 60 s and the stall limit of 30 s
         took = rows("timeout")[0]["seconds"]["exchange"]
-        assert took < max(FLOOR, FACTOR * usual) + 3, (took, usual)
+        assert took < max(DEADLINE_FLOOR, DEADLINE_FACTOR * usual) + 3, (took, usual)
         set_access(1.0)
         before = len(rows("merged"))
         swarm.wait_for(lambda: len(rows("merged")) > before)

@@ -120,15 +120,15 @@ def _versions(node: MemberNode, records: Sequence[MemberRecord]) -> Iterator[Fin
 
 def spoken() -> list[str]:
     """The stream protocols of this version."""
-    from peer.exchange.group import mesh
+    from peer.exchange.group.streams import REDUCE_PROTOCOL
     from peer.p2p.admission import gate
     from peer.p2p.reachability import dialback, relay
     from peer.swarm.grouping.roster import GATHER_PROTOCOL
     from peer.swarm.pairing.proposals import MEET_PROTOCOL
     from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
-    own = [it.PROTOCOL for it in (mesh, dialback, gate, relay)]
-    return [*own, STATE_PROTOCOL, MEET_PROTOCOL, GATHER_PROTOCOL]
+    own = [it.PROTOCOL for it in (dialback, gate, relay)]
+    return [*own, REDUCE_PROTOCOL, STATE_PROTOCOL, MEET_PROTOCOL, GATHER_PROTOCOL]
 
 
 def unlike_protocols(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str] | None:

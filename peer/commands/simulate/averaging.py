@@ -8,31 +8,21 @@ import torch
 from torch import Tensor
 
 from peer.commands.simulate.replica import Replica
-from peer.exchange.average import mean_of, mean_of_senders
-from peer.exchange.pair.wire import SPARSE_BYTES
-from peer.rounds.contribution import Contribution, Sparse
+from peer.exchange.average import mean_of
+from peer.exchange.group.sparse import COEFFICIENT_BYTES, mean_of_senders
+from peer.rounds.contribution import SparseContribution
 
 
 def average(group: Sequence[Replica]) -> tuple[Tensor, int]:
-    """The mean that every member of ``group`` gets, flat fp32, and the bytes that each of them sends for it."""
+    """The mean that every member of ``group`` gets, flat fp32, and the bytes that each of them sends for it.
+
+    Each receives as much. Headers, some 300 bytes, and digests are left out.
+    """
     contributions = [replica.state.outer.contribution() for replica in group]
-    out = torch.empty(contributions[0].numel)
-    sparse = [it for it in contributions if isinstance(it, Sparse)]
+    out, others = torch.empty(contributions[0].numel), len(group) - 1
+    sparse = [it for it in contributions if isinstance(it, SparseContribution)]
     if sparse:
         mean_of_senders(sparse, out)
-    else:
-        dense: list[Contribution] = [it for it in contributions if not isinstance(it, Sparse)]
-        mean_of(dense, out)
-    return out, _bytes_sent(contributions[0], len(group))
-
-
-def _bytes_sent(contribution: Contribution | Sparse, members: int) -> int:
-    """By one member, who receives as much. Headers, some 300 bytes, left out.
-
-    An all-reduce moves 2 (n − 1) / n of the tensor; what is sparse goes to everyone.
-    """
-    if members < 2:
-        return 0
-    if isinstance(contribution, Sparse):
-        return (members - 1) * SPARSE_BYTES * contribution.values.numel()
-    return round(2 * (members - 1) / members * 4 * contribution.numel)
+        return out, others * COEFFICIENT_BYTES * sparse[0].values.numel()
+    mean_of([it for it in contributions if not isinstance(it, SparseContribution)], out)
+    return out, round(2 * others / len(group) * out.nbytes)

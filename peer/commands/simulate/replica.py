@@ -13,7 +13,8 @@ from torch import Tensor
 from peer.errors import RunError
 from peer.exchange.codec import Codec
 from peer.exchange.guard import Guard
-from peer.rounds.contribution import Contribution, Sparse
+from peer.outer.noloco import NoLoCo
+from peer.rounds.contribution import Contribution
 from peer.rounds.schedule import phase_steps
 from peer.rounds.types import Outcome
 from peer.training.state import PeerState
@@ -76,9 +77,9 @@ class Replica:
 
     def pair_contribution(self) -> Contribution:
         """Of a method of pairs."""
-        contribution = self.state.outer.contribution()
-        assert not isinstance(contribution, Sparse), "pairs swap whole vectors"
-        return contribution
+        outer = self.state.outer
+        assert isinstance(outer, NoLoCo)
+        return outer.contribution()
 
     def inner_phase(self) -> None:
         """Train to the next boundary, taking in on the way what arrives late."""

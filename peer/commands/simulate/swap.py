@@ -13,8 +13,8 @@ from peer.commands.simulate.replica import Replica
 from peer.config.schema import CodecName
 from peer.exchange.average import Verdict, merge
 from peer.exchange.codec import Codec, prepare, size
-from peer.exchange.guard import Trial, judge
-from peer.exchange.pair.flight import rolling_parts
+from peer.exchange.guard import Judgement, judge
+from peer.exchange.pair.mailbox import overlapped_parts
 from peer.outer.noloco import NoLoCo
 from peer.rounds.contribution import Contribution
 from peer.rounds.types import Outcome
@@ -76,7 +76,7 @@ class _Side:
     """One replica's half of an overlapped swap."""
 
     replica: Replica
-    trial: Trial
+    judgement: Judgement
     learns: bool  # the codec wants to know what was trained
     verdict: Verdict = MERGED
     digest: bytes = b""  # of the first part that came
@@ -97,10 +97,10 @@ class _Side:
         self.replica.codec.decode(sender, start, bytearray(data), own, theirs)
         self.replica.bytes_received += len(data)
         self.digest = self.digest or xxhash.xxh3_128_digest(data)
-        self.trial.add(own, change, theirs)
-        objection = self.trial.objection(self.digest)
+        self.judgement.add(own, change, theirs)
+        objection = self.judgement.objection(self.digest)
         if objection is not None:
-            self.replica.guard.learn(self.trial)
+            self.replica.guard.learn(self.judgement)
             self.verdict = Verdict(Outcome.POISONED, detail=objection[1], reason=objection[0])
         return theirs.sub_(own).mul_(0.5)
 
@@ -108,7 +108,7 @@ class _Side:
         outer = self.replica.state.outer
         assert isinstance(outer, NoLoCo)
         self.held.append((start, correction))
-        if self.trial.usable:
+        if self.judgement.usable:
             for place, held in self.held:
                 outer.amend(place, held)
             self.held.clear()
@@ -137,14 +137,14 @@ class Rolling:
     def _roll(self) -> None:
         numel = self.one.state.outer.slow.numel
         sides = [
-            _Side(me, me.guard.trial(other.name, numel), me.codec.begin())
+            _Side(me, me.guard.judgement(other.name, numel), me.codec.begin())
             for me, other in ((self.one, self.two), (self.two, self.one))
         ]
         introduce(self.one.codec, self.two.codec)
         pair = (self.one, self.two)
         # at the end of a run phases are shorter than the swap: nothing is trained meanwhile, as in the peer
         beside = self.steps if min(replica.target - replica.state.inner.step for replica in pair) > self.steps else 0
-        borders, groups = rolling_parts(numel), max(1, beside)
+        borders, groups = overlapped_parts(numel), max(1, beside)
         late: list[tuple[int, list[Tensor]]] = []
         for group in range(groups):
             _amend(sides, late)
@@ -158,7 +158,7 @@ class Rolling:
     def _end(self, sides: list[_Side]) -> None:
         if all(side.verdict is MERGED for side in sides):
             for side in sides:
-                side.verdict = side.trial.verdict(side.digest)
+                side.verdict = side.judgement.verdict(side.digest)
         self.verdicts = sides[0].verdict, sides[1].verdict
         for side in sides:
             side.replica.codec.settle(both_merged(self.verdicts))

@@ -1,190 +1,104 @@
-"""A group's average, never silently wrong: all have the whole result with the same digest, or nobody uses it.
+"""The average of contributions that every member has in full: reduce-scatter, then all-gather.
 
-    members                                             convener
-       │ ◀──── streams between all, payloads both ways ────▶ │   reduce.py, lane.py
-       │ report: digest of my result, or who failed ───────▶ │   the first failure ends the attempt for all
-       │ ◀──────────────────────────── verdict: use it, or not │   use it: all reported the same digest
-
-Who misses the verdict finds out at its next boundary, where its lineage is not that of the others. Why not
-hivemind's averager: README, "All-reduce".
+Member i averages slice i of the vector. Every other member sends it its slice i, it sends the mean back. So each member
+sends 2 (n − 1) / n of the vector, whatever n.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter
-from typing import Any
+import math
+from itertools import pairwise
+from statistics import median
 
 import torch
-import xxhash
+from torch import Tensor
 
-from peer.config.schema import ExchangeConfig
-from peer.exchange.average import copy_own, mean_of_senders
-from peer.exchange.group.mesh import Lobby, Mesh, Network, together
-from peer.exchange.group.reduce import all_gather, all_reduce
-from peer.exchange.group.wire import REPORT, VERDICT, Failed, Report, Verdict
-from peer.exchange.pair.deadline import Deadline
-from peer.exchange.pair.wire import Identity
-from peer.p2p.stream import BadMessage, Stream, StreamLost
-from peer.rounds.contribution import Averaged, Contribution, Sparse
-from peer.rounds.types import Assembly, Group, Outcome
-
-GRACE = 5.0  # seconds on top of a round's deadline before the calling thread gives up on the network thread
+from peer.exchange.average import copy_own
+from peer.exchange.group.flow_control import FlowControlledStream, turns
+from peer.exchange.group.protocol import GroupProtocol
+from peer.exchange.group.streams import GroupStreams
+from peer.exchange.tasks import together
+from peer.p2p.payload import receive_fp32, receive_parts
+from peer.rounds.contribution import Contribution
+from peer.rounds.types import Outcome
+from peer.rounds.vectors import Vector, as_bytes, parts, scratch
 
 
-class GroupExchange:
-    """:class:`peer.exchange.average.GroupAverage` for a group of everyone. ``lobby.enter`` serves ``mesh.PROTOCOL``.
+class AllReduceExchange(GroupProtocol[Contribution]):
+    """The mean of all members' contributions."""
 
-    ``identity.numel``: elements of a contribution, or for sparse ones how many coefficients are sent.
-    ``result``: elements of the mean.
-    """
+    def _take_own(self, contribution: Contribution) -> None:
+        copy_own(contribution, self._buffer)
 
-    def __init__(
-        self, network: Network, lobby: Lobby, identity: Identity, result: int, settings: ExchangeConfig
-    ) -> None:
-        self._network, self._lobby, self._identity, self._settings = network, lobby, identity, settings
-        self._deadline = Deadline(settings.timeout)
-        self._buffer = torch.empty(result, dtype=torch.float32)
+    async def _combine(self, own: Contribution, streams: GroupStreams) -> None:
+        count, me, stall = len(streams.assembly.seats), streams.assembly.me, self._settings.stall
+        borders = [own.numel * place // count for place in range(count + 1)]
+        slices = [self._buffer[start:stop] for start, stop in pairwise(borders)]
+        mine, reduced = slices[me], asyncio.Event()
+        copy_own(_Slice(own, borders[me], borders[me + 1]), mine)
+        own_norm = math.sqrt(_square(mine))
+        norms: dict[int, float] = {}
+        order = turns(own.numel * mine.element_size() // count)
 
-    def average(self, contribution: Contribution | Sparse, group: Group) -> Averaged:
-        if group.assembly is None:
-            self._take_own(contribution)
-            if group.lost:
-                return Averaged(self._buffer, Outcome.TIMEOUT, detail=group.lost)
-            return Averaged(self._buffer, Outcome.ALONE, digest=self._digest())
-        began, limit = time.monotonic(), self._deadline.seconds
-        longest = 2 * limit + 2 * self._settings.stall + GRACE
-        mesh = Mesh(self._network, self._lobby, group.assembly, self._identity, self._settings.stall)
-        verdict, digest = self._network.call(self._guarded(contribution, group, mesh, limit), longest)
-        seconds = time.monotonic() - began
-        if verdict.commit:
-            self._deadline.observe(seconds)
-        else:
-            self._take_own(contribution)
-        seats = group.assembly.seats
-        return Averaged(
-            mean=self._buffer,
-            outcome=verdict.outcome,
-            partners=tuple(link.name for link in group.links),
-            culprit="" if verdict.culprit is None or verdict.culprit >= len(seats) else seats[verdict.culprit].peer_id,
-            digest=digest if verdict.commit else "",
-            bytes_sent=sum(stream.sent for stream in mesh.streams.values()),
-            bytes_received=sum(stream.received for stream in mesh.streams.values()),
-            seconds=seconds,
-            detail=verdict.detail,
-        )
+        async def exchange(place: int) -> None:
+            stream = FlowControlledStream(streams.by_place[place], stall)
 
-    def _take_own(self, contribution: Contribution | Sparse) -> None:
-        if isinstance(contribution, Sparse):
-            mean_of_senders([contribution], self._buffer)
-        else:
-            copy_own(contribution, self._buffer)
+            async def outward() -> None:
+                await stream.send(_Slice(own, borders[place], borders[place + 1]), order)
+                await stream.send(Vector(mine), order, ready=reduced)
 
-    async def _guarded(self, own: Contribution | Sparse, group: Group, mesh: Mesh, limit: float) -> tuple[Verdict, str]:
-        """An attempt whose every failure is a verdict."""
-        assembly = mesh.assembly
-        settle = self._lead if assembly.me == assembly.convener else self._follow
-        work = asyncio.ensure_future(self._attempt(own, group.round, mesh, limit))
-        try:
-            return await settle(work, assembly, limit)
-        finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
-            mesh.close()
-            self._lobby.clear()
-            for stream in assembly.controls.values():
-                stream.close()
+            async def inward() -> None:
+                norms[place] = await _add(stream, mine, stall)
+                finite = math.isfinite(norms[place])
+                streams.require(finite, place, Outcome.POISONED, "the contribution of {} is not finite")
+                stream.received()
+                if len(norms) == count - 1:
+                    _judge(norms, own_norm, streams, self._settings.max_norm_ratio)
+                    mine.mul_(1 / count)
+                    reduced.set()
+                await receive_fp32(stream, slices[place], stall)
+                finite = bool(torch.isfinite(slices[place]).all())
+                streams.require(finite, place, Outcome.POISONED, "the mean from {} is not finite")
+                stream.received()
+                await stream.settle(2)
 
-    async def _attempt(self, own: Contribution | Sparse, round: int, mesh: Mesh, limit: float) -> Report:
-        """This peer's part of the round; its failure is what it reports."""
-        stall = self._settings.stall
-        try:
-            async with asyncio.timeout(limit):
-                await mesh.connect(round)
-                if isinstance(own, Sparse):
-                    await all_gather(own, mesh, self._buffer, stall=stall)
-                else:
-                    ratio = self._settings.max_norm_ratio
-                    await all_reduce(own, mesh, self._buffer, stall=stall, max_norm_ratio=ratio)
-                return Report(digest=await asyncio.to_thread(self._digest))
-        except Failed as failure:
-            return Report(culprit=failure.culprit, outcome=failure.outcome, detail=failure.detail[:200])
-        except TimeoutError:
-            detail = f"not done within its deadline ({limit:.3g} s)"
-            return Report(culprit=mesh.assembly.me, outcome=Outcome.TIMEOUT, detail=detail)
+            await together([outward(), inward(), stream.acknowledge(2)])
 
-    def _digest(self) -> str:
-        return xxhash.xxh3_128_hexdigest(memoryview(self._buffer.numpy().data).cast("B"))
-
-    # -- the convener
-
-    async def _lead(self, work: asyncio.Future[Report], assembly: Assembly, limit: float) -> tuple[Verdict, str]:
-        async def own() -> tuple[int, Report]:
-            return assembly.me, _checked(await work)
-
-        async def of(place: int, control: Stream) -> tuple[int, Report]:
-            try:
-                return place, _checked(await control.receive(REPORT, limit + self._settings.stall))
-            except (TimeoutError, StreamLost, BadMessage) as error:
-                detail = f"{assembly.seats[place].name} did not report: {str(error) or 'no answer'}"
-                raise Failed(place, Outcome.TIMEOUT, detail[:200]) from None
-
-        digest = ""
-        try:
-            reports = await together([own(), *(of(place, control) for place, control in assembly.controls.items())])
-            digest = reports[0][1].digest
-            verdict = _compare(dict(reports), assembly)
-        except Failed as failure:
-            verdict = Verdict(
-                commit=False, culprit=failure.culprit, outcome=failure.outcome, detail=failure.detail[:200]
-            )
-        await asyncio.gather(
-            *(control.send(verdict, self._settings.stall) for control in assembly.controls.values()),
-            return_exceptions=True,  # who does not hear it finds out at its next boundary
-        )
-        closing = (control.until_closed(1.0) for control in assembly.controls.values())
-        await asyncio.gather(*closing, return_exceptions=True)
-        return verdict, digest
-
-    # -- a member
-
-    async def _follow(self, work: asyncio.Future[Report], assembly: Assembly, limit: float) -> tuple[Verdict, str]:
-        control = assembly.controls[assembly.convener]
-        hearing = asyncio.ensure_future(control.receive(VERDICT, 2 * limit + self._settings.stall))
-        first: list[asyncio.Future[Any]] = [work, hearing]
-        try:
-            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-            digest = ""
-            if work.done():
-                report = work.result()
-                digest = report.digest
-                await control.send(report, self._settings.stall)
-            async with asyncio.timeout(limit if digest or not work.done() else self._settings.stall):
-                verdict = await hearing
-        except (TimeoutError, StreamLost, BadMessage) as error:
-            name = assembly.seats[assembly.convener].name
-            detail = f"{name}, who leads, is gone: {str(error) or 'no verdict'}"
-            return Verdict(commit=False, culprit=assembly.convener, outcome=Outcome.TIMEOUT, detail=detail[:200]), ""
-        finally:
-            hearing.cancel()
-            await asyncio.gather(hearing, return_exceptions=True)
-        if verdict.commit and not digest:
-            return Verdict(commit=False, outcome=Outcome.CORRUPT, detail="a verdict before this peer was done"), ""
-        return verdict, digest
+        await streams.with_all(exchange)
 
 
-def _checked(report: Report) -> Report:
-    if report.culprit is not None or not report.digest:
-        raise Failed(report.culprit or 0, report.outcome, report.detail)
-    return report
+async def _add(stream: FlowControlledStream, total: Tensor, stall: float) -> float:
+    """``total`` += what comes on ``stream``; returns its norm."""
+    square, room = 0.0, scratch(total.numel())
+    borders = list(parts(total.numel()))
+    rooms = (as_bytes(room[: stop - start]) for start, stop in borders)
+    async for number, _, _ in receive_parts(stream, rooms, stall):
+        start, stop = borders[number]
+        total[start:stop].add_(room[: stop - start])
+        square += _square(room[: stop - start])
+    return math.sqrt(square)
 
 
-def _compare(reports: dict[int, Report], assembly: Assembly) -> Verdict:
-    """Use it when all have the same digest; else the ones with the rarest digest are to blame."""
-    held = Counter(report.digest for report in reports.values())
-    if len(held) == 1:
-        return Verdict(commit=True)
-    culprit = min(reports, key=lambda place: (held[reports[place].digest], place == assembly.me))
-    detail = f"the result of {assembly.seats[culprit].name} differs from the others'"
-    return Verdict(commit=False, culprit=culprit, outcome=Outcome.CORRUPT, detail=detail)
+def _judge(norms: dict[int, float], own: float, streams: GroupStreams, ratio: float) -> None:
+    """Nobody's norm may be ``ratio`` times the median of all. With two members nobody can tell. ``norms``: by place."""
+    middle = median([*norms.values(), own])
+    for place, norm in norms.items():
+        sane = len(norms) < 2 or norm <= ratio * middle or middle == 0
+        words = f"the norm of {{}}, {norm:.4g}, is far above the median {middle:.4g}"
+        streams.require(sane, place, Outcome.POISONED, words)
+
+
+def _square(part: Tensor) -> float:
+    return float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
+
+
+class _Slice:
+    """Elements ``start : stop`` of a contribution."""
+
+    def __init__(self, whole: Contribution, start: int, stop: int) -> None:
+        self._whole, self._start = whole, start
+        self.numel = stop - start
+
+    def read(self, start: int, out: Tensor) -> None:
+        self._whole.read(self._start + start, out)

@@ -1,104 +1,86 @@
-"""The swap: one tensor each way with one partner, over a stream that the rendezvous has opened.
+"""The blocking swap: the training thread waits for it, and nothing is used before all of it is verified.
 
-    initiator                                     responder
-       │ header ───────────────────────────────▶ ◀─── header │   both: equal run, config, layout, size?
-       │ 1 MiB parts, digest ──────────────────▶ ◀─── parts  │   at the same time, each into its one buffer
-       │                  both: digest right? and the guard's questions (guard.py)
-       │ acknowledgement ──────────────────────▶             │
-       │             ◀──────────────────────── acknowledgement│   only after it has read the other one
-       │ close ────────────────────────────────▶             │   so nothing can be cut off
-
-A side merges when its own verdict and its partner's are both "merged". The only way to a half merge is that
-the responder's acknowledgement gets lost: then it has merged and the initiator has not. NoLoCo lives with it;
-the initiator counts a timeout and says so.
+Each side sends its parts and receives the partner's at the same time, into its one buffer. A part is encoded, or
+decoded, judged and averaged, on a thread of its own while others are on their way. Order of the messages: protocol.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator
+from functools import partial
+from itertools import cycle
 
 import torch
+import xxhash
 
 from peer.config.schema import ExchangeConfig
-from peer.exchange.average import Verdict, copy_own
-from peer.exchange.codec import Codec, prepare
-from peer.exchange.guard import Guard, Trial
-from peer.exchange.pair.coded import receive_coded, send_coded
-from peer.exchange.pair.deadline import Deadline
-from peer.exchange.pair.handshake import Greeting, Tally, both_ways, guarded, part, share
+from peer.exchange.average import blend, copy_own
+from peer.exchange.codec import Codec, prepare, size
+from peer.exchange.guard import Guard
+from peer.exchange.pair.protocol import PairProtocol, SwapNetwork, Transfer
 from peer.exchange.pair.wire import Identity
-from peer.p2p.stream import Stream
-from peer.rounds.contribution import Averaged, Contribution, Sparse
-from peer.rounds.types import Group, Outcome, Reason
-
-T = TypeVar("T")
-GRACE = 5.0  # seconds on top of a swap's deadline before the calling thread gives up on the network thread
+from peer.p2p.payload import receive_parts
+from peer.rounds.contribution import Averaged, Contribution
+from peer.rounds.types import Group, Outcome
+from peer.rounds.vectors import PART, parts, scratch
 
 
-class Network(Protocol):
-    """What a swap needs of the node: its loop, and to run a coroutine on it with a deadline."""
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
-
-    def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T: ...
-
-
-class PairExchange:
-    """:class:`peer.exchange.average.GroupAverage` for groups of two."""
+class PairExchange(PairProtocol):
+    """:class:`peer.exchange.average.Exchange` for groups of two."""
 
     def __init__(
-        self, network: Network, identity: Identity, codec: Codec, settings: ExchangeConfig, guard: Guard
+        self, network: SwapNetwork, identity: Identity, codec: Codec, settings: ExchangeConfig, guard: Guard
     ) -> None:
-        self._network = network
-        self._codec = codec
-        self._identity = identity
-        self._settings = settings
-        self._deadline = Deadline(settings.timeout)
-        self._guard = guard
+        super().__init__(network, identity, codec, settings, guard)
         self._buffer = torch.empty(identity.numel, dtype=torch.float32)
 
-    def average(self, contribution: Contribution | Sparse, group: Group) -> Averaged:
-        assert not isinstance(contribution, Sparse), "pairs swap whole vectors"
+    def average(self, contribution: Contribution, group: Group) -> Averaged:
         if not group.links:
             self._codec.settle(False)
             copy_own(contribution, self._buffer)
             return Averaged(self._buffer, Outcome.ALONE)
-        (link,) = group.links
-        stream = link.stream
-        assert stream is not None
         prepare(self._codec, contribution)
-        trial = self._guard.trial(link.peer_id, contribution.numel)
-        limit, tally = self._deadline.seconds, Tally(stream, trial)
-        greeting = Greeting(self._identity, group.round, self._codec, group.tokens)
-        swap = self._swap(contribution, stream, greeting, trial)
-        verdict = self._network.call(guarded(swap, stream, limit), limit + GRACE)
-        averaged = tally.averaged(verdict, link, self._buffer)
-        self._codec.settle(verdict.outcome is Outcome.MERGED)
-        if verdict.outcome is Outcome.MERGED:
-            self._deadline.observe(averaged.seconds)
-        else:
+        encode, receive = partial(self._encode, contribution), partial(self._receive, contribution)
+        averaged = self._swap(group, encode, receive, self._buffer)
+        if averaged.outcome is not Outcome.MERGED:
             copy_own(contribution, self._buffer)
         return averaged
 
-    async def _swap(self, own: Contribution, stream: Stream, greeting: Greeting, trial: Trial) -> Verdict:
-        """When merged, the buffer holds the mean."""
-        stall = self._settings.stall
-        header = await greeting.exchange(stream, stall)
-        trial.ahead = header.round - greeting.round
-        theirs = share(header.tokens, greeting.tokens)
-        digest: bytes | None = None
+    async def _encode(self, own: Contribution, transfer: Transfer) -> AsyncIterator[bytes]:
+        room = scratch(own.numel)
 
-        async def receive() -> None:
-            nonlocal digest
-            digest = await receive_coded(stream, own, self._codec, header, self._buffer, trial, theirs, stall)
+        def encode(start: int, stop: int) -> bytes:
+            part = room[: stop - start]
+            own.read(start, part)
+            return self._codec.encode(start, part)
 
-        await both_ways(send_coded(stream, own, self._codec, stall), receive())
-        if digest is None:
-            detail = "the payload does not match its digest"
-            verdict = Verdict(Outcome.CORRUPT, detail=detail, reason=Reason.DIGEST)
-        else:
-            verdict = trial.verdict(digest)
-        return await part(stream, verdict, stall)
+        for start, stop in parts(own.numel):
+            yield await asyncio.to_thread(encode, start, stop)
+
+    async def _receive(self, own: Contribution, transfer: Transfer) -> bytes:
+        """The buffer ← the mean of ``own`` and what the partner sends. Returns the digest of all parts' digests."""
+        borders, fingerprint = list(parts(own.numel)), xxhash.xxh3_128()
+        room, room_of_change = scratch(own.numel), scratch(own.numel)
+
+        def decode(start: int, stop: int, data: memoryview) -> None:
+            part, change, mean = room[: stop - start], room_of_change[: stop - start], self._buffer[start:stop]
+            own.read_both(start, part, change)
+            self._codec.decode(transfer.codec, start, data, part, mean)
+            transfer.judgement.add(part, change, mean)
+            blend(part, mean, transfer.share)
+
+        longest = size(transfer.codec, min(PART, own.numel))
+        two = cycle([memoryview(bytearray(longest)) for _ in range(2)])  # one is decoded while the other one is filled
+        rooms = (next(two)[: size(transfer.codec, stop - start)] for start, stop in borders)
+        decoding: asyncio.Future[None] | None = None
+        try:
+            async for number, data, digest in receive_parts(transfer.stream, rooms, transfer.stall):
+                if decoding is not None:
+                    await decoding
+                fingerprint.update(digest)
+                decoding = asyncio.ensure_future(asyncio.to_thread(decode, *borders[number], data))
+        finally:
+            if decoding is not None:
+                await decoding  # whatever has happened: nothing may write to the buffer after this
+        return fingerprint.digest()

@@ -1,28 +1,17 @@
-"""How a swap begins and ends, whatever lies between: headers, acknowledgements, and a verdict for every failure.
+"""The messages of a swap in their order: headers before the parts, verdicts after them.
 
-Previous station: wire.py. Next stations: pair.py and rolling.py.
+Previous station: wire.py. Next station: protocol.py, which bounds them in time.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Coroutine
-from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
-
 from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec
-from peer.exchange.guard import Trial
 from peer.exchange.pair.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Header, Identity
 from peer.p2p.stream import BadMessage, Stream, StreamLost
-from peer.rounds.contribution import Averaged
-from peer.rounds.types import Link, Outcome, Reason
+from peer.rounds.types import Group, Outcome, Reason
 
-OFFENCES = (Outcome.CORRUPT, Outcome.POISONED)
-LEAST = 0.1  # share of a peer in a mean of two
+LEAST_SHARE = 0.1  # of a peer in a mean of two
 
 
 class Unusable(Exception):
@@ -33,66 +22,30 @@ class Unusable(Exception):
         self.verdict = Verdict(outcome, detail=detail, reason=reason)
 
 
-@dataclass(frozen=True)
-class Greeting:
-    """What this peer says about the payload that it will send."""
-
-    identity: Identity
-    round: int
-    codec: Codec
-    tokens: int
-    pace: float = 0.0  # seconds of an inner step, when the swap runs beside them
-
-    async def exchange(self, stream: Stream, stall: float) -> Header:
-        """The partner's header; raises :class:`Unusable` when it does not fit ours."""
-        own = self.identity.header(
-            self.round, self.codec.sends, tokens=self.tokens, expects=self.codec.expects, pace=self.pace
-        )
-        await stream.send(own, stall)
-        header = await stream.receive(HEADER, stall)
-        if not self.codec.understands(header.codec):
-            raise Unusable(Outcome.REFUSED, f"codec is {header.codec} there and {self.codec.sends} here", Reason.HEADER)
-        objection = self.identity.objection(header)
-        if objection:
-            raise Unusable(Outcome.REFUSED, objection, Reason.HEADER)
-        self.codec.meet(header.expects)
-        return header
+async def exchange_headers(
+    stream: Stream, identity: Identity, codec: Codec, group: Group, pace: float, stall: float
+) -> Header:
+    """The partner's header; raises :class:`Unusable` when it does not fit ours. ``pace``: seconds of an inner step."""
+    own = identity.header(group.round, codec.sends, tokens=group.tokens, expects=codec.expects, pace=pace)
+    await stream.send(own, stall)
+    header = await stream.receive(HEADER, stall)
+    if not codec.understands(header.codec):
+        raise Unusable(Outcome.REFUSED, f"codec is {header.codec} there and {codec.sends} here", Reason.HEADER)
+    objection = identity.objection(header)
+    if objection:
+        raise Unusable(Outcome.REFUSED, objection, Reason.HEADER)
+    codec.meet(header.expects)
+    return header
 
 
 def share(theirs: int, own: int) -> float:
     """The partner's share in a mean that is weighted by tokens; bounded, whatever a partner says of itself."""
     total = theirs + own
-    return min(max(theirs / total, LEAST), 1 - LEAST) if total else 0.5
+    return min(max(theirs / total, LEAST_SHARE), 1 - LEAST_SHARE) if total else 0.5
 
 
-class Tally:
-    """What a swap takes, from its first byte on, and what comes of it."""
-
-    def __init__(self, stream: Stream, trial: Trial) -> None:
-        self._stream, self._trial, self._began = stream, trial, time.monotonic()
-        self._sent, self._received = stream.sent, stream.received
-
-    def averaged(self, verdict: Verdict, partner: Link, mean: Tensor) -> Averaged:
-        """The result of the swap, which has ended now."""
-        return Averaged(
-            mean=mean,
-            outcome=verdict.outcome,
-            partners=(partner.name,),
-            bytes_sent=self._stream.sent - self._sent,
-            bytes_received=self._stream.received - self._received,
-            seconds=time.monotonic() - self._began,
-            distance=verdict.distance,
-            detail=verdict.detail,
-            reason=verdict.reason,
-            culprit=partner.peer_id if verdict.outcome in OFFENCES else "",
-            partner_id=partner.peer_id,
-            strange=self._trial.strange,
-            ahead=self._trial.ahead,
-        )
-
-
-async def part(stream: Stream, verdict: Verdict, stall: float) -> Verdict:
-    """Both payloads have arrived: tell each other the verdicts. A side merges when both say so."""
+async def exchange_verdicts(stream: Stream, verdict: Verdict, stall: float) -> Verdict:
+    """All parts have arrived on both sides: tell each other the verdicts. A side merges when both say so."""
     try:
         theirs = await _acknowledge(stream, verdict, stall)
     except (TimeoutError, StreamLost, BadMessage):
@@ -113,33 +66,3 @@ async def _acknowledge(stream: Stream, verdict: Verdict, stall: float) -> Acknow
     await stream.send(mine, stall)
     await stream.until_closed(stall)
     return theirs
-
-
-async def guarded(swap: Coroutine[Any, Any, Verdict], stream: Stream, limit: float) -> Verdict:
-    """``swap`` within ``limit`` seconds; its every failure is a verdict, and the stream is closed behind it."""
-    try:
-        async with asyncio.timeout(limit):
-            return await swap
-    except Unusable as error:
-        return error.verdict
-    except TimeoutError:
-        stream.hang_up()  # TCP may be in a pause that has grown to minutes: the next swap needs a new connection
-        return Verdict(Outcome.TIMEOUT, detail=f"no answer within its deadline ({limit:.3g} s in all)")
-    except StreamLost as error:
-        return Verdict(Outcome.TIMEOUT, detail=f"the partner is gone: {error}")
-    except BadMessage as error:
-        return Verdict(Outcome.CORRUPT, detail=f"not the protocol: {error}", reason=Reason.PROTOCOL)
-    finally:
-        stream.close()
-
-
-async def both_ways(sending: Coroutine[Any, Any, None], receiving: Coroutine[Any, Any, None]) -> None:
-    """Both at the same time; when one fails the other ends too."""
-    task = asyncio.ensure_future(sending)
-    try:
-        await receiving
-        await task
-    finally:
-        if not task.done():
-            task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

@@ -1,10 +1,8 @@
-"""The swap beside the inner steps: as pair.py, but part by part, each verified and used by itself.
+"""The overlapped swap: it runs while the inner steps go on, and each part is verified and used by itself.
 
-    both: header ─▶ ◀─ header       equal run, config, layout, size? and how long an inner step takes here
-    both, at the same time: part, digest; part, digest; ...     each sent when the training thread has opened it
-    each part on arrival: digest right? the guard's questions, by the parts so far? then what it adds to the mean lands,
-        of a partner that is not known yet together with the first eighth of all parts
-    initiator: acknowledgement ─▶    responder, after it has read that one: ◀─ acknowledgement
+Each side sends a part when the training thread has opened it. A part that arrives is judged together with all before
+it; then what it adds to the mean goes to the training thread. The parts of a partner that is not known yet are held
+until the first eighth of all has come. Order of the messages: protocol.py. Between the threads: mailbox.py.
 
 A swap that breaks off in the middle leaves some parts with the outer step of a group of two and the others with that of
 a group of one. Each is right by itself, so nothing has to be taken back.
@@ -13,140 +11,96 @@ a group of one. Each is right by itself, so nothing has to be taken back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
-import xxhash
 from torch import Tensor
 
-from peer.config.schema import CodecName, ExchangeConfig
-from peer.exchange.average import Verdict
+from peer.config.schema import ExchangeConfig
 from peer.exchange.codec import Codec, size
-from peer.exchange.guard import Guard, Trial
-from peer.exchange.pair.blocking import GRACE, Network
-from peer.exchange.pair.deadline import Deadline
-from peer.exchange.pair.flight import Flight, Opened
-from peer.exchange.pair.handshake import Greeting, Tally, Unusable, both_ways, guarded, part, share
+from peer.exchange.guard import Guard
+from peer.exchange.pair.handshake import Unusable
+from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
+from peer.exchange.pair.protocol import PairProtocol, SwapNetwork, Transfer
 from peer.exchange.pair.wire import Identity
-from peer.p2p.payload import DIGEST_BYTES
-from peer.p2p.stream import Stream
+from peer.p2p.payload import receive_parts
 from peer.rounds.contribution import Averaged
-from peer.rounds.types import Group, Outcome, Reason
+from peer.rounds.types import Group, Outcome
 
-PATIENCE = 6.0  # inner steps of both without a part: a partner that trains only opens parts between its steps
 NOTHING = torch.empty(0)
 
 
-@dataclass
-class Swap:
-    """One swap's fixed facts."""
-
-    flight: Flight
-    stream: Stream
-    trial: Trial
-    learns: bool  # the codec wants to know what was trained
-    patience: float = 0.0  # seconds for the next part
-    theirs: CodecName = "none"
-    share: float = 0.5  # the partner's, in the mean
-    digest: bytes = b""  # of the first part
-
-
-class RollingExchange:
+class OverlappedPairExchange(PairProtocol):
     """Starts swaps that end by themselves; one at a time."""
 
     def __init__(
-        self, network: Network, identity: Identity, codec: Codec, settings: ExchangeConfig, guard: Guard
+        self, network: SwapNetwork, identity: Identity, codec: Codec, settings: ExchangeConfig, guard: Guard
     ) -> None:
-        self._network, self._identity, self._codec, self._settings = network, identity, codec, settings
-        self._deadline = Deadline(settings.timeout)
-        self._guard = guard
+        super().__init__(network, identity, codec, settings, guard)
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="swap")
 
-    def start(self, pace: float, meet: Callable[[], Group]) -> Flight:
+    def start(self, pace: float, meet: Callable[[], Group]) -> SwapMailbox:
         """``meet`` finds the partner, on a helper thread; ``pace``: seconds of an inner step."""
-        flight = Flight(self._identity.numel, self._network.loop)
-        self._helper.submit(self._fly, flight, pace, meet, self._codec.begin())
-        return flight
+        mailbox = SwapMailbox(self._identity.numel, self._network.loop)
+        self._helper.submit(self._run, mailbox, pace, meet, self._codec.begin())
+        return mailbox
 
     def close(self) -> None:
         """No further swaps."""
         self._helper.shutdown(wait=False, cancel_futures=True)
 
-    def _fly(self, flight: Flight, pace: float, meet: Callable[[], Group], learns: bool) -> None:
+    def _run(self, mailbox: SwapMailbox, pace: float, meet: Callable[[], Group], learns: bool) -> None:
+        """``learns``: the codec wants to know what was trained."""
         try:
             group = meet()
             if group.links:
-                flight.end(self._with_partner(flight, group, pace, learns))
+                mailbox.finish(self._with_partner(mailbox, group, pace, learns))
             else:
                 self._codec.settle(False)
-                flight.end(Averaged(NOTHING, Outcome.ALONE))
+                mailbox.finish(Averaged(NOTHING, Outcome.ALONE))
         except BaseException as error:  # noqa: BLE001 - the training thread raises it
-            flight.end(error)
+            mailbox.finish(error)
 
-    def _with_partner(self, flight: Flight, group: Group, pace: float, learns: bool) -> Averaged:
-        (link,) = group.links
-        stream = link.stream
-        assert stream is not None
-        trial = self._guard.trial(link.peer_id, self._identity.numel)
-        limit, tally = self._deadline.seconds, Tally(stream, trial)
-        swap = Swap(flight, stream, trial, learns)
-        work = self._swap(swap, Greeting(self._identity, group.round, self._codec, group.tokens, pace))
-        verdict = self._network.call(guarded(work, stream, limit), limit + GRACE)
-        merged = verdict.outcome is Outcome.MERGED
-        self._codec.settle(merged)
-        if not merged and flight.used_parts:
-            detail = f"{verdict.detail} (after {flight.used_parts} of {len(flight.parts)} parts)"
-            verdict = replace(verdict, detail=detail)
-        averaged = tally.averaged(verdict, link, NOTHING)
-        if merged:
-            self._deadline.observe(averaged.seconds)
-        return averaged
+    def _with_partner(self, mailbox: SwapMailbox, group: Group, pace: float, learns: bool) -> Averaged:
+        encode, receive = partial(self._encode, mailbox, learns), partial(self._receive, mailbox)
+        averaged = self._swap(group, encode, receive, NOTHING, pace)
+        if averaged.outcome is Outcome.MERGED or not mailbox.used_parts:
+            return averaged
+        return replace(averaged, detail=f"{averaged.detail} (after {mailbox.used_parts} of {len(mailbox.parts)} parts)")
 
-    async def _swap(self, swap: Swap, greeting: Greeting) -> Verdict:
-        stall = self._settings.stall
-        header = await greeting.exchange(swap.stream, stall)
-        swap.share = share(header.tokens, greeting.tokens)
-        swap.theirs, swap.patience = header.codec, max(stall, PATIENCE * (greeting.pace + header.pace))
-        swap.trial.ahead = header.round - greeting.round
-        swap.flight.begin(swap.stream.close)
-        await both_ways(self._send(swap), self._receive(swap))
-        return await part(swap.stream, swap.trial.verdict(swap.digest), swap.patience)
+    async def _encode(self, mailbox: SwapMailbox, learns: bool, transfer: Transfer) -> AsyncIterator[bytes]:
+        def encode(start: int, opened: OpenPart) -> bytes:
+            if learns:
+                self._codec.learn(start, opened.change)
+            return self._codec.encode(start, opened.own)
 
-    async def _send(self, swap: Swap) -> None:
-        def encode(index: int, own: Tensor, change: Tensor) -> bytes:
-            start = swap.flight.parts[index][0]
-            if swap.learns:
-                self._codec.learn(start, change)
-            data = self._codec.encode(start, own)
-            return data + xxhash.xxh3_128_digest(data)
+        for number, (start, _) in enumerate(mailbox.parts):
+            yield await asyncio.to_thread(encode, start, await mailbox.opened(number, transfer.stall))
+            mailbox.count_sent()
 
-        for index in range(len(swap.flight.parts)):
-            opened = await swap.flight.own(index, swap.patience)
-            await swap.stream.write(await asyncio.to_thread(encode, index, opened.own, opened.change), swap.patience)
-            swap.flight.sent()
+    async def _receive(self, mailbox: SwapMailbox, transfer: Transfer) -> bytes:
+        """Returns the digest of the first part."""
+        mailbox.start(transfer.stream.close)
+        fingerprint = b""
 
-    async def _receive(self, swap: Swap) -> None:
-        digest = bytearray(DIGEST_BYTES)
-        for index, (start, stop) in enumerate(swap.flight.parts):
-            data = bytearray(size(swap.theirs, stop - start))
-            await swap.stream.read_into(memoryview(data), swap.patience)
-            await swap.stream.read_into(memoryview(digest), swap.patience)
-            if xxhash.xxh3_128_digest(data) != digest:
-                raise Unusable(Outcome.CORRUPT, f"part {index} does not match its digest", Reason.DIGEST)
-            swap.digest = swap.digest or bytes(digest)
-            opened = await swap.flight.own(index, swap.patience)
-            correction = await asyncio.to_thread(self._correction, swap, start, data, opened)
-            swap.flight.land(index, correction, usable=swap.trial.usable)
+        def correction(start: int, data: memoryview, opened: OpenPart) -> Tensor:
+            """The mean, less our own; raises :class:`Unusable`."""
+            theirs, judgement = torch.empty_like(opened.own), transfer.judgement
+            self._codec.decode(transfer.codec, start, data, opened.own, theirs)
+            judgement.add(opened.own, opened.change, theirs)
+            objection = judgement.objection(fingerprint)
+            if objection:
+                self._guard.learn(judgement)
+                raise Unusable(Outcome.POISONED, objection[1], objection[0])
+            return theirs.sub_(opened.own).mul_(transfer.share)
 
-    def _correction(self, swap: Swap, start: int, data: bytearray, opened: Opened) -> Tensor:
-        """The mean, less our own; raises :class:`Unusable`."""
-        theirs = torch.empty_like(opened.own)
-        self._codec.decode(swap.theirs, start, data, opened.own, theirs)
-        swap.trial.add(opened.own, opened.change, theirs)
-        objection = swap.trial.objection(swap.digest)
-        if objection:
-            self._guard.learn(swap.trial)
-            raise Unusable(Outcome.POISONED, objection[1], objection[0])
-        return theirs.sub_(opened.own).mul_(swap.share)
+        rooms = (memoryview(bytearray(size(transfer.codec, stop - start))) for start, stop in mailbox.parts)
+        async for number, data, digest in receive_parts(transfer.stream, rooms, transfer.stall):
+            fingerprint = fingerprint or digest
+            opened = await mailbox.opened(number, transfer.stall)
+            corrected = await asyncio.to_thread(correction, mailbox.parts[number][0], data, opened)
+            mailbox.add_correction(number, corrected, usable=transfer.judgement.usable)
+        return fingerprint

@@ -1,6 +1,6 @@
-"""What two partners say around the payload: a header before it, an acknowledgement after it.
+"""What two partners say around their parts: a header before them, an acknowledgement after them.
 
-Previous station: payload.py, the parts and the digest. Next station: pair.py, which puts the pieces in order.
+Next station: handshake.py.
 """
 
 from __future__ import annotations
@@ -16,23 +16,21 @@ from peer.exchange.codec import payload_bytes
 from peer.p2p.stream import Message
 from peer.rounds.types import Outcome
 
-SPARSE_BYTES = 4  # a coefficient of a sparse contribution: 16 bits of position in its chunk, an fp16 value
-
 
 class Header(Message):
     """What follows. That both train the same run was said when the stream was opened (p2p/greeting.py)."""
 
     kind: Literal["header"] = "header"
-    codec: CodecName = "none"  # of the payload that follows; the two directions may differ
+    codec: CodecName = "none"  # of the parts that follow; the two directions may differ
     payload_bytes: Annotated[int, Field(ge=0)]
     round: Annotated[int, Field(ge=0)]
     tokens: Annotated[int, Field(ge=0, le=2**53)] = 1  # since the last average: the weight of the contribution
     expects: Annotated[float, Field(ge=0, le=1e30)] = 0.0  # how far off the partner's elements may be, by the codec
-    pace: Annotated[float, Field(ge=0, le=1e5)] = 0.0  # seconds of an inner step, when the swap runs beside them
+    pace: Annotated[float, Field(ge=0, le=1e5)] = 0.0  # seconds of an inner step, when the swap overlaps with them
 
 
 class Acknowledgement(Message):
-    """``merged`` means: your payload is verified and acceptable to me."""
+    """``merged`` means: all of your parts are verified and acceptable to me."""
 
     kind: Literal["acknowledgement"] = "acknowledgement"
     verdict: Outcome

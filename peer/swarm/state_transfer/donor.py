@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter
 from peer.logs import fields, get_logger
 from peer.p2p.greeting import MemberNode
 from peer.p2p.node import OPEN_TIMEOUT
-from peer.p2p.payload import send_parts
+from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import Message, Stream
 from peer.rounds.lineage import NO_ROUNDS, Lineage
 from peer.rounds.state import Root, State
@@ -121,7 +121,7 @@ class Donor:
         )
         await stream.send(header, STATE_TIMEOUT)
         for index, vector in enumerate(state.vectors):
-            await send_parts(stream, Vector(vector), max(0, first - index * each), STATE_STALL)
+            await send_parts(stream, fp32_parts(Vector(vector), max(0, first - index * each)), STATE_STALL)
         await stream.receive(STATE_RECEIVED, STATE_STALL)
         log.info("gave the state away: %s", fields(peer=stream.remote[-6:], step=state.step, first=first))
 

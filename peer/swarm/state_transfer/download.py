@@ -15,12 +15,11 @@ from torch import Tensor
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.p2p.greeting import MemberNode
-from peer.p2p.payload import receive_part
+from peer.p2p.payload import fp32_rooms, receive_parts
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.lineage import NO_ROUNDS, Lineage
 from peer.rounds.state import State
 from peer.rounds.types import Seat
-from peer.rounds.vectors import parts
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer.donor import (
     STATE_ANSWER,
@@ -93,11 +92,8 @@ async def download(
         if answer.round < least:
             raise DonorBehind
         partial.have, partial.lineage, partial.round = answer.first, answer.lineage, answer.round
-        pieces = [vector[start:stop] for vector in partial.room for start, stop in parts(vector.numel())]
         async with asyncio.timeout(TRANSFER_LIMIT):
-            for piece in pieces[partial.have :]:
-                await _receive_part(stream, piece, part_limit)
-                partial.have += 1
+            await _receive_parts(stream, partial, part_limit)
         await stream.send(StateReceived(), STATE_TIMEOUT)
         await stream.until_closed(1.0)
         what = fields(peer=record.name, step=answer.step, round=answer.round, first=answer.first)
@@ -113,19 +109,21 @@ async def download(
         stream.close()
 
 
-async def _receive_part(stream: Stream, piece: Tensor, limit: float) -> None:
+async def _receive_parts(stream: Stream, partial: PartialState, part_limit: float) -> None:
+    rooms = [room for vector in partial.room for room in fp32_rooms(vector)]
+    loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(limit) as clock:
-            whole = await receive_part(stream, piece, STATE_STALL)
+        async with asyncio.timeout(part_limit) as clock:
+            async for _, part, _ in receive_parts(stream, rooms[partial.have :], STATE_STALL):
+                if not await asyncio.to_thread(_finite, part):
+                    raise BadMessage("a part is not finite")
+                partial.have += 1
+                clock.reschedule(loop.time() + part_limit)
     except TimeoutError:
         if clock.expired():
             raise DonorSlow from None
         raise
-    if not whole:
-        raise BadMessage("a part does not match its digest")
-    if not await asyncio.to_thread(_finite, piece):
-        raise BadMessage("a part is not finite")
 
 
-def _finite(piece: Tensor) -> bool:
-    return bool(torch.isfinite(piece).all())
+def _finite(part: memoryview) -> bool:
+    return bool(torch.frombuffer(part, dtype=torch.float32).isfinite().all())

@@ -27,8 +27,8 @@ KILLED = 2  # place of the member that is killed
 def ours(address: str, place: int, members: int, numel: int, rounds: int) -> None:
     """The peer's own gathering and group exchange."""
     from peer.config.schema import ExchangeConfig, RendezvousConfig
-    from peer.exchange.group.all_reduce import GroupExchange
-    from peer.exchange.group.mesh import PROTOCOL, Lobby
+    from peer.exchange.group.all_reduce import AllReduceExchange
+    from peer.exchange.group.streams import REDUCE_PROTOCOL, IncomingStreams
     from peer.exchange.pair.wire import Identity
     from peer.process import LoopContext, Stop
     from peer.rounds.lineage import Lineage
@@ -43,8 +43,8 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
     progress = Progress()
     initial = () if address == "-" else (address,)
     with tempfile.TemporaryDirectory() as folder, peer_node(Path(folder) / "key", initial) as node:
-        lobby = Lobby()
-        node.call(node.serve_members(PROTOCOL, lobby.enter), 10)
+        incoming = IncomingStreams()
+        node.call(node.serve_members(REDUCE_PROTOCOL, incoming.accept), 10)
         presence = Presence(
             node,
             grouping=Grouping.EVERYONE,
@@ -58,7 +58,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
         presence.enter(lambda: State(0, 0, [vector]), 0)
         print(f"address {node.addresses[0]}", flush=True)
         settings = ExchangeConfig(stall=STALL, max_norm_ratio=1e9)
-        exchange = GroupExchange(node, lobby, Identity(numel), numel, settings)
+        exchange = AllReduceExchange(node, incoming, Identity(numel), numel, settings)
         progress.begin(1, 1)
         progress.tick()
         while presence.size < members:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from peer.config.schema import ExchangeConfig, RendezvousConfig
-from peer.exchange.group.all_reduce import GroupExchange
-from peer.exchange.group.mesh import PROTOCOL, Lobby
+from peer.exchange.group.all_reduce import AllReduceExchange
+from peer.exchange.group.streams import REDUCE_PROTOCOL, IncomingStreams
 from peer.exchange.pair.wire import Identity
 from peer.rounds.contribution import Averaged
 from peer.rounds.lineage import Lineage
@@ -142,11 +142,11 @@ class Averaging:
     """A peer that averages as the trainer does: it repeats a failed round once without the culprit."""
 
     def __init__(self, peer: Peer, value: float) -> None:
-        lobby = Lobby()
-        peer.node.call(peer.node.serve_members(PROTOCOL, lobby.enter), 10)
+        incoming = IncomingStreams()
+        peer.node.call(peer.node.serve_members(REDUCE_PROTOCOL, incoming.accept), 10)
         self.peer, self.vector = peer, torch.full((NUMEL,), value)
         settings = ExchangeConfig(stall=2.0, timeout=10.0, max_norm_ratio=1e9)
-        self.exchange = GroupExchange(peer.node, lobby, Identity(NUMEL), NUMEL, settings)
+        self.exchange = AllReduceExchange(peer.node, incoming, Identity(NUMEL), NUMEL, settings)
         self.results: list[Averaged] = []
 
     def train(self) -> None:

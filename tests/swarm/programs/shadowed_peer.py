@@ -17,14 +17,13 @@ import torch
 
 from peer.commands.cli import main
 from peer.exchange.pair.blocking import PairExchange
-from peer.rounds.contribution import Averaged, Contribution, Sparse
+from peer.rounds.contribution import Averaged, Contribution
 from peer.rounds.types import Group, Outcome
 
 honest = PairExchange.average
 
 
-def average(self: PairExchange, contribution: Contribution | Sparse, group: Group) -> Averaged:
-    assert not isinstance(contribution, Sparse)
+def average(self: PairExchange, contribution: Contribution, group: Group) -> Averaged:
     folder, name = Path(os.environ["SHADOW"]), f"{time.time_ns()}"
     own = torch.empty(contribution.numel)
     contribution.read(0, own)

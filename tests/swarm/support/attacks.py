@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from peer.exchange.codec import Cast
-from peer.exchange.guard import Guard, Trial
+from peer.exchange.guard import Guard, Judgement
 from peer.rounds.types import Reason
 
 
@@ -65,11 +65,11 @@ class Hostile(Cast):
 class Unguarded(Guard):
     """Refuses only contributions that are not finite or whose norm is absurd."""
 
-    def trial(self, partner: str, numel: int) -> Trial:
+    def judgement(self, partner: str, numel: int) -> Judgement:
         return _Unguarded(self, partner, numel)
 
 
-class _Unguarded(Trial):
+class _Unguarded(Judgement):
     def objection(self, digest: bytes) -> tuple[Reason, str] | None:
         found = super().objection(digest)
         return found if found is not None and found[0] in (Reason.NOT_FINITE, Reason.NORM) else None

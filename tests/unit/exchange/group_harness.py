@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from peer.config.schema import ExchangeConfig
-from peer.exchange.group.all_reduce import GroupExchange
-from peer.exchange.group.mesh import Lobby
+from peer.exchange.group.all_gather import AllGatherExchange
+from peer.exchange.group.all_reduce import AllReduceExchange
+from peer.exchange.group.protocol import GroupProtocol
+from peer.exchange.group.streams import IncomingStreams
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream, StreamLost
-from peer.rounds.contribution import Averaged, Contribution, Sparse
+from peer.rounds.contribution import Averaged, Contribution, SparseContribution
 from peer.rounds.types import Assembly, Group, Link, Seat
 from tests.unit.exchange.pair_harness import FAST, identity
 
@@ -30,16 +32,16 @@ async def stream_between(caller: str, called: str) -> tuple[Stream, Stream]:
 
 @dataclass
 class Member:
-    """One peer: its thread, its lobby, its exchange. ``answers``: does its side of a mesh stream exist?"""
+    """One peer: its thread, its incoming streams, its exchange. ``answers``: does its side of a stream exist?"""
 
     name: str
     thread: LoopThread = field(default_factory=LoopThread)
-    lobby: Lobby = field(default_factory=Lobby)
+    incoming: IncomingStreams = field(default_factory=IncomingStreams)
     answers: bool = True
 
 
 class Wires:
-    """The network of one member: dialling another one makes a socket pair and wakes its lobby."""
+    """The network of one member: dialling another one makes a socket pair and hands it the other end."""
 
     def __init__(self, me: Member, members: Sequence[Member]) -> None:
         self._me, self._members = me, {member.name: member for member in members}
@@ -58,17 +60,18 @@ class Wires:
     async def _arrive(self, other: Member, end: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=end)
         with contextlib.suppress(TimeoutError, StreamLost):
-            await other.lobby.enter(Stream(reader, writer, remote=self._me.name, initiator=False))
+            await other.incoming.accept(Stream(reader, writer, remote=self._me.name, initiator=False))
 
 
 class Many:
-    """``count`` members named a, b, c, …; the first one convenes."""
+    """``count`` members named a, b, c, …; the first one convenes. ``result``: the contributions are sparse."""
 
     def __init__(self, count: int, numel: int, result: int | None = None, settings: ExchangeConfig = FAST) -> None:
+        kind: type[GroupProtocol[Any]] = AllGatherExchange if result else AllReduceExchange
         self.members = [Member(chr(ord("a") + index)) for index in range(count)]
         self.seats = tuple(Seat(member.name, f"peer-{member.name}") for member in self.members)
         self.exchanges = [
-            GroupExchange(Wires(member, self.members), member.lobby, identity(numel), result or numel, settings)
+            kind(Wires(member, self.members), member.incoming, identity(numel), result or numel, settings)
             for member in self.members
         ]
         self.pool = ThreadPoolExecutor(count)
@@ -94,7 +97,7 @@ class Many:
 
     def average(
         self,
-        contributions: Sequence[Contribution | Sparse],
+        contributions: Sequence[Contribution | SparseContribution],
         silent: Sequence[int] = (),
         groups: list[Group] | None = None,
     ) -> list[Averaged | None]:

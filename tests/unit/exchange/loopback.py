@@ -1,4 +1,4 @@
-"""The same average between peers of one process: no stream, no copy on a wire. For tests and the simulator."""
+"""The same average between peers of one process: no stream, no copy on a wire. For tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from peer.config.schema import ExchangeConfig
 from peer.exchange.average import Verdict, copy_own, merge
 from peer.exchange.guard import Guard, judge
-from peer.rounds.contribution import Averaged, Contribution, Sparse
+from peer.rounds.contribution import Averaged, Contribution
 from peer.rounds.types import Group, Outcome
 
 
@@ -31,15 +31,14 @@ class Hub:
 
 
 class LoopbackExchange:
-    """:class:`peer.exchange.average.GroupAverage` between threads."""
+    """:class:`peer.exchange.average.Exchange` between threads."""
 
     def __init__(self, hub: Hub, name: str, numel: int, settings: ExchangeConfig) -> None:
         self._hub, self._name, self._settings = hub, name, settings
         self._buffer = torch.empty(numel, dtype=torch.float32)
         self._guard = Guard()
 
-    def average(self, contribution: Contribution | Sparse, group: Group) -> Averaged:
-        assert not isinstance(contribution, Sparse), "pairs swap whole vectors"
+    def average(self, contribution: Contribution, group: Group) -> Averaged:
         if not group.links:
             copy_own(contribution, self._buffer)
             return Averaged(self._buffer, Outcome.ALONE)

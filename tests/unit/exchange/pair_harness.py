@@ -15,13 +15,14 @@ from torch import Tensor
 
 from peer.config.schema import CodecName, ExchangeConfig
 from peer.exchange import codecs
-from peer.exchange.average import GroupAverage
+from peer.exchange.average import Exchange
 from peer.exchange.guard import Guard
-from peer.exchange.pair.blocking import Network, PairExchange
+from peer.exchange.pair.blocking import PairExchange
+from peer.exchange.pair.protocol import SwapNetwork
 from peer.exchange.pair.wire import Identity
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
-from peer.rounds.contribution import Averaged
+from peer.rounds.contribution import Averaged, Contribution
 from peer.rounds.types import Group, Link
 from peer.rounds.vectors import Vector
 from tests.unit.exchange.loopback import Hub, LoopbackExchange
@@ -33,7 +34,7 @@ def identity(numel: int) -> Identity:
     return Identity(numel)
 
 
-def pair_exchange(network: Network, numel: int, codec: CodecName = "none") -> PairExchange:
+def pair_exchange(network: SwapNetwork, numel: int, codec: CodecName = "none") -> PairExchange:
     return PairExchange(network, identity(numel), codecs.codec(codec, numel), FAST, Guard())
 
 
@@ -48,7 +49,7 @@ async def stream_pair() -> tuple[Stream, Stream]:
 class Pair:
     """Two exchanges and, for each, the group with the other one in it."""
 
-    exchanges: tuple[GroupAverage, GroupAverage]
+    exchanges: tuple[Exchange[Contribution], Exchange[Contribution]]
     groups: Callable[[], tuple[Group, Group]]
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
 

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peer.config.schema import ExchangeConfig
-from peer.exchange.average import mean_of_senders
-from peer.exchange.group import lane, reduce
-from peer.exchange.group.lane import GOT, Lane
-from peer.exchange.group.wire import REPORT, Report, pack, unpack
+from peer.exchange.group import all_gather, all_reduce, flow_control
+from peer.exchange.group.all_reduce import AllReduceExchange
+from peer.exchange.group.flow_control import ACKNOWLEDGED, FlowControlledStream
+from peer.exchange.group.sparse import mean_of_senders, pack, unpack
+from peer.exchange.group.streams import GroupStreams
+from peer.exchange.group.wire import MEMBER_REPORT, GroupVerdict, MemberReport
 from peer.p2p.payload import Channel
-from peer.rounds.contribution import Averaged, Readable, Sparse
+from peer.rounds.contribution import Averaged, Readable, SparseContribution
 from peer.rounds.types import Group, Outcome
 from peer.rounds.vectors import PART, Vector
 from tests.unit.exchange.group_harness import many
@@ -35,12 +37,12 @@ def contributions(tensors: Sequence[Tensor]) -> list[Vector]:
     return [Vector(tensor) for tensor in tensors]
 
 
-def sparse(seed: int, numel: int = 600, chunk: int = 100, keep: int = 7) -> Sparse:
+def sparse(seed: int, numel: int = 600, chunk: int = 100, keep: int = 7) -> SparseContribution:
     noise = np.random.default_rng(seed)
     bases = np.repeat(np.arange(0, numel, chunk), keep)
     places = np.concatenate([noise.choice(chunk, keep, replace=False) for _ in range(numel // chunk)])
     values = torch.from_numpy(noise.normal(size=len(places)).astype(np.float16)).float()
-    return Sparse(numel, torch.from_numpy(bases), torch.from_numpy(bases + places), values)
+    return SparseContribution(numel, torch.from_numpy(bases), torch.from_numpy(bases + places), values)
 
 
 def outcomes(results: Sequence[Averaged | None]) -> list[Outcome]:
@@ -132,16 +134,17 @@ class Dribble:
 
 def slow_line(monkeypatch: pytest.MonkeyPatch, seconds: float, sender: int, receiver: int) -> None:
     """In the first half."""
-    send = lane.send_payload
+    send, fp32_parts = flow_control.send_parts, flow_control.fp32_parts
 
-    async def slow(stream: Lane, contribution: Readable, stall: float) -> None:
+    async def slow(stream: FlowControlledStream, contribution: Readable, stall: float) -> None:
         first = torch.empty(1)
         contribution.read(0, first)
         to = stream._stream.remote
-        late = isinstance(contribution, reduce._Slice) and (float(first), to) == (sender, "abc"[receiver])
-        await send(Dribble(stream, seconds) if late else stream, contribution, stall)
+        late = isinstance(contribution, all_reduce._Slice) and (float(first), to) == (sender, "abc"[receiver])
+        await send(Dribble(stream, seconds) if late else stream, fp32_parts(contribution), stall)
 
-    monkeypatch.setattr(lane, "send_payload", slow)
+    monkeypatch.setattr(flow_control, "fp32_parts", lambda contribution: contribution)
+    monkeypatch.setattr(flow_control, "send_parts", slow)
 
 
 def test_a_member_that_waits_for_others_between_the_two_halves_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,16 +157,18 @@ def test_a_member_that_waits_for_others_between_the_two_halves_is_waited_for(mon
 
 
 def test_a_member_that_freezes_between_the_two_halves_costs_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    frame = Lane._frame
+    frame = FlowControlledStream._frame
     frozen = asyncio.Event()
 
-    async def freezes(lane: Lane, kind: int, data: bytes = b"") -> None:
-        if lane._stream.remote == "a" and (kind == GOT or frozen.is_set()):  # it has the first half and says no more
+    async def freezes(stream: FlowControlledStream, kind: int, data: bytes = b"") -> None:
+        if stream._stream.remote == "a" and (
+            kind == ACKNOWLEDGED or frozen.is_set()
+        ):  # it has the first half and says no more
             frozen.set()
             await asyncio.sleep(60)
-        await frame(lane, kind, data)
+        await frame(stream, kind, data)
 
-    monkeypatch.setattr(Lane, "_frame", freezes)
+    monkeypatch.setattr(FlowControlledStream, "_frame", freezes)
     with many(2, 1000, settings=ExchangeConfig(stall=0.5, timeout=30.0)) as group:
         began = time.monotonic()
         averaged = group.average(contributions(vectors(2, 1000)))
@@ -184,14 +189,14 @@ def test_a_member_that_cannot_be_dialled_is_named_at_once() -> None:
 
 def test_different_results_are_found_before_anybody_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reducer that sends one member other bytes than the rest, with a right digest."""
-    gathered = reduce.all_reduce
+    combine = AllReduceExchange._combine
 
-    async def lying(own: Vector, mesh: object, out: Tensor, **more: float) -> None:
-        await gathered(own, mesh, out, **more)  # type: ignore[arg-type]
-        if mesh.assembly.me == 2:  # type: ignore[attr-defined]
-            out[5] += 1
+    async def lying(exchange: AllReduceExchange, own: Vector, streams: GroupStreams) -> None:
+        await combine(exchange, own, streams)
+        if streams.assembly.me == 2:
+            exchange._buffer[5] += 1
 
-    monkeypatch.setattr("peer.exchange.group.all_reduce.all_reduce", lying)
+    monkeypatch.setattr(AllReduceExchange, "_combine", lying)
     tensors = vectors(4, 1000)
     with many(4, 1000) as group:
         results = group.average(contributions(tensors))
@@ -207,9 +212,7 @@ def test_a_verdict_that_comes_before_the_work_is_done_is_not_believed() -> None:
         groups = group.groups()
 
         async def lie() -> None:
-            from peer.exchange.group.wire import Verdict
-
-            await group.controls[0][1].send(Verdict(commit=True), 1)
+            await group.controls[0][1].send(GroupVerdict(commit=True), 1)
 
         group.members[0].thread.call(lie(), 2)
         member = group.average(contributions(vectors(2, 1000)), silent=[0], groups=groups)[1]
@@ -223,7 +226,7 @@ def test_a_convener_that_dies_before_its_verdict_leaves_everything_as_it_was() -
         groups = group.groups()
 
         async def die() -> None:
-            await group.controls[0][1].receive(REPORT, 5)
+            await group.controls[0][1].receive(MEMBER_REPORT, 5)
             group.controls[0][1].close()
 
         dying = asyncio.run_coroutine_threadsafe(die(), group.members[0].thread.loop)
@@ -239,7 +242,7 @@ def test_a_member_that_reports_nonsense_is_named() -> None:
         groups = group.groups()
 
         async def nonsense() -> None:
-            await group.controls[1][0].send(Report(culprit=200, outcome=Outcome.TIMEOUT, detail="x"), 1)
+            await group.controls[1][0].send(MemberReport(culprit=200, outcome=Outcome.TIMEOUT, detail="x"), 1)
 
         group.members[1].thread.call(nonsense(), 2)
         results = group.average(contributions(vectors(3, 1000)), silent=[1], groups=groups)
@@ -266,8 +269,8 @@ def test_sparse_contributions_give_each_elements_mean_over_its_senders(count: in
 def test_a_sparse_position_outside_the_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     own = [sparse(seed) for seed in range(3)]
     bad = own[1]
-    beyond = Sparse(bad.numel, bad.bases, bad.bases + 65535, bad.values)
-    monkeypatch.setattr(reduce, "pack", lambda it: pack(beyond if it is bad else it))
+    beyond = SparseContribution(bad.numel, bad.bases, bad.bases + 65535, bad.values)
+    monkeypatch.setattr(all_gather, "pack", lambda it: pack(beyond if it is bad else it))
     with many(3, bad.values.numel(), 600) as group:
         results = group.average(own)
         assert set(outcomes(results)) == {Outcome.POISONED}

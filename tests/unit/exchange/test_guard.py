@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from peer.exchange.codec import Cast
-from peer.exchange.guard import RECENT, Guard, judge
+from peer.exchange.guard import RECENT_PARTNERS, Guard, judge
 from peer.exchange.pair.blocking import PairExchange
 from peer.p2p.event_loop import LoopThread
 from peer.rounds.contribution import Averaged
@@ -102,7 +102,7 @@ def test_what_was_merged_is_not_merged_again(thread: LoopThread) -> None:
 
 def test_honest_peers_merge_round_after_round(thread: LoopThread) -> None:
     swarm, both = Swarm(), Both(thread, None)
-    for number in range(2 * RECENT):
+    for number in range(2 * RECENT_PARTNERS):
         averaged = both.swap(swarm.peer(), swarm.peer(), f"peer-{number % 7}")
         assert (averaged.outcome, averaged.reason) == (Outcome.MERGED, None), averaged.detail
         swarm.phi += swarm.way
@@ -140,7 +140,7 @@ def test_what_is_remembered_is_bounded() -> None:
     own = swarm.peer()
     for number in range(40):
         judge(own, swarm.peer().all(), guard, f"peer-{number}")
-    assert len(guard._partners) == RECENT
+    assert len(guard._partners) == RECENT_PARTNERS
 
 
 def test_too_long_a_change_is_noticed_before_all_of_it_is_there() -> None:
@@ -148,11 +148,11 @@ def test_too_long_a_change_is_noticed_before_all_of_it_is_there() -> None:
     swarm, guard = Swarm(), Guard()
     assert meet(guard, "b", swarm.peer(), swarm.peer()) is Outcome.MERGED
     own, theirs = swarm.peer(), 3 * swarm.peer().all()
-    trial, size = guard.trial("c", NUMEL), NUMEL // 50
+    judgement, size = guard.judgement("c", NUMEL), NUMEL // 50
     for start in range(0, NUMEL, size):
         part, change = torch.empty(size), torch.empty(size)
         own.read_both(start, part, change)
-        trial.add(part, change, theirs[start : start + size])
-        if trial.objection(b"") is not None:
+        judgement.add(part, change, theirs[start : start + size])
+        if judgement.objection(b"") is not None:
             break
-    assert trial.seen < 0.3 * NUMEL
+    assert judgement.seen < 0.3 * NUMEL

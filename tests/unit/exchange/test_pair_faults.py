@@ -12,7 +12,7 @@ import torch
 
 from peer.config.schema import CodecName
 from peer.exchange.pair.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement
-from peer.p2p.payload import receive_payload, send_payload
+from peer.p2p.payload import fp32_parts, receive_fp32, send_parts
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link, Outcome
@@ -48,8 +48,8 @@ def swap(thread: LoopThread, partner: Partner, initiator: bool = True) -> Averag
 async def exchange_payloads(stream: Stream) -> None:
     await stream.send(identity(NUMEL).header(0), 1)
     await stream.receive(HEADER, 1)
-    buffer = torch.empty(NUMEL)
-    await asyncio.gather(send_payload(stream, Vector(torch.randn(NUMEL)), 1), receive_payload(stream, buffer, 1))
+    sending = send_parts(stream, fp32_parts(Vector(torch.randn(NUMEL))), 1)
+    await asyncio.gather(sending, receive_fp32(stream, torch.empty(NUMEL), 1))
 
 
 @pytest.mark.parametrize("initiator", [True, False])

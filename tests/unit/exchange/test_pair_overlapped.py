@@ -16,8 +16,8 @@ from torch import Tensor
 from peer.config.schema import CodecName
 from peer.exchange import codecs
 from peer.exchange.guard import Guard
-from peer.exchange.pair.flight import Flight, Opened, rolling_parts
-from peer.exchange.pair.overlapped import RollingExchange
+from peer.exchange.pair.mailbox import OpenPart, SwapMailbox, overlapped_parts
+from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.exchange.pair.wire import HEADER
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
@@ -39,28 +39,28 @@ class Trainee:
         coder, guard = codecs.codec(codec, numel), Guard()
         if known:  # the other one was met before
             guard.remember("B", b"")
-        self.exchange = RollingExchange(thread, identity(numel), coder, FAST, guard)
+        self.exchange = OverlappedPairExchange(thread, identity(numel), coder, FAST, guard)
         self.late: list[int] = []
         self.trained = 1.0  # share of what is sent
         self.open_at_once = 0
 
     def swap(self, meet: Callable[[], Group], steps: int = 2000) -> Averaged:
-        flight = self.exchange.start(self.pace, meet)
+        mailbox = self.exchange.start(self.pace, meet)
         opened: dict[int, int] = {}
         for step in range(steps):
-            result = flight.result()
-            for index, correction in flight.take():
-                start, stop = flight.parts[index]
+            result = mailbox.result()
+            for index, correction in mailbox.take_corrections():
+                start, stop = mailbox.parts[index]
                 self.vector[start:stop] += correction
                 self.late.append(step - opened[index])
             if result is not None:
                 return result
-            for index in flight.wanted():
-                start, stop = flight.parts[index]
+            for index in mailbox.parts_to_open():
+                start, stop = mailbox.parts[index]
                 own = self.vector[start:stop].clone()
                 opened[index] = step
-                flight.offer(index, Opened(own, self.trained * own))
-            self.open_at_once = max(self.open_at_once, len(flight._opened))
+                mailbox.put(index, OpenPart(own, self.trained * own))
+            self.open_at_once = max(self.open_at_once, len(mailbox._opened))
             time.sleep(self.pace)
         raise AssertionError("the swap never ended")
 
@@ -84,7 +84,7 @@ def both(one: Trainee, two: Trainee, streams: tuple[Stream, Stream]) -> tuple[Av
 
 def test_the_parts_cover_the_model_and_are_small_for_a_small_one() -> None:
     for numel in (1, 255, 256, 257, 40_000, 1_000_000, 64 * PART, 200 * PART + 3):
-        borders = rolling_parts(numel)
+        borders = overlapped_parts(numel)
         assert borders[0][0] == 0 and borders[-1][1] == numel
         assert all(left[1] == right[0] for left, right in itertools.pairwise(borders))
         assert all(start % 256 == 0 and stop - start <= PART for start, stop in borders)
@@ -100,7 +100,7 @@ def test_both_come_to_the_mean_part_by_part(thread: LoopThread, codec: CodecName
     assert (left.outcome, right.outcome) == (Outcome.MERGED, Outcome.MERGED), (left.detail, right.detail)
     for it in (one, two):
         assert float((it.vector - (first + second) / 2).abs().quantile(0.99)) <= off
-        assert max(it.late) <= 10 and len(it.late) == len(rolling_parts(NUMEL))
+        assert max(it.late) <= 10 and len(it.late) == len(overlapped_parts(NUMEL))
     assert left.distance == pytest.approx(float((first - second).norm() / first.norm()), rel=0.1)
     assert left.partners == ("b",)
 
@@ -111,7 +111,7 @@ def test_only_a_few_parts_are_open_before_the_first_have_landed(thread: LoopThre
     two.pace = 5 * PACE
     left, _ = both(one, two, thread.call(stream_pair(), 5))
     assert left.outcome is Outcome.MERGED, left.detail
-    assert one.open_at_once <= len(rolling_parts(NUMEL)) // 2
+    assert one.open_at_once <= len(overlapped_parts(NUMEL)) // 2
 
 
 def test_a_partner_that_trains_slowly_is_not_taken_for_dead(thread: LoopThread) -> None:
@@ -143,7 +143,7 @@ async def greet(stream: Stream, numel: int = NUMEL) -> None:
 
 
 def data(index: int) -> bytes:
-    start, stop = rolling_parts(NUMEL)[index]
+    start, stop = overlapped_parts(NUMEL)[index]
     return torch.randn(stop - start).numpy().tobytes()
 
 
@@ -168,7 +168,7 @@ def against(thread: LoopThread, partner: Callable[[Stream], Awaitable[None]]) ->
 def changed(one: Trainee, before: Tensor) -> list[int]:
     return [
         index
-        for index, (start, stop) in enumerate(rolling_parts(NUMEL))
+        for index, (start, stop) in enumerate(overlapped_parts(NUMEL))
         if not torch.equal(one.vector[start:stop], before[start:stop])
     ]
 
@@ -214,7 +214,7 @@ def test_a_poisonous_part_is_not_used(thread: LoopThread, poison: float) -> None
     async def poisons(stream: Stream) -> None:
         await greet(stream)
         await send_parts(stream, 2)
-        start, stop = rolling_parts(NUMEL)[2]
+        start, stop = overlapped_parts(NUMEL)[2]
         part = torch.full((stop - start,), poison).numpy().tobytes()
         await stream.write(part + xxhash.xxh3_128_digest(part), 1)
         await asyncio.sleep(60)
@@ -242,14 +242,14 @@ def test_a_codec_that_is_not_the_runs_is_refused(thread: LoopThread) -> None:
 
 
 def test_the_mailbox_forgets_parts_that_were_sent_and_have_landed(thread: LoopThread) -> None:
-    flight = Flight(NUMEL, thread.loop)
-    flight.begin(lambda: None)
-    for index in flight.wanted():
-        flight.offer(index, Opened(torch.zeros(1), torch.zeros(1)))
-    flight.land(0, torch.zeros(1))
-    assert 0 in flight._opened  # not sent yet
-    flight.sent()
-    assert 0 not in flight._opened and 1 in flight._opened
+    mailbox = SwapMailbox(NUMEL, thread.loop)
+    mailbox.start(lambda: None)
+    for index in mailbox.parts_to_open():
+        mailbox.put(index, OpenPart(torch.zeros(1), torch.zeros(1)))
+    mailbox.add_correction(0, torch.zeros(1))
+    assert 0 in mailbox._opened  # not sent yet
+    mailbox.count_sent()
+    assert 0 not in mailbox._opened and 1 in mailbox._opened
 
 
 def test_a_swap_can_be_broken_off(thread: LoopThread) -> None:
@@ -260,14 +260,14 @@ def test_a_swap_can_be_broken_off(thread: LoopThread) -> None:
     ours, theirs = thread.call(stream_pair(), 5)
     playing = asyncio.run_coroutine_threadsafe(silent(theirs), thread.loop)
     one = Trainee(thread, torch.randn(NUMEL))
-    flight = one.exchange.start(PACE, with_link(ours))
+    mailbox = one.exchange.start(PACE, with_link(ours))
     until = time.monotonic() + 5
-    while not flight.wanted():
+    while not mailbox.parts_to_open():
         assert time.monotonic() < until
-    flight.break_off()
-    while (result := flight.result()) is None:
+    mailbox.cancel()
+    while (result := mailbox.result()) is None:
         assert time.monotonic() < until
-        flight.wait(0.1)
+        mailbox.wait(0.1)
     assert result.outcome is Outcome.TIMEOUT
     playing.cancel()
 
@@ -279,7 +279,7 @@ def test_a_poisonous_part_teaches_the_codec_nothing(thread: LoopThread) -> None:
         await stream.send(identity(NUMEL).header(0, "fp16", pace=PACE), 1)
         await stream.receive(HEADER, 1)
         for value in (0.0, float("nan")):
-            start, stop = rolling_parts(NUMEL)[0]
+            start, stop = overlapped_parts(NUMEL)[0]
             part = torch.full((stop - start,), value, dtype=torch.float16).numpy().tobytes()
             await stream.write(part + xxhash.xxh3_128_digest(part), 1)
         await asyncio.sleep(60)
@@ -297,25 +297,25 @@ def test_a_poisonous_part_teaches_the_codec_nothing(thread: LoopThread) -> None:
 def test_parts_are_forgotten_while_others_are_opened(thread: LoopThread) -> None:
     """Both threads change the mailbox at the same time."""
     for _ in range(20):
-        flight = Flight(64 * 256, thread.loop)
-        flight.begin(lambda: None)
+        mailbox = SwapMailbox(64 * 256, thread.loop)
+        mailbox.start(lambda: None)
         ready = threading.Event()
 
-        def land(flight: Flight = flight, ready: threading.Event = ready) -> None:
+        def land(mailbox: SwapMailbox = mailbox, ready: threading.Event = ready) -> None:
             ready.wait(5)
             for index in range(64):
-                while index not in flight._opened:
+                while index not in mailbox._opened:
                     time.sleep(0)
-                flight.land(index, torch.zeros(1))
-                flight.sent()
+                mailbox.add_correction(index, torch.zeros(1))
+                mailbox.count_sent()
 
         landing = threading.Thread(target=land)
         landing.start()
         ready.set()
         for index in range(64):
-            flight.offer(index, Opened(torch.zeros(1), torch.zeros(1)))
+            mailbox.put(index, OpenPart(torch.zeros(1), torch.zeros(1)))
         landing.join(10)
-        assert not landing.is_alive() and flight._opened == {}
+        assert not landing.is_alive() and mailbox._opened == {}
 
 
 def test_of_who_is_not_known_nothing_is_used_before_it_can_be_told_from_a_stranger(thread: LoopThread) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from peer.p2p.payload import receive_payload, send_payload
+from peer.p2p.payload import DIGEST_BYTES, CorruptPart, fp32_parts, receive_fp32, send_parts
 from peer.p2p.stream import CHUNK, MESSAGE_CAP, BadMessage, Message, Stream, StreamLost
 from peer.rounds.vectors import Vector
 from peer.swarm.pairing.messages import PROPOSAL, PROPOSAL_ANSWER
@@ -138,30 +138,38 @@ def test_random_bytes_are_bad_or_lost_and_nothing_else(data: bytes, framed: bool
 
 @settings(deadline=None, max_examples=30)
 @given(numel=st.integers(1, 3000), flip=st.none() | st.integers(0, 10**6))
-def test_a_payload_arrives_whole_or_is_noticed(numel: int, flip: int | None) -> None:
-    async def transfer(vector: torch.Tensor, out: torch.Tensor) -> bool:
+def test_a_part_arrives_whole_or_is_noticed(numel: int, flip: int | None) -> None:
+    """A flipped bit in the part or in its digest."""
+
+    async def transfer(vector: torch.Tensor, out: torch.Tensor) -> None:
         one, two = await stream_pair()
         if flip is not None:
-            _flip_one_bit(one, flip % (4 * numel))
-        _, intact = await asyncio.gather(send_payload(one, Vector(vector), 1), receive_payload(two, out, 1))
-        one.close()
-        two.close()
-        return intact
+            _flip_one_bit(one, flip % (4 * numel + DIGEST_BYTES))
+        try:
+            await asyncio.gather(send_parts(one, fp32_parts(Vector(vector)), 1), receive_fp32(two, out, 1))
+        finally:
+            one.close()
+            two.close()
 
     vector, out = torch.randn(numel), torch.empty(numel)
-    intact = asyncio.run(transfer(vector, out))
-    assert intact is (flip is None)
-    assert torch.equal(vector, out) is (flip is None)
+    if flip is None:
+        asyncio.run(transfer(vector, out))
+        assert torch.equal(vector, out)
+    else:
+        with pytest.raises(CorruptPart, match="part 0 does not match its digest"):
+            asyncio.run(transfer(vector, out))
 
 
 def _flip_one_bit(stream: Stream, place: int) -> None:
-    write = stream.write
+    write, sent = stream.write, 0
 
     async def flipped(data: bytes, timeout: float) -> None:
+        nonlocal sent
         changed = bytearray(data)
-        if len(data) > place:
-            changed[place] ^= 1
-        await write(bytes(changed) if len(data) != 16 or place >= 16 else data, timeout)
+        if 0 <= place - sent < len(data):
+            changed[place - sent] ^= 1
+        sent += len(data)
+        await write(bytes(changed), timeout)
 
     stream.write = flipped  # type: ignore[method-assign]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from peer import __version__
-from peer.exchange.pair.deadline import FACTOR, FLOOR, Deadline
+from peer.exchange.deadline import DEADLINE_FACTOR, DEADLINE_FLOOR, Deadline
 from peer.rounds.progress import Progress
 from peer.swarm.directory import reader, records
 from peer.swarm.directory.reader import Reader
@@ -116,14 +116,14 @@ def test_a_deadline_follows_the_swaps_that_were_seen() -> None:
     deadline = Deadline(120.0)
     assert deadline.seconds == 120.0
     deadline.observe(0.1)
-    assert deadline.seconds == FLOOR
+    assert deadline.seconds == DEADLINE_FLOOR
     deadline.observe(10.0)
-    assert deadline.seconds == FACTOR * 10.0
+    assert deadline.seconds == DEADLINE_FACTOR * 10.0
     deadline.observe(1000.0)
     assert deadline.seconds == 120.0
     for _ in range(10):
         deadline.observe(2.0)
-    assert deadline.seconds == FACTOR * 2.0
+    assert deadline.seconds == DEADLINE_FACTOR * 2.0
 
 
 def test_the_next_boundary_is_estimated_from_the_steps_so_far() -> None:

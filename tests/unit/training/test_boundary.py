@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from peer.config.load import load
-from peer.exchange.pair.flight import rolling_parts
+from peer.exchange.pair.mailbox import overlapped_parts
 from peer.outer.noloco import NoLoCo
 from peer.process import LoopContext
 from peer.replica.inner_loop import InnerReport
@@ -51,26 +51,26 @@ class Presence:
         self.ended_rounds.append(averaged)
 
 
-class Flight:
+class Mailbox:
     """A swap that ends when it is told to, without a partner."""
 
     def __init__(self, numel: int) -> None:
-        self.parts, self.over, self.waits = rolling_parts(numel), False, 0
+        self.parts, self.over, self.waits = overlapped_parts(numel), False, 0
         self._count = 0
 
     def result(self) -> Averaged | None:
         return Averaged(torch.empty(0), Outcome.ALONE) if self.over else None
 
-    def take(self) -> list[Any]:
+    def take_corrections(self) -> list[Any]:
         return []
 
-    def wanted(self, *, resting: bool = False) -> range:
+    def parts_to_open(self, *, idle: bool = False) -> range:
         return range(0)
 
-    def rest(self) -> range:
+    def unopened(self) -> range:
         return range(self._count, len(self.parts))
 
-    def offer(self, index: int, part: object) -> None:
+    def put(self, index: int, part: object) -> None:
         self._count = index + 1
 
     def wait(self, seconds: float) -> None:
@@ -79,17 +79,17 @@ class Flight:
 
 
 class Exchange:
-    """Hands out flights; averages with nobody, after the outcomes it is told."""
+    """Hands out mailboxes; averages with nobody, after the outcomes it is told."""
 
     def __init__(self, *outcomes: Averaged) -> None:
-        self.flights: list[Flight] = []
+        self.mailboxes: list[Mailbox] = []
         self.groups: list[Group] = []
         self._outcomes = list(outcomes)
 
-    def start(self, pace: float, meet: Callable[[], Group]) -> Flight:
+    def start(self, pace: float, meet: Callable[[], Group]) -> Mailbox:
         self.groups.append(meet())
-        self.flights.append(Flight(parts.peer_state().outer.slow.numel))
-        return self.flights[-1]
+        self.mailboxes.append(Mailbox(parts.peer_state().outer.slow.numel))
+        return self.mailboxes[-1]
 
     def average(self, contribution: Contribution, group: Group) -> Averaged:
         self.groups.append(group)
@@ -140,15 +140,15 @@ def test_a_swap_begins_with_the_next_inner_step_and_not_while_its_peer_evaluates
     boundary = overlapped(scene, exchange)
     inner = scene.train()
     assert boundary.cross(inner)
-    assert (scene.state.counters.round, exchange.flights) == (1, [])
+    assert (scene.state.counters.round, exchange.mailboxes) == (1, [])
     scene.length.begin()
     boundary.between_steps()
-    assert len(exchange.flights) == 1
+    assert len(exchange.mailboxes) == 1
     assert scene.presence.asked == [(0, 1)]  # round 0 and the first inner phase have ended
     assert exchange.groups[0].tokens == inner.tokens
     boundary.between_steps()
-    assert len(exchange.flights) == 1 and scene.reporter.last is None
-    exchange.flights[0].over = True
+    assert len(exchange.mailboxes) == 1 and scene.reporter.last is None
+    exchange.mailboxes[0].over = True
     boundary.between_steps()
     assert scene.reporter.last is not None and scene.reporter.last.boundary.round == 1
     assert torch.equal(scene.state.outer.slow.phi, theta(scene.state))  # all parts have taken their step alone
@@ -165,7 +165,7 @@ def test_while_a_swap_is_on_its_way_the_boundary_is_postponed(scene: Scene) -> N
         tokens += inner.tokens
         assert not boundary.cross(inner)
         assert (scene.state.counters.round, scene.length.remaining()) == (1, H)
-    exchange.flights[0].over = True
+    exchange.mailboxes[0].over = True
     boundary.between_steps()
     tokens += (inner := scene.train()).tokens
     assert boundary.cross(inner) and scene.state.counters.round == 2
@@ -183,7 +183,7 @@ def test_before_the_last_inner_phase_of_the_run_a_swap_is_waited_for(scene: Scen
     scene.state.inner.step = TOTAL - 2 * H - 1
     assert not boundary.cross(scene.train())
     assert boundary.cross(scene.train())
-    assert exchange.flights[0].waits > 2 and scene.state.counters.round == 2
+    assert exchange.mailboxes[0].waits > 2 and scene.state.counters.round == 2
 
 
 @pytest.mark.parametrize(("culprit", "tries"), [("another", 2), ("me", 1), ("", 1)])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-FACTOR = 4.0
-FLOOR = 5.0  # seconds: a hiccup of the machine is not a dead partner
-WINDOW = 8
+DEADLINE_FACTOR = 4.0
+DEADLINE_FLOOR = 5.0  # seconds: a hiccup of the machine is not a dead partner
+DEADLINE_WINDOW = 8  # swaps
+THREAD_GRACE = 5.0  # seconds on top of a deadline before the calling thread gives up on the network thread
 
 
 class Deadline:
@@ -14,7 +15,7 @@ class Deadline:
 
     def __init__(self, ceiling: float) -> None:
         self._ceiling = ceiling
-        self._seen: deque[float] = deque(maxlen=WINDOW)
+        self._seen: deque[float] = deque(maxlen=DEADLINE_WINDOW)
 
     def observe(self, seconds: float) -> None:
         """A swap was completed in so many seconds."""
@@ -24,4 +25,4 @@ class Deadline:
     def seconds(self) -> float:
         if not self._seen:
             return self._ceiling
-        return min(self._ceiling, max(FLOOR, FACTOR * max(self._seen)))
+        return min(self._ceiling, max(DEADLINE_FLOOR, DEADLINE_FACTOR * max(self._seen)))

@@ -1,9 +1,10 @@
-"""A swap on its way beside the inner steps: the mailbox between the training thread and the network thread.
+"""What an overlapped swap hands over between the training thread and the network thread.
 
-The training thread *opens* parts (takes the outer step of a group of one for them and puts its own contribution in
-here); the network sends them and *lands* the corrections that the partner's make. Only some parts are open at a time,
-about as many as land within two inner steps. So what is late is a part by a step or two, and not the whole tensor by
-the time of its transfer. That is what keeps an overlapped swap as good as one that is waited for (README, "Overlap").
+The training thread *opens* a part: it takes the outer step of a group of one for it and puts its own contribution in
+here. The network thread sends it, receives the partner's and puts the correction in here that this makes. Only some
+parts are open at a time, about as many as are received within two inner steps. So what is late is a part by a step or
+two, and not the whole tensor by the time of its transfer. That is what keeps an overlapped swap as good as a blocking
+one (README, "Overlap").
 """
 
 from __future__ import annotations
@@ -20,75 +21,75 @@ from peer.exchange.codec import BLOCK
 from peer.rounds.contribution import Averaged
 from peer.rounds.vectors import PART
 
-PARTS = 64  # at least, where the model has that many blocks
-FEWEST = 2  # parts open at once
+LEAST_PARTS = 64  # at least, where the model has that many blocks
+LEAST_OPEN = 2  # parts open at once
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenPart:
     """A part as it was when it was opened, and what the inner steps before have done to it."""
 
     own: Tensor
     change: Tensor
 
 
-def rolling_parts(numel: int) -> list[tuple[int, int]]:
+def overlapped_parts(numel: int) -> list[tuple[int, int]]:
     """Borders of the parts: 1 MiB each, less for a model that has few of these. The same for all peers of a run."""
     blocks = -(-numel // BLOCK)
-    size = BLOCK * min(PART // BLOCK, -(-blocks // PARTS))
+    size = BLOCK * min(PART // BLOCK, -(-blocks // LEAST_PARTS))
     return [(start, min(start + size, numel)) for start in range(0, numel, size)]
 
 
-class Flight:
+class SwapMailbox:
     """One swap."""
 
     def __init__(self, numel: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.parts = rolling_parts(numel)
-        self.landed_parts = self._sent_parts = self._forgotten = 0
+        self.parts = overlapped_parts(numel)
+        self.received_parts = self._sent_parts = self._forgotten = 0
         self._loop, self._wake = loop, asyncio.Event()
         self._changed = threading.Condition()
-        self._under_way = False
+        self._started = False
         self._close: Callable[[], None] | None = None
-        self._opened: dict[int, Opened] = {}
+        self._opened: dict[int, OpenPart] = {}
         self._count = 0  # parts opened
-        self._landed: deque[tuple[int, Tensor]] = deque()
+        self._corrections: deque[tuple[int, Tensor]] = deque()
         self._held: list[tuple[int, Tensor]] = []  # landed, and not to be used yet
-        self._landed_before = 0
-        self._over: Averaged | BaseException | None = None
+        self._received_before = 0
+        self._result: Averaged | BaseException | None = None
 
     # -- training thread
 
-    def wanted(self, *, resting: bool = False) -> range:
-        """Parts to open now. Asked once an inner step; ``resting``: all, as no inner step makes them late."""
-        if not self._under_way or self._over is not None:
+    def parts_to_open(self, *, idle: bool = False) -> range:
+        """Parts to open now. Asked once an inner step; ``idle``: all, as no inner step makes them late."""
+        if not self._started or self._result is not None:
             return range(0)
-        if resting:
-            return self.rest()
-        since, self._landed_before = self.landed_parts - self._landed_before, self.landed_parts
-        room = max(FEWEST, 2 * since + 1) - (self._count - self.landed_parts)
-        return range(self._count, min(len(self.parts), self._count + max(0, room)))
+        if idle:
+            return self.unopened()
+        since, self._received_before = self.received_parts - self._received_before, self.received_parts
+        free = max(LEAST_OPEN, 2 * since + 1) - (self._count - self.received_parts)
+        return range(self._count, min(len(self.parts), self._count + max(0, free)))
 
-    def rest(self) -> range:
+    def unopened(self) -> range:
         """Parts that were never opened."""
         return range(self._count, len(self.parts))
 
-    def offer(self, index: int, part: Opened) -> None:
+    def put(self, index: int, part: OpenPart) -> None:
         """Part ``index`` is open."""
         self._opened[index] = part
         self._count = index + 1
         self._loop.call_soon_threadsafe(self._wake.set)
 
-    def take(self) -> list[tuple[int, Tensor]]:
+    def take_corrections(self) -> list[tuple[int, Tensor]]:
         """Corrections that have landed since the last call: index of the part, fp32 on the host."""
-        return [self._landed.popleft() for _ in range(len(self._landed))]
+        return [self._corrections.popleft() for _ in range(len(self._corrections))]
 
     def result(self) -> Averaged | None:
         """How the swap ended, once it has. Raises what the network thread has failed by."""
-        if isinstance(self._over, BaseException):
-            raise self._over
-        return self._over
+        if isinstance(self._result, BaseException):
+            raise self._result
+        return self._result
 
-    def break_off(self) -> None:
+    def cancel(self) -> None:
         """Give the swap up; its result comes soon."""
         if self._close is not None:
             self._loop.call_soon_threadsafe(self._close)
@@ -96,23 +97,23 @@ class Flight:
     def wait(self, seconds: float) -> None:
         """Until something has landed, or a part is wanted, or it is over; at most ``seconds``."""
         with self._changed:
-            if not self._landed and self._over is None:
+            if not self._corrections and self._result is None:
                 self._changed.wait(seconds)
 
     @property
     def used_parts(self) -> int:
         """Of those that have landed."""
-        return self.landed_parts - len(self._held)
+        return self.received_parts - len(self._held)
 
     # -- network thread and its helpers
 
-    def begin(self, close: Callable[[], None]) -> None:
+    def start(self, close: Callable[[], None]) -> None:
         """The partner is there: parts are wanted from now on. ``close`` ends the stream to it."""
         self._close = close
-        self._under_way = True
+        self._started = True
         self._notify()
 
-    async def own(self, index: int, patience: float) -> Opened:
+    async def opened(self, index: int, patience: float) -> OpenPart:
         """Part ``index`` as this peer has opened it; ``TimeoutError`` when that takes ``patience`` seconds."""
         async with asyncio.timeout(patience):
             while index >= self._count:
@@ -120,29 +121,29 @@ class Flight:
                 await self._wake.wait()
         return self._opened[index]
 
-    def land(self, index: int, correction: Tensor, *, usable: bool = True) -> None:
+    def add_correction(self, index: int, correction: Tensor, *, usable: bool = True) -> None:
         """The partner's part ``index`` is verified. It is used with the next one that is ``usable``."""
         self._held.append((index, correction))
         if usable:
-            self._landed.extend(self._held)
+            self._corrections.extend(self._held)
             self._held.clear()
-        self.landed_parts += 1
+        self.received_parts += 1
         self._forget()
         self._notify()
 
-    def sent(self) -> None:
+    def count_sent(self) -> None:
         """One more part has been sent; as the partner's they go in order."""
         self._sent_parts += 1
         self._forget()
 
     def _forget(self) -> None:
-        while self._forgotten < min(self._sent_parts, self.landed_parts):
+        while self._forgotten < min(self._sent_parts, self.received_parts):
             del self._opened[self._forgotten]
             self._forgotten += 1
 
-    def end(self, result: Averaged | BaseException) -> None:
+    def finish(self, result: Averaged | BaseException) -> None:
         """The swap is over, whatever has come of it."""
-        self._over = result
+        self._result = result
         self._notify()
 
     def _notify(self) -> None:

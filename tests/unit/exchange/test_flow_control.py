@@ -3,44 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from peer.exchange.group import lane, reduce
-from peer.exchange.group.lane import GOT, PART, Lane, turns
-from peer.p2p.payload import Channel, receive_payload
+from peer.exchange.group import all_reduce, flow_control
+from peer.exchange.group.flow_control import ACKNOWLEDGED, DATA, FlowControlledStream, turns
+from peer.p2p.payload import Channel, receive_fp32
 from peer.p2p.stream import BadMessage, StreamLost
-from peer.rounds.contribution import Readable
 from peer.rounds.types import Outcome
-from peer.rounds.vectors import PART as ELEMENTS
-from peer.rounds.vectors import Vector
+from peer.rounds.vectors import PART, Vector
 from tests.unit.exchange.group_harness import many, stream_between
 
 STALL = 0.4
 
 
-def test_two_lanes_swap_payloads_of_any_length_at_once() -> None:
+def test_two_sides_swap_payloads_of_any_length_at_once() -> None:
     """Both write more than the buffers hold before they read the other's acknowledgement."""
 
-    async def side(lane: Lane, own: torch.Tensor, out: torch.Tensor, order: asyncio.Semaphore) -> None:
+    async def side(stream: FlowControlledStream, own: Tensor, out: Tensor, order: asyncio.Semaphore) -> None:
         async def inward() -> None:
-            assert await receive_payload(lane, out, STALL)
-            lane.received()
-            await lane.settle(1)
+            await receive_fp32(stream, out, STALL)
+            stream.received()
+            await stream.settle(1)
 
-        await asyncio.gather(inward(), lane.send(Vector(own), order), lane.acknowledge(1))
+        await asyncio.gather(inward(), stream.send(Vector(own), order), stream.acknowledge(1))
 
     async def swap() -> None:
-        streams = await stream_between("a", "b")
-        one, two = (torch.randn(numel) for numel in (3 * ELEMENTS + 5, 5 * ELEMENTS))
+        left, right = [FlowControlledStream(it, STALL) for it in await stream_between("a", "b")]
+        one, two = (torch.randn(numel) for numel in (3 * PART + 5, 5 * PART))
         got_two, got_one = torch.empty_like(two), torch.empty_like(one)
-        lanes = [Lane(stream, STALL) for stream in streams]
-        await asyncio.gather(
-            side(lanes[0], one, got_two, turns(one.nbytes)), side(lanes[1], two, got_one, turns(two.nbytes))
-        )
+        await asyncio.gather(side(left, one, got_two, turns(one.nbytes)), side(right, two, got_one, turns(two.nbytes)))
         assert torch.equal(one, got_one) and torch.equal(two, got_two)
 
     asyncio.run(asyncio.wait_for(swap(), 20))
@@ -49,10 +46,10 @@ def test_two_lanes_swap_payloads_of_any_length_at_once() -> None:
 def test_a_payload_that_is_not_there_yet_keeps_the_other_side_waiting_for_longer_than_a_stall() -> None:
     async def late() -> None:
         streams = await stream_between("a", "b")
-        sender, receiver = (Lane(stream, STALL) for stream in streams)
+        sender, receiver = (FlowControlledStream(stream, STALL) for stream in streams)
         ready, own, out = asyncio.Event(), torch.randn(10), torch.empty(10)
         sending = asyncio.gather(sender.send(Vector(own), turns(40), ready), sender.settle(1))
-        receiving = asyncio.gather(receive_payload(receiver, out, STALL), receiver.acknowledge(1))
+        receiving = asyncio.gather(receive_fp32(receiver, out, STALL), receiver.acknowledge(1))
         await asyncio.sleep(2.5 * STALL)
         ready.set()
         await asyncio.sleep(STALL / 2)
@@ -66,23 +63,23 @@ def test_a_payload_that_is_not_there_yet_keeps_the_other_side_waiting_for_longer
 def test_a_member_sends_to_few_others_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was sent counts until the other side has it, not until it is written."""
     under_way: dict[int, int] = {}
-    most, send = 0, lane.send_payload
+    most, send = 0, flow_control.send_parts
 
-    async def counted(channel: Channel, payload: Readable, stall: float) -> None:
+    async def counted(channel: Channel, data: AsyncIterator[bytes], stall: float) -> None:
         nonlocal most
         me = id(asyncio.get_running_loop())  # a thread each
         under_way[me] = under_way.get(me, 0) + 1
         most = max(most, under_way[me])
-        await send(channel, payload, stall)
+        await send(channel, data, stall)
 
     class Counting(asyncio.Semaphore):
         def release(self) -> None:
             under_way[id(asyncio.get_running_loop())] -= 1
             super().release()
 
-    monkeypatch.setattr(lane, "send_payload", counted)
-    monkeypatch.setattr(reduce, "turns", lambda size: Counting(turns(size)._value))
-    monkeypatch.setattr(lane, "IN_FLIGHT", 0)
+    monkeypatch.setattr(flow_control, "send_parts", counted)
+    monkeypatch.setattr(all_reduce, "turns", lambda size: Counting(turns(size)._value))
+    monkeypatch.setattr(flow_control, "IN_FLIGHT", 0)
     with many(6, 600) as group:
         results = group.average([Vector(torch.randn(600)) for _ in range(6)])
         assert [it.outcome for it in results if it] == [Outcome.MERGED] * 6, results
@@ -93,10 +90,10 @@ def test_a_member_sends_to_few_others_at_a_time(monkeypatch: pytest.MonkeyPatch)
     "said",
     [
         bytes([9, 0, 0, 0, 0]),  # no such frame
-        bytes([PART, 0, 0, 0, 0]),  # of nothing
-        bytes([GOT, 0, 0, 0, 1]) + b"x",
-        bytes([PART, 255, 0, 0, 0]),  # above the cap
-        bytes([GOT, 0, 0, 0, 0]),  # of what was not sent
+        bytes([DATA, 0, 0, 0, 0]),  # of nothing
+        bytes([ACKNOWLEDGED, 0, 0, 0, 1]) + b"x",
+        bytes([DATA, 255, 0, 0, 0]),  # above the cap
+        bytes([ACKNOWLEDGED, 0, 0, 0, 0]),  # of what was not sent
     ],
 )
 def test_what_is_no_frame_is_refused(said: bytes) -> None:
@@ -113,11 +110,11 @@ def test_whatever_comes_is_a_payload_or_one_of_the_refusals(said: bytes) -> None
 
 
 async def hear(said: bytes) -> None:
-    """A lane that awaits four bytes gets ``said`` and the end of the stream."""
+    """A stream that awaits four bytes gets ``said`` and the end of the stream."""
     mine, theirs = await stream_between("a", "b")
     await theirs.write(said, STALL)
     theirs.close()
     try:
-        await Lane(mine, STALL).read_into(memoryview(bytearray(4)), STALL)
+        await FlowControlledStream(mine, STALL).read_into(memoryview(bytearray(4)), STALL)
     finally:
         mine.close()

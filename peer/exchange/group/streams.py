@@ -1,26 +1,28 @@
 """Streams between all members of a group: the one with the smaller place dials, and both check what will follow.
 
-Previous station: group_wire.py. Next stations: lane.py, and reduce.py, which moves the payloads.
+Previous station: wire.py. Next stations: flow_control.py, and all_reduce.py and all_gather.py, which send the parts.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from peer.exchange.group.wire import HELLO, Failed, Hello
+from peer.exchange.group.wire import HELLO, GroupFailure, Hello
 from peer.exchange.pair.wire import Identity
+from peer.exchange.tasks import together
+from peer.p2p.payload import CorruptPart
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Outcome
 
 T = TypeVar("T")
-PROTOCOL = "noloco/reduce/4"
+REDUCE_PROTOCOL = "noloco/reduce/4"
 HELLO_TIMEOUT = 5.0  # seconds for a caller to say who it is
-WAITING = 512  # streams of callers that nobody has asked for yet
+MOST_WAITING = 512  # streams of callers that nobody has asked for yet
 
 
-class Network(Protocol):
+class GroupNetwork(Protocol):
     """What a group needs of the node."""
 
     def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T: ...
@@ -28,18 +30,18 @@ class Network(Protocol):
     async def open_to_member(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream: ...
 
 
-class Lobby:
-    """Where calls of other members wait: they may have the roster before we do."""
+class IncomingStreams:
+    """Streams that other members have opened and that nobody has asked for yet: they may have the roster before us."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, str], tuple[Stream, Hello]] = {}  # by token and caller
         self._came = asyncio.Condition()
 
-    async def enter(self, stream: Stream) -> None:
-        """Handler of :data:`PROTOCOL`."""
+    async def accept(self, stream: Stream) -> None:
+        """Handler of :data:`REDUCE_PROTOCOL`."""
         hello = await stream.receive(HELLO, HELLO_TIMEOUT)
         async with self._came:
-            while len(self._waiting) >= WAITING:
+            while len(self._waiting) >= MOST_WAITING:
                 oldest = next(iter(self._waiting))
                 self._waiting.pop(oldest)[0].close()
             self._waiting[hello.token, stream.remote] = (stream, hello)
@@ -58,13 +60,15 @@ class Lobby:
         self._waiting.clear()
 
 
-class Mesh:
-    """``streams[place]`` to every other member, once :meth:`connect` has returned."""
+class GroupStreams:
+    """``by_place``: a stream to every other member, once :meth:`connect` has returned."""
 
-    def __init__(self, network: Network, lobby: Lobby, assembly: Assembly, identity: Identity, stall: float) -> None:
-        self._network, self._lobby, self._stall = network, lobby, stall
+    def __init__(
+        self, network: GroupNetwork, incoming: IncomingStreams, assembly: Assembly, identity: Identity, stall: float
+    ) -> None:
+        self._network, self._incoming, self._stall = network, incoming, stall
         self.assembly, self._identity = assembly, identity
-        self.streams: dict[int, Stream] = {}
+        self.by_place: dict[int, Stream] = {}
 
     @property
     def others(self) -> list[int]:
@@ -73,56 +77,52 @@ class Mesh:
         return [(me + step) % count for step in range(1, count)]
 
     async def connect(self, round: int) -> None:
-        """Raises :class:`Failed` with the member that could not be reached or means something else."""
+        """Raises :class:`GroupFailure` with the member that could not be reached or means something else."""
         await self.with_all(lambda place: self._connect(place, round))
 
     async def with_all(self, work: Callable[[int], Coroutine[Any, Any, T]]) -> dict[int, T]:
-        """``work(place)`` with every other member at once; results by place. Raises :class:`Failed`."""
+        """``work(place)`` with every other member at once; results by place. Raises :class:`GroupFailure`."""
         return dict(await together(self._blame(place, work) for place in self.others))
 
     async def _blame(self, place: int, work: Callable[[int], Coroutine[Any, Any, T]]) -> tuple[int, T]:
-        """Every failure of ``work`` with a member becomes :class:`Failed`."""
+        """Every failure of ``work`` with a member becomes :class:`GroupFailure`."""
         name = self.assembly.seats[place].name
         try:
             return place, await work(place)
         except TimeoutError:
-            raise Failed(place, Outcome.TIMEOUT, f"{name} does not answer") from None
+            raise GroupFailure(place, Outcome.TIMEOUT, f"{name} does not answer") from None
         except Refused as error:
-            raise Failed(place, Outcome.REFUSED, f"{name}: {error}") from None
+            raise GroupFailure(place, Outcome.REFUSED, f"{name}: {error}") from None
         except StreamLost as error:
-            raise Failed(place, Outcome.TIMEOUT, f"{name} is gone: {error}") from None
+            raise GroupFailure(place, Outcome.TIMEOUT, f"{name} is gone: {error}") from None
+        except CorruptPart as error:
+            raise GroupFailure(place, Outcome.CORRUPT, f"{name}: {error}") from None
         except BadMessage as error:
-            raise Failed(place, Outcome.CORRUPT, f"{name} does not speak the protocol: {error}") from None
+            raise GroupFailure(place, Outcome.CORRUPT, f"{name} does not speak the protocol: {error}") from None
+
+    def require(self, condition: bool, place: int, outcome: Outcome, words: str) -> None:
+        """Raises :class:`GroupFailure` unless ``condition`` holds; ``{}`` in ``words`` is the name of the member."""
+        if not condition:
+            raise GroupFailure(place, outcome, words.format(self.assembly.seats[place].name))
 
     def close(self) -> None:
-        for stream in self.streams.values():
+        for stream in self.by_place.values():
             stream.close()
 
     async def _connect(self, place: int, round: int) -> None:
         seat, me = self.assembly.seats[place], self.assembly.me
         mine = Hello(token=self.assembly.token, index=me, header=self._identity.header(round))
         if me < place:
-            stream = await self._network.open_to_member(seat.peer_id, PROTOCOL, seat.addresses)
-            self.streams[place] = stream
+            stream = await self._network.open_to_member(seat.peer_id, REDUCE_PROTOCOL, seat.addresses)
+            self.by_place[place] = stream
             await stream.send(mine, self._stall)
             theirs = await stream.receive(HELLO, self._stall)
         else:
-            stream, theirs = await self._lobby.take(self.assembly.token, seat.peer_id, self._stall)
-            self.streams[place] = stream
+            stream, theirs = await self._incoming.take(self.assembly.token, seat.peer_id, self._stall)
+            self.by_place[place] = stream
             await stream.send(mine, self._stall)
         if (theirs.token, theirs.index) != (mine.token, place):
             raise BadMessage("it speaks of another group")
         objection = self._identity.objection(theirs.header)
         if objection:
-            raise Failed(place, Outcome.REFUSED, f"{seat.name}: {objection}")
-
-
-async def together(works: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Run all at once; the first failure ends the others, and nothing is left running."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            raise GroupFailure(place, Outcome.REFUSED, f"{seat.name}: {objection}")

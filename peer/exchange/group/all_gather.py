@@ -1,0 +1,53 @@
+"""The average of sparse contributions. They are small, so every member sends all of its own to every other one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import torch
+
+from peer.exchange.group.flow_control import FlowControlledStream, turns
+from peer.exchange.group.protocol import GroupProtocol
+from peer.exchange.group.sparse import mean_of_senders, pack, unpack
+from peer.exchange.group.streams import GroupStreams
+from peer.exchange.tasks import together
+from peer.p2p.payload import receive_fp32
+from peer.rounds.contribution import SparseContribution
+from peer.rounds.types import Outcome
+from peer.rounds.vectors import Vector
+
+
+class AllGatherExchange(GroupProtocol[SparseContribution]):
+    """Each element's mean over the members that sent it, zero elsewhere.
+
+    ``identity.numel``: how many coefficients a contribution has; ``result``: elements of the mean.
+    """
+
+    def _take_own(self, contribution: SparseContribution) -> None:
+        mean_of_senders([contribution], self._buffer)
+
+    async def _combine(self, own: SparseContribution, streams: GroupStreams) -> None:
+        packed, stall = pack(own), self._settings.stall
+        order = turns(packed.nbytes)
+
+        async def swap(place: int) -> SparseContribution:
+            stream = FlowControlledStream(streams.by_place[place], stall)
+
+            async def inward() -> SparseContribution:
+                room = torch.empty_like(packed)
+                await receive_fp32(stream, room, stall)
+                stream.received()
+                theirs = unpack(room, own)
+                fits = int(theirs.positions.max()) < own.numel
+                streams.require(fits, place, Outcome.POISONED, "{} sent a coefficient that the model does not have")
+                finite = bool(torch.isfinite(theirs.values).all())
+                streams.require(finite, place, Outcome.POISONED, "the contribution of {} is not finite")
+                await stream.settle(1)
+                return theirs
+
+            theirs: SparseContribution
+            theirs, *_ = await together([inward(), stream.send(Vector(packed), order), stream.acknowledge(1)])
+            return theirs
+
+        by_place = {streams.assembly.me: own, **await streams.with_all(swap)}
+        await asyncio.to_thread(mean_of_senders, [by_place[place] for place in sorted(by_place)], self._buffer)

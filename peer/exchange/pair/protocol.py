@@ -1,0 +1,138 @@
+"""One swap from the header to the verdict, for the blocking and the overlapped exchange; they differ in the parts only.
+
+    initiator                                     responder
+       │ header ───────────────────────────────▶ ◀─── header │   both: equal run, config, layout, size?
+       │ part, digest; part, digest; ... ──────▶ ◀─── parts  │   at the same time; blocking.py, overlapped.py
+       │ acknowledgement ──────────────────────▶             │
+       │             ◀──────────────────────── acknowledgement│   only after it has read the other one
+       │ close ────────────────────────────────▶             │   so nothing can be cut off
+
+A side merges when its own verdict and its partner's are both "merged". The only way to a half merge is that
+the responder's acknowledgement gets lost: then it has merged and the initiator has not. NoLoCo lives with it;
+the initiator counts a timeout and says so. Every other failure is an outcome too, within the swap's deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from peer.config.schema import CodecName, ExchangeConfig
+from peer.exchange.average import Verdict
+from peer.exchange.codec import Codec
+from peer.exchange.deadline import THREAD_GRACE, Deadline
+from peer.exchange.guard import Guard, Judgement
+from peer.exchange.pair.handshake import Unusable, exchange_headers, exchange_verdicts, share
+from peer.exchange.pair.wire import Identity
+from peer.exchange.tasks import together
+from peer.p2p.payload import CorruptPart, send_parts
+from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Group, Outcome, Reason
+
+T = TypeVar("T")
+OFFENCES = (Outcome.CORRUPT, Outcome.POISONED)
+PART_STEPS = 6.0  # inner steps of both without a part: a partner that trains only opens parts between its steps
+
+
+class SwapNetwork(Protocol):
+    """What a swap needs of the node: its loop, and to run a coroutine on it with a deadline."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T: ...
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What the two headers have settled for the parts that follow."""
+
+    stream: Stream
+    judgement: Judgement
+    codec: CodecName  # of the partner's parts
+    share: float  # the partner's, in the mean
+    stall: float  # seconds without a byte
+
+
+Encode = Callable[[Transfer], AsyncIterator[bytes]]  # this peer's parts
+Receive = Callable[[Transfer], Coroutine[Any, Any, bytes]]
+
+
+class PairProtocol:
+    """Swaps with one partner at a time, over streams that the rendezvous has opened."""
+
+    def __init__(
+        self, network: SwapNetwork, identity: Identity, codec: Codec, settings: ExchangeConfig, guard: Guard
+    ) -> None:
+        self._network, self._identity, self._codec, self._settings = network, identity, codec, settings
+        self._deadline = Deadline(settings.timeout)
+        self._guard = guard
+
+    def _swap(self, group: Group, encode: Encode, receive: Receive, mean: Tensor, pace: float = 0.0) -> Averaged:
+        """Swap with the partner in ``group``. ``mean``: what the result carries; ``pace``: seconds of an inner step.
+
+        ``receive`` reads the partner's parts and returns the fingerprint by which they are known again.
+        """
+        (link,) = group.links
+        stream = link.stream
+        assert stream is not None
+        judgement = self._guard.judgement(link.peer_id, self._identity.numel)
+        limit, began, sent, received = self._deadline.seconds, time.monotonic(), stream.sent, stream.received
+
+        async def converse() -> Verdict:
+            stall = self._settings.stall
+            header = await exchange_headers(stream, self._identity, self._codec, group, pace, stall)
+            judgement.ahead = header.round - group.round
+            if pace:
+                stall = max(stall, PART_STEPS * (pace + header.pace))
+            weight = share(header.tokens, group.tokens)
+            transfer = Transfer(stream, judgement, header.codec, weight, stall)
+            fingerprint, _ = await together([receive(transfer), send_parts(stream, encode(transfer), stall)])
+            return await exchange_verdicts(stream, judgement.verdict(fingerprint), stall)
+
+        verdict = self._network.call(guarded(converse(), stream, limit), limit + THREAD_GRACE)
+        merged, seconds = verdict.outcome is Outcome.MERGED, time.monotonic() - began
+        self._codec.settle(merged)
+        if merged:
+            self._deadline.observe(seconds)
+        return Averaged(
+            mean=mean,
+            outcome=verdict.outcome,
+            partners=(link.name,),
+            bytes_sent=stream.sent - sent,
+            bytes_received=stream.received - received,
+            seconds=seconds,
+            distance=verdict.distance,
+            detail=verdict.detail,
+            reason=verdict.reason,
+            culprit=link.peer_id if verdict.outcome in OFFENCES else "",
+            partner_id=link.peer_id,
+            strange=judgement.strange,
+            ahead=judgement.ahead,
+        )
+
+
+async def guarded(swap: Coroutine[Any, Any, Verdict], stream: Stream, limit: float) -> Verdict:
+    """``swap`` within ``limit`` seconds; its every failure is a verdict, and the stream is closed after it."""
+    try:
+        async with asyncio.timeout(limit):
+            return await swap
+    except Unusable as error:
+        return error.verdict
+    except TimeoutError:
+        stream.hang_up()  # TCP may be in a pause that has grown to minutes: the next swap needs a new connection
+        return Verdict(Outcome.TIMEOUT, detail=f"no answer within its deadline ({limit:.3g} s in all)")
+    except StreamLost as error:
+        return Verdict(Outcome.TIMEOUT, detail=f"the partner is gone: {error}")
+    except CorruptPart as error:
+        return Verdict(Outcome.CORRUPT, detail=str(error), reason=Reason.DIGEST)
+    except BadMessage as error:
+        return Verdict(Outcome.CORRUPT, detail=f"not the protocol: {error}", reason=Reason.PROTOCOL)
+    finally:
+        stream.close()

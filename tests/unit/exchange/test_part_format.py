@@ -1,0 +1,165 @@
+"""All users of the part format: a flipped byte, a stream that ends early and a size that does not fit are refused.
+
+Nothing of what is refused is applied: a blocking swap and a group use nothing at all, an overlapped swap and a newcomer
+only the parts before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from peer.exchange.group import flow_control
+from peer.exchange.group.all_reduce import AllReduceExchange
+from peer.exchange.group.flow_control import FlowControlledStream
+from peer.p2p.event_loop import LoopThread
+from peer.p2p.payload import Channel
+from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.rounds.contribution import Readable
+from peer.rounds.state import State
+from peer.rounds.types import Group, Link, Outcome, Seat
+from peer.rounds.vectors import PART, Vector
+from peer.swarm.state_transfer.donor import Donor
+from peer.swarm.state_transfer.download import PartialState, download
+from tests.unit.exchange.group_harness import Wires, many
+from tests.unit.exchange.pair_harness import FAST, identity, pair_exchange, stream_pair
+from tests.unit.exchange.test_pair_overlapped import NUMEL as OVERLAPPED_NUMEL
+from tests.unit.exchange.test_pair_overlapped import Trainee, both, changed
+
+NUMEL = 2 * PART + 100
+FAULTS = ["flipped", "truncated", "oversized"]
+REFUSED = {
+    "flipped": {Outcome.CORRUPT},
+    "truncated": {Outcome.TIMEOUT},
+    "oversized": {Outcome.REFUSED, Outcome.TIMEOUT},  # the other side may see only that it was left
+}
+
+
+class Faulty:
+    """A channel whose second part is sent with a flipped byte, or breaks off in the middle."""
+
+    def __init__(self, stream: Channel, fault: str, line: Stream) -> None:
+        self._write, self._read, self._fault, self._line = stream.write, stream.read_into, fault, line
+        self._parts = 0
+
+    async def write(self, data: bytes, timeout: float) -> None:
+        self._parts += len(data) > 100  # longer than a message, a digest and the head of a frame
+        if self._parts == 2 and len(data) > 100:
+            if self._fault == "truncated":
+                await self._write(data[: len(data) // 2], timeout)
+                self._line.close()
+                raise StreamLost("closed by the test")
+            if self._fault == "flipped":
+                data = data[:77] + bytes([data[77] ^ 1]) + data[78:]
+        await self._write(data, timeout)
+
+    async def read_into(self, out: memoryview, timeout: float) -> None:
+        await self._read(out, timeout)
+
+
+def sabotage(stream: Stream, fault: str) -> Stream:
+    """The faults of :class:`Faulty` in the parts that ``stream`` sends; its messages, which are as long, arrive."""
+    faulty = Faulty(stream, fault, stream)
+    send = stream.send
+
+    async def honest(message: object, timeout: float) -> None:
+        await send(message, timeout)  # type: ignore[arg-type]
+        faulty._parts = 0
+
+    stream.write, stream.send = faulty.write, honest  # type: ignore[method-assign]
+    return stream
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_blocking_swap_uses_nothing(thread: LoopThread, fault: str) -> None:
+    ours, theirs = thread.call(stream_pair(), 5)
+    own, sent = torch.randn(NUMEL), 2 * NUMEL if fault == "oversized" else NUMEL
+    with ThreadPoolExecutor(2) as pool:
+        partner = pool.submit(
+            pair_exchange(thread, sent).average,
+            Vector(torch.randn(sent)),
+            Group(0, (Link("A", "a", sabotage(theirs, fault)),)),
+        )
+        averaged = pair_exchange(thread, NUMEL).average(Vector(own), Group(0, (Link("B", "b", ours),)))
+        assert partner.result(10).outcome is not Outcome.MERGED
+    assert averaged.outcome in REFUSED[fault], averaged.detail
+    assert torch.equal(averaged.mean, own)
+    assert averaged.bytes_received < 4 * NUMEL
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_overlapped_swap_uses_the_parts_before(thread: LoopThread, fault: str) -> None:
+    ours, theirs = thread.call(stream_pair(), 5)
+    sent = OVERLAPPED_NUMEL * (2 if fault == "oversized" else 1)
+    one, two = Trainee(thread, torch.randn(OVERLAPPED_NUMEL)), Trainee(thread, torch.randn(sent))
+    before = one.vector.clone()
+    averaged, other = both(one, two, (ours, sabotage(theirs, fault)))
+    assert averaged.outcome in REFUSED[fault], averaged.detail
+    assert other.outcome is not Outcome.MERGED
+    assert changed(one, before) == ([] if fault == "oversized" else [0])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_group_uses_nothing(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    numel = 9 * PART  # three parts for each of three members
+    tensors = [torch.full((numel,), 1.0 + place) for place in range(3)]
+    send, fp32_parts = flow_control.send_parts, flow_control.fp32_parts
+
+    async def faulty(stream: FlowControlledStream, vector: Readable, stall: float) -> None:
+        first = torch.empty(1)
+        vector.read(0, first)
+        bad = float(first) == 3.0 and fault != "oversized"  # of the third member
+        channel = Faulty(stream, fault, stream._stream) if bad else stream
+        await send(channel, fp32_parts(vector), stall)
+
+    monkeypatch.setattr(flow_control, "fp32_parts", lambda vector: vector)
+    monkeypatch.setattr(flow_control, "send_parts", faulty)
+    with many(3, numel) as group:
+        if fault == "oversized":
+            tensors[2], last = torch.ones(2 * numel), group.members[2]
+            wires = Wires(last, group.members)
+            group.exchanges[2] = AllReduceExchange(wires, last.incoming, identity(2 * numel), 2 * numel, FAST)
+        results = group.average([Vector(tensor) for tensor in tensors])
+    for it, tensor in zip(results, tensors, strict=True):
+        assert it is not None and it.outcome in REFUSED[fault], it
+        assert torch.equal(it.mean, tensor)
+
+
+class OneDonor:
+    """A node that reaches one donor, over a socket pair."""
+
+    def __init__(self, donor: Donor, fault: str) -> None:
+        self._donor, self._fault = donor, fault
+        self.serving: asyncio.Future[None] | None = None
+
+    async def open_to_member(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
+        ours, theirs = await stream_pair()
+        self.serving = asyncio.ensure_future(self._donor.serve(sabotage(theirs, self._fault)))
+        return ours
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_newcomer_keeps_the_parts_before_and_takes_the_rest_of_another_donor(thread: LoopThread, fault: str) -> None:
+    given = [torch.randn(NUMEL), torch.randn(NUMEL)]
+    sent = [torch.randn(2 * NUMEL)] * 2 if fault == "oversized" else given
+    room: list[Tensor] = [torch.zeros(NUMEL), torch.zeros(NUMEL)]
+    partial = PartialState(room)
+
+    async def take(vectors: Sequence[Tensor], fault: str) -> State:
+        node = OneDonor(Donor(lambda: State(10, 1, vectors)), fault)
+        try:
+            return await download(node, Seat("Qm", "donor"), partial)  # type: ignore[arg-type]
+        finally:
+            assert node.serving is not None
+            await asyncio.gather(node.serving, return_exceptions=True)
+
+    with pytest.raises((BadMessage, StreamLost)):
+        thread.call(take(sent, fault), 20)
+    assert partial.have == (0 if fault == "oversized" else 1)
+    thread.call(take(given, "none"), 20)
+    assert all(torch.equal(got, it) for got, it in zip(room, given, strict=True))
