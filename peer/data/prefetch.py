@@ -17,7 +17,7 @@ from peer.process import slices
 
 DEPTH = 8  # batches
 BATCH_TIMEOUT = 600.0  # seconds without a batch
-LOOK_SECONDS = 0.2  # seconds between two looks at whether the other side is still there
+QUEUE_LOOK_SECONDS = 0.2  # seconds between two looks at whether the other side is still there
 CLOSING = 5.0  # seconds for the thread to end
 
 
@@ -76,7 +76,7 @@ class _Reader:
         self._thread.start()
 
     def next(self) -> _Read:
-        for patience in slices(BATCH_TIMEOUT, LOOK_SECONDS):
+        for patience in slices(BATCH_TIMEOUT, QUEUE_LOOK_SECONDS):
             try:
                 found = self._queue.get(timeout=patience)
             except queue.Empty:
@@ -106,7 +106,7 @@ class _Reader:
     def _put(self, what: _Read | Exception) -> None:
         while not self._closing.is_set():
             try:
-                self._queue.put(what, timeout=LOOK_SECONDS)
+                self._queue.put(what, timeout=QUEUE_LOOK_SECONDS)
                 return
             except queue.Full:
                 continue

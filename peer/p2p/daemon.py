@@ -22,7 +22,7 @@ from peer.errors import RunError, UserError
 from peer.logs import get_logger
 
 log = get_logger("daemon")
-_PREFIX = "noloco-"
+_FOLDER_PREFIX = "noloco-"
 
 
 class Daemon:
@@ -44,7 +44,7 @@ class Daemon:
         relayed connection by a direct one (hole punching).
         """
         _remove_leftovers()
-        self.sockets = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self.sockets = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-"))
         self.control = f"/unix{self.sockets}/p2pd.sock"
         self._output: deque[str] = deque(maxlen=20)
         self._ready: Queue[bool] = Queue()
@@ -139,7 +139,7 @@ class Daemon:
 
 def _remove_leftovers() -> None:
     """Socket folders of processes that were killed before they could clean up."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_FOLDER_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path("/proc", pid).exists() and Path("/proc").exists():
             shutil.rmtree(folder, ignore_errors=True)

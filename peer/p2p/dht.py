@@ -16,7 +16,7 @@ from peer.errors import UserError
 from peer.logs import get_logger
 from peer.p2p.addresses import owner_of
 from peer.p2p.admission.dht_rules import Authority
-from peer.p2p.admission.gate import PROTOCOL, Notice, knock, why_refused
+from peer.p2p.admission.gate import ADMISSION_PROTOCOL, Notice, knock, why_refused
 from peer.p2p.admission.invitation import Certificate
 from peer.p2p.dial import Unreachable, dial
 from peer.p2p.stream import Stream
@@ -25,7 +25,7 @@ log = get_logger("node")
 
 CLOCK_TOLERANCE = 3.0  # seconds; hivemind refuses more
 DHT_TIMEOUT = 2.0  # seconds for one DHT request: a frozen member must not delay a whole search
-OPEN_TIMEOUT = 5.0  # seconds for a notice
+NOTICE_TIMEOUT = 5.0  # seconds for a notice
 PING_TIMEOUT = 5.0  # seconds
 PINGS = 3  # of an initial peer that is connected and answers late
 REDIAL_SECONDS = 20.0  # between two checks of the initial peers
@@ -110,8 +110,8 @@ async def objection_of(p2p: P2P, peer_id: str, authority: Authority | None) -> s
 async def notice_of(p2p: P2P, peer_id: str, own: Certificate | None) -> Notice | None:
     """The node's verdict on a certificate; ``None`` when it does not answer or its swarm is open."""
     try:
-        async with asyncio.timeout(OPEN_TIMEOUT):
-            _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), PROTOCOL)
+        async with asyncio.timeout(NOTICE_TIMEOUT):
+            _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), ADMISSION_PROTOCOL)
             return await knock(Stream(reader, writer, remote=peer_id, initiator=True), own)
     except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
         log.debug("no notice from %s: %s", peer_id, error)

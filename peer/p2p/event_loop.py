@@ -18,11 +18,11 @@ from peer.logs import get_logger
 from peer.process import slices
 
 log = get_logger("network")
-T = TypeVar("T")
+LoopResult = TypeVar("LoopResult")
 
 SPAWN_TIMEOUT = 5.0  # seconds for a coroutine to be started
 CANCEL_TIMEOUT = 3.0  # seconds for cancelled tasks to end
-GOODBYE_TIMEOUT = 10.0  # seconds for the last coroutine
+WIND_DOWN_TIMEOUT = 10.0  # seconds for the last coroutine
 
 
 class LoopThread:
@@ -39,7 +39,7 @@ class LoopThread:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+    def call(self, work: Coroutine[Any, Any, LoopResult], timeout: float) -> LoopResult:
         """Run ``work`` and wait at most ``timeout`` seconds for it. From any other thread."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         for patience in slices(timeout):
@@ -72,7 +72,7 @@ class LoopThread:
                 goodbye.close()
             return
         with contextlib.suppress(RunError, concurrent.futures.CancelledError):
-            self.call(self._wind_down(goodbye), GOODBYE_TIMEOUT)
+            self.call(self._wind_down(goodbye), WIND_DOWN_TIMEOUT)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(CANCEL_TIMEOUT)
         if not self.alive:

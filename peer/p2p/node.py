@@ -21,7 +21,7 @@ from peer.errors import RunError, UserError
 from peer.logs import get_logger
 from peer.p2p.addresses import is_loopback, owner_of, tcp_of
 from peer.p2p.admission.dht_rules import Authority
-from peer.p2p.admission.gate import PROTOCOL as ADMISSION
+from peer.p2p.admission.gate import ADMISSION_PROTOCOL as ADMISSION
 from peer.p2p.admission.gate import Gate
 from peer.p2p.admission.revocations import keep_revocations
 from peer.p2p.daemon import Daemon
@@ -30,18 +30,18 @@ from peer.p2p.dial import Unreachable, connect_any, dial, disconnect
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.reachability import circuit_messages, dialback, relay
 from peer.p2p.reachability.decide import Reachability, decide
-from peer.p2p.reachability.reservations import Slots
+from peer.p2p.reachability.reservations import Reservations
 from peer.p2p.stream import Stream, StreamLost
 
 log = get_logger("node")
-T = TypeVar("T")
+NodeResult = TypeVar("NodeResult")
 Handler = Callable[[Stream], Awaitable[None]]
 
-GOODBYE_TIMEOUT = 3.0  # seconds for saying goodbye to the DHT
+DHT_SHUTDOWN_TIMEOUT = 3.0  # seconds for saying goodbye to the DHT
 RPC_TIMEOUT = 5.0  # seconds for one request to the daemon
 OPEN_TIMEOUT = 5.0  # seconds to open a stream
 DECIDE_TIMEOUT = 60.0  # seconds for the initial peers to say whether they can dial this node
-SLOT_TIMEOUT = 10.0  # seconds to wait for a slot at a relay, before going on without
+RESERVATION_TIMEOUT = 10.0  # seconds to wait for a slot at a relay, before going on without
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Node:
         self._p2p: P2P | None = None
         self._dht: DHTNode | None = None
         self._served: set[str] = set()
-        self._slots: Slots | None = None
+        self._slots: Reservations | None = None
         self._listening: tuple[str, ...] = ()
         self.peer_id = ""
 
@@ -95,7 +95,7 @@ class Node:
                 reached, stand = self.connect(), found
             self._listening = self.call(self.visible(), RPC_TIMEOUT)  # a router has opened one of them meanwhile
         self.call(self.join(reached, client=stand.relayed), settings.join_timeout + 10)
-        self.call(self._offer(reached, stand.relayed), SLOT_TIMEOUT + 10)
+        self.call(self._offer(reached, stand.relayed), RESERVATION_TIMEOUT + 10)
         self.spawn(keep_in_touch(self.p2p, self.dht, settings.initial_peers, self._given_silence))
         if self._authority is not None:
             self.spawn(keep_revocations(self.dht, self._authority.admission))
@@ -119,7 +119,7 @@ class Node:
         limit = settings.join_timeout + 10
         return self.call(connect_any(self.p2p, settings.initial_peers, settings.join_timeout), limit)
 
-    def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+    def call(self, work: Coroutine[Any, Any, NodeResult], timeout: float) -> NodeResult:
         """Run ``work`` on the network thread and wait at most ``timeout`` seconds for it."""
         return self._thread.call(work, timeout)
 
@@ -267,15 +267,15 @@ class Node:
 
     async def _offer(self, reached: Sequence[str], relayed: bool) -> None:
         """Serve others that ask for the way; who is behind relays looks for slots at them."""
-        await self.serve(dialback.PROTOCOL, dialback.DialBack(lambda: sorted(self._served)).answer)
+        await self.serve(dialback.DIALBACK_PROTOCOL, dialback.DialBack(lambda: sorted(self._served)).answer)
         if not relayed:
             serving = relay.Relay(self._open_raw)
-            await self.serve(relay.PROTOCOL, serving.hold)
+            await self.serve(relay.RELAY_PROTOCOL, serving.hold)
             await self.serve(circuit_messages.HOP, serving.hop, open_to_all=True)
             return
-        self._slots = Slots(self.open, reached)
+        self._slots = Reservations(self.open, reached)
         self._slots.start(self.background)
-        if not await self._slots.first(SLOT_TIMEOUT):
+        if not await self._slots.first(RESERVATION_TIMEOUT):
             log.warning("no initial peer has a relay's slot for this peer yet: others cannot call it, it can call them")
 
     def _end_listening(self) -> None:
@@ -291,7 +291,7 @@ class Node:
 
     async def _goodbye(self) -> None:
         with contextlib.suppress(Exception):  # a daemon that is dead already answers nothing
-            async with asyncio.timeout(GOODBYE_TIMEOUT):
+            async with asyncio.timeout(DHT_SHUTDOWN_TIMEOUT):
                 if self._dht is not None:
                     await self._dht.shutdown()
         if self._p2p is not None:

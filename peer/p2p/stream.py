@@ -15,8 +15,8 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 MESSAGE_CAP = 64 * 1024  # bytes; the largest message carries a run's configuration
-CHUNK = 128 * 1024  # bytes for which a deadline of writing counts: on a slow line a whole part takes longer
-_PREFIX = 4
+WRITE_CHUNK = 128 * 1024  # bytes for which a deadline of writing counts: on a slow line a whole part takes longer
+_LENGTH_BYTES = 4
 
 
 class Message(BaseModel):
@@ -81,7 +81,7 @@ class Stream:
         body = message.model_dump_json().encode()
         if len(body) > MESSAGE_CAP:
             raise BadMessage(f"message of {len(body)} bytes is above the cap of {MESSAGE_CAP}")
-        await self.write(len(body).to_bytes(_PREFIX, "big") + body, timeout)
+        await self.write(len(body).to_bytes(_LENGTH_BYTES, "big") + body, timeout)
 
     async def receive(self, kinds: TypeAdapter[M], timeout: float) -> M:
         """Receive one message of the given kinds; its length is checked before it is read.
@@ -90,7 +90,7 @@ class Stream:
         """
         await self._through_gate()
         async with asyncio.timeout(timeout):
-            length = int.from_bytes(await self._exactly(_PREFIX), "big")
+            length = int.from_bytes(await self._exactly(_LENGTH_BYTES), "big")
             if length > MESSAGE_CAP:
                 raise BadMessage(f"announced message of {length} bytes is above the cap of {MESSAGE_CAP}")
             body = await self._exactly(length)
@@ -106,8 +106,8 @@ class Stream:
     async def write(self, data: bytes, timeout: float) -> None:
         """Send raw bytes; returns when the transport wants more. ``timeout`` bounds each wait for it, in seconds."""
         view = memoryview(data)
-        for start in range(0, len(data), CHUNK):
-            piece = view[start : start + CHUNK]
+        for start in range(0, len(data), WRITE_CHUNK):
+            piece = view[start : start + WRITE_CHUNK]
             with _lost():
                 async with asyncio.timeout(timeout):
                     self.writer.write(piece)

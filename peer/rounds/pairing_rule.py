@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-T = TypeVar("T")
+Candidate = TypeVar("Candidate")
 OPENS = (0.3, 0.8)  # share of the inner phase that is left when a peer starts to look for a partner, drawn at random
 PROPOSAL_PAUSE = (0.005, 0.03)  # inner phases between two of its proposals, drawn at random
 AT_BOUNDARY = 0.1  # the window of a peer that has come to its boundary without a partner
@@ -24,21 +24,21 @@ def near(eta: float, their_eta: float, phase: float, their_phase: float, window:
     return abs(eta - their_eta) <= window * min(phase, their_phase)
 
 
-def longest_ago(candidates: Iterable[T], met: Callable[[T], int]) -> list[T]:
+def longest_ago(candidates: Iterable[Candidate], met: Callable[[Candidate], int]) -> list[Candidate]:
     """Those of ``candidates`` that come first: ``met`` is the round in which one was met last, or ``NEVER``."""
     rounds = [(met(it), it) for it in candidates]
     first = min(round for round, _ in rounds)
     return [it for round, it in rounds if round == first]
 
 
-def in_order(candidates: Iterable[T], met: Callable[[T], int]) -> list[T]:
+def in_order(candidates: Iterable[Candidate], met: Callable[[Candidate], int]) -> list[Candidate]:
     """All of them, those met longest ago first, in random order among equals."""
     shuffled = list(candidates)
     random.shuffle(shuffled)
     return sorted(shuffled, key=met)
 
 
-def askable(candidates: Sequence[T], left: float, opens: float) -> Sequence[T]:
+def askable(candidates: Sequence[Candidate], left: float, opens: float) -> Sequence[Candidate]:
     """Those of ``candidates`` that may be asked when ``left`` of the inner phase is left: the first from ``opens`` on,
     later ones later, all but the last from ``LAST_CALL`` on.
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from peer.rounds.progress import Progress
 
 
-class Boundary:
+class BoundaryClock:
     """Reads the training thread's progress; belongs to the network thread."""
 
     def __init__(self, progress: Progress) -> None:

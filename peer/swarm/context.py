@@ -9,7 +9,7 @@ from peer.p2p.greeting import MemberNode
 from peer.process import LoopContext
 from peer.rounds.backoff import PeerBackoff
 from peer.rounds.lineage import Lineage
-from peer.swarm.boundary import Boundary
+from peer.swarm.boundary import BoundaryClock
 from peer.swarm.directory.directory import Members
 
 
@@ -26,7 +26,7 @@ class SwarmContext:
 
     node: MemberNode
     members: Members
-    boundary: Boundary
+    boundary: BoundaryClock
     loop: LoopContext
     counters: OwnCounters
     backoff: PeerBackoff = field(default_factory=PeerBackoff)

@@ -18,7 +18,7 @@ from peer.process import LoopContext
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import State
 from peer.rounds.types import Group, Grouping, Outcome, Seat
-from peer.swarm.boundary import Boundary
+from peer.swarm.boundary import BoundaryClock
 from peer.swarm.context import OwnCounters, SwarmContext
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
@@ -68,7 +68,7 @@ class Presence:
         self.origin, self._divergence = Origin(), DivergenceTracker()
         self._taken = self._failed_takes = self._joins_from = 0
         self._members = Members(node, node.member.run, self._record)
-        self._context = SwarmContext(node, self._members, Boundary(loop.progress), loop, counters)
+        self._context = SwarmContext(node, self._members, BoundaryClock(loop.progress), loop, counters)
         self._matching = Matching()
         if grouping is Grouping.PAIR:
             self._matching = PairMatching(self._context, settings, self.origin)

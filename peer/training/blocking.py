@@ -14,7 +14,6 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.training.boundary import Boundary
 
-MERGED, ALONE = Outcome.MERGED, Outcome.ALONE
 ROUND_TRIES = 2  # of one round
 
 
@@ -38,7 +37,7 @@ class Blocking(Boundary):
             if not self.repeats(mean):
                 break
         with phase("apply"), self.outer.slow.changing():
-            if mean.outcome in (MERGED, ALONE) or not self.outer.equal_replicas:
+            if mean.outcome in (Outcome.MERGED, Outcome.ALONE) or not self.outer.equal_replicas:
                 self.outer.apply(mean.mean)
             self.state.cross_boundary(mean.digest, members=len(mean.partners) + 1)
         self.report(self.reached(inner), mean)

@@ -88,11 +88,11 @@ def _difference(node: MemberNode, config: Subject, record: MemberRecord) -> str:
 
 
 def _versions(node: MemberNode, records: Sequence[MemberRecord]) -> Iterator[Finding]:
-    from peer.p2p.reachability.dialback import PROTOCOL, Heard, ask
+    from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL, Heard, ask
     from peer.p2p.stream import BadMessage, StreamLost
 
     async def heard(record: MemberRecord) -> Heard | None:
-        return await ask(await node.open(record.peer_id, PROTOCOL, record.addresses), [])
+        return await ask(await node.open(record.peer_id, DIALBACK_PROTOCOL, record.addresses), [])
 
     own = spoken()
     for record in records:
@@ -127,7 +127,7 @@ def spoken() -> list[str]:
     from peer.swarm.pairing.proposals import MEET_PROTOCOL
     from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
-    own = [it.PROTOCOL for it in (dialback, gate, relay)]
+    own = [dialback.DIALBACK_PROTOCOL, gate.ADMISSION_PROTOCOL, relay.RELAY_PROTOCOL]
     return [*own, REDUCE_PROTOCOL, STATE_PROTOCOL, MEET_PROTOCOL, GATHER_PROTOCOL]
 
 

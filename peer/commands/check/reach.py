@@ -69,12 +69,12 @@ def relays(node: Node, views: list[View], network: NetworkConfig) -> Iterator[Fi
     asked = [it for it in views if it.heard.answer.observed]
     if network.reach != "relay" and (not asked or all(it.reached for it in asked)):
         return
-    from peer.p2p.reachability.reservations import try_slot
+    from peer.p2p.reachability.reservations import try_reservation
     from peer.p2p.stream import BadMessage, StreamLost
 
     for it in views:
         try:
-            node.call(try_slot(node.open, it.address), RELAY_TIMEOUT)
+            node.call(try_reservation(node.open, it.address), RELAY_TIMEOUT)
         except (StreamLost, BadMessage, TimeoutError) as error:
             said = f"{_name(it)} gives no slot: {str(error) or 'no answer'}"
             yield warn("relay", said, "name another bootstrap node or a reachable peer in peer.initial_peers")

@@ -16,7 +16,7 @@ from peer.p2p.payload import CorruptPart
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Outcome
 
-T = TypeVar("T")
+GroupResult = TypeVar("GroupResult")
 REDUCE_PROTOCOL = "noloco/reduce/4"
 HELLO_TIMEOUT = 5.0  # seconds for a caller to say who it is
 MOST_WAITING = 512  # streams of callers that nobody has asked for yet
@@ -25,7 +25,7 @@ MOST_WAITING = 512  # streams of callers that nobody has asked for yet
 class GroupNetwork(Protocol):
     """What a group needs of the node."""
 
-    def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T: ...
+    def call(self, work: Coroutine[Any, Any, GroupResult], timeout: float) -> GroupResult: ...
 
     async def open_to_member(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream: ...
 
@@ -80,11 +80,13 @@ class GroupStreams:
         """Raises :class:`GroupFailure` with the member that could not be reached or means something else."""
         await self.with_all(lambda place: self._connect(place, round))
 
-    async def with_all(self, work: Callable[[int], Coroutine[Any, Any, T]]) -> dict[int, T]:
+    async def with_all(self, work: Callable[[int], Coroutine[Any, Any, GroupResult]]) -> dict[int, GroupResult]:
         """``work(place)`` with every other member at once; results by place. Raises :class:`GroupFailure`."""
         return dict(await together(self._blame(place, work) for place in self.others))
 
-    async def _blame(self, place: int, work: Callable[[int], Coroutine[Any, Any, T]]) -> tuple[int, T]:
+    async def _blame(
+        self, place: int, work: Callable[[int], Coroutine[Any, Any, GroupResult]]
+    ) -> tuple[int, GroupResult]:
         """Every failure of ``work`` with a member becomes :class:`GroupFailure`."""
         name = self.assembly.seats[place].name
         try:

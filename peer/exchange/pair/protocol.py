@@ -35,7 +35,7 @@ from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Outcome, Reason
 
-T = TypeVar("T")
+SwapResult = TypeVar("SwapResult")
 OFFENCES = (Outcome.CORRUPT, Outcome.POISONED)
 PART_STEPS = 6.0  # inner steps of both without a part: a partner that trains only opens parts between its steps
 
@@ -46,7 +46,7 @@ class SwapNetwork(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
 
-    def call(self, work: Coroutine[Any, Any, T], timeout: float) -> T: ...
+    def call(self, work: Coroutine[Any, Any, SwapResult], timeout: float) -> SwapResult: ...
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from peer.p2p.stream import Message, Stream, StreamLost
 
 log = get_logger("admission")
 
-PROTOCOL = "noloco/admission/1"
-TALK_TIMEOUT = 5.0  # seconds for one message
+ADMISSION_PROTOCOL = "noloco/admission/1"
+ADMISSION_TIMEOUT = 5.0  # seconds for one message
 NAMED = 1000  # refused ids that are logged
 
 
@@ -58,23 +58,23 @@ class Gate:
 
     async def show(self, stream: Stream) -> None:
         """Send our own certificate."""
-        await stream.send(Pass(certificate=self._admission.own), TALK_TIMEOUT)
+        await stream.send(Pass(certificate=self._admission.own), ADMISSION_TIMEOUT)
 
     async def check(self, stream: Stream) -> None:
         """Check theirs. Raises :class:`StreamLost` when it does not admit the peer at the other end."""
-        shown = await stream.receive(PASS, TALK_TIMEOUT)
+        shown = await stream.receive(PASS, ADMISSION_TIMEOUT)
         objection = self._admission.objection(shown.certificate, stream.remote)
         if objection:
             self._say_once(stream.remote, objection)
             raise StreamLost(objection)
 
     async def answer(self, stream: Stream) -> None:
-        """Handler of :data:`PROTOCOL`, which is open to everybody."""
-        asked = await stream.receive(KNOCK, TALK_TIMEOUT)
+        """Handler of :data:`ADMISSION_PROTOCOL`, which is open to everybody."""
+        asked = await stream.receive(KNOCK, ADMISSION_TIMEOUT)
         objection = "it asks for an invitation"
         if asked.certificate is not None:
             objection = self._admission.objection(asked.certificate, stream.remote)
-        await stream.send_last(Notice(owner=self._admission.owner, objection=objection), TALK_TIMEOUT)
+        await stream.send_last(Notice(owner=self._admission.owner, objection=objection), ADMISSION_TIMEOUT)
 
     def _say_once(self, peer_id: str, objection: str) -> None:
         if peer_id not in self._strangers and len(self._strangers) < NAMED:
@@ -85,8 +85,8 @@ class Gate:
 async def knock(stream: Stream, own: Certificate | None) -> Notice:
     """Ask a node whose DHT does not answer for its verdict on the certificate ``own``."""
     try:
-        await stream.send(Knock(certificate=own), TALK_TIMEOUT)
-        return await stream.receive(NOTICE, TALK_TIMEOUT)
+        await stream.send(Knock(certificate=own), ADMISSION_TIMEOUT)
+        return await stream.receive(NOTICE, ADMISSION_TIMEOUT)
     finally:
         stream.close()
 

@@ -16,17 +16,17 @@ log = get_logger("admission")
 REVOCATIONS = "revocations"  # DHT key of the list
 REVOCATIONS_BYTES = 64 * 1024
 REVOCATIONS_LIFETIME = 3600.0  # seconds
-PERIOD = 10.0  # seconds
-TIMEOUT = 10.0  # seconds for one look
+REVOCATIONS_PERIOD = 10.0  # seconds
+REVOCATIONS_TIMEOUT = 10.0  # seconds for one look
 
 
 async def keep_revocations(dht: Any, admission: Admission) -> None:
-    """Read and store it every :data:`PERIOD` seconds, until cancelled. ``dht``: hivemind's node."""
+    """Read and store it every :data:`REVOCATIONS_PERIOD` seconds, until cancelled. ``dht``: hivemind's node."""
     stored = 0
     while True:
         before = admission.revocations.number
         try:
-            async with asyncio.timeout(TIMEOUT):
+            async with asyncio.timeout(REVOCATIONS_TIMEOUT):
                 found = await dht.get(REVOCATIONS, latest=True)
                 theirs = decode_revocations(found.value) if found is not None else None
                 if theirs is not None:
@@ -40,7 +40,7 @@ async def keep_revocations(dht: Any, admission: Admission) -> None:
             log.debug("no revocations: %s", str(error) or type(error).__name__)
         if admission.revocations.number > before:
             log.info("revoked: %s", fields(peers=len(admission.revocations.peer_ids)))
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(REVOCATIONS_PERIOD)
 
 
 def decode_revocations(value: object) -> Revocations | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import is_loopback, owner_of, place_of, tcp_of, tcp_place
-from peer.p2p.reachability.dialback import PROTOCOL, Heard, ask
+from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL, Heard, ask
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 
 log = get_logger("reach")
@@ -102,13 +102,13 @@ async def view(open_stream: Open, address: str, places: Sequence[str]) -> View |
     """
     peer_id = owner_of(address)
     try:
-        heard = await ask(await open_stream(peer_id, PROTOCOL, [address]), [])
+        heard = await ask(await open_stream(peer_id, DIALBACK_PROTOCOL, [address]), [])
         if heard is None:
             return None
         wanted = _wanted(heard.answer.observed, places)
         if not wanted:
             return View(address, heard, {})
-        again = await ask(await open_stream(peer_id, PROTOCOL, [address]), wanted)
+        again = await ask(await open_stream(peer_id, DIALBACK_PROTOCOL, [address]), wanted)
     except (StreamLost, BadMessage, TimeoutError) as error:
         log.debug("no view: %s", fields(address=address, reason=str(error) or "no answer"))
         return None

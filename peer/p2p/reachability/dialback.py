@@ -21,17 +21,17 @@ from pydantic import Field, TypeAdapter
 from peer import __version__
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import is_circuit, tcp_of
-from peer.p2p.reachability.tls_probe import Stranger, who_answers
+from peer.p2p.reachability.tls_probe import NotLibp2p, who_answers
 from peer.p2p.stream import Message, Stream
 
 log = get_logger("dialback")
 
-PROTOCOL = "noloco/dialback/1"
+DIALBACK_PROTOCOL = "noloco/dialback/1"
 DIAL_TIMEOUT = 3.0  # seconds for one address
-TALK_TIMEOUT = 5.0  # seconds for one message, beside dialling
+DIALBACK_TIMEOUT = 5.0  # seconds for one message, beside dialling
 PLACES = 4  # addresses in one question
 AT_ONCE = 8  # questions
-PERIOD = 60.0  # seconds
+ALLOWANCE_PERIOD = 60.0  # seconds
 EACH, ALL = 30, 300  # questions in a period: from one address, from all together
 NAMES = 32  # protocols in an answer
 
@@ -69,7 +69,7 @@ class Busy(Message):
     """Asked too often; ask again after ``seconds``."""
 
     kind: Literal["busy"] = "busy"
-    seconds: Annotated[float, Field(ge=0, le=PERIOD, allow_inf_nan=False)]
+    seconds: Annotated[float, Field(ge=0, le=ALLOWANCE_PERIOD, allow_inf_nan=False)]
 
 
 ASK: TypeAdapter[Ask] = TypeAdapter(Ask)
@@ -87,19 +87,19 @@ class Allowance:
     def wait(self, who: str) -> float:
         """0 when ``who`` may ask now (and counts it); else the seconds until it may."""
         now = self._clock()
-        while self._asked and self._asked[0][0] <= now - PERIOD:
+        while self._asked and self._asked[0][0] <= now - ALLOWANCE_PERIOD:
             self._asked.popleft()
         own = [at for at, asker in self._asked if asker == who]
         if len(own) >= EACH:
-            return PERIOD - (now - own[0])
+            return ALLOWANCE_PERIOD - (now - own[0])
         if len(self._asked) >= ALL:
-            return PERIOD - (now - self._asked[0][0])
+            return ALLOWANCE_PERIOD - (now - self._asked[0][0])
         self._asked.append((now, who))
         return 0.0
 
 
 class DialBack:
-    """Serves :data:`PROTOCOL`. ``served`` names the protocols of this node; ``dial`` is :func:`who_answers`."""
+    """Serves :data:`DIALBACK_PROTOCOL`. ``served``: the protocols of this node; ``dial``: :func:`who_answers`."""
 
     def __init__(self, served: Callable[[], Sequence[str]], dial: Dial = who_answers) -> None:
         self._served, self._dial = served, dial
@@ -108,12 +108,12 @@ class DialBack:
     async def answer(self, stream: Stream) -> None:
         """One stream."""
         try:
-            asked = await stream.receive(ASK, TALK_TIMEOUT)
+            asked = await stream.receive(ASK, DIALBACK_TIMEOUT)
             place = "" if is_circuit(stream.origin) else stream.origin
             observed = (tcp_of(place) or ("", 0))[0]
             seconds = self._allowance.wait(observed)
             if seconds or self._room.locked():
-                await stream.send(Busy(seconds=min(seconds or DIAL_TIMEOUT, PERIOD)), TALK_TIMEOUT)
+                await stream.send(Busy(seconds=min(seconds or DIAL_TIMEOUT, ALLOWANCE_PERIOD)), DIALBACK_TIMEOUT)
             else:
                 async with self._room:
                     tried = await asyncio.gather(*(self._try(it, observed, stream.remote) for it in asked.places))
@@ -124,8 +124,8 @@ class DialBack:
                     observed=observed,
                     tried=tried,
                 )
-                await stream.send(answer, TALK_TIMEOUT)
-            await stream.until_closed(TALK_TIMEOUT)
+                await stream.send(answer, DIALBACK_TIMEOUT)
+            await stream.until_closed(DIALBACK_TIMEOUT)
         finally:
             stream.close()
 
@@ -141,7 +141,7 @@ class DialBack:
             return "reached" if await self._dial(host, port, DIAL_TIMEOUT) == asker else "another"
         except TimeoutError:
             return "timeout"
-        except Stranger:
+        except NotLibp2p:
             return "another"
         except OSError:
             return "refused"
@@ -159,8 +159,8 @@ async def ask(stream: Stream, places: Sequence[str]) -> Heard | None:
     """One question on a new stream, which is closed; ``None`` when the other side is busy."""
     try:
         began = time.time()
-        await stream.send(Ask(places=list(places[:PLACES])), TALK_TIMEOUT)
-        answer = await stream.receive(ANSWER, TALK_TIMEOUT + DIAL_TIMEOUT)
+        await stream.send(Ask(places=list(places[:PLACES])), DIALBACK_TIMEOUT)
+        answer = await stream.receive(ANSWER, DIALBACK_TIMEOUT + DIAL_TIMEOUT)
         if isinstance(answer, Busy):
             return None
         return Heard(answer, answer.now - (began + time.time()) / 2)

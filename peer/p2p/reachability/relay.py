@@ -26,17 +26,17 @@ from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
 
 log = get_logger("relay")
 
-PROTOCOL = "noloco/relay/1"
-TALK_TIMEOUT = 5.0  # seconds for one message
+RELAY_PROTOCOL = "noloco/relay/1"
+RESERVE_TIMEOUT = 5.0  # seconds for one message
 PING_SECONDS = 10.0  # between two pings of a holder
 PONG_TIMEOUT = 15.0  # seconds: a slow line is full while a swap is on it
-SILENCE = 40.0  # seconds without a ping after which a reservation ends
-SLOTS = 128
+RESERVATION_SILENCE = 40.0  # seconds without a ping after which a reservation ends
+RESERVATIONS = 128
 CIRCUITS = 256  # at once
 CIRCUITS_EACH = 32  # from one caller, and to one holder
-IDLE = 120.0  # seconds without a byte; libp2p sends some every 30 s
-STUCK = 60.0  # seconds in which nothing could be written
-CHUNK = 64 * 1024  # bytes
+CIRCUIT_IDLE = 120.0  # seconds without a byte; libp2p sends some every 30 s
+CIRCUIT_STUCK = 60.0  # seconds in which nothing could be written
+CIRCUIT_CHUNK = 64 * 1024  # bytes
 
 
 class Reserve(Message):
@@ -80,20 +80,20 @@ class Relay:
         self._open = 0
 
     async def hold(self, stream: Stream) -> None:
-        """Handler of :data:`PROTOCOL`: a reservation lasts as long as this stream."""
+        """Handler of :data:`RELAY_PROTOCOL`: a reservation lasts as long as this stream."""
         holder = stream.remote
         try:
-            await stream.receive(RESERVE, TALK_TIMEOUT)
-            if holder not in self._slots and len(self._slots) >= SLOTS:
-                await stream.send(Full(), TALK_TIMEOUT)
-                await stream.until_closed(TALK_TIMEOUT)
+            await stream.receive(RESERVE, RESERVE_TIMEOUT)
+            if holder not in self._slots and len(self._slots) >= RESERVATIONS:
+                await stream.send(Full(), RESERVE_TIMEOUT)
+                await stream.until_closed(RESERVE_TIMEOUT)
                 return
             self._slots[holder] = stream  # a later stream of the same peer replaces one that hangs
-            await stream.send(Granted(), TALK_TIMEOUT)
+            await stream.send(Granted(), RESERVE_TIMEOUT)
             log.debug("a reservation is held: %s", fields(peer=holder[-6:], slots=len(self._slots)))
             while True:
-                ping = await stream.receive(PING, SILENCE)
-                await stream.send(ping, TALK_TIMEOUT)
+                ping = await stream.receive(PING, RESERVATION_SILENCE)
+                await stream.send(ping, RESERVE_TIMEOUT)
         finally:
             if self._slots.get(holder) is stream:
                 del self._slots[holder]
@@ -103,7 +103,7 @@ class Relay:
     async def hop(self, stream: Stream) -> None:
         """Handler of :data:`circuit_messages.HOP`: a caller asks for one of the holders."""
         try:
-            async with asyncio.timeout(TALK_TIMEOUT):
+            async with asyncio.timeout(RESERVE_TIMEOUT):
                 asked = await circuit_messages.read_hop(stream.reader)
             target = PeerID(asked.peer).to_base58() if asked.kind == circuit_messages.CONNECT else ""
             status = self._status(asked.kind, stream.remote, target)
@@ -111,8 +111,8 @@ class Relay:
                 with self._counted(stream.remote, target):
                     status = await self._connect(stream, target)
             if status != circuit_messages.OK:
-                await stream.write(circuit_messages.hop_status(status), TALK_TIMEOUT)
-                await stream.until_closed(TALK_TIMEOUT)
+                await stream.write(circuit_messages.hop_status(status), RESERVE_TIMEOUT)
+                await stream.until_closed(RESERVE_TIMEOUT)
         except (asyncio.IncompleteReadError, BadMessage, StreamLost, OSError, ValueError) as error:
             log.debug("no circuit: %s", fields(caller=stream.remote[-6:], reason=str(error)))
         finally:
@@ -120,7 +120,7 @@ class Relay:
 
     def _status(self, kind: int, caller: str, target: str) -> int:
         if kind != circuit_messages.CONNECT:
-            return circuit_messages.RESERVATION_REFUSED  # libp2p's own reservations: ours are by :data:`PROTOCOL`
+            return circuit_messages.RESERVATION_REFUSED  # libp2p's own reservations: ours are by :data:`RELAY_PROTOCOL`
         if target not in self._slots or target == caller:
             return circuit_messages.NO_RESERVATION
         busiest = max(self._circuits[caller], self._circuits[target])
@@ -148,12 +148,12 @@ class Relay:
             return circuit_messages.CONNECTION_FAILED
         try:
             await called.write(
-                circuit_messages.stop_connect(PeerID.from_base58(caller.remote).to_bytes()), TALK_TIMEOUT
+                circuit_messages.stop_connect(PeerID.from_base58(caller.remote).to_bytes()), RESERVE_TIMEOUT
             )
-            async with asyncio.timeout(TALK_TIMEOUT):
+            async with asyncio.timeout(RESERVE_TIMEOUT):
                 if await circuit_messages.read_stop_status(called.reader) != circuit_messages.OK:
                     return circuit_messages.CONNECTION_FAILED
-            await caller.write(circuit_messages.hop_status(circuit_messages.OK), TALK_TIMEOUT)
+            await caller.write(circuit_messages.hop_status(circuit_messages.OK), RESERVE_TIMEOUT)
             await _carry(caller, called)
         finally:
             called.close()
@@ -171,10 +171,10 @@ async def _carry(caller: Stream, called: Stream) -> None:
 
 
 async def _pipe(source: Stream, sink: Stream) -> None:
-    """Forward until one side ends or no byte moves for :data:`IDLE` seconds."""
+    """Forward until one side ends or no byte moves for :data:`CIRCUIT_IDLE` seconds."""
     while True:
-        async with asyncio.timeout(IDLE):
-            data = await source.reader.read(CHUNK)
+        async with asyncio.timeout(CIRCUIT_IDLE):
+            data = await source.reader.read(CIRCUIT_CHUNK)
         if not data:
             return
-        await sink.write(data, STUCK)
+        await sink.write(data, CIRCUIT_STUCK)

@@ -16,9 +16,9 @@ from peer.p2p.reachability.relay import (
     PING,
     PING_SECONDS,
     PONG_TIMEOUT,
-    PROTOCOL,
+    RELAY_PROTOCOL,
     REPLY,
-    TALK_TIMEOUT,
+    RESERVE_TIMEOUT,
     Full,
     Ping,
     Reserve,
@@ -33,16 +33,16 @@ PAUSE, LONGEST_PAUSE = 1.0, 20.0  # seconds between two tries
 Open = Callable[[str, str, Sequence[str]], Awaitable[Stream]]
 
 
-async def try_slot(open_stream: Open, relay: str) -> None:
+async def try_reservation(open_stream: Open, relay: str) -> None:
     """Make a reservation and end it; raises :class:`StreamLost`, :class:`BadMessage` or ``TimeoutError``."""
-    stream = await open_stream(owner_of(relay), PROTOCOL, [relay])
+    stream = await open_stream(owner_of(relay), RELAY_PROTOCOL, [relay])
     try:
         await _reserve(stream)
     finally:
         stream.close()
 
 
-class Slots:
+class Reservations:
     """Belongs to the network thread. ``open_stream``: :meth:`peer.p2p.node.Node.open`."""
 
     def __init__(self, open_stream: Open, relays: Sequence[str]) -> None:
@@ -86,7 +86,7 @@ class Slots:
     async def _hold(self, relay: str) -> str:
         """Make a reservation and hold it; returns why it ended."""
         try:
-            stream = await self._open(owner_of(relay), PROTOCOL, [relay])
+            stream = await self._open(owner_of(relay), RELAY_PROTOCOL, [relay])
         except (StreamLost, TimeoutError) as error:
             return str(error) or "does not answer"
         try:
@@ -112,13 +112,13 @@ class Slots:
             if stream.reader.at_eof():
                 raise StreamLost("the stream ended")
             number += 1
-            await stream.send(Ping(number=number), TALK_TIMEOUT)
+            await stream.send(Ping(number=number), RESERVE_TIMEOUT)
             if (await stream.receive(PING, PONG_TIMEOUT)).number != number:
                 raise BadMessage("a ping came back with another number")
 
 
 async def _reserve(stream: Stream) -> None:
-    await stream.send(Reserve(), TALK_TIMEOUT)
-    reply = await stream.receive(REPLY, TALK_TIMEOUT)
+    await stream.send(Reserve(), RESERVE_TIMEOUT)
+    reply = await stream.receive(REPLY, RESERVE_TIMEOUT)
     if isinstance(reply, Full):
         raise StreamLost("all its reservations are taken")

@@ -25,7 +25,7 @@ from hivemind.proto import crypto_pb2
 
 _GREETING = (b"/multistream/1.0.0\n", b"/tls/1.0.0\n")
 _EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
-_PREFIX = b"libp2p-tls-handshake:"
+_SIGNED_PREFIX = b"libp2p-tls-handshake:"
 _INLINE = 42  # bytes of a public key that is its own id
 
 
@@ -37,14 +37,14 @@ class SignedKey:
     signature: bytes
 
 
-class Stranger(Exception):
+class NotLibp2p(Exception):
     """The side that answers is not a libp2p node."""
 
 
 async def who_answers(host: str, port: int, timeout: float) -> str:
     """The peer id (base58) of the node that listens there.
 
-    Raises ``OSError`` when nobody takes the connection, ``TimeoutError``, or :class:`Stranger`.
+    Raises ``OSError`` when nobody takes the connection, ``TimeoutError``, or :class:`NotLibp2p`.
     """
     async with asyncio.timeout(timeout):
         reader, writer = await asyncio.open_connection(host, port)
@@ -52,12 +52,12 @@ async def who_answers(host: str, port: int, timeout: float) -> str:
             writer.write(b"".join(bytes([len(line)]) + line for line in _GREETING))
             for line in _GREETING:
                 if await reader.readexactly(1 + len(line)) != bytes([len(line)]) + line:
-                    raise Stranger("it does not speak libp2p's TLS")
+                    raise NotLibp2p("it does not speak libp2p's TLS")
             await writer.start_tls(_context())
             session = writer.get_extra_info("ssl_object")
             return _peer_id(session.getpeercert(binary_form=True))
         except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
-            raise Stranger("it does not speak libp2p") from None
+            raise NotLibp2p("it does not speak libp2p") from None
         finally:
             writer.close()
             with contextlib.suppress(OSError, ssl.SSLError):  # it closes the connection, as we sent no certificate
@@ -73,7 +73,7 @@ def _context() -> ssl.SSLContext:
 
 
 def _peer_id(certificate: bytes | None) -> str:
-    """The id whose key has signed the certificate's. Raises :class:`Stranger` when none has."""
+    """The id whose key has signed the certificate's. Raises :class:`NotLibp2p` when none has."""
     try:
         parsed = x509.load_der_x509_certificate(certificate or b"")
         extension = parsed.extensions.get_extension_for_oid(_EXTENSION).value
@@ -81,9 +81,9 @@ def _peer_id(certificate: bytes | None) -> str:
         signed = asn1.decode_der(SignedKey, extension.value)
         key, signature = signed.public_key, signed.signature
         form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-        _verify(key, signature, _PREFIX + parsed.public_key().public_bytes(*form))
+        _verify(key, signature, _SIGNED_PREFIX + parsed.public_key().public_bytes(*form))
     except (ValueError, AssertionError, x509.ExtensionNotFound, InvalidSignature, UnsupportedAlgorithm):
-        raise Stranger("its certificate has no libp2p identity") from None
+        raise NotLibp2p("its certificate has no libp2p identity") from None
     hashed = b"\x00" + bytes([len(key)]) + key if len(key) <= _INLINE else b"\x12\x20" + hashlib.sha256(key).digest()
     return str(PeerID(hashed).to_base58())
 

@@ -17,7 +17,7 @@ from typing import Any
 from peer.errors import RunError
 from peer.replica.sharded.launch import Rank
 
-GATHER_TIMEOUT = 300.0  # seconds until all ranks are there: they load their libraries first
+RANKS_TIMEOUT = 300.0  # seconds until all ranks are there: they load their libraries first
 RANK_NUMBER_TIMEOUT = 10.0  # seconds for the number of a rank
 SEND_SECONDS = 60  # seconds for a rank to take a command in; a thread does nothing else
 RETRY_SECONDS = 0.05  # seconds
@@ -49,7 +49,7 @@ def gather(rank: Rank) -> tuple[int, dict[int, RankLine]]:
     """In rank 0: memory to share, as a file descriptor, and the lines to the other ranks."""
     memory = os.memfd_create("noloco-ranks")  # not /dev/shm, which is small in containers, and gone with the last rank
     lines: dict[int, RankLine] = {}
-    until = time.monotonic() + GATHER_TIMEOUT
+    until = time.monotonic() + RANKS_TIMEOUT
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(_name(rank))
         server.listen(rank.size)
@@ -59,7 +59,7 @@ def gather(rank: Rank) -> tuple[int, dict[int, RankLine]]:
                 link, _ = server.accept()
             except TimeoutError:
                 raise RunError(
-                    f"{len(lines) + 1} of {rank.size} ranks came in {GATHER_TIMEOUT:.0f} s; see their output"
+                    f"{len(lines) + 1} of {rank.size} ranks came in {RANKS_TIMEOUT:.0f} s; see their output"
                 ) from None
             link.settimeout(RANK_NUMBER_TIMEOUT)
             try:
@@ -76,7 +76,7 @@ def gather(rank: Rank) -> tuple[int, dict[int, RankLine]]:
 
 def join(rank: Rank) -> tuple[int, RankLine]:
     """In the other ranks: the shared memory and the line to rank 0."""
-    until = time.monotonic() + GATHER_TIMEOUT
+    until = time.monotonic() + RANKS_TIMEOUT
     while True:
         link = socket.socket(socket.AF_UNIX)
         try:
@@ -86,7 +86,7 @@ def join(rank: Rank) -> tuple[int, RankLine]:
             link.close()
             if time.monotonic() > until:
                 raise RunError(
-                    f"rank {rank.number}: rank 0 did not come in {GATHER_TIMEOUT:.0f} s; see its output"
+                    f"rank {rank.number}: rank 0 did not come in {RANKS_TIMEOUT:.0f} s; see its output"
                 ) from None
             time.sleep(RETRY_SECONDS)
     link.settimeout(RANK_NUMBER_TIMEOUT)

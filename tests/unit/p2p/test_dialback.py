@@ -14,8 +14,8 @@ from peer.p2p import identity
 from peer.p2p.addresses import for_record, is_circuit, is_private, owner_of, place_of, tcp_of, tcp_place, through
 from peer.p2p.daemon import Daemon
 from peer.p2p.reachability.decide import Reachability, decide
-from peer.p2p.reachability.dialback import ALL, EACH, PERIOD, Allowance, DialBack, Heard, ask
-from peer.p2p.reachability.tls_probe import Stranger, who_answers
+from peer.p2p.reachability.dialback import ALL, ALLOWANCE_PERIOD, EACH, Allowance, DialBack, Heard, ask
+from peer.p2p.reachability.tls_probe import NotLibp2p, who_answers
 from peer.p2p.stream import Stream
 
 T = TypeVar("T")
@@ -103,11 +103,11 @@ def test_nobody_asks_without_end() -> None:
     now = [0.0]
     allowance = Allowance(lambda: now[0])
     assert all(allowance.wait("one") == 0 for _ in range(EACH))
-    assert 0 < allowance.wait("one") <= PERIOD
+    assert 0 < allowance.wait("one") <= ALLOWANCE_PERIOD
     assert allowance.wait("two") == 0
     others = [allowance.wait(str(number)) for number in range(ALL)]
     assert others.count(0) == ALL - EACH - 1  # and not more, whoever asks
-    now[0] = PERIOD + 1
+    now[0] = ALLOWANCE_PERIOD + 1
     assert allowance.wait("one") == 0
 
 
@@ -150,7 +150,7 @@ def test_who_is_no_node_proves_nothing(said: bytes | None) -> None:
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             await who_answers("127.0.0.1", server.sockets[0].getsockname()[1], 1)
 
-    with pytest.raises(Stranger if said is not None else TimeoutError):
+    with pytest.raises(NotLibp2p if said is not None else TimeoutError):
         run(meet())
 
 

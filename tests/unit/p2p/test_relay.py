@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from peer.p2p.reachability import circuit_messages, relay
 from peer.p2p.reachability.relay import Relay
-from peer.p2p.reachability.reservations import Slots, try_slot
+from peer.p2p.reachability.reservations import Reservations, try_reservation
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ class Network:
     async def open(self, peer_id: str, protocol: str, addresses: object) -> Stream:
         """To the relay, as the holder."""
         near, far = await pair("relay", HOLDER)
-        assert protocol == relay.PROTOCOL
+        assert protocol == relay.RELAY_PROTOCOL
         self.tasks.append(asyncio.ensure_future(self.relay.hold(far)))
         return near
 
@@ -124,8 +124,8 @@ class Network:
         return near, status
 
 
-async def held(network: Network) -> Slots:
-    slots = Slots(network.open, ["/ip4/45.1.2.3/tcp/31337/p2p/QmRelay"])
+async def held(network: Network) -> Reservations:
+    slots = Reservations(network.open, ["/ip4/45.1.2.3/tcp/31337/p2p/QmRelay"])
     slots.start(lambda work: network.tasks.append(asyncio.ensure_future(work)))
     assert await slots.first(5)
     return slots
@@ -168,13 +168,13 @@ def test_nobody_is_called_who_holds_no_slot_or_does_not_want_to() -> None:
 
 def test_circuits_and_slots_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "CIRCUITS_EACH", 2)
-    monkeypatch.setattr(relay, "SLOTS", 0)
+    monkeypatch.setattr(relay, "RESERVATIONS", 0)
 
     async def talk() -> None:
         network = Network()
         with pytest.raises(StreamLost, match="taken"):
-            await try_slot(network.open, "/ip4/45.1.2.3/tcp/31337/p2p/QmRelay")
-        relay.SLOTS = 1
+            await try_reservation(network.open, "/ip4/45.1.2.3/tcp/31337/p2p/QmRelay")
+        relay.RESERVATIONS = 1
         await held(network)
         hops = [await network.hop() for _ in range(3)]
         assert [status for _, status in hops] == [
@@ -210,11 +210,11 @@ def test_a_slot_ends_with_its_stream_and_is_taken_again() -> None:
 
 
 def test_a_holder_that_falls_silent_loses_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "SILENCE", 0.2)
+    monkeypatch.setattr(relay, "RESERVATION_SILENCE", 0.2)
 
     async def talk() -> None:
         network = Network()
-        stream = await network.open("relay", relay.PROTOCOL, ())
+        stream = await network.open("relay", relay.RELAY_PROTOCOL, ())
         await stream.send(relay.Reserve(), 1)
         await asyncio.sleep(0.1)
         assert (await network.hop())[1] == circuit_messages.OK

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from peer.p2p.payload import DIGEST_BYTES, CorruptPart, fp32_parts, receive_fp32, send_parts
-from peer.p2p.stream import CHUNK, MESSAGE_CAP, BadMessage, Message, Stream, StreamLost
+from peer.p2p.stream import MESSAGE_CAP, WRITE_CHUNK, BadMessage, Message, Stream, StreamLost
 from peer.rounds.vectors import Vector
 from peer.swarm.pairing.messages import PROPOSAL, PROPOSAL_ANSWER
 from tests.unit.exchange.pair_harness import LoopThread, stream_pair
@@ -179,12 +179,12 @@ def test_a_slow_reader_is_waited_for_as_long_as_it_reads(thread: LoopThread) -> 
 
     async def talk() -> float:
         one, two = await stream_pair()
-        out = memoryview(bytearray(32 * CHUNK))
+        out = memoryview(bytearray(32 * WRITE_CHUNK))
 
         async def read() -> None:
-            for start in range(0, len(out), CHUNK):
+            for start in range(0, len(out), WRITE_CHUNK):
                 await asyncio.sleep(0.05)
-                await two.read_into(out[start : start + CHUNK], 1)
+                await two.read_into(out[start : start + WRITE_CHUNK], 1)
 
         began = time.monotonic()
         await asyncio.gather(one.write(bytes(len(out)), 0.8), read())

@@ -1,17 +1,23 @@
-"""Small files and functions that fit a screen."""
+"""The tree can be read from outside: few loose files, no crowded folder, one job a file, one meaning a name."""
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
-FILES = sorted([*(ROOT / "peer").rglob("*.py"), *(ROOT / "dht_bootstrap").rglob("*.py")])
+PRODUCT = sorted([*(ROOT / "peer").rglob("*.py"), *(ROOT / "dht_bootstrap").rglob("*.py")])
+FOLDERS = sorted({file.parent for file in [*PRODUCT, *(ROOT / "tests").rglob("*.py")]})
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("file", PRODUCT, ids=relative)
 def test_a_file_has_one_job_and_says_which(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     assert text.count("\n") <= 300
@@ -20,3 +26,33 @@ def test_a_file_has_one_job_and_says_which(file: Path) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
             assert node.end_lineno - node.lineno < 60, f"{node.name} is too long"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=relative)
+def test_a_folder_has_at_most_fifteen_modules(folder: Path) -> None:
+    assert len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) <= 15
+
+
+def test_peer_has_at_most_six_loose_files() -> None:
+    assert len(list((ROOT / "peer").glob("*.py"))) <= 6
+
+
+@pytest.mark.parametrize("kind", [ast.ClassDef, ast.Assign], ids=["class", "constant"])
+def test_a_name_has_one_meaning(kind: type[ast.stmt]) -> None:
+    """No public class and no constant of a module is defined in two files; each example is a program by itself."""
+    found = defaultdict(set)
+    for file in (it for it in PRODUCT if it.parent.name != "examples"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, kind):
+                for name in names(node):
+                    found[name].add(relative(file))
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}
+
+
+def names(node: ast.stmt) -> list[str]:
+    """Those that others can import."""
+    if isinstance(node, ast.ClassDef):
+        return [] if node.name.startswith("_") else [node.name]
+    assert isinstance(node, ast.Assign)
+    targets = [it for target in node.targets for it in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    return [it.id for it in targets if isinstance(it, ast.Name) and it.id.isupper() and not it.id.startswith("_")]
