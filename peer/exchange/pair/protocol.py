@@ -29,7 +29,6 @@ from peer.exchange.deadline import THREAD_GRACE, Deadline
 from peer.exchange.guard import Guard, Judgement
 from peer.exchange.pair.handshake import Unusable, exchange_headers, exchange_verdicts, share
 from peer.exchange.pair.wire import Identity
-from peer.exchange.tasks import together
 from peer.p2p.payload import CorruptPart, send_parts
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged
@@ -93,7 +92,7 @@ class PairProtocol:
                 stall = max(stall, PART_STEPS * (pace + header.pace))
             weight = share(header.tokens, group.tokens)
             transfer = Transfer(stream, judgement, header.codec, weight, stall)
-            fingerprint, _ = await together([receive(transfer), send_parts(stream, encode(transfer), stall)])
+            fingerprint = await both_ways(receive(transfer), send_parts(stream, encode(transfer), stall))
             return await exchange_verdicts(stream, judgement.verdict(fingerprint), stall)
 
         verdict = self._network.call(guarded(converse(), stream, limit), limit + THREAD_GRACE)
@@ -116,6 +115,22 @@ class PairProtocol:
             strange=judgement.strange,
             ahead=judgement.ahead,
         )
+
+
+async def both_ways(receiving: Coroutine[Any, Any, bytes], sending: Coroutine[Any, Any, None]) -> bytes:
+    """Run both at once; returns what ``receiving`` returns, and leaves nothing running.
+
+    A failed send does not end the receive: a partner that refuses this peer's parts closes the stream, and the parts
+    that it sent before must still be judged.
+    """
+    task = asyncio.ensure_future(sending)
+    try:
+        received = await receiving
+        await task
+        return received
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def guarded(swap: Coroutine[Any, Any, Verdict], stream: Stream, limit: float) -> Verdict:

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from peer.config.schema import CodecName
+from peer.exchange.pair.handshake import Unusable
+from peer.exchange.pair.protocol import both_ways
 from peer.exchange.pair.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement
 from peer.p2p.payload import fp32_parts, receive_fp32, send_parts
-from peer.p2p.stream import Stream
+from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.contribution import Averaged
-from peer.rounds.types import Group, Link, Outcome
+from peer.rounds.types import Group, Link, Outcome, Reason
 from peer.rounds.vectors import PART, Vector
 from tests.unit.exchange.pair_harness import FAST, LoopThread, identity, pair_exchange, stream_pair
 
@@ -182,3 +184,17 @@ def test_another_codec_is_refused_by_name(thread: LoopThread) -> None:
     averaged = swap(thread, partner)
     assert averaged.outcome is Outcome.REFUSED
     assert averaged.detail == "codec is int4 there and none here"
+
+
+def test_parts_that_have_arrived_are_judged_although_the_partner_has_closed_the_stream() -> None:
+    """A partner that refuses us first closes the stream; the reason that this peer finds itself must not get lost."""
+
+    async def receiving() -> bytes:
+        await asyncio.sleep(0.01)
+        raise Unusable(Outcome.POISONED, "far", Reason.FAR)
+
+    async def sending() -> None:
+        raise StreamLost("closed")
+
+    with pytest.raises(Unusable):
+        asyncio.run(both_ways(receiving(), sending()))

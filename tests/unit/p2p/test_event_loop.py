@@ -23,7 +23,7 @@ async def work():
         await asyncio.sleep(0.1)
     return "done"
 
-print(LoopThread().call(work(), 3.0), flush=True)
+print(LoopThread().call(work(), 6.0), flush=True)  # a freeze costs two of them, the work one
 """
 
 
@@ -58,7 +58,7 @@ def test_a_process_that_was_frozen_for_longer_than_its_deadline_goes_on() -> Non
         try:
             assert process.stdout.readline() == "begun\n"
             process.send_signal(signal.SIGSTOP)
-            time.sleep(5)
+            time.sleep(8)
             process.send_signal(signal.SIGCONT)
             assert process.stdout.readline() == "done\n"
         finally:
