@@ -38,6 +38,7 @@ class AllReduceExchange(GroupProtocol[Contribution]):
         mine, reduced = slices[me], asyncio.Event()
         copy_own(_Slice(own, borders[me], borders[me + 1]), mine)
         own_norm = math.sqrt(_square(mine))
+        streams.require(math.isfinite(own_norm), me, Outcome.POISONED, "the contribution of {} is not finite")
         norms: dict[int, float] = {}
         order = turns(own.numel * mine.element_size() // count)
 
@@ -49,9 +50,9 @@ class AllReduceExchange(GroupProtocol[Contribution]):
                 await stream.send(Vector(mine), order, ready=reduced)
 
             async def inward() -> None:
-                norms[place] = await _add(stream, mine, stall)
-                finite = math.isfinite(norms[place])
-                streams.require(finite, place, Outcome.POISONED, "the contribution of {} is not finite")
+                norm = await _add(stream, mine, stall)
+                streams.require(math.isfinite(norm), place, Outcome.POISONED, "the contribution of {} is not finite")
+                norms[place] = norm  # after the check: another member's coroutine judges as soon as all are there
                 stream.received()
                 if len(norms) == count - 1:
                     _judge(norms, own_norm, streams, self._settings.max_norm_ratio)

@@ -96,7 +96,8 @@ def test_poison_is_used_by_nobody_and_the_culprit_is_named(poison: float, place:
     assert set(outcomes(results)) == {Outcome.POISONED}, [it.detail for it in results if it]
     for number, it in enumerate(results):
         assert it is not None
-        assert it.culprit == "abcd"[place]
+        assert it.culprit == "abcd"[place], it.detail
+        assert math.isfinite(poison) or it.detail.endswith("is not finite")
         assert torch.equal(torch.nan_to_num(it.mean), torch.nan_to_num(tensors[number])), (
             "its own, and nothing of others"
         )
