@@ -1,8 +1,6 @@
-"""What two peers say to agree on a meeting.
+"""The messages by which two peers agree on a meeting.
 
-    proposer: Propose      proposed to: Accept | Decline      at its boundary each side: PartnerReady
-
-Next station: proposals.py, which decides whom to ask and what to answer.
+proposer: Propose      other peer: Accept | Decline      at its boundary each side: PartnerReady
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from peer.p2p.stream import Message
 from peer.rounds.state import Root
-from peer.swarm.messages import Decline, Seconds
+from peer.swarm.context import Decline, Seconds
 
 
 class Propose(Message):
@@ -36,7 +34,7 @@ class Accept(Message):
 
 
 class PartnerReady(Message):
-    """I stand at the boundary."""
+    """I am at the boundary."""
 
     kind: Literal["ready"] = "ready"
 
