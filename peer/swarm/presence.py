@@ -123,12 +123,12 @@ class Presence:
     def settle(self, divergent: Collection[str], *, taken: bool) -> None:
         """This peer has ``taken`` the weights of others, or could not get them."""
         self._divergence.clear()
-        self._taken += taken
-        self._failed_takes = 0 if taken else self._failed_takes + 1
-        pause = RETRY_ROUNDS * 2 ** min(self._failed_takes, RETRY_DOUBLINGS)
-        self._joins_from = 0 if taken else self._counters.round + pause
         if not taken:
+            self._failed_takes += 1
+            self._joins_from = self._counters.round + RETRY_ROUNDS * 2 ** min(self._failed_takes, RETRY_DOUBLINGS)
             return
+        self._taken += 1
+        self._failed_takes = self._joins_from = 0
         self._forgive(divergent)
         with contextlib.suppress(TimeoutError, RunError):
             self._members.announce()  # the others may meet this peer again
@@ -226,7 +226,7 @@ class Presence:
             round=self._counters.round,
             tokens_per_second=vitals.tokens_per_second,
             metrics=self._metrics_address,
-            report=vitals.report.model_copy(update={"members": self.size}),
+            report=vitals.report,
             root=self.origin.root,
             taken=self._taken,
         )

@@ -43,7 +43,7 @@ class Members:
         self._node.call(self._store(self._describe()), 2 * RPC_TIMEOUT)
 
     def leave(self) -> None:
-        """Withdraw this peer's record: nobody looks for it any more."""
+        """Withdraw this peer's record, so that no member looks for it."""
         gone = self._describe().model_copy(update={"state": "left"})
         self._node.call(self._store(gone), 2 * RPC_TIMEOUT)
 

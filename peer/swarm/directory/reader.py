@@ -122,7 +122,7 @@ class Onlooker:
         """
         fresh = sorted(await self._runs() - self._readers.keys())
         room = min(max(0, WATCHED_RUNS - len(self._readers)), len(fresh))
-        # anybody can write names: a random choice keeps one writer from displacing the others for long
+        # any peer can write names: a random choice keeps one writer from displacing the others for long
         for run in random.sample(fresh, room):
             self._readers[run] = Reader(self._node, run)
         for reader in self._readers.values():

@@ -101,7 +101,8 @@ class GroupLeader:
                 if own != reference:
                     self._gathering = False
                     self._spawn(self._keep_waiting(me))
-                    return Group(round, behind=self._holder(reference))
+                    held = (it.seat for it in self._joined.values() if it.ready and it.ready.lineage == reference)
+                    return Group(round, behind=next(held))
                 await self._update(me, outdated_members)
                 continue
             if self._due_to_tell():
@@ -183,9 +184,6 @@ class GroupLeader:
         reference = max(held, key=lambda lineage: (lineage.contributions, held[lineage], lineage.digest))
         outdated_members = [it for it in self._joined.values() if it.ready and it.ready.lineage != reference]
         return (reference, outdated_members) if outdated_members or own != reference else None
-
-    def _holder(self, lineage: Lineage) -> Seat:
-        return next(it.seat for it in self._joined.values() if it.ready and it.ready.lineage == lineage)
 
     async def _update(self, donor: Seat, outdated_members: list[JoinedMember]) -> None:
         """Tell them to take the state of ``donor``, which has the right slow weights, and wait for them."""

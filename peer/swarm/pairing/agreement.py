@@ -1,17 +1,53 @@
-"""The one meeting that a peer has agreed on, watched until its boundary."""
+"""The messages by which two peers agree on a meeting, and the one meeting that a peer has agreed on.
+
+proposer: Propose      other peer: Accept | Decline      at its boundary each side: PartnerReady
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
 
 from peer.logs import fields, get_logger
-from peer.p2p.stream import BadMessage, Stream, StreamLost
-from peer.swarm.context import SwarmContext
-from peer.swarm.pairing.messages import PARTNER_READY, Accept, Propose
+from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
+from peer.rounds.state import Root
+from peer.swarm.context import Decline, Seconds, SwarmContext
 
 log = get_logger("rendezvous")
+
+
+class Propose(Message):
+    """Shall we meet at your next boundary and mine?"""
+
+    kind: Literal["propose"] = "propose"
+    name: Annotated[str, Field(max_length=64)]
+    round: Annotated[int, Field(ge=0)]
+    eta: Seconds  # until the proposer's boundary
+    phase: Seconds  # length of the proposer's inner phase
+    root: Root = ""
+
+
+class Accept(Message):
+    """Yes; both are committed now."""
+
+    kind: Literal["accept"] = "accept"
+    eta: Seconds
+    root: Root = ""
+
+
+class PartnerReady(Message):
+    """I am at the boundary."""
+
+    kind: Literal["ready"] = "ready"
+
+
+PROPOSAL: TypeAdapter[Propose] = TypeAdapter(Propose)
+PROPOSAL_ANSWER: TypeAdapter[Accept | Decline] = TypeAdapter(Annotated[Accept | Decline, Field(discriminator="kind")])
+PARTNER_READY: TypeAdapter[PartnerReady] = TypeAdapter(PartnerReady)
 
 
 @dataclass(eq=False)

@@ -17,8 +17,7 @@ from peer.rounds.pairing_rule import AT_BOUNDARY, NEVER, OPENS, PROPOSAL_PAUSE, 
 from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.healing.late_join import Origin
-from peer.swarm.pairing.agreement import Agreement
-from peer.swarm.pairing.messages import PROPOSAL, PROPOSAL_ANSWER, Accept, Propose
+from peer.swarm.pairing.agreement import PROPOSAL, PROPOSAL_ANSWER, Accept, Agreement, Propose
 
 log = get_logger("rendezvous")
 
@@ -160,7 +159,7 @@ class Proposals:
         if self._context.backoff.avoided(remote):
             return Decline(reason="sent what could not be used")
         if self._asking and not (self._asking == remote and self._node.peer_id > remote):
-            return Decline(reason="is asking somebody")
+            return Decline(reason="has an open proposal")
         if not near(eta, proposal.eta, phase, proposal.phase, self._settings.window):
             return Decline(reason="boundaries too far apart")
         return None

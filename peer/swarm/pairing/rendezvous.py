@@ -22,8 +22,7 @@ from peer.rounds.backoff import BACKOFF_PHASES
 from peer.rounds.types import Group, Link
 from peer.swarm.context import Matching, SwarmContext
 from peer.swarm.healing.late_join import Origin
-from peer.swarm.pairing.agreement import Agreement, Meeting
-from peer.swarm.pairing.messages import PartnerReady
+from peer.swarm.pairing.agreement import Agreement, Meeting, PartnerReady
 from peer.swarm.pairing.proposals import MEET_PROTOCOL, MEET_TIMEOUT, Proposals
 
 log = get_logger("rendezvous")
@@ -51,7 +50,7 @@ class PairMatching(Matching):
         self._node.spawn(self._proposals.seek())
 
     def group_for(self, round: int, after: int | None = None) -> Group:
-        """The partner that is at this boundary too, or nobody. Never waits longer than announced."""
+        """The partner that is at this boundary too, or none. Never waits longer than announced."""
         self._agreement.round = round
         phase = self._boundary.phase or 0.0
         linger = 0.0 if after is None else LINGER_PHASES * phase

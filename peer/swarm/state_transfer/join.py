@@ -58,8 +58,7 @@ def take_state(
     Raises :class:`UserError` when the swarm trains another configuration, :class:`RunError` when no donor gives its
     state.
     """
-    partial = PartialState(room)
-    search, deadline = _DonorSearch(node, members, partial, stopped), _JoinDeadline(timeout)
+    search = _DonorSearch(node, members, PartialState(room), timeout, stopped)
     while True:
         present = members.refresh_all()
         # a member with another configuration must not block the join; when all have another, the user must learn it
@@ -74,50 +73,46 @@ def take_state(
         state = search.ask(donors, reached)
         if state is not None or stopped():
             return state
-        if deadline.passed(partial.have, busy=search.busy):
+        if search.expired():
             why = "; ".join(search.reasons)[:300]
             raise RunError(f"no member gave its weights ({why}); try again, or look at their logs")
         time.sleep(ASK_ALL_PAUSE)
 
 
-class _JoinDeadline:
-    """How long a newcomer tries: as long as parts arrive or donors are busy, within bounds."""
-
-    def __init__(self, timeout: float) -> None:
-        now = time.monotonic()
-        self._timeout, self._deadline, self._end = timeout, now + timeout, now + LONGEST_JOIN
-        self._most, self._said = 0, float("-inf")
-
-    def passed(self, have: int, *, busy: bool) -> bool:
-        """Is it time to give up? ``have``: parts so far. ``busy``: a donor serves other newcomers at the moment."""
-        now, more = time.monotonic(), have > self._most
-        self._most = max(self._most, have)
-        if self._timeout and (busy or more):
-            self._deadline = min(now + self._timeout, self._end)
-            if busy and now - self._said > WAIT_LOG_PERIOD:
-                log.info("waiting for weights: the donors serve other newcomers")
-                self._said = now
-        return now >= self._deadline
-
-
 class _DonorSearch:
     """Asks donors one after the other. ``reasons``: why none gave its state in the last :meth:`ask`."""
 
-    def __init__(self, node: MemberNode, members: Members, partial: PartialState, stopped: Callable[[], bool]) -> None:
-        self._node, self._members = node, members
-        self._partial, self._stopped = partial, stopped
-        self._slow = 0
+    def __init__(
+        self, node: MemberNode, members: Members, partial: PartialState, timeout: float, stopped: Callable[[], bool]
+    ) -> None:
+        self._node, self._members, self._partial, self._stopped = node, members, partial, stopped
+        now = time.monotonic()
+        self._timeout, self._deadline, self._end = timeout, now + timeout, now + LONGEST_JOIN
+        self._slow, self._most, self._logged = 0, 0, float("-inf")
         self.reasons: list[str] = []
-        self.busy = False
+        self._busy = False
+
+    def expired(self) -> bool:
+        """Is it time to give up? Not while parts arrive or donors are busy, within bounds."""
+        now, more = time.monotonic(), self._partial.have > self._most
+        self._most = max(self._most, self._partial.have)
+        if self._timeout and (self._busy or more):
+            self._deadline = min(now + self._timeout, self._end)
+            if self._busy and now - self._logged > WAIT_LOG_PERIOD:
+                log.info("waiting for weights: the donors serve other newcomers")
+                self._logged = now
+        return now >= self._deadline
 
     def ask(self, donors: Sequence[MemberRecord], reached: int) -> State | None:
         """The state of the first donor that gives it; ``None`` when none does or this peer was stopped."""
-        self.reasons, self.busy = [], False
+        self.reasons, self._busy = [], False
         asked = deque((record, reached if place < CHOOSY_REQUESTS else 0) for place, record in enumerate(donors))
         while asked and not self._stopped():
             record, least = asked.popleft()
+            part_limit = PART_LIMIT if asked and self._slow < SLOW_DONORS else TRANSFER_LIMIT
+            work = download(self._node, record, self._partial, least, part_limit)
             try:
-                return self._one(record, least, PART_LIMIT if asked and self._slow < SLOW_DONORS else TRANSFER_LIMIT)
+                return self._node.call(_until_stopped(work, self._stopped), TRANSFER_LIMIT + STATE_TIMEOUT)
             except DonorBehind:
                 asked.append((record, 0))  # later with no such demand: records are some seconds old
             except DonorSlow:
@@ -125,7 +120,7 @@ class _DonorSearch:
                 asked.append((record, least))
                 log.info("donor is slow, asking others: %s", fields(peer=record.name, parts=self._partial.have))
             except DonorBusy as error:
-                self.busy = True
+                self._busy = True
                 self.reasons.append(f"{record.name}: {error}")
             except (StreamLost, BadMessage, TimeoutError) as error:
                 self.reasons.append(f"{record.name}: {str(error) or 'does not answer'}")
@@ -133,10 +128,6 @@ class _DonorSearch:
                 log.warning("donor failed: %s", what)
                 self._members.forget(record.peer_id)
         return None
-
-    def _one(self, record: MemberRecord, least: int, part_limit: float) -> State | None:
-        work = download(self._node, record, self._partial, least, part_limit)
-        return self._node.call(_until_stopped(work, self._stopped), TRANSFER_LIMIT + STATE_TIMEOUT)
 
 
 async def _until_stopped(work: Coroutine[Any, Any, State], stopped: Callable[[], bool]) -> State | None:
