@@ -9,7 +9,7 @@ import time
 from dht_bootstrap.history import RunHistory
 from peer.logs import get_logger
 from peer.p2p.node import Node
-from peer.swarm.directory.observer import Onlooker
+from peer.swarm.directory.reader import Onlooker
 
 log = get_logger("watch")
 READ_PERIOD = 2.0  # seconds

@@ -18,8 +18,7 @@ from rich.text import Text
 from peer.errors import RunError, UserError
 from peer.p2p.guest import guest_node
 from peer.p2p.node import Node, NodeSettings
-from peer.swarm.directory.observer import Onlooker
-from peer.swarm.directory.reader import Entry
+from peer.swarm.directory.reader import Entry, Onlooker
 from peer.swarm.directory.records import LIFETIME, MemberRecord
 
 RunEntries = dict[str, Mapping[str, Entry]]

@@ -1,20 +1,75 @@
-"""What matching a peer with others rests on, in pairs as in groups."""
+"""What pairing and grouping have in common: their interface, the time of the next boundary, what they read."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field
 
 from peer.p2p.greeting import MemberNode
+from peer.p2p.stream import Message
 from peer.process import LoopContext
 from peer.rounds.backoff import PeerBackoff
 from peer.rounds.lineage import Lineage
-from peer.swarm.boundary import BoundaryClock
+from peer.rounds.progress import Progress
+from peer.rounds.types import Group
 from peer.swarm.directory.directory import Members
+
+Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
+
+
+class Decline(Message):
+    """No, not now."""
+
+    kind: Literal["decline"] = "decline"
+    reason: Annotated[str, Field(max_length=200)]
+
+
+class BoundaryClock:
+    """When this peer reaches its next boundary, as it tells others. Belongs to the network thread."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.here = False
+        self._left_phase = 0  # the inner phase whose boundary is over
+
+    @contextmanager
+    def at_end_of(self, phase: int) -> Iterator[None]:
+        """While this peer is at the boundary that ends inner phase number ``phase``."""
+        self.here = True
+        try:
+            yield
+        finally:
+            self._left_phase = phase
+            self.here = False
+
+    @property
+    def between(self) -> bool:
+        """A boundary is over and the next inner phase has not begun: its end is not known yet."""
+        return self.number == self._left_phase
+
+    @property
+    def number(self) -> int:
+        """Number of the inner phase that runs, or that has ended last."""
+        return self._progress.phases
+
+    @property
+    def phase(self) -> float | None:
+        """Expected seconds of a whole inner phase; ``None`` before the first step."""
+        return self._progress.phase_seconds
+
+    def eta(self) -> float | None:
+        """Seconds until the boundary of the next meeting; ``None`` before the first step."""
+        if self.here:
+            return 0.0
+        return self.phase if self.between else self._progress.eta()
 
 
 class OwnCounters(Protocol):
-    """How far this peer is: written by the thread that trains, read by all."""
+    """How far this peer is. The training thread writes it; all threads read it."""
 
     round: int
     lineage: Lineage
@@ -22,7 +77,7 @@ class OwnCounters(Protocol):
 
 @dataclass(frozen=True)
 class SwarmContext:
-    """The network, who is there, how far this peer is, and who is left out for a while."""
+    """The network, the members, this peer's progress, and the members that are left out for a while."""
 
     node: MemberNode
     members: Members
@@ -35,3 +90,22 @@ class SwarmContext:
     def stopping(self) -> bool:
         """This peer was asked to stop."""
         return self.loop.stop.requested
+
+
+class Matching:
+    """Finds the group of each boundary. This class is for methods that average with nobody."""
+
+    joins_late = False  # a peer that trained apart from its swarm takes the swarm's weights before it meets a member
+
+    def start(self, round: int) -> None:
+        """Look for others and answer them, for the boundary that ends ``round``."""
+
+    def group_for(self, round: int, after: int | None = None) -> Group:
+        """The group that averages at the boundary that ends ``round``.
+
+        ``after``: number of the inner phase that has ended, when the next one runs at the same time (pairs only).
+        """
+        return Group(round)
+
+    def avoid(self, peer_id: str, *, offence: bool) -> None:
+        """A round failed because of this member: leave it out for a while. ``offence``: it sent unusable data."""

@@ -1,4 +1,4 @@
-"""A peer's whole presence in the swarm, as the trainer sees it: join, be found, meet, leave."""
+"""The swarm as the trainer sees it: join, be found, meet, leave."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
 from peer.p2p.greeting import MemberNode
+from peer.p2p.node import OPEN_TIMEOUT
 from peer.process import LoopContext
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import State
 from peer.rounds.types import Group, Grouping, Outcome, Seat
-from peer.swarm.boundary import BoundaryClock
-from peer.swarm.context import OwnCounters, SwarmContext
+from peer.swarm.context import BoundaryClock, Matching, OwnCounters, SwarmContext
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
 from peer.swarm.directory.records import NO_REPORT, MemberRecord, Report
@@ -27,21 +27,20 @@ from peer.swarm.grouping.gathering import GroupMatching
 from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT
 from peer.swarm.healing.divergence import DivergenceTracker
 from peer.swarm.healing.late_join import Origin
-from peer.swarm.matching import Matching
 from peer.swarm.pairing.rendezvous import PairMatching
-from peer.swarm.state_transfer.donor import start_serving
+from peer.swarm.state_transfer.donor import STATE_PROTOCOL, Donor
 from peer.swarm.state_transfer.download import download_state
 from peer.swarm.state_transfer.join import take_state
 
 log = get_logger("presence")
 
-RETRY_ROUNDS = 2  # until weights are asked for again that could not be had; twice as many each time
+RETRY_ROUNDS = 2  # rounds until a peer that could not get weights asks again; twice as many after each failure
 RETRY_DOUBLINGS = 6
-START_PERIOD = 0.5  # seconds between two looks at who has come
+START_PERIOD = 0.5  # seconds between two reads of the directory while others are awaited
 
 
 class Vitals(NamedTuple):
-    """What other peers do not act on: people read it in this peer's record."""
+    """The part of this peer's record that is for people; other peers do not act on it."""
 
     step: int
     tokens_per_second: float
@@ -49,7 +48,7 @@ class Vitals(NamedTuple):
 
 
 class Presence:
-    """One per process. ``grouping`` and ``equal_replicas`` are the method's."""
+    """One per process. ``grouping`` and ``equal_replicas`` are properties of the method."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class Presence:
         self._announced = self._waits = False
 
     def require_alone(self) -> None:
-        """Raises :class:`UserError` when another process is alive with this peer's identity."""
+        """Raises :class:`UserError` when another live process has this peer's identity."""
         other = self._node.call(duplicate_of(self._node, self._node.member.run), DUPLICATE_TIMEOUT)
         if other is not None:
             raise UserError(
@@ -95,7 +94,7 @@ class Presence:
         among: Collection[str] = (),
         without: Collection[str] = (),
     ) -> State | None:
-        """The verified state of a member beyond round ``above``; ``None`` when there is none: :func:`take_state`."""
+        """The verified state of a member beyond round ``above``, or ``None``: see :func:`take_state`."""
         return take_state(
             *(self._node, self._members, room, timeout),
             above=above,
@@ -106,65 +105,65 @@ class Presence:
         )
 
     def late(self, *, judged: bool) -> bool:
-        """There are others that are further, whose weights must be taken before they are met: late_join.py."""
-        own, others = self._counters.round, [(it.round, it.root) for it in self.others()]
+        """This peer must take the weights of members that are further before it meets them: late_join.py."""
+        own = self._counters.round
         if not self._matching.joins_late or own < self._joins_from:
             return False
-        return self.origin.late_to(own, others, judged=judged)
+        return self.origin.late_to(own, [(it.round, it.root) for it in self.others()], judged=judged)
 
     def diverged_from(self) -> list[str]:
-        """Ids of those of whom one's weights must be taken, as they have nothing in common with ours: divergence.py.
+        """Ids of members that have nothing in common with this peer and whose weights it must take: divergence.py.
 
-        Divergent peers that have taken the weights of our part are met again.
+        Divergent peers that have taken the weights of this peer's part are met again.
         """
         others = self.others()
         self._forgive(self._divergence.replaced(others))
         return self._divergence.larger_part(self._node.peer_id, self._counters.round, others)
 
     def settle(self, divergent: Collection[str], *, taken: bool) -> None:
-        """This peer's weights were replaced by those of others (``taken``), or these could not be had."""
+        """This peer has ``taken`` the weights of others, or could not get them."""
         self._divergence.clear()
-        self._taken += taken
-        self._failed_takes = 0 if taken else self._failed_takes + 1
-        pause = RETRY_ROUNDS * 2 ** min(self._failed_takes, RETRY_DOUBLINGS)
-        self._joins_from = 0 if taken else self._counters.round + pause
         if not taken:
+            self._failed_takes += 1
+            self._joins_from = self._counters.round + RETRY_ROUNDS * 2 ** min(self._failed_takes, RETRY_DOUBLINGS)
             return
+        self._taken += 1
+        self._failed_takes = self._joins_from = 0
         self._forgive(divergent)
         with contextlib.suppress(TimeoutError, RunError):
-            self._members.announce()  # that they may meet us again
+            self._members.announce()  # the others may meet this peer again
 
     def _forgive(self, peers: Collection[str]) -> None:
         for peer_id in peers:
             self._context.backoff.forgive(peer_id)
 
     def others(self, *, since: float = 0.0) -> list[MemberRecord]:
-        """Live members of this configuration, by records that were written after ``since`` (unix seconds)."""
+        """Live members of this configuration whose records were written after ``since`` (unix seconds)."""
         return [record for record in self._members.live(since=since) if record.config == self._node.member.config]
 
     def enter(self, snapshot: Callable[[], State], round: int, *, waits: bool = False) -> None:
-        """Be found from now on: serve newcomers, announce, and meet partners. ``waits``: others are awaited first."""
+        """Be found from now on: serve newcomers, announce, meet partners. ``waits``: :meth:`await_others` follows."""
         self._waits = waits
-        start_serving(self._node, snapshot)
+        self._node.call(self._node.serve_members(STATE_PROTOCOL, Donor(snapshot).serve), OPEN_TIMEOUT)
         self._members.start()
         self._announced = True
         self._matching.start(round)
 
     def await_others(self, count: int, seconds: float) -> None:
-        """Let a swarm begin together: return when ``count`` members are there, when one trains already, or in time."""
+        """Return when ``count`` members are there, when one of them trains already, or after ``seconds``."""
         log.info("waiting for others: %s", fields(of=count, seconds=seconds))
         self._wait(count, time.monotonic() + seconds)
         self._waits = False
         with contextlib.suppress(TimeoutError, RunError):
-            self._members.announce()  # whoever came last waits for it
+            self._members.announce()  # the last newcomer waits for it
 
     def _wait(self, count: int, until: float) -> None:
         began = time.time()
         while not self._context.stopping:
-            with contextlib.suppress(TimeoutError, RunError):  # the directory may answer next time
+            with contextlib.suppress(TimeoutError, RunError):  # the directory may answer the next time
                 self._members.announce()
                 self._members.refresh_all()
-            others = self.others(since=began)  # an older record may be of one that was killed
+            others = self.others(since=began)  # an older record may be that of a killed peer
             if len(others) + 1 >= count or any(record.state == "training" for record in others):
                 return
             if time.monotonic() > until:
@@ -172,16 +171,12 @@ class Presence:
                 return
             time.sleep(START_PERIOD)
 
-    def group_for(self, round: int) -> Group:
-        """Who averages with this peer at the boundary that ends ``round``."""
-        return self._matching.group_for(round)
-
-    def group_beside(self, round: int, phase: int) -> Group:
-        """As :meth:`group_for` for a method of pairs, while the inner steps after inner phase ``phase`` go on."""
-        return self._matching.group_for(round, phase)
+    def group_for(self, round: int, after: int | None = None) -> Group:
+        """The group that averages at the boundary that ends ``round``: see :meth:`Matching.group_for`."""
+        return self._matching.group_for(round, after)
 
     def ended(self, averaged: Averaged) -> None:
-        """A round's exchange: leave out for a while by whom it failed, and remember whose weights have diverged."""
+        """A round's exchange has ended: avoid the peer that made it fail, and note a partner with divergent weights."""
         self.avoid(averaged.culprit, averaged.outcome)
         partner, merged = averaged.partner_id, averaged.outcome is Outcome.MERGED
         if partner and (merged or averaged.strange):
@@ -189,17 +184,17 @@ class Presence:
             self._divergence.note(partner, divergent=not merged, ahead=averaged.ahead, taken=taken)
 
     def avoid(self, peer_id: str, outcome: Outcome) -> None:
-        """A round has failed by this member: leave it out for a while."""
+        """A round failed because of this member: leave it out for a while."""
         if peer_id not in ("", self._node.peer_id):
             self._matching.avoid(peer_id, offence=outcome is not Outcome.TIMEOUT)
 
     def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:
-        """The verified state of a member of the group, or ``None``; fills ``room``."""
+        """The verified state of a member of the group in ``room``, or ``None``."""
         return download_state(self._node, donor, room, CATCH_UP_TIMEOUT)
 
     @property
     def peer_id(self) -> str:
-        """This peer's own."""
+        """This peer's id."""
         return self._node.peer_id
 
     @property
@@ -209,7 +204,7 @@ class Presence:
 
     @property
     def failure(self) -> str:
-        """Why the network is gone; empty while it works."""
+        """Why the network has failed; empty while it works."""
         return self._node.failure
 
     def leave(self) -> None:
@@ -231,7 +226,7 @@ class Presence:
             round=self._counters.round,
             tokens_per_second=vitals.tokens_per_second,
             metrics=self._metrics_address,
-            report=vitals.report.model_copy(update={"members": self.size}),
+            report=vitals.report,
             root=self.origin.root,
             taken=self._taken,
         )

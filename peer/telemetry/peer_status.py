@@ -45,8 +45,8 @@ class PeerStatus:
         elif averaged.reason is not None:
             self._refused = self._refused + Counter(averaged.partners[:1])
 
-    def report(self, totals: Mapping[str, float]) -> Report:
-        """As it goes into the record; ``totals`` are the seconds of each phase."""
+    def report(self, totals: Mapping[str, float], members: int) -> Report:
+        """As it goes into the record; ``totals`` are the seconds of each phase, ``members`` the live ones."""
         merged_at = self._merged_at
         return Report(
             version=__version__[:24],
@@ -54,6 +54,7 @@ class PeerStatus:
             train_loss=self._train_loss,
             val_loss=self._val_loss,
             seconds=round(sum(totals.values()), 2),
+            members=members,
             idle_seconds=round(sum(totals[phase] for phase in IDLE_PHASES), 2),
             partners=tuple(name[:64] for name in self._partners[:SHOWN]),
             merges=self._merges,

@@ -93,7 +93,7 @@ class Overlapped(Boundary):
         round = self.counters.round - 1
 
         def meet() -> Group:
-            return replace(self.presence.group_beside(round, ended.number), tokens=ended.tokens)
+            return replace(self.presence.group_for(round, ended.number), tokens=ended.tokens)
 
         mailbox = self.exchange.start(self.context.progress.step_seconds, meet)
         self._swap = SwapUnderWay(mailbox, self.reached(ended.inner))

@@ -30,13 +30,13 @@ from peer.config import load as settings
 from peer.config.digest import canonical, digest
 from peer.data.corpus import load as load_text
 from peer.exchange.pair.wire import layout_digest
-from peer.p2p.greeting import MemberIdentity
-from peer.p2p.node import Node
+from peer.p2p.greeting import MemberIdentity, MemberNode
+from peer.p2p.node import OPEN_TIMEOUT
 from peer.process import LoopContext
 from peer.rounds.types import Seat
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.state_transfer.donor import start_serving
+from peer.swarm.state_transfer.donor import STATE_PROTOCOL, Donor
 from peer.swarm.state_transfer.download import download_state
 from peer.training import replica
 from peer.training.state import PeerState
@@ -57,7 +57,7 @@ SETS = (
 class Side:
     """The store's or the newcomer's process."""
 
-    node: Node
+    node: MemberNode
     state: PeerState
 
     @classmethod
@@ -77,7 +77,7 @@ class Side:
 
     def serve(self, until: float) -> None:
         """Print where the state is served, and serve it."""
-        start_serving(self.node, self.state.snapshot)
+        self.node.call(self.node.serve_members(STATE_PROTOCOL, Donor(self.state.snapshot).serve), OPEN_TIMEOUT)
         print(self.node.addresses[0], flush=True)
         time.sleep(max(0.0, until - time.monotonic()))
 

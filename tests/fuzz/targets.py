@@ -51,7 +51,7 @@ from peer.swarm.directory import records
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.grouping import messages as grouping
-from peer.swarm.pairing import messages as pairing
+from peer.swarm.pairing import agreement as pairing
 from peer.swarm.state_transfer import donor
 
 SECONDS = 1.0

@@ -1,4 +1,4 @@
-"""The directory of members in the DHT: records.py, buckets.py, reader.py, directory.py; observer.py for onlookers.
+"""The directory of members in the DHT. Reading order: records.py, buckets.py, reader.py, directory.py.
 
-It knows the DHT and nothing of what members do with one another; duplicate_identity.py looks for copied keys in it.
+It knows the DHT, not what members do with one another. duplicate_identity.py looks for copied keys in it.
 """

@@ -1,9 +1,9 @@
 """Which buckets of the directory a peer writes and which it reads. Pure: no network, no clock.
 
-At level L the directory has 2^L buckets, and a peer's is named by the first L bits of the hash of its id. Peers use
-the level at which a bucket has about ``TARGET`` members, so a peer's traffic does not grow with the swarm. They
-estimate the swarm's size, each for itself, from how full the buckets are that they read; because these estimates
-differ a little, everybody writes to the level below and to the one above its estimate and reads at the nearer one.
+At level L the directory has 2^L buckets. The first L bits of the hash of a peer's id name its bucket. Peers use the
+level at which a bucket has about ``TARGET`` members, so a peer's traffic does not grow with the swarm. Each peer
+estimates the swarm's size from the number of records in the buckets that it reads. These estimates differ a little: so
+a peer writes to the levels below and above its estimate and reads at the nearer one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ TARGET = 24  # members in a bucket
 DEEPEST = 20
 READS = 3  # buckets a period
 WELCOME = 8  # buckets that a newcomer reads
-NEAR_LOOKS = 4  # periods between two looks at the levels beside one's own
+NEAR_LOOKS = 4  # periods between two looks at the neighbouring levels
 WIDE_LOOKS = 48  # between two looks at all levels
 SIZE_SMOOTHING = 0.3
-SETTLED_OCTAVES = 0.2  # octaves between what is believed and what was found
+SETTLED_OCTAVES = 0.2  # octaves between the estimate and what was found, once the size is known
 
 
 class Bucket(NamedTuple):
@@ -37,27 +37,28 @@ def bucket_of(peer_id: str, level: int) -> Bucket:
 
 
 def writes(peer_id: str, members: float) -> list[Bucket]:
-    """Where a peer that believes in so many members puts its record."""
+    """The buckets of a peer's record when it estimates so many ``members``."""
     exact = _level(members)
     return [bucket_of(peer_id, level) for level in sorted({floor(exact), ceil(exact)})]
 
 
 def reads(members: float, count: int, chance: random.Random) -> list[Bucket]:
-    """``count`` different buckets at random, or all that there are."""
+    """``count`` different random buckets, or all if there are no more."""
     level = round(_level(members))
     places = range(2**level) if 2**level <= count else chance.sample(range(2**level), count)
     return [Bucket(level, place) for place in places]
 
 
 class Size:
-    """How many members there are, as a peer believes from what it reads. ``look`` and ``learn`` once a period."""
+    """A peer's estimate of the number of members. Call ``look`` and ``learn`` once a period."""
 
     def __init__(self, members: float = 1.0) -> None:
         self.members, self._number, self._settled = members, 0, False
 
     def look(self, peer_id: str, count: int, chance: random.Random) -> list[Bucket]:
-        """What to read now: ``count`` buckets, and one of each level that others may use; of these seldom, once the
-        size is known: most are empty, and to find that out many nodes are asked.
+        """The buckets to read now: ``count`` of them, and one of each level that others may use.
+
+        Once the size is known the latter are seldom read: most are empty, and an empty one costs many requests.
         """
         self._number += 1
         buckets = reads(self.members, count, chance)
@@ -66,8 +67,8 @@ class Size:
         return buckets + probes(peer_id, self.members if self._number % WIDE_LOOKS else None)
 
     def learn(self, found: Mapping[Bucket, int]) -> None:
-        """How many records of others were in what :meth:`look` named. Without other levels it says nothing of the size:
-        whoever has gone to another level is missing from one's own."""
+        """``found``: how many records of others the buckets of :meth:`look` had. Without other levels it says nothing
+        about the size: a peer that uses another level is missing from one's own."""
         if not self._probing:
             return
         now = estimate(found)
@@ -80,14 +81,14 @@ class Size:
 
 
 def probes(peer_id: str, members: float | None = None) -> list[Bucket]:
-    """One bucket a level, to find the levels that others use: near our own, or (a newcomer, and now and then) all."""
+    """One bucket of each level near that of ``members``, or of all levels: to find the levels that others use."""
     level = None if members is None else round(_level(members))
     levels = range(DEEPEST + 1) if level is None else range(max(0, level - 1), min(DEEPEST, level + 2) + 1)
     return [bucket_of(peer_id, level) for level in levels]
 
 
 def estimate(found: Mapping[Bucket, int]) -> float:
-    """Members of the swarm by how many records of others each bucket has: those of the deepest level that is in use."""
+    """Members of the swarm, from how many records of others each bucket has at the deepest level that is in use."""
     counts: dict[int, list[int]] = {}
     for bucket, count in found.items():
         counts.setdefault(bucket.level, []).append(count)

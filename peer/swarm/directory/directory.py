@@ -1,7 +1,4 @@
-"""The directory: this peer's record in the DHT, and the members that the other records name.
-
-A peer writes one record and reads a bounded number of buckets a period, whatever the size of the swarm.
-"""
+"""Writes this peer's record to the DHT and reads those of the others: a bounded number of buckets a period."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm.directory import buckets as directory
 from peer.swarm.directory import records
 from peer.swarm.directory.buckets import Bucket
-from peer.swarm.directory.reader import BEAM, LOOKS, Reader, is_live
+from peer.swarm.directory.reader import BEAM, LOOKS, Reader
 from peer.swarm.directory.records import MemberRecord
 
 log = get_logger("members")
 
 
 class Members:
-    """Announce this peer and keep the list of the others. ``describe`` makes this peer's current record."""
+    """Announces this peer and lists the others. ``describe`` makes this peer's current record."""
 
     def __init__(self, node: Node, run: str, describe: Callable[[], MemberRecord]) -> None:
         self._node, self._run, self._describe = node, run, describe
@@ -37,7 +34,7 @@ class Members:
         self._node.spawn(self._keep_announcing())
 
     def refresh_all(self) -> list[MemberRecord]:
-        """Read many buckets now, all of a small swarm, and return the live members, this peer left out."""
+        """Read many buckets now, all of a small swarm; returns the live members without this peer."""
         self._node.call(self._reader.look_around(directory.WELCOME), LOOKS * 8 * RPC_TIMEOUT)
         return self.live()
 
@@ -46,22 +43,22 @@ class Members:
         self._node.call(self._store(self._describe()), 2 * RPC_TIMEOUT)
 
     def leave(self) -> None:
-        """Withdraw this peer's record, so that nobody looks for it any more."""
+        """Withdraw this peer's record, so that no member looks for it."""
         gone = self._describe().model_copy(update={"state": "left"})
         self._node.call(self._store(gone), 2 * RPC_TIMEOUT)
 
     # -- from any thread
 
     def live(self, *, since: float = 0.0) -> list[MemberRecord]:
-        """Members whose record has not expired and was written after ``since`` (unix seconds), this peer left out.
+        """Members other than this peer with a valid record that was written after ``since`` (unix seconds).
 
-        The record of one that was killed lives on for ``records.LIFETIME``.
+        The record of a killed peer stays valid for ``records.LIFETIME``.
         """
         after = max(time.time(), since + records.LIFETIME)
-        return [entry.record for entry in list(self._reader.known.values()) if is_live(entry, after)]
+        return [entry.record for entry in list(self._reader.known.values()) if entry.is_live(after)]
 
     def name_of(self, peer_id: str) -> str:
-        """As its record has it, or the end of its id."""
+        """The name in its record, or the end of its id."""
         known = self._reader.known.get(peer_id)
         return known.record.name if known is not None else peer_id[-6:]
 
@@ -77,14 +74,14 @@ class Members:
             done = await asyncio.gather(
                 self._store(self._describe()), self._reader.look(directory.READS), return_exceptions=True
             )
-            for error in done:  # whatever hivemind raises, the next period may be better
+            for error in done:  # hivemind raises many types; the next period may succeed
                 if isinstance(error, BaseException):
                     log.warning("the directory does not answer, trying again: %s", str(error) or type(error).__name__)
             pause = records.ANNOUNCE_SECONDS * random.uniform(0.8, 1.2) - (time.monotonic() - began)
             await asyncio.sleep(max(0.5, pause))
 
     async def _store(self, record: MemberRecord) -> None:
-        # a record with an expiration that is not later than the one it replaces is rejected
+        # the DHT rejects a record that does not expire later than the one that it replaces
         self._expiration = max(time.time() + records.LIFETIME, self._expiration + 0.01)
         before, self._written = self._written, directory.writes(self._node.peer_id, self._reader.members)
         buckets = {*before, *self._written} if record.state == "left" else self._written

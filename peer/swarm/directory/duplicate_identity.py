@@ -1,7 +1,7 @@
-"""Is another process alive with this peer's identity? Copied key files and invitations are found before they do harm.
+"""Finds another live process with this peer's identity: a copied key file or invitation.
 
-After a crash our own last record is still there. So a record counts only when somebody listens at its address, and
-when it is written anew while we look.
+After a crash this peer's own last record is still valid. So a record counts only when a process listens at its address
+and the record is written again during the search.
 """
 
 from __future__ import annotations
@@ -18,32 +18,29 @@ from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm.directory import buckets, records
 from peer.swarm.directory.records import MemberRecord
 
-DUPLICATE_LOOK = 1.6 * records.ANNOUNCE_SECONDS  # seconds: a record is written anew every 0.8 to 1.2 periods
+DUPLICATE_LOOK = 1.6 * records.ANNOUNCE_SECONDS  # seconds: a record is written every 0.8 to 1.2 periods
 DUPLICATE_TIMEOUT = DUPLICATE_LOOK + 60.0  # seconds for a caller of :func:`duplicate_of`
 LOOK_PAUSE = 0.5  # seconds between two looks
 CONNECT_TIMEOUT = 2.0  # seconds
 
 
 async def duplicate_of(node: Node, run: str, subkey: str = "") -> MemberRecord | None:
-    """The record of a live peer with the identity of ``node``, or with another one whose records stand under
-    ``subkey``; ``None`` also when the directory does not answer.
+    """The record of another live peer that writes under ``subkey``, by default that of ``node``.
+
+    ``None`` also when the directory does not answer.
     """
-    with contextlib.suppress(TimeoutError):
-        return await _duplicate_of(node, run, subkey or node.subkey)
-    return None
-
-
-async def _duplicate_of(node: Node, run: str, subkey: str) -> MemberRecord | None:
+    subkey = subkey or node.subkey
     keys = [records.members_key(run, bucket) for bucket in buckets.probes(owner_of(subkey)[0])]
-    found = await _own(node, keys, subkey)
-    if found is None or not await _listens(found[0].addresses, node.addresses):
-        return None
-    until = time.monotonic() + DUPLICATE_LOOK
-    while time.monotonic() < until:
-        await asyncio.sleep(LOOK_PAUSE)
-        again = await _own(node, keys, subkey)
-        if again is not None and again[1] > found[1]:
-            return again[0]
+    with contextlib.suppress(TimeoutError):
+        found = await _own(node, keys, subkey)
+        if found is None or not await _listens(found[0].addresses, node.addresses):
+            return None
+        until = time.monotonic() + DUPLICATE_LOOK
+        while time.monotonic() < until:
+            await asyncio.sleep(LOOK_PAUSE)
+            again = await _own(node, keys, subkey)
+            if again is not None and again[1] > found[1]:
+                return again[0]
     return None
 
 
@@ -58,9 +55,9 @@ async def _own(node: Node, keys: Sequence[str], subkey: str) -> tuple[MemberReco
 
 
 async def _listens(addresses: Sequence[str], ours: Sequence[str]) -> bool:
-    """Does anybody take a TCP connection at one of these multiaddrs, other than ourselves?
+    """Does another process accept a TCP connection at one of these multiaddrs?
 
-    Who is reached through a relay cannot be asked so: then only its record tells.
+    A relay's address cannot be tested so: there only the record decides.
     """
     own = {tcp_of(address) for address in ours}
     for address in addresses:

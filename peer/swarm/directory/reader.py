@@ -1,4 +1,4 @@
-"""What the directory holds, as checked records: for members (directory.py) and for onlookers (observer.py)."""
+"""Reads the directory as checked records, for members (directory.py) and for onlookers, which are no members."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from peer import __version__
@@ -19,9 +19,11 @@ from peer.swarm.directory.records import MemberRecord
 
 log = get_logger("members")
 
-BEAM = 8  # nodes nearest to a key that are asked, of which five keep it; each answers with all that it has
-LOOKS = 3  # at a directory that seems empty and of which a node has not answered
-FOREIGN_PEERS = 1000  # of other versions that are named in the log
+BEAM = 8  # nodes nearest to a key that are asked; five of them store it, and each answers with all that it has
+LOOKS = 3  # attempts to read a directory that seems empty while a node has not answered
+FOREIGN_PEERS = 1000  # peers of other versions that the log names
+ONLOOKER_READS = 64  # buckets an onlooker reads at once: all of a swarm of about 1,500, a part of a larger one
+WATCHED_RUNS = 16
 
 
 class Entry(NamedTuple):
@@ -30,16 +32,15 @@ class Entry(NamedTuple):
     record: MemberRecord
     expires: float
 
-
-def is_live(entry: Entry, now: float) -> bool:
-    """Has neither expired nor been withdrawn."""
-    return entry.expires > now and entry.record.state != "left"
+    def is_live(self, now: float) -> bool:
+        """It has neither expired nor been withdrawn."""
+        return self.expires > now and self.record.state != "left"
 
 
 class Reader:
-    """What is known of one run: the newest record of each peer, until it expires, and about how many there are.
+    """The newest record of each peer of one run, until it expires, and an estimate of the run's size.
 
-    Belongs to the network thread; ``known`` may be read by any.
+    Belongs to the network thread; any thread may read ``known``.
     """
 
     def __init__(self, node: Node, run: str) -> None:
@@ -50,25 +51,24 @@ class Reader:
         self._foreign: set[object] = set()  # subkeys of other versions' records
 
     async def look(self, count: int) -> None:
-        """Read ``count`` buckets, and now and then one of each level that others may use."""
+        """Read ``count`` buckets, and sometimes one of each level that others may use."""
         self._size.learn(await self._take_in(self._size.look(self._node.peer_id, count, self.chance)))
 
     async def look_around(self, count: int) -> None:
-        """As a newcomer: find out how many there are, then read ``count`` buckets."""
+        """As a newcomer: estimate the number of members, then read ``count`` buckets."""
         for _ in range(LOOKS):
-            found = await self._take_in(directory.probes(self._node.peer_id))
-            self._size = directory.Size(directory.estimate(found))
+            self._size = directory.Size(directory.estimate(await self._take_in(directory.probes(self._node.peer_id))))
             await self._take_in(directory.reads(self.members, count, self.chance))
             if self.known or not await self._node.asked_in_vain():
                 return
 
     @property
     def members(self) -> float:
-        """How many there are, about."""
+        """About how many members there are."""
         return self._size.members
 
     async def _take_in(self, buckets: Sequence[Bucket]) -> dict[Bucket, int]:
-        """Returns how many others live in each of these buckets."""
+        """Read these buckets; returns how many live records of others each has."""
         found = await self._read(buckets)
         now = time.time()
         for entry in itertools.chain.from_iterable(found.values()):
@@ -76,10 +76,10 @@ class Reader:
             if known is None or known.expires < entry.expires:
                 self.known[entry.record.peer_id] = entry
         self.known = {key: entry for key, entry in self.known.items() if entry.expires > now}
-        return {bucket: sum(is_live(entry, now) for entry in entries) for bucket, entries in found.items()}
+        return {bucket: sum(entry.is_live(now) for entry in entries) for bucket, entries in found.items()}
 
     async def _read(self, buckets: Sequence[Bucket]) -> dict[Bucket, list[Entry]]:
-        """The records in each of these buckets, this node's own left out. Raises what hivemind raises."""
+        """The records in each of these buckets without this node's own. Raises what hivemind raises."""
         keys = {records.members_key(self._run, bucket): bucket for bucket in buckets}
         entries: dict[Bucket, list[Entry]] = {bucket: [] for bucket in buckets}
         async with asyncio.timeout(3 * RPC_TIMEOUT):
@@ -96,7 +96,7 @@ class Reader:
         return entries
 
     def _warn_of_version(self, subkey: object, value: object) -> None:
-        """Say once for each peer that it runs another version; nothing else in its record is believed."""
+        """Log once for each peer that it runs another version; nothing else in its record is believed."""
         foreign = records.program_of(subkey, value)
         if foreign is None or subkey == self._node.subkey:
             return
@@ -108,11 +108,33 @@ class Reader:
             )
 
 
-async def read_runs(node: Node) -> set[str]:
-    """Names of the runs that members of the DHT speak of."""
-    async with asyncio.timeout(3 * RPC_TIMEOUT):
-        answer = await node.dht.get(records.RUNS, sufficient_expiration_time=float("inf"))
-    if answer is None or not isinstance(answer.value, dict):
-        return set()
-    names = (records.decode_run(entry.value) for entry in answer.value.values())
-    return {name for name in names if name is not None}
+class Onlooker:
+    """Finds the runs of a DHT and reads the directory of each. :meth:`look` runs on the network thread."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._readers: dict[str, Reader] = {}
+
+    async def look(self) -> dict[str, Mapping[str, Entry]]:
+        """The newest records by run and peer id until they expire, those of peers that left included.
+
+        Raises what hivemind raises when the DHT does not answer.
+        """
+        fresh = sorted(await self._runs() - self._readers.keys())
+        room = min(max(0, WATCHED_RUNS - len(self._readers)), len(fresh))
+        # any peer can write names: a random choice keeps one writer from displacing the others for long
+        for run in random.sample(fresh, room):
+            self._readers[run] = Reader(self._node, run)
+        for reader in self._readers.values():
+            await reader.look(ONLOOKER_READS)
+        self._readers = {run: reader for run, reader in self._readers.items() if reader.known}
+        return {run: dict(reader.known) for run, reader in self._readers.items()}
+
+    async def _runs(self) -> set[str]:
+        """Names of runs that members of the DHT have written."""
+        async with asyncio.timeout(3 * RPC_TIMEOUT):
+            answer = await self._node.dht.get(records.RUNS, sufficient_expiration_time=float("inf"))
+        if answer is None or not isinstance(answer.value, dict):
+            return set()
+        names = (entry.value for entry in answer.value.values())
+        return {name for name in names if isinstance(name, str) and 0 < len(name) <= 64}

@@ -1,8 +1,8 @@
 """Every DHT key, its schema and its lifetime. The only place.
 
-The directory of a run is spread over keys ``<run>/members/<level>/<place>`` (directory.py); in each, a peer owns the
-subkey of its id. A record is at most 1 KiB of JSON. In an invited swarm the subkey ends with the peer's public key, as
-``[owner:<key>]``, and only who has signed with that key can write it (authority.py).
+The directory of a run has keys ``<run>/members/<level>/<place>`` (buckets.py). Under each key a peer owns the subkey of
+its id. A record is at most 1 KiB of JSON. In an invited swarm the subkey ends with the peer's public key, as
+``[owner:<key>]``, and only the holder of that key can write it (p2p/admission/dht_rules.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from peer.swarm.directory.buckets import Bucket
 RECORD_BYTES = 1024
 LIFETIME = 30.0  # seconds
 ANNOUNCE_SECONDS = 5.0
-RUNS = "runs"  # key under which some members of each run write its name, so that a node without one finds it
+RUNS = "runs"  # key under which some members write the name of their run: a node without a run finds it there
 RUNS_LIFETIME = 60.0  # seconds
-RUNS_WRITERS = 2.0  # members of a run that write it in one period, about
+RUNS_WRITERS = 2.0  # about how many members of a run write it in one period
 
 Text = Annotated[str, Field(max_length=128)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -32,7 +32,7 @@ Name = Annotated[str, Field(max_length=64)]
 
 
 class Report(Message):
-    """What people want to know of a peer; no other peer acts on it. Since the start of its process."""
+    """For people: no other peer acts on it. Counted since the start of the peer's process."""
 
     version: Annotated[str, Field(max_length=24)] = ""
     tokens: Count = 0
@@ -40,11 +40,11 @@ class Report(Message):
     val_loss: Finite | None = None
     seconds: NotNegative = 0.0
     idle_seconds: NotNegative = 0.0
-    members: Count = 0  # that it sees, itself included
-    partners: Annotated[tuple[Name, ...], Field(max_length=3)] = ()  # of its last merge; of a larger group some
+    members: Count = 0  # live members that it sees, itself included
+    partners: Annotated[tuple[Name, ...], Field(max_length=3)] = ()  # of its last merge; only some of a large group
     merges: Count = 0
     merged_ago: NotNegative | None = None  # seconds before the record was made
-    # whose contributions it refused most, and how often
+    # the peers whose contributions it refused most, and how often
     refused: Annotated[tuple[tuple[Name, Count], ...], Field(max_length=2)] = ()
 
 
@@ -52,20 +52,20 @@ NO_REPORT = Report()
 
 
 class MemberRecord(Message):
-    """What a peer tells everybody about itself."""
+    """What a peer tells all others about itself."""
 
     peer_id: Text
     name: Name
     addresses: Annotated[list[Text], Field(max_length=8)]  # multiaddrs without the peer id
     config: Annotated[str, Field(max_length=64)]  # digest of the run's configuration
-    state: Literal["waiting", "training", "left"]  # waiting: for others, to begin with them
+    state: Literal["waiting", "training", "left"]  # waiting: for others to begin with
     step: Annotated[int, Field(ge=0)]
     round: Annotated[int, Field(ge=0)]
     tokens_per_second: NotNegative
     metrics: Text | None  # host:port of the Prometheus endpoint
     report: Report = NO_REPORT
     root: Root = ""
-    taken: Count = 0  # how often its weights were replaced by those of others since its process started
+    taken: Count = 0  # how often it replaced its weights by those of others since its process started
 
 
 def members_key(run: str, bucket: Bucket) -> str:
@@ -74,24 +74,19 @@ def members_key(run: str, bucket: Bucket) -> str:
 
 
 def encode(record: MemberRecord) -> str:
-    """JSON of at most ``RECORD_BYTES``: without names of others if need be, then with fewer addresses."""
-    text = _json(record)
-    if len(text.encode()) > RECORD_BYTES:
-        report = record.report.model_copy(update={"partners": (), "refused": ()})
-        record = record.model_copy(update={"report": report})
-        text = _json(record)
-    while len(text.encode()) > RECORD_BYTES and record.addresses:
-        record = record.model_copy(update={"addresses": record.addresses[:-1]})
-        text = _json(record)
+    """JSON of at most ``RECORD_BYTES``: if necessary without names of others, then with fewer addresses."""
+    text = record.model_dump_json(exclude_defaults=True)
+    report = record.report.model_copy(update={"partners": (), "refused": ()})
+    for count in range(len(record.addresses), -1, -1):
+        if len(text.encode()) <= RECORD_BYTES:
+            break
+        shorter = record.model_copy(update={"report": report, "addresses": record.addresses[:count]})
+        text = shorter.model_dump_json(exclude_defaults=True)
     return text
 
 
-def _json(record: MemberRecord) -> str:
-    return record.model_dump_json(exclude_defaults=True)
-
-
 def decode(subkey: object, value: object) -> MemberRecord | None:
-    """A checked record, or ``None`` for anything a stranger may have stored instead."""
+    """A checked record; ``None`` for anything else that is stored there."""
     if not isinstance(value, str) or len(value) > RECORD_BYTES or not isinstance(subkey, str):
         return None
     try:
@@ -102,7 +97,7 @@ def decode(subkey: object, value: object) -> MemberRecord | None:
 
 
 def program_of(subkey: object, value: object) -> tuple[str, str] | None:
-    """Name and program version of who wrote a record that :func:`decode` does not know; ``None`` for anything else."""
+    """Name and program version in a record that :func:`decode` does not accept; ``None`` for anything else."""
     if not isinstance(value, str) or len(value) > RECORD_BYTES or not isinstance(subkey, str):
         return None
     try:
@@ -112,8 +107,3 @@ def program_of(subkey: object, value: object) -> tuple[str, str] | None:
         return None
     one_line = (name + version).isprintable() and len(name) <= 64 and len(version) <= 24
     return (name, version) if one_line and peer_id == owner_of(subkey)[0] else None
-
-
-def decode_run(value: object) -> str | None:
-    """The name of a run, which anybody may have written."""
-    return value if isinstance(value, str) and 0 < len(value) <= 64 else None

@@ -1,4 +1,4 @@
-"""All live peers come together as one group: gathering.py, then roster.py, leader.py, member.py, messages.py.
+"""All live peers form one group. Reading order: gathering.py, roster.py, leader.py, member.py, messages.py.
 
-It knows lineages, so that a group has one; what the group averages is of no concern here.
+This package compares lineages, so that a group has one. It does not know what the group averages.
 """

@@ -1,10 +1,10 @@
-"""Coming together as one group, for methods that average over everyone: DiLoCo and decoupled momentum.
+"""Forms one group of all live peers, for methods that average over everyone: DiLoCo and decoupled momentum.
 
-The live member with the smallest id leads (leader.py); all others join its group (member.py). Views of who is there
-differ for some seconds after somebody has come: a peer that is asked to lead and knows somebody smaller says so, and
-a leader tells the members that have not joined. When a leader dies its streams end, and the next one leads.
+The live member with the smallest id leads (leader.py); all others join its group (member.py). For some seconds after a
+newcomer has come, not all peers know it. A peer that is asked to lead and knows a smaller id says so, and a leader
+tells the members that have not joined. When a leader dies its streams end, and the next one leads.
 
-The group waits for its slowest member: that is DiLoCo. It never waits for one that is gone.
+The group waits for its slowest member: that is DiLoCo. It does not wait for a lost one.
 """
 
 from __future__ import annotations
@@ -16,22 +16,18 @@ from dataclasses import replace
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import Stream
 from peer.rounds.types import Group
-from peer.swarm.context import SwarmContext
+from peer.swarm.context import Decline, Matching, SwarmContext
 from peer.swarm.directory.records import LIFETIME
 from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT, MEMBER_SLACK, GroupLeader
 from peer.swarm.grouping.member import LEADER_PERIOD, LEADER_TRIES, GroupMember
 from peer.swarm.grouping.messages import GROUP_CALL, Admitted, JoinGroup, LeaderNotice, OtherLeader
 from peer.swarm.grouping.roster import GATHER_PROTOCOL, GATHER_TIMEOUT, KnownMembers
-from peer.swarm.matching import Matching
-from peer.swarm.messages import Decline
 
-TOO_LATE = 0.5  # of the time to the next boundary: a member that would have to wait longer has missed the last one
+TOO_LATE = 0.5  # a member whose boundary is nearer than this share of the time to our next one has missed our last
 
 
 class GroupMatching(Matching):
-    """In one group. ``equal``: all members must have the same lineage.
-    ``patience``: seconds for which anybody is waited for at the most.
-    """
+    """One group. ``equal``: all members need the same lineage. ``patience``: seconds of the longest wait for a peer."""
 
     def __init__(self, context: SwarmContext, patience: float, *, equal: bool) -> None:
         self._context, self._node, self._boundary = context, context.node, context.boundary
@@ -49,8 +45,8 @@ class GroupMatching(Matching):
         self._node.spawn(self._keep_joined())
 
     def group_for(self, round: int, after: int | None = None) -> Group:
-        """Everyone who stands at this boundary too; waits for those who said that they come."""
-        assert after is None, "a group of everyone is waited for"
+        """All members that are at this boundary too; waits for those that announced it."""
+        assert after is None, "a group of everyone cannot overlap with inner steps"
         self._round = round
         return self._node.call(self._gather(), self._patience + CATCH_UP_TIMEOUT + 60.0)
 
@@ -60,9 +56,9 @@ class GroupMatching(Matching):
     # -- on the network thread: the boundary
 
     async def _gather(self) -> Group:
-        lost = "nobody could be met"
-        until = time.monotonic() + self._patience + CATCH_UP_TIMEOUT  # nobody is waited for any longer
-        with self._boundary.standing(self._boundary.number):
+        lost = "no member could be met"
+        until = time.monotonic() + self._patience + CATCH_UP_TIMEOUT  # the longest wait
+        with self._boundary.at_end_of(self._boundary.number):
             for _ in range(LEADER_TRIES):
                 leader = self._known.leader()
                 if leader is None:
@@ -75,7 +71,7 @@ class GroupMatching(Matching):
             else:
                 found = Group(self._round, lost=lost)
         if found.behind is None:
-            self._round += 1  # from now on members join for the next one
+            self._round += 1  # from now on members join for the next round
         for seat in found.assembly.seats if found.assembly else ():
             self._known.learn(seat, LIFETIME + 2 * (self._boundary.phase or 0.0))
         return found
@@ -98,7 +94,7 @@ class GroupMatching(Matching):
     # -- on the network thread: in the background
 
     async def _keep_joined(self) -> None:
-        """During the inner steps: be in the group of the one who leads."""
+        """During the inner steps: be in the leader's group."""
         while not self._context.stopping:
             await asyncio.sleep(LEADER_PERIOD)
             eta = self._boundary.eta()
@@ -113,17 +109,17 @@ class GroupMatching(Matching):
                 await self._leader.hand_over(leader)
             if not self._member.admitted_by(leader):
                 await self._member.join(leader, self._round)
-        if not self._boundary.here:  # before the checkpoint is written: nobody shall wait for us
+        if not self._boundary.here:  # before the checkpoint: no member shall wait for us
             self._member.leave()
             self._leader.close()
 
     # -- on the network thread: answering
 
     async def _answer(self, stream: Stream) -> None:
-        """A member joins, or a leader makes itself known."""
+        """A member joins, or a leader introduces itself."""
         call = await stream.receive(GROUP_CALL, GATHER_TIMEOUT)
         if isinstance(call, LeaderNotice):
-            if self._known.admits(stream.remote):
+            if self._context.backoff.welcome(stream.remote):
                 self._known.learn(replace(call.seat, peer_id=stream.remote))
             stream.close()
             return
@@ -137,8 +133,8 @@ class GroupMatching(Matching):
     def _reply(self, call: JoinGroup, peer_id: str) -> Admitted | OtherLeader | Decline:
         if self._context.stopping:
             return Decline(reason="is leaving")
-        if not self._known.admits(peer_id):
-            return Decline(reason="a round has failed by you lately")
+        if not self._context.backoff.welcome(peer_id):
+            return Decline(reason="a round failed because of you")
         leader = self._known.leader()
         if leader is not None:
             return OtherLeader(seat=leader)

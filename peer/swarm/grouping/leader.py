@@ -1,7 +1,7 @@
-"""The leader's side of a group of everyone: who has come, whom to wait for and how long, who is in the roster.
+"""The leader's side of a group of everyone: it admits members, waits for them and sends the roster.
 
-Nobody is waited for longer than it announced (half as much again and some slack), and a member whose stream ends is
-out at once. Previous station: messages.py. Next station: gathering.py.
+It waits for a member for one and a half times the announced time and some slack. A member whose stream ends is out at
+once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,34 +19,26 @@ from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Assembly, Group, Link, Seat
-from peer.swarm.grouping.messages import (
-    MEMBER_READY,
-    JoinGroup,
-    MemberReady,
-    OtherLeader,
-    OutOfDate,
-    Roster,
-    WaitFor,
-)
+from peer.swarm.grouping.messages import MEMBER_READY, JoinGroup, MemberReady, OtherLeader, OutOfDate, Roster, WaitFor
+from peer.swarm.grouping.roster import GATHER_TIMEOUT
 
 log = get_logger("gathering")
 
-MEMBER_SLACK = 2.0  # seconds that a member may come late, on top of half the time it announced
-LEADER_TIMEOUT = 5.0
-KEEP_ALIVE = 1.0  # seconds between two messages to those who wait
+MEMBER_SLACK = 2.0  # seconds that a member may be late, in addition to half of the time that it announced
+KEEP_ALIVE = 1.0  # seconds between two messages to waiting members
 CATCH_UP_TIMEOUT = 60.0  # seconds for a member to take the state of another
 
 
 @dataclass(eq=False)
 class JoinedMember:
-    """A member's stream and what it has said. ``until`` is monotonic: when it is given up."""
+    """A member's stream and its last messages. ``until``: monotonic time at which the leader gives it up."""
 
     stream: Stream
     seat: Seat
     round: int
     until: float
     ready: MemberReady | None = None
-    updated: bool = False  # it was sent for the group's weights, once
+    updated: bool = False  # it has been told once to take the group's weights
     gone: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -57,14 +49,14 @@ class JoinedMember:
 
 
 class GroupLeader:
-    """Everything runs on the network thread."""
+    """Belongs to the network thread."""
 
     def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], None], patience: float) -> None:
         self._spawn, self._patience = spawn, patience
         self._joined: dict[str, JoinedMember] = {}
         self._news = asyncio.Event()
         self._gathering = False
-        self._told = 0.0  # monotonic: when those who wait were told last
+        self._told = 0.0  # monotonic time of the last message to waiting members
 
     @property
     def present(self) -> set[str]:
@@ -72,11 +64,11 @@ class GroupLeader:
         return set(self._joined)
 
     def admit(self, stream: Stream, call: JoinGroup) -> None:
-        """A member has come; one that comes again replaces its earlier stream."""
+        """A member joins; if it has joined before, this stream replaces the earlier one."""
         earlier = self._joined.pop(stream.remote, None)
         if earlier is not None:
             earlier.leave()
-        seat = replace(call.seat, peer_id=stream.remote)  # what is authenticated counts
+        seat = replace(call.seat, peer_id=stream.remote)  # the authenticated id counts
         wait = min(1.5 * call.eta + MEMBER_SLACK, self._patience)
         member = JoinedMember(stream, seat, call.round, time.monotonic() + wait)
         self._joined[stream.remote] = member
@@ -84,19 +76,19 @@ class GroupLeader:
         self._news.set()
 
     def close(self) -> None:
-        """This peer leaves: the members find another leader."""
+        """This peer leaves: close all streams, so that the members find another leader."""
         for member in self._joined.values():
             member.leave()
 
     async def hand_over(self, leader: Seat) -> None:
-        """Somebody else leads: send everybody there."""
+        """Another peer leads: send all members there."""
         members, self._joined = self._joined, {}
         for member in members.values():
             await _tell(member, OtherLeader(seat=leader))
             member.leave()
 
     async def gather(self, me: Seat, own: Lineage, round: int, *, equal: bool, stopped: Callable[[], bool]) -> Group:
-        """Wait for the members, then send the roster. ``equal``: all must have the same lineage."""
+        """Wait for the members, then send the roster. ``equal``: all need the same lineage."""
         self._gathering = True
         while True:
             self._news.clear()
@@ -109,28 +101,30 @@ class GroupLeader:
                 if own != reference:
                     self._gathering = False
                     self._spawn(self._keep_waiting(me))
-                    return Group(round, behind=self._holder(reference))
+                    held = (it.seat for it in self._joined.values() if it.ready and it.ready.lineage == reference)
+                    return Group(round, behind=next(held))
                 await self._update(me, outdated_members)
                 continue
             if self._due_to_tell():
                 seconds = max(member.until for member in late) - time.monotonic()
                 await self._tell_to_wait(seconds, ", ".join(member.seat.name for member in late))
             soonest = min(member.until for member in late)
-            await _within(self._news.wait(), min(KEEP_ALIVE, max(0.0, soonest - time.monotonic())))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(KEEP_ALIVE, max(0.0, soonest - time.monotonic()))):
+                    await self._news.wait()
 
     async def announce_delay(self, me: Seat, eta: float) -> None:
-        """Others stand at the boundary and this peer, which leads, still trains: they hear how long it will take.
-
-        Not when it is overdue or too far off: then they go on without it.
+        """Tell members at the boundary how long this leader still trains, unless it is overdue or needs too long: then
+        they go on without it.
         """
         if 0 < eta < self._patience and self._due_to_tell():
             await self._tell_to_wait(eta, me.name)
 
-    # -- who is here
+    # -- which members to wait for
 
     def _awaited(self, round: int) -> list[JoinedMember]:
-        """Those to wait for. Who did not come in time is dropped; a member for a later round is not waited for,
-        unless all do: then it is our own count that is behind.
+        """The members to wait for. A member that is too late is dropped; one for a later round is not waited for,
+        unless all are for later rounds: then this peer's own count is behind.
         """
         late = []
         due = max(round, min((member.round for member in self._joined.values()), default=round))
@@ -138,21 +132,21 @@ class GroupLeader:
             if member.gone:
                 self._joined.pop(peer_id)
             elif member.ready is None and member.until < time.monotonic():
-                log.info("not waited for any longer: %s", fields(peer=member.seat.name))
+                log.info("no longer waiting for a member: %s", fields(peer=member.seat.name))
                 self._joined.pop(peer_id).leave()
             elif member.ready is None and member.round <= due:
                 late.append(member)
         return late
 
     async def _listen(self, member: JoinedMember) -> None:
-        """Note what a member says until its round begins or its stream ends."""
+        """Note a member's messages until its round begins or its stream ends."""
         try:
             while not member.gone:
                 patience = max(member.until - time.monotonic(), 0.0) + MEMBER_SLACK
                 member.ready = await member.stream.receive(MEMBER_READY, patience)
                 member.changed.clear()
                 self._news.set()
-                await member.changed.wait()  # told to catch up, or gone, or in the roster
+                await member.changed.wait()  # it was told to catch up, is gone, or is in the roster
                 if member.ready is not None:
                     return
         except (TimeoutError, StreamLost, BadMessage) as error:
@@ -172,36 +166,33 @@ class GroupLeader:
                 await _tell(member, WaitFor(seconds=max(0.0, seconds), names=names[:128]))
 
     async def _keep_waiting(self, me: Seat) -> None:
-        """While this peer takes the group's weights itself, the others hear that it lives."""
+        """Send the others signs of life while this peer takes the group's weights."""
         until = time.monotonic() + CATCH_UP_TIMEOUT
         while not self._gathering and time.monotonic() < until:
             await self._tell_to_wait(until - time.monotonic(), me.name)
             await asyncio.sleep(KEEP_ALIVE)
 
-    # -- whose slow weights count
+    # -- which slow weights count
 
     def _outdated(self, own: Lineage) -> tuple[Lineage, list[JoinedMember]] | None:
-        """The lineage with the most work in it (of equals, the one that most have) and who has another one.
+        """The lineage with the most contributions (of equals, the most frequent one) and the members without it.
 
-        Most work and not most members: a swarm that comes back from checkpoints goes on from the newest one, and many
-        who have begun anew on the other side of a split do not undo what few have trained.
+        Contributions count before members: a swarm that comes back from checkpoints goes on from the newest one, and
+        after a split many peers that began anew do not undo what a few have trained.
         """
         held = Counter([own, *(it.ready.lineage for it in self._joined.values() if it.ready is not None)])
         reference = max(held, key=lambda lineage: (lineage.contributions, held[lineage], lineage.digest))
         outdated_members = [it for it in self._joined.values() if it.ready and it.ready.lineage != reference]
         return (reference, outdated_members) if outdated_members or own != reference else None
 
-    def _holder(self, lineage: Lineage) -> Seat:
-        return next(it.seat for it in self._joined.values() if it.ready and it.ready.lineage == lineage)
-
     async def _update(self, donor: Seat, outdated_members: list[JoinedMember]) -> None:
-        """Let them take the state of a member whose slow weights are right, and wait for them."""
+        """Tell them to take the state of ``donor``, which has the right slow weights, and wait for them."""
         for member in outdated_members:
-            if member.updated:  # and has other weights all the same
+            if member.updated:  # and still has other weights
                 self._joined.pop(member.seat.peer_id, None)
                 member.leave()
                 continue
-            log.info("sent for the group's weights: %s", fields(peer=member.seat.name, donor=donor.name))
+            log.info("must take the group's weights: %s", fields(peer=member.seat.name, donor=donor.name))
             member.ready, member.until, member.updated = None, time.monotonic() + CATCH_UP_TIMEOUT, True
             await _tell(member, OutOfDate(donor=donor))
             member.changed.set()
@@ -226,12 +217,6 @@ class GroupLeader:
 
 async def _tell(member: JoinedMember, message: WaitFor | OtherLeader | OutOfDate | Roster) -> None:
     try:
-        await member.stream.send(message, LEADER_TIMEOUT)
+        await member.stream.send(message, GATHER_TIMEOUT)
     except (TimeoutError, StreamLost):
         member.leave()
-
-
-async def _within(work: Awaitable[object], seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await work

@@ -1,7 +1,4 @@
-"""The member's side of a group of everyone: join the leader's group, say that one is ready, hear what it decides.
-
-Previous station: messages.py. Next station: gathering.py. The other side: leader.py.
-"""
+"""The member's side of a group of everyone: join the leader's group, say that one is ready, hear what it decides."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from dataclasses import dataclass, field
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Group, Link, Seat
-from peer.swarm.context import SwarmContext
+from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT
 from peer.swarm.grouping.messages import (
     JOIN_ANSWER,
@@ -26,22 +23,20 @@ from peer.swarm.grouping.messages import (
     WaitFor,
 )
 from peer.swarm.grouping.roster import GATHER_PROTOCOL, GATHER_TIMEOUT, KnownMembers
-from peer.swarm.messages import Decline
 
 log = get_logger("gathering")
 
 LEADER_SILENCE = 10.0  # seconds without a message from the leader at a boundary
-LEADER_PERIOD = 0.25  # seconds between two looks at who leads
-LEADER_TRIES = 12  # leaders asked at a boundary, redirections and second thoughts included
-# seconds, when a leader is named that we know is gone
-REDIRECT_PAUSE = (LEADER_SILENCE + 2 * GATHER_TIMEOUT) / LEADER_TRIES
+LEADER_PERIOD = 0.25  # seconds between two looks for the leader
+LEADER_TRIES = 12  # leaders asked at a boundary, redirections included
+REDIRECT_PAUSE = (LEADER_SILENCE + 2 * GATHER_TIMEOUT) / LEADER_TRIES  # seconds, after a redirection to a lost leader
 
 LeaderMessage = WaitFor | OtherLeader | OutOfDate | Roster | None
 
 
 @dataclass(eq=False)
 class LeaderStream:
-    """The leader that has admitted this peer. ``messages`` ends with ``None`` when the stream does."""
+    """The leader that has admitted this peer. ``None`` in ``messages`` marks the end of the stream."""
 
     stream: Stream
     seat: Seat
@@ -53,7 +48,7 @@ class GroupMember:
 
     def __init__(self, context: SwarmContext, known: KnownMembers, patience: float) -> None:
         self._node, self._boundary, self._counters = context.node, context.boundary, context.counters
-        self._known, self._patience = known, patience
+        self._known, self._backoff, self._patience = known, context.backoff, patience
         self._leader: LeaderStream | None = None
 
     def admitted_by(self, leader: Seat) -> bool:
@@ -61,13 +56,13 @@ class GroupMember:
         return self._leader is not None and self._leader.seat.peer_id == leader.peer_id
 
     def leave(self) -> None:
-        """Be in nobody's group."""
+        """Leave the group that this peer has joined, if any."""
         if self._leader is not None:
             self._leader.stream.close()
             self._leader = None
 
     async def join(self, leader: Seat, round: int) -> str:
-        """Open a stream to ``leader`` and be admitted. Returns why not; empty when it worked."""
+        """Join the group of ``leader``. Returns why that failed; empty on success."""
         self.leave()
         call = JoinGroup(seat=self._known.own_seat(), round=round, eta=self._boundary.eta() or 0.0)
         stream: Stream | None = None
@@ -88,15 +83,15 @@ class GroupMember:
             stream.close()
         if isinstance(answer, OtherLeader):
             self._known.learn(answer.seat)
-            if self._known.avoided(answer.seat.peer_id):
-                await asyncio.sleep(REDIRECT_PAUSE)  # it will find that out too, and lead
+            if self._backoff.avoided(answer.seat.peer_id):
+                await asyncio.sleep(REDIRECT_PAUSE)  # until the one that was asked finds that out too, and leads
             return f"{leader.name} follows another"
         reason = answer.reason if isinstance(answer, Decline) else ""
         await asyncio.sleep(LEADER_PERIOD)
         return f"{leader.name}: {reason}"
 
     async def _hear(self, current: LeaderStream) -> None:
-        """Pass on what the leader says; during the inner steps only that it does not lead any longer."""
+        """Queue the leader's messages. During the inner steps, leave when it does not lead any longer."""
         try:
             while True:
                 message = await current.stream.receive(LEADER_MESSAGE, self._patience + CATCH_UP_TIMEOUT)
@@ -113,7 +108,7 @@ class GroupMember:
             self.leave()
 
     async def follow(self, leader: Seat, round: int, until: float) -> Group | str:
-        """At the boundary: the group that ``leader`` calls, or why there is none. ``until`` is monotonic."""
+        """At the boundary: the group of ``leader``, or why there is none. ``until``: monotonic time."""
         fresh = not self.admitted_by(leader)
         if fresh and (reason := await self.join(leader, round)):
             return reason
@@ -124,12 +119,12 @@ class GroupMember:
             return await self._decision(current, round, until)
         except (TimeoutError, StreamLost) as error:
             self.leave()
-            if fresh:  # else it may only have given us up as too late: ask it once more
+            if fresh:  # otherwise it may only have dropped us as too late: ask it again
                 self._known.avoid(leader.peer_id)
             return f"{leader.name} is gone: {str(error) or 'no message from it'}"
 
     async def _decision(self, current: LeaderStream, round: int, until: float) -> Group | str:
-        """What the leader decides. Raises :class:`StreamLost` or ``TimeoutError`` when it is gone."""
+        """The leader's decision. Raises :class:`StreamLost` or ``TimeoutError`` when the leader is gone."""
         while True:
             async with asyncio.timeout(min(LEADER_SILENCE, until - time.monotonic())):
                 message = await current.messages.get()
@@ -152,7 +147,7 @@ class GroupMember:
         ids = [seat.peer_id for seat in seats]
         if ids.count(self._node.peer_id) != 1 or ids[0] != current.seat.peer_id:
             current.stream.close()
-            return f"{current.seat.name} called a group without this peer or itself"
+            return f"{current.seat.name} sent a roster without this peer or itself"
         me = ids.index(self._node.peer_id)
         links = tuple(Link(seat.peer_id, seat.name) for index, seat in enumerate(seats) if index != me)
         return Group(round, links, Assembly(roster.token, seats, me, 0, {0: current.stream}))

@@ -1,12 +1,10 @@
-"""What peers say to come together as one group: members to the leader, and the leader to them.
+"""The messages by which peers form one group, between the members and the leader.
 
-The leader is the live member with the smallest id. While the inner steps run every other member opens a stream to it
-(``JoinGroup``), which stays open until the round is settled; at its boundary it says ``MemberReady``.
+The leader is the live member with the smallest id. During the inner steps each other member opens a stream to it
+(``JoinGroup``), which stays open until the round has ended; at its boundary it sends ``MemberReady``.
 
-    member: JoinGroup       leader: Admitted | OtherLeader (somebody smaller leads) | Decline
+    member: JoinGroup       leader: Admitted | OtherLeader (a smaller id leads) | Decline
     member: MemberReady     leader: WaitFor … , then Roster | OutOfDate (take another's state, then be ready again)
-
-Next stations: member.py (a member's side), leader.py (the leader's).
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from pydantic import Field, TypeAdapter
 from peer.p2p.stream import Message
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Seat
-from peer.swarm.messages import Decline, Seconds
+from peer.swarm.context import Decline, Seconds
 
 MAX_MEMBERS = 256
 
@@ -33,37 +31,37 @@ class JoinGroup(Message):
 
 
 class LeaderNotice(Message):
-    """I lead, as far as I know; join my group unless you know somebody with a smaller id."""
+    """I lead, as far as I know; join my group unless you know a peer with a smaller id."""
 
     kind: Literal["leader_notice"] = "leader_notice"
     seat: Seat
 
 
 class Admitted(Message):
-    """You are in; say when you are ready."""
+    """You are in the group; tell me when you are ready."""
 
     kind: Literal["admitted"] = "admitted"
 
 
 class OtherLeader(Message):
-    """Somebody else leads."""
+    """Another peer leads."""
 
     kind: Literal["other_leader"] = "other_leader"
     seat: Seat
 
 
 class MemberReady(Message):
-    """I stand at the boundary with slow weights of this lineage."""
+    """I am at the boundary with slow weights of this lineage."""
 
     kind: Literal["member_ready"] = "member_ready"
     lineage: Lineage
 
 
 class WaitFor(Message):
-    """Still waiting for others; also the sign that the leader lives."""
+    """Still waiting for others; also the leader's sign of life."""
 
     kind: Literal["wait_for"] = "wait_for"
-    seconds: Seconds  # at most, as announced
+    seconds: Seconds  # at most
     names: Annotated[str, Field(max_length=128)]
 
 

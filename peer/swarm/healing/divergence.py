@@ -1,12 +1,10 @@
-"""Two parts of a swarm that were apart for so long that their weights have nothing in common any more.
+"""Reunites two parts of a swarm whose weights have nothing in common any more, after a long separation.
 
-A mean of two such models is a bad model, so each part refuses the other's contributions (exchange/guard.py), and by
-itself that would never end. One part has to take the other's weights. It is the smaller one that does, so that few
-cannot make many give up theirs; of two equal ones it is the one that is less far. Every member finds out for itself to
-which it belongs, from its own swaps. Views may differ for a while, and a part may be pulled in two directions; who has
-changed sides counts with the other part from then on, so the larger one grows until it is all.
-
-Previous station: exchange/pair. Next station: presence.py.
+A mean of two such models is a bad model, so each part refuses the other's contributions (exchange/guard.py). The
+smaller part takes the other's weights, so that few members cannot make many give up theirs; of two equal parts it is
+the one with fewer rounds. Each member decides from its own swaps to which part it belongs. Members may disagree for a
+while. A member that has taken the weights of the other part counts with that part, so the larger one grows until it is
+the whole swarm.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from dataclasses import dataclass
 
 from peer.swarm.directory.records import MemberRecord
 
-REMEMBERED_PARTNERS = 15  # as by the guard
-MIN_DIVERGENT_SWAPS = 2  # without a merge between them, before anything follows from them
+REMEMBERED_PARTNERS = 15  # as many as the guard
+MIN_DIVERGENT_SWAPS = 2  # without a merge between them, before a peer acts on them
 
 
 @dataclass(frozen=True)
@@ -26,18 +24,18 @@ class DivergentSwaps:
     """The last ``times`` swaps with a partner, in which the contributions had nothing in common."""
 
     times: int
-    ahead: int  # rounds, by what both said in their last swap
-    taken: int  # its record's: what is known of it ends when it takes the weights of others
+    ahead: int  # rounds, as both said in their last swap
+    taken: int  # of its record: a partner that has taken the weights of others since is a new one
 
 
 class DivergenceTracker:
-    """What a peer knows of its last partners. Belongs to the thread that trains."""
+    """What a peer knows of its last partners. Belongs to the training thread."""
 
     def __init__(self) -> None:
         self._partners: OrderedDict[str, DivergentSwaps] = OrderedDict()  # newest last
 
     def note(self, peer_id: str, *, divergent: bool, ahead: int = 0, taken: int = 0) -> None:
-        """A swap with this partner, ``ahead`` rounds further, has ended; ``taken`` is of its record."""
+        """A swap with this partner has ended. It is ``ahead`` rounds further; ``taken`` is from its record."""
         before = self._partners.pop(peer_id, None)
         times = before.times if before is not None and before.taken == taken else 0
         self._partners[peer_id] = DivergentSwaps(times + 1 if divergent else 0, ahead, taken)
@@ -45,11 +43,11 @@ class DivergenceTracker:
             self._partners.popitem(last=False)
 
     def clear(self) -> None:
-        """This peer's weights are others' now, or those could not be had."""
+        """This peer has taken the weights of others, or could not get them."""
         self._partners.clear()
 
     def replaced(self, others: Sequence[MemberRecord]) -> list[str]:
-        """Ids of divergent partners that have taken the weights of others since. They are none from here on."""
+        """Forget divergent partners that have taken the weights of others since; returns their ids."""
         swaps = ((record, self._partners.get(record.peer_id)) for record in others)
         replaced = [it.peer_id for it, last in swaps if last is not None and last.times and last.taken != it.taken]
         for peer_id in replaced:
@@ -57,8 +55,8 @@ class DivergenceTracker:
         return replaced
 
     def larger_part(self, peer_id: str, round: int, others: Sequence[MemberRecord]) -> list[str]:
-        """Ids of the divergent peers among the live ``others`` if this peer (``peer_id``, at ``round``) belongs to the
-        part that gives way; else none. A peer that was not met of late is taken for one of its own part.
+        """Ids of the divergent peers among the live ``others`` if this peer (``peer_id``, at ``round``) must take their
+        weights; otherwise none. A peer that is not among the last partners counts with this peer's part.
         """
         swaps = {record.peer_id: self._swaps_with(record, round) for record in others}
         divergent = [other for other, last in swaps.items() if last.times]

@@ -1,4 +1,4 @@
-"""Two peers agree to meet at their next boundaries: rendezvous.py, proposals.py, agreement.py, messages.py.
+"""Two peers agree on a meeting. Reading order: rendezvous.py, proposals.py, agreement.py.
 
-The rule by which they choose each other is peer/rounds/pairing_rule.py; what they swap is of no concern here.
+peer/rounds/pairing_rule.py has the rule by which they choose each other. This package does not know what they swap.
 """

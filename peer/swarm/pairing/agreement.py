@@ -1,6 +1,6 @@
-"""The one meeting that a peer has agreed on, watched until the boundary that it is for.
+"""The messages by which two peers agree on a meeting, and the one meeting that a peer has agreed on.
 
-Previous station: proposals.py, which agrees on it. Next station: rendezvous.py, which keeps it.
+proposer: Propose      other peer: Accept | Decline      at its boundary each side: PartnerReady
 """
 
 from __future__ import annotations
@@ -8,18 +8,51 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
 
 from peer.logs import fields, get_logger
-from peer.p2p.stream import BadMessage, Stream, StreamLost
-from peer.swarm.context import SwarmContext
-from peer.swarm.pairing.messages import PARTNER_READY, Accept, Propose
+from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
+from peer.rounds.state import Root
+from peer.swarm.context import Decline, Seconds, SwarmContext
 
 log = get_logger("rendezvous")
 
 
+class Propose(Message):
+    """Shall we meet at your next boundary and mine?"""
+
+    kind: Literal["propose"] = "propose"
+    name: Annotated[str, Field(max_length=64)]
+    round: Annotated[int, Field(ge=0)]
+    eta: Seconds  # until the proposer's boundary
+    phase: Seconds  # length of the proposer's inner phase
+    root: Root = ""
+
+
+class Accept(Message):
+    """Yes; both are committed now."""
+
+    kind: Literal["accept"] = "accept"
+    eta: Seconds
+    root: Root = ""
+
+
+class PartnerReady(Message):
+    """I am at the boundary."""
+
+    kind: Literal["ready"] = "ready"
+
+
+PROPOSAL: TypeAdapter[Propose] = TypeAdapter(Propose)
+PROPOSAL_ANSWER: TypeAdapter[Accept | Decline] = TypeAdapter(Annotated[Accept | Decline, Field(discriminator="kind")])
+PARTNER_READY: TypeAdapter[PartnerReady] = TypeAdapter(PartnerReady)
+
+
 @dataclass(eq=False)
 class Meeting:
-    """A stream that both sides keep open until they stand at their boundaries. ``came``: is the partner at its own?"""
+    """A stream that both sides keep open until they are at their boundaries. ``came``: is the partner at its own?"""
 
     stream: Stream
     name: str
@@ -29,17 +62,17 @@ class Meeting:
     came: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def their_eta(self) -> float:
-        """Seconds until the partner's boundary by its own announcement."""
+        """Seconds until the partner's boundary, as announced."""
         return max(0.0, self.eta - (time.monotonic() - self.agreed))
 
     def settle(self, came: bool) -> None:
-        """The partner is ready, or the meeting is off; what was said first counts."""
+        """The partner is ready, or the meeting is cancelled; the first call counts."""
         if not self.came.done():
             self.came.set_result(came)
 
 
 class Agreement:
-    """Belongs to the network thread. ``round`` ends at the boundary that the meeting is for."""
+    """Belongs to the network thread. The meeting is for the boundary that ends ``round``."""
 
     def __init__(self, context: SwarmContext) -> None:
         self._node, self._boundary = context.node, context.boundary
@@ -47,12 +80,12 @@ class Agreement:
         self.meeting: Meeting | None = None
 
     def commit(self, stream: Stream, name: str, said: Propose | Accept) -> None:
-        """Both sides have agreed; ``stream`` is the meeting from now on."""
+        """Both sides have agreed to meet over ``stream``."""
         self.meeting = Meeting(stream, name, said.eta, said.root)
         self._node.background(self._listen(self.meeting))
 
     async def _listen(self, meeting: Meeting) -> None:
-        """Wait until the partner is ready. The stream may end instead, long before the boundary: then look again."""
+        """Wait until the partner is ready. If the stream ends before the boundary, this peer can find another one."""
         patience = 2 * max(meeting.eta, self._boundary.eta() or 0.0) + 30
         try:
             await meeting.stream.receive(PARTNER_READY, patience)
@@ -64,13 +97,13 @@ class Agreement:
                 self.cancel(meeting)
 
     def cancel(self, meeting: Meeting) -> None:
-        """It comes to nothing."""
+        """End this meeting without a swap."""
         meeting.stream.close()
         meeting.settle(False)
         if self.meeting is meeting:
             self.meeting = None
 
     def end_round(self) -> None:
-        """The boundary is over; the exchange owns the stream now."""
+        """The boundary is over; the exchange owns the stream from now on."""
         self.meeting = None
         self.round += 1

@@ -1,7 +1,6 @@
-"""Asking members for a meeting, and answering those who ask.
+"""Proposes meetings to members and answers their proposals.
 
-Each peer has at most one proposal in the air and one meeting; two proposals that cross are settled by the ids.
-Previous station: the directory. Next station: agreement.py.
+A peer has at most one open proposal and one meeting. If two peers propose to each other, the ids decide.
 """
 
 from __future__ import annotations
@@ -15,48 +14,46 @@ from peer.config.schema import RendezvousConfig
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.pairing_rule import AT_BOUNDARY, NEVER, OPENS, PROPOSAL_PAUSE, askable, in_order, near
-from peer.swarm.context import SwarmContext
+from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.healing.late_join import Origin
-from peer.swarm.messages import Decline
-from peer.swarm.pairing.agreement import Agreement
-from peer.swarm.pairing.messages import PROPOSAL, PROPOSAL_ANSWER, Accept, Propose
+from peer.swarm.pairing.agreement import PROPOSAL, PROPOSAL_ANSWER, Accept, Agreement, Propose
 
 log = get_logger("rendezvous")
 
 MEET_PROTOCOL = "noloco/meet/2"
 MEET_TIMEOUT = 5.0  # seconds for one message
-ASK_TIMEOUT = 3.0  # seconds for asking around at a boundary
+ASK_TIMEOUT = 3.0  # seconds for proposals at a boundary
 PAUSE_SECONDS = (0.01, 0.3)  # between proposals, whatever the phase
-ASK_AGAIN_PHASES = 0.12  # before a member that has declined is asked again: boundaries have moved then
+ASK_AGAIN_PHASES = 0.12  # inner phases until a member that has declined is asked again
 
 
 class Proposals:
-    """End in an :class:`Agreement`. Belongs to the network thread."""
+    """Leads to an :class:`Agreement`. Belongs to the network thread."""
 
     def __init__(self, context: SwarmContext, settings: RendezvousConfig, origin: Origin, agreement: Agreement) -> None:
         self._context, self._settings, self._origin, self._agreement = context, settings, origin, agreement
         self._node, self._members, self._boundary = context.node, context.members, context.boundary
         self._met: dict[str, int] = {}  # the round in which a partner was met last
-        self._asking = ""  # the peer that has our proposal at the moment
+        self._asking = ""  # the peer that has our open proposal
         self._answered = asyncio.Event()
         self._answered.set()
 
     def met(self, peer_id: str) -> None:
-        """It was met at this boundary: others come first now."""
+        """It was met at this boundary: from now on others come first."""
         self._met[peer_id] = self._agreement.round
 
     def pause(self) -> float:
-        """Seconds between two proposals; short phases leave little time to find somebody."""
+        """Seconds between two proposals; short phases leave little time to find a partner."""
         least, most = PAUSE_SECONDS
         return min(max(random.uniform(*PROPOSAL_PAUSE) * (self._boundary.phase or math.inf), least), most)
 
     # -- asking
 
     async def seek(self) -> None:
-        """While the inner steps run: propose to those whose boundary is near, from a random time of the phase on."""
+        """During the inner steps: propose to members with a near boundary, from a random time of the phase on."""
         agreement = self._agreement
-        asked: dict[str, float] = {}  # when
+        asked: dict[str, float] = {}  # time of the last proposal to each peer
         round, opens = agreement.round, random.uniform(*OPENS)
         while not self._context.stopping:
             await asyncio.sleep(self.pause())
@@ -74,19 +71,19 @@ class Proposals:
                 asked[candidate.peer_id] = time.monotonic()
                 await self._propose(candidate)
         if agreement.meeting is not None and not self._boundary.here:
-            agreement.cancel(agreement.meeting)  # before the checkpoint is written: the partner can find another one
+            agreement.cancel(agreement.meeting)  # before the checkpoint: the partner can find another one
 
     async def ask_around(self) -> None:
-        """At the boundary with nobody to meet: whoever is ready."""
+        """At the boundary without a meeting: propose to one member after the other."""
         try:
             async with asyncio.timeout(ASK_TIMEOUT):
-                await self._answered.wait()  # the reply to our last proposal may be on its way
+                await self._answered.wait()  # our last proposal may still be open
                 for record in self._candidates()[: self._settings.tries]:
                     if self._agreement.meeting is not None or self._context.stopping:
                         return
                     await self._propose(record)
         except TimeoutError:
-            log.info("nobody found: %s", fields(seconds=ASK_TIMEOUT, round=self._agreement.round))
+            log.info("no partner found: %s", fields(seconds=ASK_TIMEOUT, round=self._agreement.round))
 
     def _candidates(self) -> list[MemberRecord]:
         """Live members in the order in which they are asked."""
@@ -119,7 +116,7 @@ class Proposals:
             if isinstance(error, TimeoutError):
                 self._node.hang_up(record.peer_id)
         except BadMessage as error:
-            log.warning("strange answer: %s", fields(peer=record.name, reason=str(error)))
+            log.warning("invalid answer: %s", fields(peer=record.name, reason=str(error)))
         finally:
             self._asking = ""
             self._answered.set()
@@ -135,14 +132,14 @@ class Proposals:
 
     def _consider(self, reply: Accept | Decline, mine: Propose, stream: Stream, name: str) -> None:
         if isinstance(reply, Accept) and self._agreement.meeting is None:
-            window = AT_BOUNDARY if self._boundary.here else self._settings.window  # at the boundary: whoever is ready
+            window = AT_BOUNDARY if self._boundary.here else self._settings.window
             if near(mine.eta, reply.eta, mine.phase, mine.phase, window):
                 self._agreement.commit(stream, name, reply)
 
     # -- answering
 
     async def answer(self, stream: Stream) -> None:
-        """Somebody proposes: commit or decline at once."""
+        """Commit to a peer's proposal or decline it at once."""
         proposal = await stream.receive(PROPOSAL, MEET_TIMEOUT)
         decline = self._objection(proposal, stream.remote)
         if decline is not None:
@@ -162,7 +159,7 @@ class Proposals:
         if self._context.backoff.avoided(remote):
             return Decline(reason="sent what could not be used")
         if self._asking and not (self._asking == remote and self._node.peer_id > remote):
-            return Decline(reason="is asking somebody")
+            return Decline(reason="has an open proposal")
         if not near(eta, proposal.eta, phase, proposal.phase, self._settings.window):
             return Decline(reason="boundaries too far apart")
         return None

@@ -1,14 +1,12 @@
-"""Meeting a random partner without waiting for one.
+"""Meets a random partner without waiting for one.
 
 During its inner steps a peer proposes to live members, in the order of rounds/pairing_rule.py. Two peers whose
 boundaries are near each other commit to a meeting, and the stream between them stays open: it *is* the meeting. At the
-boundary each side says that it is ready, and the swap runs over that stream. When a partner dies its stream ends, which
-frees the other one at once. A peer without a meeting asks around at its boundary.
+boundary each side says that it is ready, and the swap (exchange/pair) runs over that stream. When a partner dies its
+stream ends, which frees the other one at once. A peer without a meeting proposes again at its boundary.
 
-Whoever proposes first chooses, so each peer starts to propose at a random time of its inner phase. If all started
-at their boundary, two peers that have just met would always find each other first, and never mix with the rest.
-
-Previous stations: proposals.py, agreement.py. Next station: exchange/pair, which gets the stream.
+The first proposer chooses, so each peer starts to propose at a random time of its inner phase. If all started at their
+boundary, two peers that have just met would always find each other first and never mix with the rest.
 """
 
 from __future__ import annotations
@@ -22,21 +20,19 @@ from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import StreamLost
 from peer.rounds.backoff import BACKOFF_PHASES
 from peer.rounds.types import Group, Link
-from peer.swarm.context import SwarmContext
+from peer.swarm.context import Matching, SwarmContext
 from peer.swarm.healing.late_join import Origin
-from peer.swarm.matching import Matching
-from peer.swarm.pairing.agreement import Agreement, Meeting
-from peer.swarm.pairing.messages import PartnerReady
+from peer.swarm.pairing.agreement import Agreement, Meeting, PartnerReady
 from peer.swarm.pairing.proposals import MEET_PROTOCOL, MEET_TIMEOUT, Proposals
 
 log = get_logger("rendezvous")
 
-PARTNER_SLACK = 2.0  # seconds that a partner may come late, on top of half the time it announced
-LINGER_PHASES = 0.25  # for which a peer whose inner steps go on looks for a partner before it stays alone
+PARTNER_SLACK = 2.0  # seconds that a partner may be late, in addition to half of the time that it announced
+LINGER_PHASES = 0.25  # inner phases for which an overlapped peer looks for a partner at its boundary
 
 
 class PairMatching(Matching):
-    """In pairs: agrees on partners in the background."""
+    """Pairs: agrees on partners in the background."""
 
     joins_late = True
 
@@ -54,7 +50,7 @@ class PairMatching(Matching):
         self._node.spawn(self._proposals.seek())
 
     def group_for(self, round: int, after: int | None = None) -> Group:
-        """The partner that stands at this boundary too, or nobody. Never waits longer than was announced."""
+        """The partner that is at this boundary too, or none. Never waits longer than announced."""
         self._agreement.round = round
         phase = self._boundary.phase or 0.0
         linger = 0.0 if after is None else LINGER_PHASES * phase
@@ -71,8 +67,8 @@ class PairMatching(Matching):
         """At the boundary that ends inner phase number ``phase``."""
         agreement, until = self._agreement, time.monotonic() + linger
         try:
-            with self._boundary.standing(phase):
-                for _ in range(2):  # the agreed meeting, and one more try if it falls through
+            with self._boundary.at_end_of(phase):
+                for _ in range(2):  # the agreed meeting, and another one if it fails
                     while agreement.meeting is None:
                         await self._proposals.ask_around()
                         if agreement.meeting is not None or self._context.stopping or time.monotonic() >= until:
@@ -89,7 +85,7 @@ class PairMatching(Matching):
             agreement.end_round()
 
     async def _partner_of(self, meeting: Meeting) -> Link | None:
-        """Tell the partner that we are here and wait for it as long as it said it would take."""
+        """Tell the partner that this peer is here; wait for it as long as it announced."""
         reason = "left"
         try:
             await meeting.stream.send(PartnerReady(), MEET_TIMEOUT)

@@ -1,4 +1,4 @@
-"""A newcomer takes the state of a member: join.py chooses donors, download.py fetches parts, donor.py gives them.
+"""A newcomer takes the state of a member: join.py chooses donors, download.py receives parts, donor.py sends them.
 
-It moves flat vectors that are verified part by part, and does not know what they mean.
+It moves flat vectors, verifies each part, and does not know what they mean.
 """

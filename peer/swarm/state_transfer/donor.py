@@ -2,8 +2,8 @@
 
     newcomer: StateRequest   donor: StateHeader | DonorFull, then parts, each with its digest   newcomer: StateReceived
 
-The donor sends a snapshot, so that its own training goes on. A newcomer that has lost its donor in mid-way says how
-many parts it has already. Next stations: join.py and download.py, the newcomer's side.
+The donor sends a snapshot, so that its own training goes on. A newcomer that has lost its donor says how many parts it
+has already.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from peer.logs import fields, get_logger
-from peer.p2p.greeting import MemberNode
-from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import Message, Stream
 from peer.rounds.lineage import NO_ROUNDS, Lineage
@@ -33,9 +31,9 @@ CLIENTS = 2  # newcomers served at once
 
 
 class StateRequest(Message):
-    """May I have your state, from part ``have`` on? The parts of all vectors are numbered one after the other.
+    """May I have your state, from part ``have`` on? Part numbers run through all vectors.
 
-    Parts of a line of everyone's rounds (``lineage``) are of no use beside those of another line or round.
+    Parts of one ``lineage`` do not fit those of another lineage or round.
     """
 
     kind: Literal["state_request"] = "state_request"
@@ -45,10 +43,7 @@ class StateRequest(Message):
 
 
 class StateHeader(Message):
-    """``vectors`` vectors of ``numel`` fp32 elements, φ and, where the method has one, the momentum.
-
-    What follows begins with part ``first``.
-    """
+    """``vectors`` vectors of ``numel`` fp32 elements follow from part ``first`` on: φ and, if any, momentum."""
 
     kind: Literal["state_header"] = "state_header"
     step: Annotated[int, Field(ge=0)]
@@ -62,7 +57,7 @@ class StateHeader(Message):
 
 
 class DonorFull(Message):
-    """I serve as many newcomers as I can: ask me again in a while."""
+    """I serve as many newcomers as I can: ask me again later."""
 
     kind: Literal["full"] = "full"
 
@@ -124,8 +119,3 @@ class Donor:
             await send_parts(stream, fp32_parts(Vector(vector), max(0, first - index * each)), STATE_STALL)
         await stream.receive(STATE_RECEIVED, STATE_STALL)
         log.info("gave the state away: %s", fields(peer=stream.remote[-6:], step=state.step, first=first))
-
-
-def start_serving(node: MemberNode, snapshot: Callable[[], State]) -> None:
-    """Answer newcomers from now on: see :class:`Donor`."""
-    node.call(node.serve_members(STATE_PROTOCOL, Donor(snapshot).serve), OPEN_TIMEOUT)

@@ -1,7 +1,4 @@
-"""One donor's state, part by part: nothing is used that is not verified, and what has come survives the donor.
-
-Previous station: join.py, which chooses the donors. On the other side: donor.py.
-"""
+"""Receives one donor's state part by part: each part is verified, and a verified part outlives its donor."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ log = get_logger("join")
 
 @dataclass
 class PartialState:
-    """What a newcomer has so far: ``have`` parts in ``room``, from donors of ``lineage`` after ``round``."""
+    """What a newcomer has so far: ``have`` parts in ``room``, from donors of ``lineage`` at ``round``."""
 
     room: Sequence[Tensor]
     have: int = 0
@@ -50,15 +47,15 @@ class DonorBusy(Exception):
 
 
 class DonorBehind(Exception):
-    """It does not have the rounds that were asked for."""
+    """It does not have the requested rounds."""
 
 
 class DonorSlow(Exception):
-    """A part took too long; those before it have come."""
+    """A part took too long; those before it are valid."""
 
 
 def download_state(node: MemberNode, donor: Seat, room: Sequence[Tensor], timeout: float) -> State | None:
-    """The verified state of one member, or ``None`` when it did not give it within ``timeout`` seconds."""
+    """The verified state of one member; ``None`` when it fails or takes more than ``timeout`` seconds."""
     try:
         return node.call(download(node, donor, PartialState(room)), timeout)
     except (StreamLost, BadMessage, TimeoutError, RunError, DonorBusy) as error:
@@ -73,10 +70,10 @@ async def download(
     least: int = 0,
     part_limit: float = TRANSFER_LIMIT,
 ) -> State:
-    """Fill ``partial.room`` from part ``partial.have`` on, with the state of a donor at round ``least`` or later.
+    """Fill ``partial.room`` from part ``partial.have`` on with the state of a donor at round ``least`` or later.
 
-    Raises :class:`UserError` when it trains another configuration, :class:`DonorSlow` when a part took longer than
-    ``part_limit`` seconds, :class:`DonorBusy`, :class:`DonorBehind`, and what streams raise.
+    Raises :class:`UserError` when the donor trains another configuration, :class:`DonorSlow` when a part takes more
+    than ``part_limit`` seconds, :class:`DonorBusy`, :class:`DonorBehind`, and the errors of streams.
     """
     stream = await node.open_to_member(record.peer_id, STATE_PROTOCOL, record.addresses)
     try:
@@ -96,8 +93,8 @@ async def download(
             await _receive_parts(stream, partial, part_limit)
         await stream.send(StateReceived(), STATE_TIMEOUT)
         await stream.until_closed(1.0)
-        what = fields(peer=record.name, step=answer.step, round=answer.round, first=answer.first)
-        log.info("took the state of a member: %s", what)
+        got = fields(peer=record.name, step=answer.step, round=answer.round, first=answer.first)
+        log.info("took the state of a member: %s", got)
         done, donor = answer.phase_steps_done, record.peer_id
         return State(answer.step, answer.round, partial.room, answer.lineage, done, answer.root, donor)
     except Refused as refused:

@@ -33,11 +33,11 @@ def test_a_partner_is_free_as_soon_as_the_other_peer_is_asked_to_stop(tmp_path: 
     for peer in (one, two):
         peer.pace = 3.0  # phases of three seconds
     threads = in_threads(lambda: one.train(50), lambda: two.train(50))
-    meets = [peer.presence._meets for peer in (one, two)]
-    wait_for(lambda: all(it._agreed.meeting is not None for it in meets), 40)  # type: ignore[union-attr]
+    meets = [peer.presence._matching for peer in (one, two)]
+    wait_for(lambda: all(it._agreement.meeting is not None for it in meets), 40)  # type: ignore[union-attr]
     one.stop.request()
     began = time.monotonic()
-    wait_for(lambda: meets[1]._agreed.meeting is None, 2.0)  # type: ignore[union-attr]
+    wait_for(lambda: meets[1]._agreement.meeting is None, 2.0)  # type: ignore[union-attr]
     assert time.monotonic() - began < 1.0
     assert one.node.failure == ""  # its node still runs
     two.stop.request()

@@ -15,8 +15,8 @@ from peer.p2p import identity
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import NodeSettings
 from peer.p2p.stream import Stream
-from peer.swarm.messages import Decline
-from peer.swarm.pairing.messages import PROPOSAL_ANSWER, Accept, PartnerReady, Propose
+from peer.swarm.context import Decline
+from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Accept, PartnerReady, Propose
 from peer.swarm.pairing.proposals import ASK_TIMEOUT, MEET_PROTOCOL
 from peer.swarm.pairing.rendezvous import PARTNER_SLACK
 from tests.swarm.support.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all

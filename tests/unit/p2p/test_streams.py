@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from peer.p2p.payload import DIGEST_BYTES, CorruptPart, fp32_parts, receive_fp32, send_parts
 from peer.p2p.stream import MESSAGE_CAP, WRITE_CHUNK, BadMessage, Message, Stream, StreamLost
 from peer.rounds.vectors import Vector
-from peer.swarm.pairing.messages import PROPOSAL, PROPOSAL_ANSWER
+from peer.swarm.pairing.agreement import PROPOSAL, PROPOSAL_ANSWER
 from tests.unit.exchange.pair_harness import LoopThread, stream_pair
 
 

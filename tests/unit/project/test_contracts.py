@@ -54,8 +54,8 @@ def test_every_package_of_peer_has_a_floor(graph: grimp.ImportGraph) -> None:
 
 
 def test_an_import_from_a_floor_above_breaks_a_contract(graph: grimp.ImportGraph) -> None:
-    graph.add_import(importer="peer.rounds.types", imported="peer.swarm.messages")
+    graph.add_import(importer="peer.rounds.types", imported="peer.swarm.context")
     try:
         assert not kept(graph, "floors")
     finally:
-        graph.remove_import(importer="peer.rounds.types", imported="peer.swarm.messages")
+        graph.remove_import(importer="peer.rounds.types", imported="peer.swarm.context")

@@ -1,4 +1,4 @@
-"""The directory's levels: traffic that does not grow with the swarm, and everybody is found."""
+"""The directory's levels: traffic that does not grow with the swarm, and every member is found."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_everybody_is_found_in_time(size: int) -> None:
 
 def test_a_swarm_that_starts_at_once_and_one_that_shrinks_come_to_the_right_level() -> None:
     swarm = Swarm(600)
-    for _ in range(40):  # nobody has probed: all believe to be alone, in one bucket
+    for _ in range(40):  # no peer has probed: each estimates one member, in one bucket
         swarm.period()
     assert all(300 <= members <= 1050 for members in swarm.members())
     for number in range(500):

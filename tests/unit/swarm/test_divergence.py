@@ -33,7 +33,7 @@ def record(peer_id: str, round: int = 10, taken: int = 0) -> MemberRecord:
 
 @dataclass
 class Member:
-    """``line``: members of one line have something in common. A hostile one has nothing in common with anybody."""
+    """``line``: members of one line have something in common. A hostile one has nothing in common with any other."""
 
     peer_id: str
     line: str

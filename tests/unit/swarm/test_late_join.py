@@ -1,4 +1,4 @@
-"""Who began away from its swarm and sees it later: whose weights go on?"""
+"""A peer that began apart from its swarm finds it later: which weights go on?"""
 
 from __future__ import annotations
 

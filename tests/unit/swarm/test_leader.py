@@ -1,4 +1,4 @@
-"""The leader's decisions, over socket pairs: whom it waits for, whose weights count, who is left out."""
+"""The leader's decisions, over socket pairs: which members it waits for, leaves out, and whose weights count."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ME = Seat("a", "peer-a")
 X, OTHER = Lineage("x", 9), Lineage("other", 6)
 
 
-class Hall:
+class Harness:
     """A leader and the members' ends of its streams."""
 
     def __init__(self, patience: float = 600.0) -> None:
@@ -63,8 +63,8 @@ class Hall:
             end.close()
 
 
-async def word(end: Stream, timeout: float = 5.0) -> Any:
-    """The next word that is not ``WaitFor``."""
+async def decision(end: Stream, timeout: float = 5.0) -> Any:
+    """The next message that is not ``WaitFor``."""
     while isinstance(said := await end.receive(LEADER_MESSAGE, timeout), WaitFor):
         pass
     return said
@@ -72,24 +72,24 @@ async def word(end: Stream, timeout: float = 5.0) -> Any:
 
 def run(scene: Any, **options: Any) -> None:
     async def play() -> None:
-        hall = Hall(**options)
+        harness = Harness(**options)
         try:
-            await scene(hall)
+            await scene(harness)
         finally:
-            await hall.close()
+            await harness.close()
 
     asyncio.run(play())
 
 
 def test_all_that_are_ready_are_in_the_roster_in_the_order_of_their_ids() -> None:
-    async def scene(hall: Hall) -> None:
+    async def scene(harness: Harness) -> None:
         for name in ("d", "b", "c"):
-            await hall.ready(name)
-        group = await hall.gather()
+            await harness.ready(name)
+        group = await harness.gather()
         assert [link.peer_id for link in group.links] == ["b", "c", "d"]
         assert group.assembly is not None
         assert sorted(group.assembly.controls) == [1, 2, 3]
-        said = [await word(hall.ends[name]) for name in ("b", "c", "d")]
+        said = [await decision(harness.ends[name]) for name in ("b", "c", "d")]
         assert all(isinstance(it, Roster) and it == said[0] for it in said)
         assert [member.peer_id for member in said[0].members] == ["a", "b", "c", "d"]
         assert group.assembly.token == said[0].token
@@ -98,9 +98,9 @@ def test_all_that_are_ready_are_in_the_roster_in_the_order_of_their_ids() -> Non
 
 
 def test_one_that_comes_late_is_waited_for_and_the_others_are_told_for_whom() -> None:
-    async def scene(hall: Hall) -> None:
-        ready, late = await hall.ready("b"), await hall.join("c", eta=60)
-        gathering = asyncio.ensure_future(hall.gather())
+    async def scene(harness: Harness) -> None:
+        ready, late = await harness.ready("b"), await harness.join("c", eta=60)
+        gathering = asyncio.ensure_future(harness.gather())
         said = await ready.receive(LEADER_MESSAGE, 5)
         assert isinstance(said, WaitFor) and said.names == "peer-c" and 60 < said.seconds < 100
         await late.send(MemberReady(lineage=X), 1)
@@ -110,60 +110,60 @@ def test_one_that_comes_late_is_waited_for_and_the_others_are_told_for_whom() ->
 
 
 def test_one_that_does_not_come_or_dies_is_left_out() -> None:
-    async def scene(hall: Hall) -> None:
-        await hall.ready("b")
-        await hall.join("c", eta=0)  # says that it is here, and then nothing
-        dies = await hall.join("d", eta=1000)
+    async def scene(harness: Harness) -> None:
+        await harness.ready("b")
+        await harness.join("c", eta=0)  # says that it is here, and then nothing
+        dies = await harness.join("d", eta=1000)
         began = time.monotonic()
-        gathering = asyncio.ensure_future(hall.gather())
+        gathering = asyncio.ensure_future(harness.gather())
         await asyncio.sleep(0.2)
         dies.close()
         group = await gathering
         assert [link.peer_id for link in group.links] == ["b"]
         assert time.monotonic() - began < leader.MEMBER_SLACK + 1.5
         with pytest.raises(StreamLost):
-            await word(hall.ends["c"])
+            await decision(harness.ends["c"])
 
     run(scene)
 
 
 def test_the_patience_is_a_limit_to_what_a_member_announces() -> None:
-    async def scene(hall: Hall) -> None:
-        await hall.ready("b")
-        await hall.join("c", eta=1e6)
+    async def scene(harness: Harness) -> None:
+        await harness.ready("b")
+        await harness.join("c", eta=1e6)
         began = time.monotonic()
-        assert len((await hall.gather()).links) == 1
+        assert len((await harness.gather()).links) == 1
         assert time.monotonic() - began < 2.5
 
     run(scene, patience=1.0)
 
 
 def test_who_joins_for_the_next_round_already_is_not_waited_for_and_not_forgotten() -> None:
-    async def scene(hall: Hall) -> None:
-        await hall.ready("b", round=3)
-        await hall.join("c", eta=1000, round=4)
-        assert len((await hall.gather(round=3)).links) == 1
-        assert hall.leader.present == {"c"}
-        await hall.ready("c", round=4)
-        assert [link.peer_id for link in (await hall.gather(round=4)).links] == ["c"]
+    async def scene(harness: Harness) -> None:
+        await harness.ready("b", round=3)
+        await harness.join("c", eta=1000, round=4)
+        assert len((await harness.gather(round=3)).links) == 1
+        assert harness.leader.present == {"c"}
+        await harness.ready("c", round=4)
+        assert [link.peer_id for link in (await harness.gather(round=4)).links] == ["c"]
 
     run(scene)
 
 
 def test_a_leader_whose_own_count_is_behind_waits_all_the_same() -> None:
-    async def scene(hall: Hall) -> None:
-        await hall.ready("b", round=9)
-        assert len((await hall.gather(round=3)).links) == 1
+    async def scene(harness: Harness) -> None:
+        await harness.ready("b", round=9)
+        assert len((await harness.gather(round=3)).links) == 1
 
     run(scene)
 
 
 def test_a_stray_takes_the_weights_of_the_leader_and_is_then_in_the_roster() -> None:
-    async def scene(hall: Hall) -> None:
-        stray = await hall.ready("b", lineage=OTHER)
-        await hall.ready("c")
-        gathering = asyncio.ensure_future(hall.gather())
-        said = await word(stray)
+    async def scene(harness: Harness) -> None:
+        stray = await harness.ready("b", lineage=OTHER)
+        await harness.ready("c")
+        gathering = asyncio.ensure_future(harness.gather())
+        said = await decision(stray)
         assert isinstance(said, OutOfDate) and said.donor.peer_id == "a"
         await stray.send(MemberReady(lineage=X), 1)
         assert len((await gathering).links) == 2
@@ -172,11 +172,11 @@ def test_a_stray_takes_the_weights_of_the_leader_and_is_then_in_the_roster() -> 
 
 
 def test_one_that_comes_back_with_other_weights_again_is_left_out() -> None:
-    async def scene(hall: Hall) -> None:
-        stray = await hall.ready("b", lineage=OTHER)
-        await hall.ready("c")
-        gathering = asyncio.ensure_future(hall.gather())
-        assert isinstance(await word(stray), OutOfDate)
+    async def scene(harness: Harness) -> None:
+        stray = await harness.ready("b", lineage=OTHER)
+        await harness.ready("c")
+        gathering = asyncio.ensure_future(harness.gather())
+        assert isinstance(await decision(stray), OutOfDate)
         await stray.send(MemberReady(lineage=Lineage("other still", 9)), 1)
         assert [link.peer_id for link in (await gathering).links] == ["c"]
 
@@ -184,14 +184,14 @@ def test_one_that_comes_back_with_other_weights_again_is_left_out() -> None:
 
 
 def test_a_leader_that_is_behind_is_sent_off_itself_while_the_others_hear_that_it_lives() -> None:
-    async def scene(hall: Hall) -> None:
-        members = [await hall.ready(name, lineage=Lineage("right", 10)) for name in ("b", "c")]
-        group = await hall.gather(lineage=Lineage("wrong", 7))
+    async def scene(harness: Harness) -> None:
+        members = [await harness.ready(name, lineage=Lineage("right", 10)) for name in ("b", "c")]
+        group = await harness.gather(lineage=Lineage("wrong", 7))
         assert group.behind is not None and group.behind.peer_id == "b"
         for end in members:
             while (said := await end.receive(LEADER_MESSAGE, 3)).names != "peer-a":  # before, it waited for peer-c
                 assert isinstance(said, WaitFor)
-        assert len((await hall.gather(lineage=Lineage("right", 10))).links) == 2
+        assert len((await harness.gather(lineage=Lineage("right", 10))).links) == 2
 
     run(scene)
 
@@ -201,23 +201,23 @@ def test_a_leader_that_is_behind_is_sent_off_itself_while_the_others_hear_that_i
     [
         (("x", 6), [("y", 6), ("y", 6)], "y"),  # as much work: what most have
         (("x", 9), [("y", 5), ("y", 5)], "x"),  # more work, though most have another: they begin from older checkpoints
-        (("", 0), [("", 0), ("", 0), ("x", 1)], "x"),  # whoever has trained at all, beside many that have not
+        (("", 0), [("", 0), ("", 0), ("x", 1)], "x"),  # a peer that has trained, among many that have not
     ],
 )
 def test_the_lineage_that_counts(own: tuple[str, int], others: list[tuple[str, int]], reference: str) -> None:
-    async def scene(hall: Hall) -> None:
+    async def scene(harness: Harness) -> None:
         for name, lineage in zip("bcd", others, strict=False):
-            await hall.ready(name, Lineage(*lineage))
+            await harness.ready(name, Lineage(*lineage))
         await asyncio.sleep(0.1)
-        found = hall.leader._outdated(Lineage(*own))
+        found = harness.leader._outdated(Lineage(*own))
         assert found is not None and found[0].digest == reference
 
     run(scene)
 
 
 def test_unequal_replicas_have_no_lineage_to_compare() -> None:
-    async def scene(hall: Hall) -> None:
-        await hall.ready("b", lineage=OTHER)
-        assert len((await hall.gather(equal=False)).links) == 1
+    async def scene(harness: Harness) -> None:
+        await harness.ready("b", lineage=OTHER)
+        assert len((await harness.gather(equal=False)).links) == 1
 
     run(scene)

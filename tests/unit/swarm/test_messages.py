@@ -19,8 +19,7 @@ from peer.rounds.progress import Progress
 from peer.swarm.directory import reader, records
 from peer.swarm.directory.reader import Reader
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.pairing.agreement import Meeting
-from peer.swarm.pairing.messages import Propose
+from peer.swarm.pairing.agreement import Meeting, Propose
 from tests.unit.exchange.pair_harness import stream_pair
 
 
@@ -103,7 +102,7 @@ def test_a_partners_time_runs_out() -> None:
         first = meeting.their_eta()
         await asyncio.sleep(0.25)
         meeting.settle(False)
-        meeting.settle(True)  # the first word counts
+        meeting.settle(True)  # the first call counts
         assert meeting.came.result() is False
         return first, meeting.their_eta()
 

@@ -1,4 +1,4 @@
-"""Of whom does a peer take the state, when it joins or comes back?"""
+"""From which member does a peer take the state when it joins or comes back?"""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_newcomers_spread_and_who_comes_back_takes_what_it_had() -> None:
 
 
 class Listed:
-    """The directory of twenty members that stand where no peer was further."""
+    """The directory of twenty members at the same round."""
 
     def refresh_all(self) -> list[MemberRecord]:
         return [record(number, 5) for number in range(20)]
@@ -90,9 +90,9 @@ def test_few_are_asked_for_rounds_that_perhaps_nobody_has(monkeypatch: pytest.Mo
     """Each copies its state to answer."""
     asked: list[int] = []
 
-    async def download(*who: Any) -> State:
-        asked.append(who[3])
-        if who[3] > 5:
+    async def download(*args: Any) -> State:
+        asked.append(args[3])
+        if args[3] > 5:
             raise DonorBehind
         return State(125, 5, [])
 
@@ -115,10 +115,10 @@ def test_a_slow_donor_is_left_for_others_until_it_is_our_own_link(
 ) -> None:
     asked: list[int] = []
 
-    async def download(*who: Any) -> State:
-        number = int(who[1].name.removeprefix("peer-"))
+    async def download(*args: Any) -> State:
+        number = int(args[1].name.removeprefix("peer-"))
         asked.append(number)
-        if number in slow and who[4] == join.PART_LIMIT:
+        if number in slow and args[4] == join.PART_LIMIT:
             raise DonorSlow
         return State(125, 5, [])
 
@@ -131,7 +131,7 @@ def test_a_slow_donor_is_left_for_others_until_it_is_our_own_link(
 def test_donors_that_serve_others_are_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, free_at = 0, 20 * 30  # requests to twenty members
 
-    async def download(*who: Any) -> State:
+    async def download(*args: Any) -> State:
         nonlocal asked
         asked += 1
         if asked <= free_at:
@@ -156,8 +156,8 @@ def test_donors_that_serve_others_are_waited_for_but_not_for_ever(monkeypatch: p
 def test_who_gets_on_from_donor_to_donor_does_not_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them is lost in mid-way."""
 
-    async def download(*who: Any) -> State:
-        partial, last = who[2], int(who[1].name.removeprefix("peer-")) == 19
+    async def download(*args: Any) -> State:
+        partial, last = args[2], int(args[1].name.removeprefix("peer-")) == 19
         partial.have += last and partial.have < 10
         if partial.have < 10 or not done:
             raise StreamLost("it has hung up")

@@ -39,12 +39,8 @@ class Presence:
         self.ended_rounds: list[Averaged] = []
         self.asked: list[tuple[int, ...]] = []
 
-    def group_for(self, round: int) -> Group:
-        self.asked.append((round,))
-        return Group(round)
-
-    def group_beside(self, round: int, phase: int) -> Group:
-        self.asked.append((round, phase))
+    def group_for(self, round: int, after: int | None = None) -> Group:
+        self.asked.append((round,) if after is None else (round, after))
         return Group(round)
 
     def ended(self, averaged: Averaged) -> None:
