@@ -120,18 +120,10 @@ def _serve(args: argparse.Namespace) -> None:
 
     identity.load_or_create(args.identity)
     authority = owner.authority(args.owner, args.identity) if args.owner else None
+    announce, initial_peers = tuple(args.announce), tuple(args.initial_peers)
+    settings = NodeSettings(args.identity, args.host, args.port, announce, initial_peers, upnp=True)
     with contextlib.ExitStack() as stack:
-        node = Node(
-            NodeSettings(
-                identity=args.identity,
-                host=args.host,
-                port=args.port,
-                announce=tuple(args.announce),
-                initial_peers=tuple(args.initial_peers),
-                upnp=True,
-            ),
-            authority,
-        )
+        node = Node(settings, authority)
         stack.callback(node.stop)
         signals.emergency = node.kill
         monitor = Monitor(node, args.http_host, args.http_port)

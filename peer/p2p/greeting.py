@@ -1,15 +1,17 @@
-"""One question before two members talk: do both train the same run, with the same configuration and model layout?
+"""The greeting of two members: do both train the same run, with the same configuration and model layout?
 
     caller: Greeting, its first message     called: reads it, then listens | Refusal, and closes
 
 The caller does not wait for an answer, so no round trip is added; a refusal is raised where it reads the first answer.
-Previous stations: stream.py, node.py. Next station: swarm/.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -17,8 +19,10 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from peer import __version__
 from peer.config.digest import first_difference
 from peer.logs import get_logger
-from peer.p2p.admission.dht_rules import Authority
+from peer.p2p import identity
+from peer.p2p.admission.dht_rules import Authority, invited
 from peer.p2p.node import Handler, Node, NodeSettings
+from peer.p2p.reachability.decide import Reachability
 from peer.p2p.stream import Message, Refusal, Refused, Stream, StreamLost
 
 log = get_logger("greeting")
@@ -121,3 +125,26 @@ class MemberNode(Node):
             await handler(stream)
 
         await self.serve(protocol, admitted)
+
+
+@contextmanager
+def guest_node(
+    settings: NodeSettings, invitation: Path | None, owner: str | None = None, member: MemberIdentity | None = None
+) -> Iterator[tuple[MemberNode, Authority | None]]:
+    """A node that only reads the swarm, with the key of its ``invitation`` (a file) or a temporary one. It listens; the
+    caller joins with ``client=True``. It is stopped at the end.
+
+    ``settings.identity`` is replaced. ``owner``: the expected one. ``member``: how it greets members, if it does.
+    Raises one-line errors only.
+    """
+    with TemporaryDirectory(prefix="noloco-guest-") as folder:
+        key = Path(folder, "guest.key")
+        authority = None if invitation is None else invited(invitation, key, owner)
+        identity.load_or_create(key)
+        me = member or MemberIdentity("guest", run="", config="", canonical="", layout="")
+        node = MemberNode(replace(settings, identity=key), authority, me)
+        try:
+            node.listen(Reachability(announce=settings.announce))
+            yield node, authority
+        finally:
+            node.stop()

@@ -1,28 +1,25 @@
-"""This process's place in the peer-to-peer network: p2pd and hivemind's DHT node, on a loop in a thread.
-
-Previous stations: event_loop.py, daemon.py, dial.py, reachability, dht.py. Next station: greeting.py.
-"""
+"""A node of the peer-to-peer network: p2pd and hivemind's DHT node, on an event loop in a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
+from peer.config.schema import NetworkConfig
 from peer.errors import RunError, UserError
 from peer.logs import get_logger
 from peer.p2p.addresses import is_loopback, owner_of, tcp_of
 from peer.p2p.admission.dht_rules import Authority
-from peer.p2p.admission.gate import ADMISSION_PROTOCOL as ADMISSION
-from peer.p2p.admission.gate import Gate
+from peer.p2p.admission.gate import ADMISSION_PROTOCOL, Gate
 from peer.p2p.admission.revocations import keep_revocations
 from peer.p2p.daemon import Daemon
 from peer.p2p.dht import asked_in_vain, join_dht, keep_in_touch, objection_of
@@ -34,7 +31,6 @@ from peer.p2p.reachability.reservations import Reservations
 from peer.p2p.stream import Stream, StreamLost
 
 log = get_logger("node")
-NodeResult = TypeVar("NodeResult")
 Handler = Callable[[Stream], Awaitable[None]]
 
 DHT_SHUTDOWN_TIMEOUT = 3.0  # seconds for saying goodbye to the DHT
@@ -58,15 +54,20 @@ class NodeSettings:
     start_timeout: float = 60.0
     join_timeout: float = 60.0
 
+    @classmethod
+    def of(cls, network: NetworkConfig, identity: Path | None, initial_peers: tuple[str, ...] = ()) -> NodeSettings:
+        """The settings in ``peer.network``, whose fields are the other fields of this class."""
+        return cls(identity=identity, initial_peers=initial_peers, **dict(network))
 
-class Node:
+
+class Node(LoopThread):
     """Start with :meth:`start`, leave with :meth:`stop`; both are safe to call from the main thread only."""
 
     def __init__(self, settings: NodeSettings, authority: Authority | None = None) -> None:
+        super().__init__()
         self._settings, self._authority = settings, authority
         self._gate = Gate(authority.admission) if authority else None
         self._refused = ""  # what an initial peer says of our invitation
-        self._thread = LoopThread()
         self._daemon: Daemon | None = None
         self._p2p: P2P | None = None
         self._dht: DHTNode | None = None
@@ -119,19 +120,6 @@ class Node:
         limit = settings.join_timeout + 10
         return self.call(connect_any(self.p2p, settings.initial_peers, settings.join_timeout), limit)
 
-    def call(self, work: Coroutine[Any, Any, NodeResult], timeout: float) -> NodeResult:
-        """Run ``work`` on the network thread and wait at most ``timeout`` seconds for it."""
-        return self._thread.call(work, timeout)
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The network thread's."""
-        return self._thread.loop
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` in the background until it ends or the node stops."""
-        self._thread.spawn(work)
-
     @property
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs by which others reach this node, with its id; those through relays first."""
@@ -148,17 +136,17 @@ class Node:
     @property
     def failure(self) -> str:
         """Why the network is gone, in words; empty while it works."""
-        if self._daemon is not None and not self._daemon.alive:
-            return f"the p2p daemon (pid {self._daemon.pid}) has died: {self._daemon.last_line()}"
+        if self._daemon is not None and self._daemon.failure:
+            return self._daemon.failure
         if self._authority is not None:
             said = self._refused or self._authority.admission.objection(self._authority.admission.own, self.peer_id)
             if said:
                 return f"this peer is not admitted any more: {said}"
-        return "" if self._thread.alive else "the network thread has ended"
+        return "" if self.alive else "the network thread has ended"
 
     def stop(self) -> None:
         """Close everything; leaves no process and no socket file. Stopping twice is fine."""
-        self._thread.close(self._goodbye())
+        self.close(self._goodbye())
         self.kill()
 
     def kill(self) -> None:
@@ -179,10 +167,6 @@ class Node:
         """hivemind's DHT node; its coroutines run on the network thread."""
         assert self._dht is not None
         return self._dht
-
-    def background(self, work: Coroutine[Any, Any, None]) -> None:
-        """As :meth:`spawn`, from the network thread itself."""
-        self._thread.background(work)
 
     async def open(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
         """Open a stream to ``peer_id``. Raises :class:`StreamLost` or ``TimeoutError``."""
@@ -259,7 +243,7 @@ class Node:
         self.peer_id = self.p2p.peer_id.to_base58()
         self._listening = await self.visible()
         if self._gate is not None:
-            await self.serve(ADMISSION, self._gate.answer, open_to_all=True)
+            await self.serve(ADMISSION_PROTOCOL, self._gate.answer, open_to_all=True)
 
     async def join(self, reached: Sequence[str], *, client: bool) -> None:
         """Join the DHT through nodes that are connected; raises :class:`UserError`."""
