@@ -18,9 +18,8 @@ from peer.config.schema import NetworkConfig
 from peer.errors import RunError, UserError
 from peer.logs import get_logger
 from peer.p2p.addresses import is_loopback, owner_of, tcp_of
-from peer.p2p.admission.dht_rules import Authority
+from peer.p2p.admission.dht_rules import Authority, keep_revocations
 from peer.p2p.admission.gate import ADMISSION_PROTOCOL, Gate
-from peer.p2p.admission.revocations import keep_revocations
 from peer.p2p.daemon import Daemon
 from peer.p2p.dht import asked_in_vain, join_dht, keep_in_touch, objection_of
 from peer.p2p.dial import Unreachable, connect_any, dial, disconnect
@@ -91,7 +90,8 @@ class Node(LoopThread):
             found = self.call(decide(self.open, self.visible, reached, settings.upnp), DECIDE_TIMEOUT)
             if found != stand:
                 port = next((it[1] for it in map(tcp_of, self._listening) if it is not None), settings.port)
-                self._end_listening()
+                self.call(self.p2p.shutdown(), RPC_TIMEOUT)
+                self.kill()
                 self.listen(found, port)
                 reached, stand = self.connect(), found
             self._listening = self.call(self.visible(), RPC_TIMEOUT)  # a router has opened one of them meanwhile
@@ -261,12 +261,6 @@ class Node(LoopThread):
         self._slots.start(self.background)
         if not await self._slots.first(RESERVATION_TIMEOUT):
             log.warning("no initial peer has a relay's slot for this peer yet: others cannot call it, it can call them")
-
-    def _end_listening(self) -> None:
-        """Give the daemon up, to start another one."""
-        if self._p2p is not None:
-            self.call(self._p2p.shutdown(), RPC_TIMEOUT)
-        self.kill()
 
     async def _given_silence(self, address: str) -> None:
         """An initial peer is there and its DHT does not answer."""

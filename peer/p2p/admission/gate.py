@@ -82,15 +82,6 @@ class Gate:
             log.warning("turned away: %s", fields(peer=peer_id, reason=objection))
 
 
-async def knock(stream: Stream, own: Certificate | None) -> Notice:
-    """Ask a node whose DHT does not answer for its verdict on the certificate ``own``."""
-    try:
-        await stream.send(Knock(certificate=own), ADMISSION_TIMEOUT)
-        return await stream.receive(NOTICE, ADMISSION_TIMEOUT)
-    finally:
-        stream.close()
-
-
 def why_refused(address: str, notice: Notice, own: Certificate | None) -> str:
     """One line for a peer that was refused; empty when the invitation is valid."""
     if own is None:

@@ -1,13 +1,12 @@
 """The few messages of libp2p's circuit relay v2 that a relay needs, as bytes.
 
 https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md: length-delimited protobuf. Only the fields that a relay
-uses are described here; protobuf skips the others. Next: relay.py.
+uses are described here; protobuf skips the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
@@ -52,20 +51,14 @@ def _messages() -> dict[str, Any]:
 _CLASSES = _messages()
 
 
-@dataclass(frozen=True)
-class Hop:
-    """What a caller asks of a relay; ``peer``: the id (bytes) of the one it wants."""
+async def read_hop(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """The kind of a caller's message, and the id of the peer that it wants.
 
-    kind: int
-    peer: bytes
-
-
-async def read_hop(reader: asyncio.StreamReader) -> Hop:
-    """Raises :class:`BadMessage`, ``asyncio.IncompleteReadError`` or ``OSError``; the caller sets the deadline."""
+    Raises :class:`BadMessage`, ``asyncio.IncompleteReadError`` or ``OSError``; the caller sets the deadline."""
     message = await _read("HopMessage", reader)
     if len(message.peer.id) > LONGEST_ID:
         raise BadMessage("not a peer id")
-    return Hop(message.type, message.peer.id)
+    return message.type, message.peer.id
 
 
 async def read_stop_status(reader: asyncio.StreamReader) -> int:

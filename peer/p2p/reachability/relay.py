@@ -104,9 +104,9 @@ class Relay:
         """Handler of :data:`circuit_messages.HOP`: a caller asks for one of the holders."""
         try:
             async with asyncio.timeout(RESERVE_TIMEOUT):
-                asked = await circuit_messages.read_hop(stream.reader)
-            target = PeerID(asked.peer).to_base58() if asked.kind == circuit_messages.CONNECT else ""
-            status = self._status(asked.kind, stream.remote, target)
+                kind, wanted = await circuit_messages.read_hop(stream.reader)
+            target = PeerID(wanted).to_base58() if kind == circuit_messages.CONNECT else ""
+            status = self._status(kind, stream.remote, target)
             if status == circuit_messages.OK:
                 with self._counted(stream.remote, target):
                     status = await self._connect(stream, target)
@@ -124,11 +124,9 @@ class Relay:
         if target not in self._slots or target == caller:
             return circuit_messages.NO_RESERVATION
         busiest = max(self._circuits[caller], self._circuits[target])
-        return (
-            circuit_messages.LIMIT_EXCEEDED
-            if self._open >= CIRCUITS or busiest >= CIRCUITS_EACH
-            else circuit_messages.OK
-        )
+        if self._open >= CIRCUITS or busiest >= CIRCUITS_EACH:
+            return circuit_messages.LIMIT_EXCEEDED
+        return circuit_messages.OK
 
     @contextmanager
     def _counted(self, *ends: str) -> Iterator[None]:
@@ -147,9 +145,8 @@ class Relay:
         except (StreamLost, TimeoutError):
             return circuit_messages.CONNECTION_FAILED
         try:
-            await called.write(
-                circuit_messages.stop_connect(PeerID.from_base58(caller.remote).to_bytes()), RESERVE_TIMEOUT
-            )
+            caller_id = PeerID.from_base58(caller.remote).to_bytes()
+            await called.write(circuit_messages.stop_connect(caller_id), RESERVE_TIMEOUT)
             async with asyncio.timeout(RESERVE_TIMEOUT):
                 if await circuit_messages.read_stop_status(called.reader) != circuit_messages.OK:
                     return circuit_messages.CONNECTION_FAILED
