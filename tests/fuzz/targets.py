@@ -26,8 +26,8 @@ from hivemind.proto.auth_pb2 import AccessToken
 from hivemind.utils import MSGPackSerializer
 from pydantic import TypeAdapter
 
+from dht_bootstrap.collector import targets as targets_of
 from dht_bootstrap.history import RunHistory
-from dht_bootstrap.targets import targets as targets_of
 from dht_bootstrap.view import run_view
 from peer.config import load
 from peer.config.schema import CodecName, Config
