@@ -99,14 +99,6 @@ async def asked_in_vain(p2p: P2P, dht: DHTNode, addresses: Sequence[str]) -> boo
     return bool(silent)
 
 
-async def objection_of(p2p: P2P, peer_id: str, authority: Authority | None) -> str:
-    """Why a node whose DHT does not answer objects to our invitation; empty when it does not."""
-    if authority is None:
-        return ""
-    notice = await notice_of(p2p, peer_id, authority.admission.own)
-    return notice.objection if notice is not None else ""
-
-
 async def notice_of(p2p: P2P, peer_id: str, own: Certificate | None) -> Notice | None:
     """The node's verdict on a certificate; ``None`` when it does not answer or its swarm is open."""
     try:

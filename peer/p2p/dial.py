@@ -62,17 +62,16 @@ async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> lis
     deadline, pause = time.monotonic() + timeout, 0.5
     reasons: dict[str, str] = {}
     while addresses:
-        failed: set[str] = set()
+        reached: list[str] = []
         for address in addresses:
             try:
                 await dial(p2p, owner_of(address), [address], ATTEMPT_SECONDS)
+                reached.append(address)
             except Unreachable as error:
                 # libp2p does not even try again for a few seconds after a failure: then the first reason stands
                 if BACKOFF not in str(error) or address not in reasons:
                     reasons[address] = str(error)
-                failed.add(address)
-        reached = [address for address in addresses if address not in failed]
-        for address in failed:
+        for address in [it for it in addresses if it not in reached]:
             log.warning("initial peer %s: %s%s", address, reasons[address], "" if reached else "; trying again")
         if reached:
             return reached

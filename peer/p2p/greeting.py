@@ -27,7 +27,7 @@ from peer.p2p.stream import Message, Refusal, Refused, Stream, StreamLost
 
 log = get_logger("greeting")
 
-WIRE_VERSION = 2  # of everything that members say to each other; raised with every change of it
+WIRE_VERSION = 2  # of all messages between members; raised with every change of one
 GREETING_TIMEOUT = 5.0  # seconds for one message
 WARNED_PEERS = 1000
 
@@ -36,7 +36,7 @@ Version = Annotated[str, Field(max_length=24, pattern=r"^[ -~]*$")]  # a part of
 
 
 class Greeting(Message):
-    """Who calls. Later versions may say more: what is not known here is left out, and the versions are compared."""
+    """The caller's first message. A later version may have more fields: they are ignored, the versions are compared."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
     kind: Literal["greeting"] = "greeting"
@@ -76,7 +76,7 @@ class MemberIdentity:
         raise StreamLost(f"refused: {refusal.reason}")
 
     def refusal(self, theirs: Greeting) -> Refusal | None:
-        """What a caller is told with which this peer has nothing in common; ``None`` when it has."""
+        """The answer to a caller that trains another run, configuration or layout; ``None`` when all are equal."""
         if theirs.wire != WIRE_VERSION:
             here = f"noloco-peer {__version__} (wire version {WIRE_VERSION})"
             return Refusal(
@@ -93,7 +93,7 @@ class MemberIdentity:
         return str(refused) if refused.run is None else first_difference(self.canonical, refused.run)
 
     def warn_of(self, name: str, refused: Refused) -> None:
-        """Say once for each peer why it refuses this one."""
+        """Log once for each peer why it refuses this one."""
         if name not in self._warned and len(self._warned) < WARNED_PEERS:
             self._warned.add(name)
             what = "refuses this peer" if refused.run is None else "trains another configuration"
@@ -108,7 +108,7 @@ class MemberNode(Node):
         self.member = member
 
     async def open_to_member(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
-        """As :meth:`open`: the greeting is on its way when this returns."""
+        """As :meth:`open`; the greeting was sent when this returns."""
         stream = await self.open(peer_id, protocol, addresses)
         try:
             await stream.send(self.member.greeting, GREETING_TIMEOUT)

@@ -1,4 +1,4 @@
-"""The few messages of libp2p's circuit relay v2 that a relay needs, as bytes.
+"""The messages of libp2p's circuit relay v2 that a relay needs, as bytes.
 
 https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md: length-delimited protobuf. Only the fields that a relay
 uses are described here; protobuf skips the others.
@@ -26,7 +26,7 @@ LONGEST_ID = 64  # bytes
 
 
 def _messages() -> dict[str, Any]:
-    """The classes by name. Kinds and statuses are numbers and no enums: a kind that is not known stays as it came."""
+    """The classes by name. Kinds and statuses are plain numbers, so an unknown one is kept."""
     kinds = FieldDescriptorProto
     fields = {
         "Peer": [("id", 1, kinds.TYPE_BYTES)],
@@ -62,7 +62,7 @@ async def read_hop(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 async def read_stop_status(reader: asyncio.StreamReader) -> int:
-    """The status in the answer of the called."""
+    """The status in the called side's answer."""
     message = await _read("StopMessage", reader)
     if message.type != STOP_STATUS:
         raise BadMessage("not a status")
@@ -70,12 +70,12 @@ async def read_stop_status(reader: asyncio.StreamReader) -> int:
 
 
 def hop_status(status: int) -> bytes:
-    """The relay's answer to a caller. It has no limit in it: libp2p would keep most protocols off a limited circuit."""
+    """The relay's answer to a caller, without a limit: libp2p allows few protocols on a limited circuit."""
     return _delimited(_CLASSES["HopMessage"](type=STATUS, status=status))
 
 
 def stop_connect(caller: bytes) -> bytes:
-    """Tells the called who wants it; ``caller``: a peer id (bytes)."""
+    """Tells the called side the id (bytes) of the ``caller``."""
     return _delimited(_CLASSES["StopMessage"](type=STOP_CONNECT, peer={"id": caller}))
 
 

@@ -23,7 +23,7 @@ async def work():
         await asyncio.sleep(0.1)
     return "done"
 
-print(LoopThread().call(work(), 3.0), flush=True)
+print(LoopThread().call(work(), 4.0), flush=True)
 """
 
 

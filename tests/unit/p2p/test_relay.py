@@ -146,7 +146,7 @@ def test_bytes_pass_both_ways_between_a_caller_and_a_holder() -> None:
             await sending
         called.close()
         assert await caller.reader.read() == b""  # one end is the end of both
-        assert network.relay._open == 0
+        assert network.relay._circuits.total() == 0
 
     run(talk())
 
