@@ -91,7 +91,7 @@ def invite(path: Path, name: str, days: float, out: Path) -> str:
     write_whole(out, made.model_dump_json(indent=1) + "\n", mode=PRIVATE)
     until = time.strftime("%Y-%m-%d", time.gmtime(certificate.expires))
     return (
-        f"invited {name} until {until}: {out} (peer.invitation; it is a key: send it by a safe way)\n"
+        f"invited {name} until {until}: {out} (peer.invitation; it is a key: send it over a secure channel)\n"
         f"in every config: run.admission=invite run.owner={owner.public}"
     )
 

@@ -42,7 +42,7 @@ class _Loader(yaml.SafeLoader):
         keys = [self.construct_object(key) for key, _ in node.value]
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
-            raise yaml.MarkedYAMLError(problem=f"the key {twice!r} stands twice", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(problem=f"the key {twice!r} is given twice", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)
 
 

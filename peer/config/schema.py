@@ -1,6 +1,6 @@
 """The configuration's types: ``run`` is equal in the whole swarm, ``peer`` is local to this machine.
 
-Peers compare the digest of ``run`` when a stream opens (digest.py). Defaults stand here and nowhere else; load.py loads
+Peers compare the digest of ``run`` when a stream opens (digest.py). All defaults are here; load.py loads
 files and explains mistakes.
 """
 
@@ -201,9 +201,8 @@ class MemberConfig(Section):
     start_patience: float = Field(default=60.0, ge=0)  # seconds to wait for them; then it begins with those that came
     network: NetworkConfig = NetworkConfig()
     metrics: MetricsConfig = MetricsConfig()
-    trackers: Annotated[
-        tuple[Literal["tensorboard", "wandb"], ...], Sequence
-    ] = ()  # beside Prometheus; see telemetry/trackers.py
+    # in addition to Prometheus; see telemetry/trackers.py
+    trackers: Annotated[tuple[Literal["tensorboard", "wandb"], ...], Sequence] = ()
 
     @model_validator(mode="after")
     def _one_identity(self) -> Self:

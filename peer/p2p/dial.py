@@ -68,7 +68,7 @@ async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> lis
                 await dial(p2p, owner_of(address), [address], ATTEMPT_SECONDS)
                 reached.append(address)
             except Unreachable as error:
-                # libp2p does not even try again for a few seconds after a failure: then the first reason stands
+                # libp2p refuses to try again for a few seconds after a failure: keep the first reason
                 if BACKOFF not in str(error) or address not in reasons:
                     reasons[address] = str(error)
         for address in [it for it in addresses if it not in reached]:

@@ -1,6 +1,6 @@
 """The DHT of an invited swarm: hivemind's authorizer and validators with the swarm's rules.
 
-Requests and answers carry the certificate and are signed with the key that it names. A member's record stands under a
+Requests and answers carry the certificate and are signed with the key that it names. A member's record has a
 subkey with its public key and is signed with that key, so no peer can write the record of another. The only other
 record is the owner's list of revocations: members read it, and each of them keeps it alive.
 """
@@ -44,7 +44,7 @@ SHA2_256 = b"\x12\x20"  # a multihash says which hash it is, and its length
 
 
 class Authority:
-    """What a node of an invited swarm needs beside its settings; ``key``: the file of its libp2p identity."""
+    """What a node of an invited swarm needs in addition to its settings; ``key``: the file of its libp2p identity."""
 
     def __init__(self, admission: Admission, key: Path) -> None:
         """Raises :class:`UserError` when other members would refuse our certificate."""
@@ -97,7 +97,7 @@ class Validators(CompositeValidator):
 
 
 class Rules(RecordValidatorBase):
-    """Which records may stand in the DHT. Signatures have been checked before."""
+    """Which records the DHT may hold. Signatures have been checked before."""
 
     _revocations = DHTID.generate(source=REVOCATIONS).to_bytes()
 

@@ -150,7 +150,7 @@ class Relay:
 
 
 async def _carry(caller: Stream, called: Stream) -> None:
-    tasks = [asyncio.ensure_future(_pipe(*way)) for way in ((caller, called), (called, caller))]
+    tasks = [asyncio.ensure_future(_pipe(*ends)) for ends in ((caller, called), (called, caller))]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
