@@ -2,10 +2,7 @@
 
 noloco-bootstrap --port 31337 --identity bootstrap.key
 
-For a swarm of invited peers only (``run.admission: invite``), see owner.py:
-
-noloco-bootstrap --port 31337 --identity bootstrap.key --owner owner.key
-noloco-bootstrap invite alice --owner owner.key
+For a swarm of invited peers (``run.admission: invite``) add ``--owner owner.key``; owner.py has the owner's commands.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ import threading
 import time
 from pathlib import Path
 
-from dht_bootstrap.files import write_whole
 from peer import __version__, logs
 from peer.errors import RunError, UserError
 from peer.process import Signals, Stop, stop_with_parent
@@ -26,7 +22,7 @@ from peer.process import Signals, Stop, stop_with_parent
 DEFAULT_DHT_PORT = 31337
 DEFAULT_HTTP_PORT = 9400
 WATCH_SECONDS = 0.5
-BOOK_SECONDS = 5.0  # between two looks into the owner's book
+BOOK_SECONDS = 5.0  # between two readings of the owner's book
 
 log = logs.get_logger("bootstrap")
 
@@ -55,28 +51,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--announce", nargs="+", default=[], metavar="ADDR", help="multiaddrs to announce instead")
     parser.add_argument(
-        "--identity",
-        type=Path,
-        default=Path("bootstrap.key"),
-        metavar="FILE",
-        help="key file; keeps the address the same",
+        "--identity", type=Path, default=Path("bootstrap.key"), metavar="FILE", help="key file; keeps the address"
     )
     parser.add_argument("--http-host", default="127.0.0.1", help="address of the monitor (default: this machine only)")
     parser.add_argument(
-        "--http-port",
-        type=int,
-        default=DEFAULT_HTTP_PORT,
-        help=f"port of the monitor (default {DEFAULT_HTTP_PORT}; 0: any)",
+        "--http-port", type=int, default=DEFAULT_HTTP_PORT, help=f"its port (default {DEFAULT_HTTP_PORT}; 0: any)"
     )
     parser.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDR", help="other bootstrap nodes to join")
     parser.add_argument("--addresses-file", type=Path, metavar="FILE", help="write the addresses here, one a line")
-    parser.add_argument("--owner", type=Path, metavar="FILE", help="key of a swarm of invited peers; a new one is made")
+    parser.add_argument("--owner", type=Path, metavar="FILE", help="key of a swarm of invited peers; made if missing")
     parser.add_argument("--stop-with-parent", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(run=_serve)
     commands = parser.add_subparsers(metavar="COMMAND", title="for the owner of a swarm of invited peers")
     invite = commands.add_parser("invite", help="write an invitation for one peer")
     invite.add_argument("name")
-    invite.add_argument("--days", type=_days, default=90.0, help="how long it counts (default 90)")
+    invite.add_argument("--days", type=_days, default=90.0, help="days until it expires (default 90)")
     invite.add_argument("--out", type=Path, metavar="FILE", help="default: NAME.invitation")
     invite.set_defaults(run=_invite)
     revoke = commands.add_parser("revoke", help="withdraw the invitations of a name or of a peer id")
@@ -120,18 +109,10 @@ def _serve(args: argparse.Namespace) -> None:
 
     identity.load_or_create(args.identity)
     authority = owner.authority(args.owner, args.identity) if args.owner else None
+    announce, initial_peers = tuple(args.announce), tuple(args.initial_peers)
+    settings = NodeSettings(args.identity, args.host, args.port, announce, initial_peers, upnp=True)
     with contextlib.ExitStack() as stack:
-        node = Node(
-            NodeSettings(
-                identity=args.identity,
-                host=args.host,
-                port=args.port,
-                announce=tuple(args.announce),
-                initial_peers=tuple(args.initial_peers),
-                upnp=True,
-            ),
-            authority,
-        )
+        node = Node(settings, authority)
         stack.callback(node.stop)
         signals.emergency = node.kill
         monitor = Monitor(node, args.http_host, args.http_port)
@@ -142,7 +123,7 @@ def _serve(args: argparse.Namespace) -> None:
             print(f"initial peer: {address}", flush=True)
         if args.addresses_file:
             lines = "".join(f"{address}\n" for address in node.addresses)
-            write_whole(args.addresses_file, lines, "--addresses-file ")
+            owner.write_whole(args.addresses_file, lines, "--addresses-file ")
         log.info("ready: port=%d http=%s identity=%s", args.port, monitor.address, args.identity)
         signals.looping = True
         pause, looked = threading.Event(), time.monotonic()

@@ -1,4 +1,4 @@
-"""What a person should be told about a run, in one sentence each: what it is and what to do. Pure."""
+"""Warnings about a run. Each is one sentence that says what is wrong and what to do. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dht_bootstrap.history import PeerHistory, RunHistory
 
 SEES = 0.6  # of the members: a peer that sees fewer may be cut off
-SETTLED_SECONDS = 60.0  # seconds after its start in which a peer may not know all
+SETTLED_SECONDS = 60.0  # seconds after its start in which a peer may not know all members
 AHEAD, BEHIND = 1.5, 4.0  # seconds; hivemind refuses above 3, and a record is up to some seconds old
 SLOW_SHARE = 0.5  # of the median of the tokens a second
 OFTEN = 3  # refusals
@@ -17,7 +17,7 @@ PERIODS, MERGE_SLACK = 3.0, 30.0  # without a merge; seconds
 
 
 class RunFinding(NamedTuple):
-    """``peer_id`` is the one that it is about."""
+    """``peer_id``: the peer that it is about."""
 
     kind: str
     peer_id: str
@@ -25,7 +25,7 @@ class RunFinding(NamedTuple):
 
 
 def findings(run: RunHistory) -> list[RunFinding]:
-    """All that is worth a person's attention now."""
+    """All present warnings."""
     live = run.live()
     rates = [peer.record.tokens_per_second for peer in live.values() if peer.record.tokens_per_second > 0]
     usual = median(rates) if len(rates) >= 3 else 0.0
@@ -59,8 +59,8 @@ def _clock(peer: PeerHistory) -> str:
     ahead = peer.clock_ahead()
     if ahead is None or -BEHIND <= ahead <= AHEAD:
         return ""
-    way = "ahead of" if ahead > 0 else "behind"
-    return f"the clock of {peer.record.name} is about {abs(ahead):.0f} s {way} this node's: set it by NTP"
+    side = "ahead of" if ahead > 0 else "behind"
+    return f"the clock of {peer.record.name} is about {abs(ahead):.0f} s {side} this node's: set it by NTP"
 
 
 def _straggler(peer: PeerHistory, usual: float) -> str:

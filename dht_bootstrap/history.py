@@ -1,7 +1,4 @@
-"""What has become of each peer since this node began to watch: pure, fed with records and a clock.
-
-Previous: watch.py. Next: findings.py, view.py, collector.py.
-"""
+"""The history of each peer since this node has started. Pure: it gets records and the time."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from peer.swarm.directory.records import LIFETIME, MemberRecord
 
 IDLE_SECONDS = 300.0  # seconds over which an idle share is taken
 CLOCK = 60.0  # seconds over which a clock is judged
-FORGET = 600.0  # seconds after which a peer that is gone is shown no more, and a meeting neither
+FORGET = 600.0  # seconds for which a meeting, and a peer that is gone, are shown
 POINTS = 240  # of a curve
-KEPT_EVENTS = 50  # kept
+KEPT_EVENTS = 50
 PARTNERS = 6  # kept of each peer
 
 
@@ -39,7 +36,7 @@ class Event(NamedTuple):
 
 @dataclass
 class Curve:
-    """At most ``POINTS`` points over the whole time: when they are too many, every other one goes."""
+    """At most ``POINTS`` points over the whole time: when they are too many, every other one is deleted."""
 
     points: list[Point] = field(default_factory=list)
     interval: float = 2.0  # seconds
@@ -76,7 +73,7 @@ class PeerHistory:
         return self.record.state if self.live else self.gone_as
 
     def see(self, entry: Entry, now: float) -> int:
-        """A record was read; returns how many merges it tells of that the one before did not."""
+        """A record was read; returns the number of merges since the one before."""
         before, self.record = self.record, entry.record
         self.written = entry.expires - LIFETIME
         report = entry.record.report
@@ -94,7 +91,7 @@ class PeerHistory:
         return fresh if fresh >= 0 else report.merges
 
     def idle_share(self) -> float | None:
-        """Share of the last minutes that the peer has waited; ``None`` before there is anything to say."""
+        """Share of the last minutes in which the peer was idle; ``None`` without a record."""
         if not self._times:
             return None
         first = self._times[0] if len(self._times) > 1 else (0.0, 0.0, 0.0)
@@ -102,9 +99,9 @@ class PeerHistory:
         return min(1.0, max(0.0, idle / seconds)) if seconds > 0 else None
 
     def clock_ahead(self) -> float | None:
-        """Seconds by which its clock seems to be ahead of this node's; ``None`` when too little was seen.
+        """Seconds by which its clock seems to be ahead of this node's; ``None`` with fewer than five records.
 
-        A record is some seconds old when it is read, so the youngest of a minute tells.
+        A record is some seconds old when it is read, so the youngest of a minute counts.
         """
         return -min(age for _, age in self._ages) if len(self._ages) >= 5 else None
 
@@ -116,7 +113,7 @@ class RunHistory:
         self.peers: dict[str, PeerHistory] = {}
         self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self.event_counts: Counter[str] = Counter()
-        self.meetings: deque[tuple[float, str, str]] = deque(maxlen=10_000)  # when, who says so, its partner
+        self.meetings: deque[tuple[float, str, str]] = deque(maxlen=10_000)  # when, the reporting peer, its partner
 
     def live(self) -> dict[str, PeerHistory]:
         """By peer id."""
@@ -149,7 +146,7 @@ class RunHistory:
         fresh = peer_id not in self.peers
         peer = self.peers.setdefault(peer_id, PeerHistory(entry.record))
         if not peer.live and entry.expires - LIFETIME <= peer.written:
-            return  # an old record, of before it left
+            return  # a record from before it left
         if fresh or not peer.live:
             peer.gone_at = None
             self._say("joined", entry.record, peer_id, now)

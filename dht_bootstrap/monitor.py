@@ -1,8 +1,8 @@
-"""The bootstrap's http side, for people, Prometheus and health checks.
+"""The bootstrap's HTTP server, for people, Prometheus and health checks.
 
 /            the page            /targets   Prometheus' http_sd: the peers that can be scraped
 /swarm.json  what it shows       /metrics   the swarm's series, from the records in the DHT
-                                 /healthz   does the node work, and with how many peers
+                                 /healthz   state of the node, and its number of peers
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from dht_bootstrap import page
-from dht_bootstrap.collector import SwarmCollector
-from dht_bootstrap.targets import targets
+from dht_bootstrap.collector import SwarmCollector, targets
 from dht_bootstrap.view import run_view
 from dht_bootstrap.watch import Watch
 from peer import __version__
@@ -30,7 +29,7 @@ from peer.p2p.node import Node
 
 log = get_logger("monitor")
 HEALTH_TIMEOUT = 3.0
-PACKED = 1400  # bytes: what fits into one packet is not worth it
+PACKED = 1400  # bytes: an answer that fits into one packet is not compressed
 
 
 class HttpAnswer(NamedTuple):
@@ -69,7 +68,7 @@ class Monitor:
 
     def watch(self) -> None:
         """The node has started: read the directory from now on."""
-        self._watch.start()
+        self._node.spawn(self._watch.read_on())
 
     def close(self) -> None:
         """Stop serving."""
@@ -85,7 +84,7 @@ class Monitor:
         return _json(200, {"status": "ok", "peer_id": self._node.peer_id, "connected_peers": peers})
 
     def _targets(self) -> HttpAnswer:
-        if self._watch.failure:  # Prometheus keeps what it had; an empty list would make it forget everybody
+        if self._watch.failure:  # Prometheus keeps what it had; with an empty list it would forget all
             return _json(503, {"error": self._watch.failure})
         with self._watch.lock:
             return _json(200, targets(self._watch.runs))
@@ -116,7 +115,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up in mid-answer is no reason for a traceback."""
+        """No traceback when a client hangs up."""
         log.debug("%s: %s", client_address, sys.exc_info()[1])
 
 
@@ -129,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path in self.routes:
             try:
                 answer = self.routes[path]()
-            except Exception as error:  # noqa: BLE001 - whoever asks is told, and the others go on
+            except Exception as error:  # noqa: BLE001 - the client is told, and the others go on
                 log.error("%s: %s: %s", path, type(error).__name__, error)
                 answer = _json(500, {"error": type(error).__name__})
         else:

@@ -1,9 +1,9 @@
-"""The owner of an invited swarm: a key, and a book of who was invited and who is not welcome any more.
+"""The owner of an invited swarm: a key, and a book of the invitations and revocations.
 
 noloco-bootstrap invite alice --owner owner.key      writes alice.invitation
 noloco-bootstrap revoke alice --owner owner.key      a bootstrap node with --owner owner.key tells everybody
 
-Whoever has the key can let anybody in; it stays with the owner and the bootstrap node. The book is JSON beside it.
+The key can admit anybody, so only the owner and the bootstrap node have it. The book is a JSON file next to it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dht_bootstrap.files import write_whole
 from peer.errors import UserError
 from peer.p2p import identity
 from peer.p2p.admission import invitation
@@ -23,12 +22,12 @@ from peer.p2p.admission.dht_rules import Authority
 from peer.p2p.admission.invitation import REVOKED, Admission, Owner
 
 DAY = 86400.0
-PRIVATE = 0o600  # for the owner's eyes only
+PRIVATE = 0o600  # only the owner may read it
 SERVES = 3650  # days for which a bootstrap node invites itself
 
 
 class InvitedPeer(BaseModel):
-    """One invitation that was given out."""
+    """One invitation."""
 
     model_config = ConfigDict(extra="forbid")
     name: str
@@ -45,9 +44,21 @@ class Book(BaseModel):
     invited: list[InvitedPeer] = []
 
     def revoked(self) -> list[str]:
-        """Ids that hold a certificate that would still count."""
+        """Revoked ids whose certificates have not expired."""
         now = time.time()
         return [it.peer_id for it in self.invited if it.revoked and it.expires > now]
+
+
+def write_whole(path: Path, text: str, what: str = "", mode: int = 0o644) -> None:
+    """Write the whole file or nothing. ``what`` begins the one line of a :class:`UserError`."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)
+        temporary.touch(mode=mode)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.rename(path)
+    except OSError as error:
+        raise UserError(f"{what}{path}: {error.strerror}") from None
 
 
 def load_or_create(path: Path) -> Owner:
@@ -80,13 +91,13 @@ def invite(path: Path, name: str, days: float, out: Path) -> str:
     write_whole(out, made.model_dump_json(indent=1) + "\n", mode=PRIVATE)
     until = time.strftime("%Y-%m-%d", time.gmtime(certificate.expires))
     return (
-        f"invited {name} until {until}: {out} (peer.invitation; it is a key: send it by a safe way)\n"
+        f"invited {name} until {until}: {out} (peer.invitation; it is a key: send it over a secure channel)\n"
         f"in every config: run.admission=invite run.owner={owner.public}"
     )
 
 
 def revoke(path: Path, name: str) -> str:
-    """Mark every invitation of that name; returns what to tell the owner."""
+    """Mark every invitation of that name or peer id; returns what to tell the owner."""
     if not path.exists():
         raise UserError(f"--owner {path}: no such file")
     book = read(path)
@@ -112,7 +123,7 @@ def authority(path: Path, key: Path) -> Authority:
 
 
 def publish(path: Path, admission: Admission) -> None:
-    """Take over what the book says now; the node hands it on."""
+    """Read the book again; the node gives its revocations to the swarm."""
     book = read(path)
     if book.number > admission.revocations.number:
         admission.learn(load_or_create(path).revoke(book.number, book.revoked()))
@@ -124,7 +135,7 @@ def read(path: Path) -> Book:
     try:
         return Book.model_validate_json(book.read_bytes()) if book.exists() else Book()
     except (OSError, ValidationError, ValueError):
-        raise UserError(f"{book}: cannot be read; restore it, or who was revoked comes back") from None
+        raise UserError(f"{book}: cannot be read; restore it, or revoked peers are admitted again") from None
 
 
 def _book(path: Path) -> Path:

@@ -60,13 +60,13 @@ def _peer_view(peer_id: str, peer: PeerHistory, refused: int, now: float) -> dic
 
 
 def _point(point: Point) -> list[float | int | None]:
-    """Rounded: there are many of them."""
+    """Rounded, because there are many."""
     share = point.idle_share
     return [round(point.at, 1), point.step, point.train_loss, None if share is None else round(share, 4)]
 
 
 def _meetings(run: RunHistory, now: float) -> list[dict[str, Any]]:
-    """Pairs that merged lately. Both tell of it, and each may have been missed: the larger count is taken."""
+    """Pairs that merged lately. Both report it, and a report may be missed: the larger count is taken."""
     counts: Counter[tuple[str, str]] = Counter()
     ages: dict[tuple[str, str], float] = defaultdict(lambda: float("inf"))
     for at, teller, partner in run.meetings:

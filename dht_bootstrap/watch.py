@@ -1,4 +1,4 @@
-"""Reads the directory every few seconds, for as long as the bootstrap node runs. Next: history.py."""
+"""Reads the directory every few seconds, for as long as the bootstrap node runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from peer.swarm.directory.reader import Onlooker
 log = get_logger("watch")
 READ_PERIOD = 2.0  # seconds
 READ_TIMEOUT = 20.0  # seconds
-STALE = 30.0  # seconds after which what was read is not an answer any more
+STALE = 30.0  # seconds after which the last reading is too old
 
 
 class Watch:
-    """What is known of all runs. ``lock`` is held while they change; whoever reads ``runs`` holds it too."""
+    """What is known of all runs. A thread that reads or changes ``runs`` holds ``lock``."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -29,10 +29,6 @@ class Watch:
         self.connected = 0
         self._read_at: float | None = None  # monotonic
         self._error = "the directory was not read yet"
-
-    def start(self) -> None:
-        """Watch from now on, on the node's thread."""
-        self.node.spawn(self._watch())
 
     @property
     def read_age(self) -> float | None:
@@ -47,7 +43,8 @@ class Watch:
             return self.node.failure
         return self._error if age is None or age > STALE else ""
 
-    async def _watch(self) -> None:
+    async def read_on(self) -> None:
+        """Read the directory until cancelled, on the node's thread."""
         onlooker = Onlooker(self.node)
         while True:
             began = time.monotonic()

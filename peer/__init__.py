@@ -1,4 +1,4 @@
-"""The training peer. README.md in this folder has the map.
+"""The training peer. README.md in this folder describes the packages.
 
 Reading order: training/trainer.py, replica/inner_loop.py, outer/noloco.py, exchange/pair/blocking.py,
 swarm/pairing/rendezvous.py.

@@ -36,9 +36,7 @@ def setup(peer: str, logfile: Path | None = None) -> None:
 
 @contextmanager
 def attached(peer: str, logfile: Path) -> Iterator[None]:
-    """As :func:`setup`, inside another program: on stderr only when that program has no logging of its own. The
-    end restores the logging as it was.
-    """
+    """As :func:`setup`, inside another program: to stderr only if that program has no logging. Restored at the end."""
     root = logging.getLogger(LOGGER)
     level, theirs = root.level, root.handlers or logging.getLogger().handlers
     ours = [*([] if theirs else [logging.StreamHandler(sys.stderr)]), *_file(logfile)]

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.errors import RunError, UserError
-from peer.p2p.guest import guest_node
+from peer.p2p.greeting import guest_node
 from peer.p2p.node import Node, NodeSettings
 from peer.swarm.directory.reader import Entry, Onlooker
 from peer.swarm.directory.records import LIFETIME, MemberRecord

@@ -95,9 +95,7 @@ class HuggingFaceData(Streamed):
     split: str = "train"
     validation_split: str | None = None
     column: str = "text"  # of texts, or of lists of token ids
-    streaming: bool = Field(
-        default=False, json_schema_extra=LOCAL
-    )  # read over the network instead of downloading first
+    streaming: bool = Field(default=False, json_schema_extra=LOCAL)  # read over the network; false: download first
 
 
 AnyData = Annotated[

@@ -1,11 +1,11 @@
-"""Field types and the base classes of all sections of the configuration."""
+"""Field types and the base class of all sections of the configuration."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 # Marks a field that says where something is on this machine; the run's digest leaves it out.
 LOCAL: dict[str, Any] = {"local": True}
@@ -29,20 +29,11 @@ def _path(value: Any) -> Any:
 
 
 PathText = Annotated[Path, BeforeValidator(_path)]
-Words = Annotated[tuple[str, ...], BeforeValidator(_tuple)]  # a YAML list of strings
+Sequence = BeforeValidator(_tuple)  # of a tuple that YAML gives as a list
+Words = Annotated[tuple[str, ...], Sequence]
 
 
 class Section(BaseModel):
     """Strict: unknown keys and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class LocalPath(Section):
-    """Base for sections with paths and without a discriminator; the others use :data:`PathText`."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _paths(cls, value: Any, info: Any) -> Any:
-        wants_path = cls.model_fields[info.field_name].annotation in (Path, Path | None)
-        return _path(value) if wants_path else value

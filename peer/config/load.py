@@ -42,7 +42,7 @@ class _Loader(yaml.SafeLoader):
         keys = [self.construct_object(key) for key, _ in node.value]
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
-            raise yaml.MarkedYAMLError(problem=f"the key {twice!r} stands twice", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(problem=f"the key {twice!r} is given twice", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -170,12 +170,11 @@ def _merge(tree: dict[str, Any], later: dict[str, Any]) -> None:
 def _put(tree: dict[str, Any], path: str, value: Any) -> None:
     *parents, last = path.split(".")
     for key in parents:
-        child = tree.setdefault(key, {})
-        if child is None:
-            child = tree[key] = {}
-        if not isinstance(child, dict):
+        if tree.get(key) is None:
+            tree[key] = {}
+        if not isinstance(tree[key], dict):
             raise UserError(f"{path}: {key} is a value, not a section")
-        tree = child
+        tree = tree[key]
     tree[last] = value
 
 

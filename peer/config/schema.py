@@ -1,6 +1,6 @@
 """The configuration's types: ``run`` is equal in the whole swarm, ``peer`` is local to this machine.
 
-Peers compare the digest of ``run`` when a stream opens (digest.py). Defaults stand here and nowhere else; load.py loads
+Peers compare the digest of ``run`` when a stream opens (digest.py). All defaults are here; load.py loads
 files and explains mistakes.
 """
 
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from peer.config.data import AnyData, StdlibData
-from peer.config.fields import LOCAL, Fraction, LocalPath, Name, Port, Positive, Section, Words
+from peer.config.fields import LOCAL, Fraction, Name, PathText, Port, Positive, Section, Sequence, Words
 from peer.config.model import AutoModel, LlamaModel
 
 
@@ -102,9 +102,8 @@ class ExchangeConfig(Section):
     codec: CodecName = "none"  # of a pair's swap; none: fp32; int8 and int4: exchange/modulo.py
     timeout: Positive = 120.0  # seconds; upper bound of the deadline, which follows from observed swaps
     stall: Positive = 10.0  # seconds without one byte from the partner
-    max_norm_ratio: float = Field(
-        default=10.0, gt=1
-    )  # norm of a member's contribution over the median norm of a group of everyone
+    # norm of a member's contribution over the median norm of a group of everyone
+    max_norm_ratio: float = Field(default=10.0, gt=1)
 
 
 class EvaluationConfig(Section):
@@ -117,11 +116,11 @@ class EvaluationConfig(Section):
     sets: dict[Name, Annotated[Words, Field(min_length=1)]] = Field(default={}, json_schema_extra=LOCAL)
 
 
-class SwarmRunConfig(LocalPath):
+class SwarmRunConfig(Section):
     """What all members of a swarm have in common, whatever they train. Peers compare its digest on every stream."""
 
     name: Name = "demo"
-    dir: Path = Field(default=Path("runs"), json_schema_extra=LOCAL)
+    dir: PathText = Field(default=Path("runs"), json_schema_extra=LOCAL)
     inner_steps: int = Field(default=50, gt=0)  # H
     inner_time: Positive | None = None  # seconds of an inner phase: a slower peer makes fewer inner steps (NoLoCo only)
     outer: Annotated[NoLoCoConfig | DiLoCoConfig | DecoupledConfig | LocalConfig, Field(discriminator="name")] = (
@@ -167,18 +166,11 @@ class NetworkConfig(Section):
 
     host: str = "0.0.0.0"
     port: Port = 0  # 0: any free one; behind a firewall choose one and open it
-    announce: tuple[str, ...] = ()  # multiaddrs to announce instead of the detected ones
+    announce: Words = ()  # multiaddrs to announce instead of the detected ones
     upnp: bool = True  # ask the router for a port mapping
-    reach: Literal["auto", "public", "relay"] = (
-        "auto"  # auto: through relays when the initial peers cannot dial this one
-    )
+    reach: Literal["auto", "public", "relay"] = "auto"  # auto: through relays when the initial peers cannot dial it
     start_timeout: Positive = 60.0  # seconds for the p2p daemon to start
     join_timeout: Positive = 60.0  # seconds of trying the initial peers
-
-    @field_validator("announce", mode="before")
-    @classmethod
-    def _sequence(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
 
 class MetricsConfig(Section):
@@ -186,9 +178,8 @@ class MetricsConfig(Section):
 
     host: str = "127.0.0.1"
     port: Port | None = None  # none: 9464, or any free one when that is taken
-    announce: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]{1,100}:\d{1,5}$")] | None = (
-        None  # where Prometheus reaches it
-    )
+    # where Prometheus reaches it
+    announce: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]{1,100}:\d{1,5}$")] | None = None
 
 
 class CheckpointConfig(Section):
@@ -199,29 +190,25 @@ class CheckpointConfig(Section):
     resume: bool = True
 
 
-class MemberConfig(LocalPath):
+class MemberConfig(Section):
     """This machine as a member of a swarm, whatever it trains."""
 
     name: Name | None = None  # none: <host name>-<k>, the first that is not running here
-    identity: Path | None = None  # none: <run.dir>/<peer name>/identity.key
-    invitation: Path | None = None  # the owner's file, with the identity in it; for run.admission: invite
-    initial_peers: tuple[str, ...] = ()
+    identity: PathText | None = None  # none: <run.dir>/<peer name>/identity.key
+    invitation: PathText | None = None  # the owner's file, with the identity in it; for run.admission: invite
+    initial_peers: Words = ()
     start_with: int = Field(default=1, gt=0)  # members that a new swarm begins with, this one included
     start_patience: float = Field(default=60.0, ge=0)  # seconds to wait for them; then it begins with those that came
     network: NetworkConfig = NetworkConfig()
     metrics: MetricsConfig = MetricsConfig()
-    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()  # beside Prometheus; see telemetry/trackers.py
+    # in addition to Prometheus; see telemetry/trackers.py
+    trackers: Annotated[tuple[Literal["tensorboard", "wandb"], ...], Sequence] = ()
 
     @model_validator(mode="after")
     def _one_identity(self) -> Self:
         if self.identity is not None and self.invitation is not None:
             raise ValueError("identity: an invitation has its own, leave this out")
         return self
-
-    @field_validator("initial_peers", "trackers", mode="before")
-    @classmethod
-    def _sequence(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
 
 class PeerConfig(MemberConfig):

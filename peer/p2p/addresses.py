@@ -1,4 +1,4 @@
-"""Multiaddrs as text: their owner, host and port, and whether they go through a relay.
+"""Multiaddrs as text: their owner, host and port, and whether they go through a relay. Subkeys of DHT records.
 
     /ip4/203.0.113.7/tcp/31337/p2p/QmOwner                              direct
     /ip4/203.0.113.7/tcp/31337/p2p/QmRelay/p2p-circuit/p2p/QmOwner      through a relay
@@ -32,11 +32,6 @@ def place_of(address: str) -> str:
 def is_circuit(address: str) -> bool:
     """Does it go through a relay?"""
     return CIRCUIT in address
-
-
-def through(relay: str) -> str:
-    """The circuit address, without the owner's id, of a peer with a reservation at ``relay`` (address with id)."""
-    return f"{relay}{CIRCUIT}"
 
 
 def tcp_of(address: str) -> tuple[str, int] | None:
@@ -75,3 +70,10 @@ def for_record(addresses: Iterable[str], count: int = 8) -> tuple[str, ...]:
     """Those that a record holds, without ids: short enough, and loopback ones only when there are no others."""
     places = [place for place in map(place_of, addresses) if len(place) <= LONGEST]
     return tuple([place for place in places if not is_loopback(place)] or places)[:count]
+
+
+def owner_of_subkey(subkey: str) -> tuple[str, str]:
+    """Peer id and public key in ``<peer id>[owner:<public key>]``; in an open swarm the subkey is the id alone."""
+    peer_id, _, rest = subkey.partition("[owner:")
+    public = rest.removesuffix("]")
+    return (peer_id, public) if subkey == f"{peer_id}[owner:{public}]" else (subkey, "")

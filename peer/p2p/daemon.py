@@ -84,12 +84,11 @@ class Daemon:
         return self._process.pid
 
     @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def last_line(self) -> str:
-        """The last line that it printed."""
-        return self._output[-1] if self._output else "no output"
+    def failure(self) -> str:
+        """How it has died, in one line; empty while it runs."""
+        if self._process.poll() is None:
+            return ""
+        return f"the p2p daemon (pid {self.pid}) has died: {self._output[-1] if self._output else 'no output'}"
 
     def stop(self, timeout: float = 5.0) -> None:
         """End the process and remove its sockets. Stopping twice is fine."""

@@ -16,7 +16,7 @@ from peer.errors import UserError
 from peer.logs import get_logger
 from peer.p2p.addresses import owner_of
 from peer.p2p.admission.dht_rules import Authority
-from peer.p2p.admission.gate import ADMISSION_PROTOCOL, Notice, knock, why_refused
+from peer.p2p.admission.gate import ADMISSION_PROTOCOL, ADMISSION_TIMEOUT, NOTICE, Knock, Notice, why_refused
 from peer.p2p.admission.invitation import Certificate
 from peer.p2p.dial import Unreachable, dial
 from peer.p2p.stream import Stream
@@ -99,20 +99,17 @@ async def asked_in_vain(p2p: P2P, dht: DHTNode, addresses: Sequence[str]) -> boo
     return bool(silent)
 
 
-async def objection_of(p2p: P2P, peer_id: str, authority: Authority | None) -> str:
-    """Why a node whose DHT does not answer objects to our invitation; empty when it does not."""
-    if authority is None:
-        return ""
-    notice = await notice_of(p2p, peer_id, authority.admission.own)
-    return notice.objection if notice is not None else ""
-
-
 async def notice_of(p2p: P2P, peer_id: str, own: Certificate | None) -> Notice | None:
     """The node's verdict on a certificate; ``None`` when it does not answer or its swarm is open."""
     try:
         async with asyncio.timeout(NOTICE_TIMEOUT):
             _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), ADMISSION_PROTOCOL)
-            return await knock(Stream(reader, writer, remote=peer_id, initiator=True), own)
+            stream = Stream(reader, writer, remote=peer_id, initiator=True)
+            try:
+                await stream.send(Knock(certificate=own), ADMISSION_TIMEOUT)
+                return await stream.receive(NOTICE, ADMISSION_TIMEOUT)
+            finally:
+                stream.close()
     except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
         log.debug("no notice from %s: %s", peer_id, error)
         return None

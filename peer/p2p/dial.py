@@ -25,6 +25,7 @@ log = get_logger("dial")
 ATTEMPT_SECONDS = 10.0
 DISCONNECT_SECONDS = 5.0
 BACKOFF = "dial backoff"
+KNOWN_REASONS = ("connection refused", "no route to host", "network is unreachable", "i/o timeout", "peer id mismatch")
 _P2P, _P2P_CIRCUIT = b"\xa5\x03", b"\xa2\x02"  # multicodec's numbers 421 and 290 as varints
 
 
@@ -46,9 +47,7 @@ async def dial(p2p: Any, peer_id: str, addresses: Sequence[str], timeout: float)
 
 async def disconnect(p2p: Any, peer_id: str) -> None:
     """Close the connections to a peer, if there are any."""
-    with contextlib.suppress(
-        Exception
-    ):  # p2pd reports every failure as a different type, and the connection is gone then
+    with contextlib.suppress(Exception):  # p2pd has a type for every failure; the connection is gone then
         async with asyncio.timeout(DISCONNECT_SECONDS):
             await p2p._client.disconnect(PeerID.from_base58(peer_id))
 
@@ -63,17 +62,16 @@ async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> lis
     deadline, pause = time.monotonic() + timeout, 0.5
     reasons: dict[str, str] = {}
     while addresses:
-        failed: set[str] = set()
+        reached: list[str] = []
         for address in addresses:
             try:
                 await dial(p2p, owner_of(address), [address], ATTEMPT_SECONDS)
+                reached.append(address)
             except Unreachable as error:
-                # libp2p does not even try again for a few seconds after a failure: then the first reason stands
+                # libp2p refuses to try again for a few seconds after a failure: keep the first reason
                 if BACKOFF not in str(error) or address not in reasons:
                     reasons[address] = str(error)
-                failed.add(address)
-        reached = [address for address in addresses if address not in failed]
-        for address in failed:
+        for address in [it for it in addresses if it not in reached]:
             log.warning("initial peer %s: %s%s", address, reasons[address], "" if reached else "; trying again")
         if reached:
             return reached
@@ -114,13 +112,7 @@ def _multiaddr(place: str) -> Multiaddr:
 
 
 def _reason(error: str) -> str:
-    for known in (
-        "connection refused",
-        "no route to host",
-        "network is unreachable",
-        "i/o timeout",
-        "peer id mismatch",
-    ):
+    for known in KNOWN_REASONS:
         if known in error:
             return known
     return " ".join(error.split())[-200:]

@@ -28,11 +28,11 @@ WIND_DOWN_TIMEOUT = 10.0  # seconds for the last coroutine
 class LoopThread:
     """Starts at once and runs until :meth:`close`."""
 
-    def __init__(self, name: str = "network") -> None:
+    def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(_say_quietly)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
+        self._thread = threading.Thread(target=self.loop.run_forever, name="network", daemon=True)
         self._thread.start()
 
     @property
@@ -90,8 +90,8 @@ class LoopThread:
             log.error("a background task ended: %r", task.exception())
 
 
-async def _cancel(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
-    pending = [task for task in tasks if task is not None]
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    pending = list(tasks)
     for task in pending:
         task.cancel()
     if pending:

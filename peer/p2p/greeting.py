@@ -1,15 +1,17 @@
-"""One question before two members talk: do both train the same run, with the same configuration and model layout?
+"""The greeting of two members: do both train the same run, with the same configuration and model layout?
 
     caller: Greeting, its first message     called: reads it, then listens | Refusal, and closes
 
 The caller does not wait for an answer, so no round trip is added; a refusal is raised where it reads the first answer.
-Previous stations: stream.py, node.py. Next station: swarm/.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -17,13 +19,15 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from peer import __version__
 from peer.config.digest import first_difference
 from peer.logs import get_logger
-from peer.p2p.admission.dht_rules import Authority
+from peer.p2p import identity
+from peer.p2p.admission.dht_rules import Authority, invited
 from peer.p2p.node import Handler, Node, NodeSettings
+from peer.p2p.reachability.decide import Reachability
 from peer.p2p.stream import Message, Refusal, Refused, Stream, StreamLost
 
 log = get_logger("greeting")
 
-WIRE_VERSION = 2  # of everything that members say to each other; raised with every change of it
+WIRE_VERSION = 2  # of all messages between members; raised with every change of one
 GREETING_TIMEOUT = 5.0  # seconds for one message
 WARNED_PEERS = 1000
 
@@ -32,7 +36,7 @@ Version = Annotated[str, Field(max_length=24, pattern=r"^[ -~]*$")]  # a part of
 
 
 class Greeting(Message):
-    """Who calls. Later versions may say more: what is not known here is left out, and the versions are compared."""
+    """The caller's first message. A later version may have more fields: they are ignored, the versions are compared."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
     kind: Literal["greeting"] = "greeting"
@@ -72,7 +76,7 @@ class MemberIdentity:
         raise StreamLost(f"refused: {refusal.reason}")
 
     def refusal(self, theirs: Greeting) -> Refusal | None:
-        """What a caller is told with which this peer has nothing in common; ``None`` when it has."""
+        """The answer to a caller that trains another run, configuration or layout; ``None`` when all are equal."""
         if theirs.wire != WIRE_VERSION:
             here = f"noloco-peer {__version__} (wire version {WIRE_VERSION})"
             return Refusal(
@@ -89,7 +93,7 @@ class MemberIdentity:
         return str(refused) if refused.run is None else first_difference(self.canonical, refused.run)
 
     def warn_of(self, name: str, refused: Refused) -> None:
-        """Say once for each peer why it refuses this one."""
+        """Log once for each peer why it refuses this one."""
         if name not in self._warned and len(self._warned) < WARNED_PEERS:
             self._warned.add(name)
             what = "refuses this peer" if refused.run is None else "trains another configuration"
@@ -104,7 +108,7 @@ class MemberNode(Node):
         self.member = member
 
     async def open_to_member(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
-        """As :meth:`open`: the greeting is on its way when this returns."""
+        """As :meth:`open`; the greeting was sent when this returns."""
         stream = await self.open(peer_id, protocol, addresses)
         try:
             await stream.send(self.member.greeting, GREETING_TIMEOUT)
@@ -121,3 +125,26 @@ class MemberNode(Node):
             await handler(stream)
 
         await self.serve(protocol, admitted)
+
+
+@contextmanager
+def guest_node(
+    settings: NodeSettings, invitation: Path | None, owner: str | None = None, member: MemberIdentity | None = None
+) -> Iterator[tuple[MemberNode, Authority | None]]:
+    """A node that only reads the swarm, with the key of its ``invitation`` (a file) or a temporary one. It listens; the
+    caller joins with ``client=True``. It is stopped at the end.
+
+    ``settings.identity`` is replaced. ``owner``: the expected one. ``member``: how it greets members, if it does.
+    Raises one-line errors only.
+    """
+    with TemporaryDirectory(prefix="noloco-guest-") as folder:
+        key = Path(folder, "guest.key")
+        authority = None if invitation is None else invited(invitation, key, owner)
+        identity.load_or_create(key)
+        me = member or MemberIdentity("guest", run="", config="", canonical="", layout="")
+        node = MemberNode(replace(settings, identity=key), authority, me)
+        try:
+            node.listen(Reachability(announce=settings.announce))
+            yield node, authority
+        finally:
+            node.stop()

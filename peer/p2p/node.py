@@ -1,31 +1,27 @@
-"""This process's place in the peer-to-peer network: p2pd and hivemind's DHT node, on a loop in a thread.
-
-Previous stations: event_loop.py, daemon.py, dial.py, reachability, dht.py. Next station: greeting.py.
-"""
+"""A node of the peer-to-peer network: p2pd and hivemind's DHT node, on an event loop in a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
+from peer.config.schema import NetworkConfig
 from peer.errors import RunError, UserError
 from peer.logs import get_logger
 from peer.p2p.addresses import is_loopback, owner_of, tcp_of
-from peer.p2p.admission.dht_rules import Authority
-from peer.p2p.admission.gate import ADMISSION_PROTOCOL as ADMISSION
-from peer.p2p.admission.gate import Gate
-from peer.p2p.admission.revocations import keep_revocations
+from peer.p2p.admission.dht_rules import Authority, keep_revocations
+from peer.p2p.admission.gate import ADMISSION_PROTOCOL, Gate
 from peer.p2p.daemon import Daemon
-from peer.p2p.dht import asked_in_vain, join_dht, keep_in_touch, objection_of
+from peer.p2p.dht import asked_in_vain, join_dht, keep_in_touch, notice_of
 from peer.p2p.dial import Unreachable, connect_any, dial, disconnect
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.reachability import circuit_messages, dialback, relay
@@ -34,19 +30,18 @@ from peer.p2p.reachability.reservations import Reservations
 from peer.p2p.stream import Stream, StreamLost
 
 log = get_logger("node")
-NodeResult = TypeVar("NodeResult")
 Handler = Callable[[Stream], Awaitable[None]]
 
-DHT_SHUTDOWN_TIMEOUT = 3.0  # seconds for saying goodbye to the DHT
+DHT_SHUTDOWN_TIMEOUT = 3.0  # seconds to leave the DHT
 RPC_TIMEOUT = 5.0  # seconds for one request to the daemon
 OPEN_TIMEOUT = 5.0  # seconds to open a stream
 DECIDE_TIMEOUT = 60.0  # seconds for the initial peers to say whether they can dial this node
-RESERVATION_TIMEOUT = 10.0  # seconds to wait for a slot at a relay, before going on without
+RESERVATION_TIMEOUT = 10.0  # seconds to wait for a reservation at a relay, before going on without
 
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """How this node listens and whom it joins. ``host`` is an IPv4 address, ``reach`` as in peer.network.reach."""
+    """How a node listens and which nodes it joins. ``host``: an IPv4 address; ``reach``: as in ``peer.network``."""
 
     identity: Path | None
     host: str
@@ -58,20 +53,25 @@ class NodeSettings:
     start_timeout: float = 60.0
     join_timeout: float = 60.0
 
+    @classmethod
+    def of(cls, network: NetworkConfig, identity: Path | None, initial_peers: tuple[str, ...] = ()) -> NodeSettings:
+        """The settings in ``peer.network``, whose fields are the other fields of this class."""
+        return cls(identity=identity, initial_peers=initial_peers, **dict(network))
 
-class Node:
+
+class Node(LoopThread):
     """Start with :meth:`start`, leave with :meth:`stop`; both are safe to call from the main thread only."""
 
     def __init__(self, settings: NodeSettings, authority: Authority | None = None) -> None:
+        super().__init__()
         self._settings, self._authority = settings, authority
         self._gate = Gate(authority.admission) if authority else None
-        self._refused = ""  # what an initial peer says of our invitation
-        self._thread = LoopThread()
+        self._refused = ""  # an initial peer's objection to our invitation
         self._daemon: Daemon | None = None
         self._p2p: P2P | None = None
         self._dht: DHTNode | None = None
         self._served: set[str] = set()
-        self._slots: Reservations | None = None
+        self._reservations: Reservations | None = None
         self._listening: tuple[str, ...] = ()
         self.peer_id = ""
 
@@ -83,32 +83,33 @@ class Node:
         loopback = settings.host.startswith("127.")
         if settings.reach == "relay" and not settings.initial_peers:
             raise UserError("peer.network.reach is relay: name a relay in peer.initial_peers, a bootstrap node is one")
-        stand = Reachability(relayed=settings.reach == "relay", announce=settings.announce)
-        self.listen(stand)
+        reach = Reachability(relayed=settings.reach == "relay", announce=settings.announce)
+        self.listen(reach)
         reached = self.connect()
         if settings.reach == "auto" and reached and not loopback and not settings.announce:
             found = self.call(decide(self.open, self.visible, reached, settings.upnp), DECIDE_TIMEOUT)
-            if found != stand:
+            if found != reach:
                 port = next((it[1] for it in map(tcp_of, self._listening) if it is not None), settings.port)
-                self._end_listening()
+                self.call(self.p2p.shutdown(), RPC_TIMEOUT)
+                self.kill()
                 self.listen(found, port)
-                reached, stand = self.connect(), found
-            self._listening = self.call(self.visible(), RPC_TIMEOUT)  # a router has opened one of them meanwhile
-        self.call(self.join(reached, client=stand.relayed), settings.join_timeout + 10)
-        self.call(self._offer(reached, stand.relayed), RESERVATION_TIMEOUT + 10)
+                reached, reach = self.connect(), found
+            self._listening = self.call(self.visible(), RPC_TIMEOUT)  # the router may have opened one of them
+        self.call(self.join(reached, client=reach.relayed), settings.join_timeout + 10)
+        self.call(self._offer(reached, reach.relayed), RESERVATION_TIMEOUT + 10)
         self.spawn(keep_in_touch(self.p2p, self.dht, settings.initial_peers, self._given_silence))
         if self._authority is not None:
             self.spawn(keep_revocations(self.dht, self._authority.admission))
 
-    def listen(self, stand: Reachability, port: int | None = None) -> None:
-        """Start the p2p daemon, on another ``port`` than the settings'."""
+    def listen(self, reach: Reachability, port: int | None = None) -> None:
+        """Start the p2p daemon; ``port`` replaces that of the settings."""
         settings = self._settings
         self._daemon = Daemon(
             identity=settings.identity,
             addresses=[f"/ip4/{settings.host}/tcp/{settings.port if port is None else port}"],
-            announce=stand.announce,
-            upnp=settings.upnp and not stand.relayed and not settings.host.startswith("127."),
-            relayed=stand.relayed,
+            announce=reach.announce,
+            upnp=settings.upnp and not reach.relayed and not settings.host.startswith("127."),
+            relayed=reach.relayed,
             timeout=settings.start_timeout,
         )
         self.call(self._attach(), settings.start_timeout)
@@ -119,50 +120,37 @@ class Node:
         limit = settings.join_timeout + 10
         return self.call(connect_any(self.p2p, settings.initial_peers, settings.join_timeout), limit)
 
-    def call(self, work: Coroutine[Any, Any, NodeResult], timeout: float) -> NodeResult:
-        """Run ``work`` on the network thread and wait at most ``timeout`` seconds for it."""
-        return self._thread.call(work, timeout)
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The network thread's."""
-        return self._thread.loop
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` in the background until it ends or the node stops."""
-        self._thread.spawn(work)
-
     @property
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs by which others reach this node, with its id; those through relays first."""
-        if self._slots is None:
+        if self._reservations is None:
             return self._listening
         own = [address for address in self._listening if not is_loopback(address)]
-        return (*(f"{place}/p2p/{self.peer_id}" for place in self._slots.places), *own) or self._listening
+        return (*(f"{place}/p2p/{self.peer_id}" for place in self._reservations.places), *own) or self._listening
 
     @property
     def subkey(self) -> str:
-        """Under which this peer's record stands in the directory."""
+        """The subkey of this peer's record in the directory."""
         return self.peer_id + (self._authority.tag if self._authority else "")
 
     @property
     def failure(self) -> str:
-        """Why the network is gone, in words; empty while it works."""
-        if self._daemon is not None and not self._daemon.alive:
-            return f"the p2p daemon (pid {self._daemon.pid}) has died: {self._daemon.last_line()}"
+        """Why the network has ended; empty while it works."""
+        if self._daemon is not None and self._daemon.failure:
+            return self._daemon.failure
         if self._authority is not None:
             said = self._refused or self._authority.admission.objection(self._authority.admission.own, self.peer_id)
             if said:
                 return f"this peer is not admitted any more: {said}"
-        return "" if self._thread.alive else "the network thread has ended"
+        return "" if self.alive else "the network thread has ended"
 
     def stop(self) -> None:
         """Close everything; leaves no process and no socket file. Stopping twice is fine."""
-        self._thread.close(self._goodbye())
+        self.close(self._goodbye())
         self.kill()
 
     def kill(self) -> None:
-        """End the daemon at once and remove its sockets, without saying goodbye."""
+        """End the daemon at once and remove its sockets, without leaving the DHT first."""
         if self._daemon is not None:
             self._daemon.stop(timeout=3)
 
@@ -180,15 +168,11 @@ class Node:
         assert self._dht is not None
         return self._dht
 
-    def background(self, work: Coroutine[Any, Any, None]) -> None:
-        """As :meth:`spawn`, from the network thread itself."""
-        self._thread.background(work)
-
     async def open(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
         """Open a stream to ``peer_id``. Raises :class:`StreamLost` or ``TimeoutError``."""
         async with asyncio.timeout(OPEN_TIMEOUT):
             if addresses:
-                with contextlib.suppress(Unreachable):  # it may be known to the network by another address
+                with contextlib.suppress(Unreachable):  # the daemon may know another address of it
                     await dial(self.p2p, peer_id, addresses, OPEN_TIMEOUT)
             stream = await self._open_raw(peer_id, protocol)
         if self._gate is not None:
@@ -201,7 +185,7 @@ class Node:
         return stream
 
     async def _open_raw(self, peer_id: str, protocol: str) -> Stream:
-        """As :meth:`open` to a peer that is connected, without showing who we are."""
+        """As :meth:`open` to a peer that is connected, without our certificate."""
         async with asyncio.timeout(OPEN_TIMEOUT):
             try:
                 _, reader, writer = await self.p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), protocol)
@@ -224,7 +208,7 @@ class Node:
                 raise RunError(f"the p2p daemon does not answer: {error}") from None
 
     async def serve(self, protocol: str, handler: Handler, *, open_to_all: bool = False) -> None:
-        """Call ``handler`` for every incoming stream of one who is admitted, which it then owns and closes."""
+        """Call ``handler`` for every incoming stream of an admitted peer. The handler owns the stream and closes it."""
 
         async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             remote = info.peer_id.to_base58()
@@ -243,7 +227,7 @@ class Node:
         self._served.add(protocol)
 
     async def asked_in_vain(self) -> bool:
-        """After a search that has found nothing: look again? See :func:`peer.p2p.dht.asked_in_vain`."""
+        """After a search without a result: is a repetition useful? See :func:`peer.p2p.dht.asked_in_vain`."""
         return await asked_in_vain(self.p2p, self.dht, self._settings.initial_peers)
 
     async def visible(self) -> tuple[str, ...]:
@@ -259,35 +243,32 @@ class Node:
         self.peer_id = self.p2p.peer_id.to_base58()
         self._listening = await self.visible()
         if self._gate is not None:
-            await self.serve(ADMISSION, self._gate.answer, open_to_all=True)
+            await self.serve(ADMISSION_PROTOCOL, self._gate.answer, open_to_all=True)
 
     async def join(self, reached: Sequence[str], *, client: bool) -> None:
         """Join the DHT through nodes that are connected; raises :class:`UserError`."""
         self._dht = await join_dht(self.p2p, reached, self._authority, client=client)
 
     async def _offer(self, reached: Sequence[str], relayed: bool) -> None:
-        """Serve others that ask for the way; who is behind relays looks for slots at them."""
+        """Dial back for others, and be a relay; a node that cannot be dialled reserves places at relays instead."""
         await self.serve(dialback.DIALBACK_PROTOCOL, dialback.DialBack(lambda: sorted(self._served)).answer)
         if not relayed:
             serving = relay.Relay(self._open_raw)
             await self.serve(relay.RELAY_PROTOCOL, serving.hold)
             await self.serve(circuit_messages.HOP, serving.hop, open_to_all=True)
             return
-        self._slots = Reservations(self.open, reached)
-        self._slots.start(self.background)
-        if not await self._slots.first(RESERVATION_TIMEOUT):
-            log.warning("no initial peer has a relay's slot for this peer yet: others cannot call it, it can call them")
-
-    def _end_listening(self) -> None:
-        """Give the daemon up, to start another one."""
-        if self._p2p is not None:
-            self.call(self._p2p.shutdown(), RPC_TIMEOUT)
-        self.kill()
+        self._reservations = Reservations(self.open, reached)
+        self._reservations.start(self.background)
+        if not await self._reservations.first(RESERVATION_TIMEOUT):
+            log.warning("no relay has granted a reservation yet: others cannot call this peer, it can call them")
 
     async def _given_silence(self, address: str) -> None:
-        """An initial peer is there and its DHT does not answer."""
-        self._refused = await objection_of(self.p2p, owner_of(address), self._authority)
-        self.hang_up(owner_of(address))
+        """An initial peer is connected and its DHT does not answer."""
+        peer_id = owner_of(address)
+        if self._authority is not None:
+            notice = await notice_of(self.p2p, peer_id, self._authority.admission.own)
+            self._refused = notice.objection if notice is not None else ""
+        self.hang_up(peer_id)
 
     async def _goodbye(self) -> None:
         with contextlib.suppress(Exception):  # a daemon that is dead already answers nothing

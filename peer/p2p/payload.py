@@ -1,8 +1,7 @@
 """Parts on a stream: the bytes of each part and, after them, their xxh3-128 digest. The only format for bulk data.
 
-Pairs, groups and state transfer send their parts with :func:`send_parts` and receive them with :func:`receive_parts`.
-What the bytes mean, and when they may be used, is theirs to say. The link is authenticated and encrypted already; the
-digest is there against truncation and half-filled buffers.
+Pairs, groups and state transfer use it; they define what the bytes mean and when they may be used. The link is
+authenticated and encrypted already; the digest finds truncation and half-filled buffers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ DIGEST_BYTES = 16
 
 
 class Channel(Protocol):
-    """What parts need of a stream."""
+    """The methods of a stream that parts need."""
 
     async def write(self, data: bytes, timeout: float) -> None: ...
 
@@ -47,7 +46,7 @@ async def receive_parts(
 ) -> AsyncIterator[tuple[int, memoryview, bytes]]:
     """Fill each of ``rooms`` (bytes) with a part, and yield its number, the room and the digest once they match.
 
-    A room may be the same as the one before: the next part is read when the caller has done with this one.
+    Rooms may be the same memory: the next part is read when the caller asks for it.
     Raises :class:`CorruptPart`, ``TimeoutError`` after ``stall`` seconds without a byte, and what the stream raises.
     """
     sent = bytearray(DIGEST_BYTES)
@@ -70,11 +69,11 @@ async def fp32_parts(vector: Readable, first: int = 0) -> AsyncIterator[bytes]:
 
 
 async def receive_fp32(stream: Channel, out: Tensor, stall: float) -> None:
-    """Fill ``out`` (flat fp32, host) with the parts of :func:`fp32_parts`; not to be used when this raises."""
+    """Fill ``out`` (flat fp32, host) with the parts of :func:`fp32_parts`; ``out`` is invalid when this raises."""
     async for _ in receive_parts(stream, fp32_rooms(out), stall):
         pass
 
 
 def fp32_rooms(out: Tensor) -> Iterator[memoryview]:
-    """Where the parts of :func:`fp32_parts` go when they fill ``out`` (flat fp32, host) in place."""
+    """The places in ``out`` (flat fp32, host) of the parts of :func:`fp32_parts`."""
     return (as_bytes(out[start:stop]) for start, stop in parts(out.numel()))

@@ -1,7 +1,7 @@
 """A two-way byte stream to one peer, with a deadline on every await and a cap on everything read.
 
 A stream that ends is not a stream that is complete (the p2p daemon resets both directions when one
-ends), so every protocol on top of this ends with acknowledgements, never with an end of stream.
+ends), so every protocol ends with acknowledgements, never with an end of stream.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 MESSAGE_CAP = 64 * 1024  # bytes; the largest message carries a run's configuration
-WRITE_CHUNK = 128 * 1024  # bytes for which a deadline of writing counts: on a slow line a whole part takes longer
+WRITE_CHUNK = 128 * 1024  # bytes for one deadline: on a slow line a whole part takes longer
 _LENGTH_BYTES = 4
 
 
 class Message(BaseModel):
-    """Base of everything two peers say to each other besides raw tensors; strict in both directions."""
+    """Base of all messages between peers; strict in both directions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Refusal(Message):
-    """Instead of an answer: your greeting is of another swarm (greeting.py). ``run``: our configuration if it differs.
+    """The answer to a greeting that does not fit (greeting.py). ``run``: our configuration if it differs.
 
-    Readable in all versions.
+    All versions can read it.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -41,7 +41,7 @@ REFUSAL: TypeAdapter[Refusal] = TypeAdapter(Refusal)
 
 
 class StreamLost(Exception):
-    """The other side ended the stream, died or broke it off."""
+    """The other side has ended the stream or died."""
 
 
 class Refused(StreamLost):
@@ -70,11 +70,11 @@ class Stream:
     writer: asyncio.StreamWriter
     remote: str
     initiator: bool
-    origin: str = ""  # of an incoming stream: the multiaddr from which its connection comes
+    origin: str = ""  # of an incoming stream: the multiaddr of the other side
     sent: int = 0  # bytes
     received: int = 0  # bytes
-    hang_up: Callable[[], None] = lambda: None  # gives up the whole connection that the stream runs on
-    gate: Callable[[Stream], Awaitable[None]] | None = None  # what the other side must pass before it is listened to
+    hang_up: Callable[[], None] = lambda: None  # closes the whole connection
+    gate: Callable[[Stream], Awaitable[None]] | None = None  # checks the other side before the first read
 
     async def send(self, message: Message, timeout: float) -> None:
         """Send one message; ``timeout`` in seconds."""
@@ -162,7 +162,7 @@ class Stream:
 
 @contextlib.contextmanager
 def _lost() -> Iterator[None]:
-    """Turns what asyncio raises for a broken stream into :class:`StreamLost`; a time-out stays one."""
+    """Turns asyncio's errors of a broken stream into :class:`StreamLost`; ``TimeoutError`` stays."""
     try:
         yield
     except asyncio.IncompleteReadError:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from peer.config.digest import canonical, digest
-from peer.config.schema import MemberConfig
 from peer.exchange.average import Exchange
 from peer.exchange.codecs import codec
 from peer.exchange.group.all_gather import AllGatherExchange
@@ -58,7 +56,8 @@ class Membership:
         self._stack.callback(self.reporter.close)
         layout = layout_digest(slow.layout())
         me = MemberIdentity(resources.folder.name, run.name, digest(run), canonical(run), layout)
-        self.node = MemberNode(_node_settings(own, resources.key), resources.authority, me)
+        settings = NodeSettings.of(own.network, resources.key, own.initial_peers)
+        self.node = MemberNode(settings, resources.authority, me)
         self._same = Identity(slow.numel)
         self.presence = Presence(
             self.node,
@@ -167,18 +166,3 @@ class Membership:
     def close(self) -> None:
         """Withdraw the record, say goodbye, close the node and the files."""
         self._stack.close()
-
-
-def _node_settings(own: MemberConfig, key: Path) -> NodeSettings:
-    network = own.network
-    return NodeSettings(
-        identity=key,
-        host=network.host,
-        port=network.port,
-        announce=network.announce,
-        initial_peers=own.initial_peers,
-        upnp=network.upnp,
-        reach=network.reach,
-        start_timeout=network.start_timeout,
-        join_timeout=network.join_timeout,
-    )

@@ -26,8 +26,8 @@ from hivemind.proto.auth_pb2 import AccessToken
 from hivemind.utils import MSGPackSerializer
 from pydantic import TypeAdapter
 
+from dht_bootstrap.collector import targets as targets_of
 from dht_bootstrap.history import RunHistory
-from dht_bootstrap.targets import targets as targets_of
 from dht_bootstrap.view import run_view
 from peer.config import load
 from peer.config.schema import CodecName, Config
@@ -38,11 +38,10 @@ from peer.exchange.group import sparse
 from peer.exchange.group import wire as group_wire
 from peer.exchange.pair import wire
 from peer.p2p import addresses, greeting
+from peer.p2p.addresses import owner_of_subkey
 from peer.p2p.admission import gate
-from peer.p2p.admission.dht_rules import Authority
+from peer.p2p.admission.dht_rules import REVOCATIONS, Authority, decode_revocations
 from peer.p2p.admission.invitation import Admission, Certificate, Invitation, Owner, accept, invite
-from peer.p2p.admission.revocations import REVOCATIONS, decode_revocations
-from peer.p2p.admission.subkeys import owner_of
 from peer.p2p.payload import receive_fp32
 from peer.p2p.reachability import circuit_messages, dialback, relay
 from peer.p2p.stream import REFUSAL, BadMessage, Refusal, Stream, StreamLost
@@ -170,7 +169,7 @@ def record(data: bytes) -> None:
     subkey, _, value = data.partition(b"\0")
     words = subkey.decode(errors="replace"), value.decode(errors="replace")
     found = records.decode(*words)
-    assert found is None or found.peer_id == owner_of(words[0])[0]
+    assert found is None or found.peer_id == owner_of_subkey(words[0])[0]
     if found is not None:
         watched(found)
     other = records.program_of(*words)

@@ -29,21 +29,14 @@ CLOCK_WARNING = 1.0  # seconds; hivemind refuses more than three
 
 def network(config: Subject) -> Iterator[Finding]:
     """Starts a node, and stops it whatever happens."""
-    from peer.p2p.greeting import MemberIdentity
-    from peer.p2p.guest import guest_node
+    from peer.p2p.greeting import MemberIdentity, guest_node
     from peer.p2p.node import NodeSettings
 
     run, own = config.run, config.peer.network
     if run.owner is not None and config.peer.invitation is None:
         raise UserError("without an invitation nothing of the network can be looked at")
-    settings = NodeSettings(
-        identity=None,
-        host=own.host,
-        port=own.port if port_is_free(own.host, own.port) else 0,
-        announce=own.announce,
-        upnp=own.upnp,
-        start_timeout=own.start_timeout,
-    )
+    port = own.port if port_is_free(own.host, own.port) else 0
+    settings = NodeSettings.of(own.model_copy(update={"port": port}), None)
     invitation = None if run.owner is None else config.peer.invitation
     # without the model's layout: a member with another configuration says that first
     member = MemberIdentity("check", run.name, digest(run), canonical(run), layout="")

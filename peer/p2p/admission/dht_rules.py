@@ -1,15 +1,18 @@
 """The DHT of an invited swarm: hivemind's authorizer and validators with the swarm's rules.
 
-Requests and answers carry the certificate and are signed with the key that it names. A member's record stands under a
+Requests and answers carry the certificate and are signed with the key that it names. A member's record has a
 subkey with its public key and is signed with that key, so no peer can write the record of another. The only other
-record is the owner's list of revocations.
+record is the owner's list of revocations: members read it, and each of them keeps it alive.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import time
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from hivemind.dht.crypto import RSASignatureValidator
@@ -24,17 +27,24 @@ from hivemind.utils.crypto import RSAPrivateKey
 from pydantic import ValidationError
 
 from peer.errors import UserError
+from peer.logs import fields, get_logger
 from peer.p2p import identity
-from peer.p2p.admission.invitation import Admission, Certificate, accept
-from peer.p2p.admission.revocations import REVOCATIONS, decode_revocations
-from peer.p2p.admission.subkeys import owner_of
+from peer.p2p.addresses import owner_of_subkey
+from peer.p2p.admission.invitation import Admission, Certificate, Revocations, accept
+
+log = get_logger("admission")
 
 CERTIFICATE_CAP = 1024  # bytes
+REVOCATIONS = "revocations"  # DHT key of the list
+REVOCATIONS_BYTES = 64 * 1024
+REVOCATIONS_LIFETIME = 3600.0  # seconds
+REVOCATIONS_PERIOD = 10.0  # seconds
+REVOCATIONS_TIMEOUT = 10.0  # seconds for one look
 SHA2_256 = b"\x12\x20"  # a multihash says which hash it is, and its length
 
 
 class Authority:
-    """What a node of an invited swarm needs beside its settings; ``key``: the file of its libp2p identity."""
+    """What a node of an invited swarm needs in addition to its settings; ``key``: the file of its libp2p identity."""
 
     def __init__(self, admission: Admission, key: Path) -> None:
         """Raises :class:`UserError` when other members would refuse our certificate."""
@@ -87,7 +97,7 @@ class Validators(CompositeValidator):
 
 
 class Rules(RecordValidatorBase):
-    """Which records may stand in the DHT. Signatures have been checked before."""
+    """Which records the DHT may hold. Signatures have been checked before."""
 
     _revocations = DHTID.generate(source=REVOCATIONS).to_bytes()
 
@@ -101,7 +111,7 @@ class Rules(RecordValidatorBase):
         subkey = _unpacked(record.subkey)
         if not isinstance(subkey, str):
             return False
-        peer_id, public = owner_of(subkey)
+        peer_id, public = owner_of_subkey(subkey)
         return bool(peer_id) and peer_id == peer_id_of(public.encode())
 
 
@@ -136,4 +146,37 @@ def _unpacked(data: bytes) -> object:
     try:
         return MSGPackSerializer.loads(data)
     except Exception:  # noqa: BLE001 - msgpack has many errors for a stranger's bytes
+        return None
+
+
+async def keep_revocations(dht: Any, admission: Admission) -> None:
+    """Read and store the list every :data:`REVOCATIONS_PERIOD` seconds, until cancelled. ``dht``: hivemind's node."""
+    stored = 0
+    while True:
+        before = admission.revocations.number
+        try:
+            async with asyncio.timeout(REVOCATIONS_TIMEOUT):
+                found = await dht.get(REVOCATIONS, latest=True)
+                theirs = decode_revocations(found.value) if found is not None else None
+                if theirs is not None:
+                    admission.learn(theirs)
+                known = admission.revocations
+                if known.number and (theirs is None or theirs.number < known.number or stored < known.number):
+                    expiration = time.time() + REVOCATIONS_LIFETIME
+                    await dht.store(REVOCATIONS, known.model_dump_json(), expiration_time=expiration)
+                    stored = known.number
+        except Exception as error:  # noqa: BLE001 - whatever hivemind raises, the next look may be better
+            log.debug("no revocations: %s", str(error) or type(error).__name__)
+        if admission.revocations.number > before:
+            log.info("revoked: %s", fields(peers=len(admission.revocations.peer_ids)))
+        await asyncio.sleep(REVOCATIONS_PERIOD)
+
+
+def decode_revocations(value: object) -> Revocations | None:
+    """A list that any node may have written: the caller must check its signature."""
+    if not isinstance(value, str) or len(value) > REVOCATIONS_BYTES:
+        return None
+    try:
+        return Revocations.model_validate_json(value)
+    except ValidationError:
         return None

@@ -19,7 +19,7 @@ log = get_logger("admission")
 
 ADMISSION_PROTOCOL = "noloco/admission/1"
 ADMISSION_TIMEOUT = 5.0  # seconds for one message
-NAMED = 1000  # refused ids that are logged
+LOGGED_REFUSALS = 1000  # ids; each is logged once
 
 
 class Pass(Message):
@@ -30,7 +30,7 @@ class Pass(Message):
 
 
 class Knock(Message):
-    """Would you admit me? Sent by a peer that gets no answer from the DHT."""
+    """Would you admit me? From a peer that gets no answer from the DHT."""
 
     kind: Literal["knock"] = "knock"
     certificate: Certificate | None
@@ -54,18 +54,20 @@ class Gate:
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._strangers: set[str] = set()
+        self._refused: set[str] = set()
 
     async def show(self, stream: Stream) -> None:
-        """Send our own certificate."""
+        """Send our certificate."""
         await stream.send(Pass(certificate=self._admission.own), ADMISSION_TIMEOUT)
 
     async def check(self, stream: Stream) -> None:
-        """Check theirs. Raises :class:`StreamLost` when it does not admit the peer at the other end."""
+        """Check the other side's certificate. Raises :class:`StreamLost` when it does not admit that peer."""
         shown = await stream.receive(PASS, ADMISSION_TIMEOUT)
         objection = self._admission.objection(shown.certificate, stream.remote)
         if objection:
-            self._say_once(stream.remote, objection)
+            if stream.remote not in self._refused and len(self._refused) < LOGGED_REFUSALS:
+                self._refused.add(stream.remote)
+                log.warning("turned away: %s", fields(peer=stream.remote, reason=objection))
             raise StreamLost(objection)
 
     async def answer(self, stream: Stream) -> None:
@@ -75,20 +77,6 @@ class Gate:
         if asked.certificate is not None:
             objection = self._admission.objection(asked.certificate, stream.remote)
         await stream.send_last(Notice(owner=self._admission.owner, objection=objection), ADMISSION_TIMEOUT)
-
-    def _say_once(self, peer_id: str, objection: str) -> None:
-        if peer_id not in self._strangers and len(self._strangers) < NAMED:
-            self._strangers.add(peer_id)
-            log.warning("turned away: %s", fields(peer=peer_id, reason=objection))
-
-
-async def knock(stream: Stream, own: Certificate | None) -> Notice:
-    """Ask a node whose DHT does not answer for its verdict on the certificate ``own``."""
-    try:
-        await stream.send(Knock(certificate=own), ADMISSION_TIMEOUT)
-        return await stream.receive(NOTICE, ADMISSION_TIMEOUT)
-    finally:
-        stream.close()
 
 
 def why_refused(address: str, notice: Notice, own: Certificate | None) -> str:

@@ -1,13 +1,12 @@
-"""The few messages of libp2p's circuit relay v2 that a relay needs, as bytes.
+"""The messages of libp2p's circuit relay v2 that a relay needs, as bytes.
 
 https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md: length-delimited protobuf. Only the fields that a relay
-uses are described here; protobuf skips the others. Next: relay.py.
+uses are described here; protobuf skips the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
@@ -27,7 +26,7 @@ LONGEST_ID = 64  # bytes
 
 
 def _messages() -> dict[str, Any]:
-    """The classes by name. Kinds and statuses are numbers and no enums: a kind that is not known stays as it came."""
+    """The classes by name. Kinds and statuses are plain numbers, so an unknown one is kept."""
     kinds = FieldDescriptorProto
     fields = {
         "Peer": [("id", 1, kinds.TYPE_BYTES)],
@@ -52,24 +51,18 @@ def _messages() -> dict[str, Any]:
 _CLASSES = _messages()
 
 
-@dataclass(frozen=True)
-class Hop:
-    """What a caller asks of a relay; ``peer``: the id (bytes) of the one it wants."""
+async def read_hop(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """The kind of a caller's message, and the id of the peer that it wants.
 
-    kind: int
-    peer: bytes
-
-
-async def read_hop(reader: asyncio.StreamReader) -> Hop:
-    """Raises :class:`BadMessage`, ``asyncio.IncompleteReadError`` or ``OSError``; the caller sets the deadline."""
+    Raises :class:`BadMessage`, ``asyncio.IncompleteReadError`` or ``OSError``; the caller sets the deadline."""
     message = await _read("HopMessage", reader)
     if len(message.peer.id) > LONGEST_ID:
         raise BadMessage("not a peer id")
-    return Hop(message.type, message.peer.id)
+    return message.type, message.peer.id
 
 
 async def read_stop_status(reader: asyncio.StreamReader) -> int:
-    """The status in the answer of the called."""
+    """The status in the called side's answer."""
     message = await _read("StopMessage", reader)
     if message.type != STOP_STATUS:
         raise BadMessage("not a status")
@@ -77,12 +70,12 @@ async def read_stop_status(reader: asyncio.StreamReader) -> int:
 
 
 def hop_status(status: int) -> bytes:
-    """The relay's answer to a caller. It has no limit in it: libp2p would keep most protocols off a limited circuit."""
+    """The relay's answer to a caller, without a limit: libp2p allows few protocols on a limited circuit."""
     return _delimited(_CLASSES["HopMessage"](type=STATUS, status=status))
 
 
 def stop_connect(caller: bytes) -> bytes:
-    """Tells the called who wants it; ``caller``: a peer id (bytes)."""
+    """Tells the called side the id (bytes) of the ``caller``."""
     return _delimited(_CLASSES["StopMessage"](type=STOP_CONNECT, peer={"id": caller}))
 
 

@@ -28,7 +28,7 @@ log = get_logger("dialback")
 
 DIALBACK_PROTOCOL = "noloco/dialback/1"
 DIAL_TIMEOUT = 3.0  # seconds for one address
-DIALBACK_TIMEOUT = 5.0  # seconds for one message, beside dialling
+DIALBACK_TIMEOUT = 5.0  # seconds for one message, without the time to dial
 PLACES = 4  # addresses in one question
 AT_ONCE = 8  # questions
 ALLOWANCE_PERIOD = 60.0  # seconds
@@ -84,17 +84,17 @@ class Allowance:
         self._clock = clock
         self._asked: deque[tuple[float, str]] = deque(maxlen=ALL)
 
-    def wait(self, who: str) -> float:
-        """0 when ``who`` may ask now (and counts it); else the seconds until it may."""
+    def wait(self, asker: str) -> float:
+        """0 when ``asker`` may ask now (and counts it); else the seconds until it may."""
         now = self._clock()
         while self._asked and self._asked[0][0] <= now - ALLOWANCE_PERIOD:
             self._asked.popleft()
-        own = [at for at, asker in self._asked if asker == who]
+        own = [at for at, other in self._asked if other == asker]
         if len(own) >= EACH:
             return ALLOWANCE_PERIOD - (now - own[0])
         if len(self._asked) >= ALL:
             return ALLOWANCE_PERIOD - (now - self._asked[0][0])
-        self._asked.append((now, who))
+        self._asked.append((now, asker))
         return 0.0
 
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Literal
 
 from hivemind.p2p import PeerID
@@ -52,7 +51,7 @@ class Granted(Message):
 
 
 class Full(Message):
-    """No slot is free."""
+    """All reservations are taken."""
 
     kind: Literal["full"] = "full"
 
@@ -76,8 +75,7 @@ class Relay:
     def __init__(self, open_raw: Raw) -> None:
         self._open_raw = open_raw
         self._slots: dict[str, Stream] = {}  # by the holder's id
-        self._circuits: Counter[str] = Counter()  # by caller, and by called
-        self._open = 0
+        self._circuits: Counter[str] = Counter()  # by id; each circuit counts at its two ends
 
     async def hold(self, stream: Stream) -> None:
         """Handler of :data:`RELAY_PROTOCOL`: a reservation lasts as long as this stream."""
@@ -104,12 +102,16 @@ class Relay:
         """Handler of :data:`circuit_messages.HOP`: a caller asks for one of the holders."""
         try:
             async with asyncio.timeout(RESERVE_TIMEOUT):
-                asked = await circuit_messages.read_hop(stream.reader)
-            target = PeerID(asked.peer).to_base58() if asked.kind == circuit_messages.CONNECT else ""
-            status = self._status(asked.kind, stream.remote, target)
+                kind, wanted = await circuit_messages.read_hop(stream.reader)
+            target = PeerID(wanted).to_base58() if kind == circuit_messages.CONNECT else ""
+            status = self._status(kind, stream.remote, target)
             if status == circuit_messages.OK:
-                with self._counted(stream.remote, target):
+                ends = (stream.remote, target)
+                self._circuits.update(ends)
+                try:
                     status = await self._connect(stream, target)
+                finally:
+                    self._circuits -= Counter(ends)
             if status != circuit_messages.OK:
                 await stream.write(circuit_messages.hop_status(status), RESERVE_TIMEOUT)
                 await stream.until_closed(RESERVE_TIMEOUT)
@@ -124,21 +126,9 @@ class Relay:
         if target not in self._slots or target == caller:
             return circuit_messages.NO_RESERVATION
         busiest = max(self._circuits[caller], self._circuits[target])
-        return (
-            circuit_messages.LIMIT_EXCEEDED
-            if self._open >= CIRCUITS or busiest >= CIRCUITS_EACH
-            else circuit_messages.OK
-        )
-
-    @contextmanager
-    def _counted(self, *ends: str) -> Iterator[None]:
-        self._open += 1
-        self._circuits.update(ends)
-        try:
-            yield
-        finally:
-            self._open -= 1
-            self._circuits -= Counter(ends)
+        if self._circuits.total() >= 2 * CIRCUITS or busiest >= CIRCUITS_EACH:
+            return circuit_messages.LIMIT_EXCEEDED
+        return circuit_messages.OK
 
     async def _connect(self, caller: Stream, target: str) -> int:
         """Call the target and forward bytes both ways until one side ends."""
@@ -147,9 +137,8 @@ class Relay:
         except (StreamLost, TimeoutError):
             return circuit_messages.CONNECTION_FAILED
         try:
-            await called.write(
-                circuit_messages.stop_connect(PeerID.from_base58(caller.remote).to_bytes()), RESERVE_TIMEOUT
-            )
+            caller_id = PeerID.from_base58(caller.remote).to_bytes()
+            await called.write(circuit_messages.stop_connect(caller_id), RESERVE_TIMEOUT)
             async with asyncio.timeout(RESERVE_TIMEOUT):
                 if await circuit_messages.read_stop_status(called.reader) != circuit_messages.OK:
                     return circuit_messages.CONNECTION_FAILED
@@ -161,7 +150,7 @@ class Relay:
 
 
 async def _carry(caller: Stream, called: Stream) -> None:
-    tasks = [asyncio.ensure_future(_pipe(*way)) for way in ((caller, called), (called, caller))]
+    tasks = [asyncio.ensure_future(_pipe(*ends)) for ends in ((caller, called), (called, caller))]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from peer.logs import fields, get_logger
-from peer.p2p.addresses import owner_of, through
+from peer.p2p.addresses import CIRCUIT, owner_of
 from peer.p2p.reachability.relay import (
     PING,
     PING_SECONDS,
@@ -55,7 +55,7 @@ class Reservations:
     @property
     def places(self) -> list[str]:
         """Where others reach this peer, without its id."""
-        return [through(relay) for relay in self._held]
+        return [f"{relay}{CIRCUIT}" for relay in self._held]
 
     def start(self, background: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         """Keep reservations from now on."""

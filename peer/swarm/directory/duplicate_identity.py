@@ -12,8 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from peer.p2p.addresses import is_circuit, tcp_of
-from peer.p2p.admission.subkeys import owner_of
+from peer.p2p.addresses import is_circuit, owner_of_subkey, tcp_of
 from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm.directory import buckets, records
 from peer.swarm.directory.records import MemberRecord
@@ -30,7 +29,7 @@ async def duplicate_of(node: Node, run: str, subkey: str = "") -> MemberRecord |
     ``None`` also when the directory does not answer.
     """
     subkey = subkey or node.subkey
-    keys = [records.members_key(run, bucket) for bucket in buckets.probes(owner_of(subkey)[0])]
+    keys = [records.members_key(run, bucket) for bucket in buckets.probes(owner_of_subkey(subkey)[0])]
     with contextlib.suppress(TimeoutError):
         found = await _own(node, keys, subkey)
         if found is None or not await _listens(found[0].addresses, node.addresses):

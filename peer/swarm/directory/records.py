@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from peer.p2p.admission.subkeys import owner_of
+from peer.p2p.addresses import owner_of_subkey
 from peer.p2p.stream import Message
 from peer.rounds.state import Root
 from peer.swarm.directory.buckets import Bucket
@@ -93,7 +93,7 @@ def decode(subkey: object, value: object) -> MemberRecord | None:
         record = MemberRecord.model_validate_json(value)
     except ValidationError:
         return None
-    return record if record.peer_id == owner_of(subkey)[0] else None
+    return record if record.peer_id == owner_of_subkey(subkey)[0] else None
 
 
 def program_of(subkey: object, value: object) -> tuple[str, str] | None:
@@ -106,4 +106,4 @@ def program_of(subkey: object, value: object) -> tuple[str, str] | None:
     except (ValueError, TypeError, LookupError, RecursionError):
         return None
     one_line = (name + version).isprintable() and len(name) <= 64 and len(version) <= 24
-    return (name, version) if one_line and peer_id == owner_of(subkey)[0] else None
+    return (name, version) if one_line and peer_id == owner_of_subkey(subkey)[0] else None

@@ -237,7 +237,7 @@ def test_a_peer_leaves_after_its_last_step(scene: Scene) -> None:
     program.train(outer, H + 4)  # two steps more than the run has
     assert outer.done and outer.swarm_step == H + 2
     assert [it.step for it in program.rounds][-1] == H + 2
-    assert not outer._member.node._daemon.alive  # type: ignore[union-attr]
+    assert outer._member.node._daemon.failure  # type: ignore[union-attr]
 
 
 def test_a_different_configuration_is_one_line(scene: Scene) -> None:

@@ -93,7 +93,7 @@ class Peer:
         streams = [link.stream for link in group.links if link.stream is not None]
         streams += list(group.assembly.controls.values()) if group.assembly else []
         for stream in streams:
-            self.node._thread.loop.call_soon_threadsafe(stream.close)
+            self.node.loop.call_soon_threadsafe(stream.close)
 
 
 def _no_state() -> State:

@@ -60,7 +60,7 @@ def test_every_config_of_the_repository_loads(file: Path) -> None:
         ("run: {outer: {name: noloco, alpha: 0.9, gamma: 0.4}}", "2(1 - alpha^2) = 0.38"),
         ("run: {model: {hidden_size: 10, heads: 3}}", "not a multiple of heads"),
         ("run: {batch_size: 8}\npeer: {micro_batch: 3}", "not a multiple of peer.micro_batch"),
-        ("run: {steps: 1}\nrun: {steps: 2}", "the key 'run' stands twice"),
+        ("run: {steps: 1}\nrun: {steps: 2}", "the key 'run' is given twice"),
         ("run: [1, 2]", "run"),
         ("just words", "expected the sections run: and peer:"),
         ("run: {steps: [}", "line 1"),

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dht_bootstrap.collector import SwarmCollector
+from dht_bootstrap.collector import SwarmCollector, target_of, targets
 from dht_bootstrap.findings import findings
 from dht_bootstrap.history import FORGET, POINTS, Curve, Point, RunHistory
-from dht_bootstrap.targets import target_of, targets
 from dht_bootstrap.view import run_view
 from peer.swarm.directory import records
 from peer.swarm.directory.reader import Entry

@@ -22,11 +22,10 @@ from pydantic import ValidationError
 from dht_bootstrap import owner as book
 from peer.errors import UserError
 from peer.p2p import identity
-from peer.p2p.admission.dht_rules import Authority, peer_id_of
+from peer.p2p.addresses import owner_of_subkey
+from peer.p2p.admission.dht_rules import REVOCATIONS, Authority, decode_revocations, peer_id_of
 from peer.p2p.admission.gate import Gate
 from peer.p2p.admission.invitation import Admission, Certificate, Owner, Revocations, accept, invite
-from peer.p2p.admission.revocations import REVOCATIONS, decode_revocations
-from peer.p2p.admission.subkeys import owner_of
 from peer.p2p.stream import BadMessage, StreamLost
 from tests.unit.exchange.pair_harness import stream_pair
 
@@ -174,7 +173,7 @@ def record(writer: Authority, subkey: object, key: str = "run/members/0/0", valu
 
 def test_each_member_writes_its_own_record_only(invited: Callable[..., Authority]) -> None:
     one, two = invited("one"), invited("two")
-    mine = owner_of(one.admission.own.peer_id + one.tag)
+    mine = owner_of_subkey(one.admission.own.peer_id + one.tag)
     assert peer_id_of(mine[1].encode()) == mine[0] == one.admission.own.peer_id
     own = one.admission.own.peer_id + one.tag
     assert two.validator.validate(record(one, own))

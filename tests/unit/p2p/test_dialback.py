@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from peer.p2p import identity
-from peer.p2p.addresses import for_record, is_circuit, is_private, owner_of, place_of, tcp_of, tcp_place, through
+from peer.p2p.addresses import CIRCUIT, for_record, is_circuit, is_private, owner_of, place_of, tcp_of, tcp_place
 from peer.p2p.daemon import Daemon
 from peer.p2p.reachability.decide import Reachability, decide
 from peer.p2p.reachability.dialback import ALL, ALLOWANCE_PERIOD, EACH, Allowance, DialBack, Heard, ask
@@ -155,7 +155,7 @@ def test_who_is_no_node_proves_nothing(said: bytes | None) -> None:
 
 
 def test_addresses() -> None:
-    circuit = through(RELAY)
+    circuit = f"{RELAY}{CIRCUIT}"
     assert (owner_of(RELAY), place_of(RELAY)) == (OTHER, "/ip4/45.1.2.3/tcp/31337")
     assert (owner_of(circuit), place_of(circuit)) == ("", circuit)
     assert (owner_of(f"{circuit}/p2p/{ME}"), place_of(f"{circuit}/p2p/{ME}")) == (ME, circuit)
