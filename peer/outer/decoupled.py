@@ -23,7 +23,7 @@ from torch import Tensor
 
 from peer.config.schema import DecoupledConfig
 from peer.outer.dct import tilings
-from peer.outer.slow_weights import Change, SlowWeights
+from peer.outer.slow_weights import DenseContribution, SlowWeights
 from peer.rounds.contribution import SparseContribution
 from peer.rounds.types import Grouping
 
@@ -39,7 +39,7 @@ class Decoupled:
         self.settings = settings
         self.momentum = slow.zeros()  # δ
         self._tilings = tilings(slow, settings.chunk, settings.density)
-        self._change = Change(slow)
+        self._change = DenseContribution(slow, beta=1, gamma=0)  # Δ
         self._sent: SparseContribution | None = None
 
     @property
@@ -56,7 +56,8 @@ class Decoupled:
         """T(DCT(μ δᵢ + Δᵢ)), with values that fp16 holds exactly. Changes nothing."""
         bases, positions, values = [], [], []
         for tiling in self._tilings:
-            waves = tiling.forward(self._after_inner(tiling.span.start, tiling.span.stop))
+            here = slice(tiling.span.start, tiling.span.stop)
+            waves = tiling.forward(self._read_change(here).add_(self.momentum[here], alpha=self.settings.momentum))
             places = waves.abs().topk(tiling.keep, dim=1, sorted=False).indices
             base = tiling.start + torch.arange(tiling.chunks)[:, None] * waves.shape[1]
             bases.append(base.expand_as(places).reshape(-1))
@@ -78,16 +79,13 @@ class Decoupled:
         with self.slow.changing():
             for tiling in self._tilings:
                 here = slice(tiling.span.start, tiling.span.stop)
-                change = self._read_change(here.start, here.stop)
+                change = self._read_change(here)
                 self.momentum[here].mul_(mu).add_(change).add_(tiling.inverse(difference[tiling.start : tiling.stop]))
                 self.slow.phi[here].add_(change, alpha=eta).add_(self.momentum[here], alpha=eta * mu)
         self._sent = None
         self.slow.write_fast()
 
-    def _after_inner(self, start: int, stop: int) -> Tensor:
-        return self._read_change(start, stop).add_(self.momentum[start:stop], alpha=self.settings.momentum)
-
-    def _read_change(self, start: int, stop: int) -> Tensor:
-        out = torch.empty(stop - start)
-        self._change.read(start, out)
+    def _read_change(self, here: slice) -> Tensor:
+        out = torch.empty(here.stop - here.start)
+        self._change.read(here.start, out)
         return out

@@ -1,4 +1,4 @@
-"""The interface of an outer method. It knows its formula; the caller averages the contributions."""
+"""The interface of an outer method, and the method that a configuration names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
+from peer.config.schema import DecoupledConfig, DiLoCoConfig, LocalConfig, NoLoCoConfig, SwarmRunConfig
+from peer.outer.decoupled import Decoupled
+from peer.outer.diloco import DiLoCo
+from peer.outer.local import Local
+from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 from peer.rounds.contribution import Contribution, SparseContribution
 from peer.rounds.types import Grouping
@@ -42,3 +47,16 @@ class OuterMethod(Protocol):
 
     def apply(self, mean: Tensor) -> None:
         """New slow weights from ``mean`` (flat fp32, host, not changed), then θ ← φ."""
+
+
+def outer_method(run: SwarmRunConfig, slow: SlowWeights) -> OuterMethod:
+    """The method that ``run.outer`` names. The only place that picks its class."""
+    match run.outer:
+        case NoLoCoConfig():
+            return NoLoCo(slow, run.outer)
+        case DiLoCoConfig():
+            return DiLoCo(slow, run.outer)
+        case DecoupledConfig():
+            return Decoupled(slow, run.outer)
+        case LocalConfig():
+            return Local(slow)

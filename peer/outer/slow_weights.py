@@ -151,17 +151,19 @@ def moments_of(span: Span, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: it for name, it in tensors.items() for of, _, key in [name.rpartition("/")] if of == span.name}
 
 
-class Change:
-    """Δ = θ − φ as a contribution: the change by the inner steps."""
+class DenseContribution:
+    """βΔ + γφ = βθ + (γ − β)φ with Δ = θ − φ, computed part by part; its change by the inner steps is βΔ."""
 
-    def __init__(self, slow: SlowWeights) -> None:
-        self._slow = slow
+    def __init__(self, slow: SlowWeights, beta: float, gamma: float) -> None:
+        self._slow, self._beta, self._gamma = slow, beta, gamma
         self.numel = slow.numel
 
     def read(self, start: int, out: Tensor) -> None:
         self._slow.read_fast(start, out)
-        out.sub_(self._slow.phi[start : start + out.numel()])
+        out.mul_(self._beta)
+        if self._gamma != self._beta:
+            out.add_(self._slow.phi[start : start + out.numel()], alpha=self._gamma - self._beta)
 
     def read_both(self, start: int, out: Tensor, change: Tensor) -> None:
         self.read(start, out)
-        change.copy_(out)
+        torch.sub(out, self._slow.phi[start : start + out.numel()], alpha=self._gamma, out=change)

@@ -6,11 +6,12 @@ import asyncio
 
 import torch
 
+from peer.exchange.average import mean_of_senders
+from peer.exchange.codec import pack, unpack
+from peer.exchange.deadline import together
 from peer.exchange.group.flow_control import FlowControlledStream, turns
 from peer.exchange.group.protocol import GroupProtocol
-from peer.exchange.group.sparse import mean_of_senders, pack, unpack
 from peer.exchange.group.streams import GroupStreams
-from peer.exchange.tasks import together
 from peer.p2p.payload import receive_fp32
 from peer.rounds.contribution import SparseContribution
 from peer.rounds.types import Outcome
@@ -20,7 +21,7 @@ from peer.rounds.vectors import Vector
 class AllGatherExchange(GroupProtocol[SparseContribution]):
     """Each element's mean over the members that sent it, zero elsewhere.
 
-    ``identity.numel``: how many coefficients a contribution has; ``result``: elements of the mean.
+    ``numel``: how many coefficients a contribution has.
     """
 
     def _take_own(self, contribution: SparseContribution) -> None:

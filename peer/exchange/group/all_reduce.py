@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from peer.exchange.average import copy_own
+from peer.exchange.deadline import together
 from peer.exchange.group.flow_control import FlowControlledStream, turns
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.streams import GroupStreams
-from peer.exchange.tasks import together
 from peer.p2p.payload import receive_fp32, receive_parts
 from peer.rounds.contribution import Contribution
 from peer.rounds.types import Outcome

@@ -21,11 +21,9 @@ import torch
 import xxhash
 
 from peer.config.schema import ExchangeConfig
-from peer.exchange.deadline import THREAD_GRACE, Deadline
+from peer.exchange.deadline import THREAD_GRACE, Deadline, together
 from peer.exchange.group.streams import GroupNetwork, GroupStreams, IncomingStreams
 from peer.exchange.group.wire import GROUP_VERDICT, MEMBER_REPORT, GroupFailure, GroupVerdict, MemberReport
-from peer.exchange.pair.wire import Identity
-from peer.exchange.tasks import together
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Assembly, Group, Outcome
@@ -38,19 +36,19 @@ Settled = tuple[GroupVerdict, str]  # and the digest of this peer's result, wher
 class GroupProtocol(ABC, Generic[Each]):
     """:class:`peer.exchange.average.Exchange` for a group of everyone; ``Each``: what each member puts in.
 
-    ``incoming.accept`` serves :data:`streams.REDUCE_PROTOCOL`. ``identity.numel``: elements of a contribution;
-    ``result``: elements of the mean.
+    ``incoming.accept`` serves :data:`streams.REDUCE_PROTOCOL`. ``numel``: elements of a contribution; ``result``:
+    elements of the mean.
     """
 
     def __init__(
         self,
         network: GroupNetwork,
         incoming: IncomingStreams,
-        identity: Identity,
+        numel: int,
         result: int,
         settings: ExchangeConfig,
     ) -> None:
-        self._network, self._incoming, self._identity, self._settings = network, incoming, identity, settings
+        self._network, self._incoming, self._numel, self._settings = network, incoming, numel, settings
         self._deadline = Deadline(settings.timeout)
         self._buffer = torch.empty(result, dtype=torch.float32)
 
@@ -62,7 +60,7 @@ class GroupProtocol(ABC, Generic[Each]):
             return Averaged(self._buffer, Outcome.ALONE, digest=self._digest())
         began, limit = time.monotonic(), self._deadline.seconds
         longest = 2 * limit + 2 * self._settings.stall + THREAD_GRACE
-        streams = GroupStreams(self._network, self._incoming, group.assembly, self._identity, self._settings.stall)
+        streams = GroupStreams(self._network, self._incoming, group.assembly, self._numel, self._settings.stall)
         verdict, digest = self._network.call(self._guarded(contribution, group.round, streams, limit), longest)
         seconds = time.monotonic() - began
         if verdict.commit:

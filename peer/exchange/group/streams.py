@@ -1,7 +1,4 @@
-"""Streams between all members of a group: the one with the smaller place dials, and both check what will follow.
-
-Previous station: wire.py. Next stations: flow_control.py, and all_reduce.py and all_gather.py, which send the parts.
-"""
+"""Streams between all members of a group: the one with the smaller place dials, and both check what will follow."""
 
 from __future__ import annotations
 
@@ -9,9 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
+from peer.exchange.codec import payload_bytes
+from peer.exchange.deadline import together
 from peer.exchange.group.wire import HELLO, GroupFailure, Hello
-from peer.exchange.pair.wire import Identity
-from peer.exchange.tasks import together
+from peer.exchange.pair.wire import Header, objection
 from peer.p2p.payload import CorruptPart
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Outcome
@@ -64,25 +62,23 @@ class GroupStreams:
     """``by_place``: a stream to every other member, once :meth:`connect` has returned."""
 
     def __init__(
-        self, network: GroupNetwork, incoming: IncomingStreams, assembly: Assembly, identity: Identity, stall: float
+        self, network: GroupNetwork, incoming: IncomingStreams, assembly: Assembly, numel: int, stall: float
     ) -> None:
         self._network, self._incoming, self._stall = network, incoming, stall
-        self.assembly, self._identity = assembly, identity
+        self.assembly, self._numel = assembly, numel
         self.by_place: dict[int, Stream] = {}
-
-    @property
-    def others(self) -> list[int]:
-        """Places of the other members. Everyone begins with the one behind it, so that nobody is called by all."""
-        count, me = len(self.assembly.seats), self.assembly.me
-        return [(me + step) % count for step in range(1, count)]
 
     async def connect(self, round: int) -> None:
         """Raises :class:`GroupFailure` with the member that could not be reached or means something else."""
         await self.with_all(lambda place: self._connect(place, round))
 
     async def with_all(self, work: Callable[[int], Coroutine[Any, Any, GroupResult]]) -> dict[int, GroupResult]:
-        """``work(place)`` with every other member at once; results by place. Raises :class:`GroupFailure`."""
-        return dict(await together(self._blame(place, work) for place in self.others))
+        """``work(place)`` with every other member at once; results by place. Raises :class:`GroupFailure`.
+
+        Each begins with the member after it, so that nobody is called by all at once.
+        """
+        count, me = len(self.assembly.seats), self.assembly.me
+        return dict(await together(self._blame((me + step) % count, work) for step in range(1, count)))
 
     async def _blame(
         self, place: int, work: Callable[[int], Coroutine[Any, Any, GroupResult]]
@@ -113,7 +109,8 @@ class GroupStreams:
 
     async def _connect(self, place: int, round: int) -> None:
         seat, me = self.assembly.seats[place], self.assembly.me
-        mine = Hello(token=self.assembly.token, index=me, header=self._identity.header(round))
+        header = Header(payload_bytes=payload_bytes("none", self._numel), round=round)
+        mine = Hello(token=self.assembly.token, index=me, header=header)
         if me < place:
             stream = await self._network.open_to_member(seat.peer_id, REDUCE_PROTOCOL, seat.addresses)
             self.by_place[place] = stream
@@ -125,6 +122,6 @@ class GroupStreams:
             await stream.send(mine, self._stall)
         if (theirs.token, theirs.index) != (mine.token, place):
             raise BadMessage("it speaks of another group")
-        objection = self._identity.objection(theirs.header)
-        if objection:
-            raise GroupFailure(place, Outcome.REFUSED, f"{seat.name}: {objection}")
+        refusal = objection(theirs.header, self._numel)
+        if refusal:
+            raise GroupFailure(place, Outcome.REFUSED, f"{seat.name}: {refusal}")

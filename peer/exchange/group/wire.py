@@ -1,7 +1,4 @@
-"""What the members of a group say before and after their parts.
-
-Previous station: pair/wire.py. Next stations: streams.py, protocol.py.
-"""
+"""The messages between the members of a group, before and after their parts."""
 
 from __future__ import annotations
 
