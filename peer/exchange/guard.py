@@ -112,20 +112,22 @@ class Judgement:
         self.length += square(implied)
         self.change += square(change)
 
-    def objection(self, digest: bytes) -> tuple[Reason, str] | None:
+    def objection(self, digest: bytes) -> Verdict | None:
         """Why it must not be used, by the parts so far. ``digest``: of bytes that an honest peer never sends twice."""
         if self.guard.replayed(self.partner, digest):
-            return Reason.REPLAYED, "the partner sent what was merged before"
+            return _poisoned(Reason.REPLAYED, "the partner sent what was merged before")
         if not math.isfinite(self.theirs):
-            return Reason.NOT_FINITE, "the partner's contribution is not finite"
+            return _poisoned(Reason.NOT_FINITE, "the partner's contribution is not finite")
         enough = self.seen >= ENOUGH * self.numel
         own, theirs = math.sqrt(self.own), math.sqrt(self.theirs)
         ratio = self.guard.max_norm_ratio * (1.0 if enough else EARLY)
         if not own / ratio <= theirs <= own * ratio:
-            return Reason.NORM, f"the partner's norm {theirs:.4g} is not within a factor {ratio:g} of {own:.4g}"
+            detail = f"the partner's norm {theirs:.4g} is not within a factor {ratio:g} of {own:.4g}"
+            return _poisoned(Reason.NORM, detail)
         length, usual = math.sqrt(self.length), self.guard.usual(math.sqrt(self.change))
         if enough and length > FAR * usual and self.strange:
-            return Reason.FAR, f"the partner would change {length:.4g}, {usual:.4g} is usual, and has nothing in common"
+            detail = f"the partner would change {length:.4g}, {usual:.4g} is usual, and has nothing in common"
+            return _poisoned(Reason.FAR, detail)
         return None
 
     @property
@@ -144,8 +146,7 @@ class Judgement:
         objection = self.objection(digest)
         self.guard.learn(self)
         if objection is not None:
-            reason, detail = objection
-            return Verdict(Outcome.POISONED, detail=detail, reason=reason)
+            return objection
         self.guard.remember(self.partner, digest)
         return Verdict(Outcome.MERGED, distance=math.sqrt(self.apart / self.own) if self.own else 0.0)
 
@@ -160,6 +161,10 @@ def judge(own: Contribution, theirs: Tensor, guard: Guard, partner: str) -> Verd
         judgement.add(part, change, theirs[start:stop])
         digest.update(theirs[start:stop].numpy().data)
     return judgement.verdict(digest.digest())
+
+
+def _poisoned(reason: Reason, detail: str) -> Verdict:
+    return Verdict(Outcome.POISONED, detail=detail, reason=reason)
 
 
 def _newest(kept: OrderedDict[Key, Value], key: Key, value: Value, count: int) -> None:

@@ -6,12 +6,12 @@ With Δᵢ = θᵢ − φᵢ, μ the momentum's decay, η the learning rate, T t
     δᵢ ← μ δᵢ + Δᵢ
     qᵢ = DCT⁻¹(T(DCT(δᵢ)))                what peer i sends
     Q  = DCT⁻¹(mean of each coefficient over the peers that sent it)
-    δᵢ ← δᵢ − qᵢ + Q                      the residual stays, the shared part is put back
+    δᵢ ← δᵢ − qᵢ + Q                      the shared part is replaced by its mean, the residual stays
     φᵢ ← φᵢ + η (Δᵢ + μ δᵢ)
     θᵢ ← φᵢ
 
-Δᵢ itself is never averaged, so the replicas drift apart and must be averaged at the end. We send a share of each
-chunk's coefficients (by default 32 of 64 × 64, as the authors do); the authors send 32 of a chunk of any size.
+Δᵢ itself is never averaged, so the replicas drift apart and must be averaged at the end. A peer sends a share of each
+chunk's coefficients, by default 32 of 64 × 64; the authors send 32 of a chunk of any size.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Decoupled:
         return self._sent
 
     def apply(self, mean: Tensor) -> None:
-        """``mean``: each coefficient's mean over the peers that sent it, zero where none did. The residual is taken
-        against the last :meth:`contribution`.
+        """``mean``: each coefficient's mean over the peers that sent it, zero where none did. The residual is that of
+        the last :meth:`contribution`.
         """
         assert self._sent is not None, "contribution() comes first"
         eta, mu = self.settings.learning_rate, self.settings.momentum

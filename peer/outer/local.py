@@ -25,6 +25,6 @@ class Local:
         return DenseContribution(self.slow, beta=1, gamma=1)
 
     def apply(self, mean: Tensor) -> None:
-        """``mean``: θ, as the group is this peer alone. θ stays as it is."""
+        """``mean``: θ, because the group is this peer alone. θ does not change."""
         with self.slow.changing():
             self.slow.phi.copy_(mean)

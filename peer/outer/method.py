@@ -17,13 +17,13 @@ from peer.rounds.types import Grouping
 
 
 class PartwiseMethod(Protocol):
-    """An outer step that can be taken part by part: first alone, then corrected when the partner's part has arrived."""
+    """An outer step part by part: first with a group of one, then corrected when the partner's part has arrived."""
 
     slow: SlowWeights
 
     def open(self, start: int, own: Tensor, change: Tensor) -> None:
-        """Elements ``start : start + len(own)`` with a group of one; ``own`` and ``change`` (fp32, host) ← their
-        contribution and the change that the inner steps made to it.
+        """The step of elements ``start : start + len(own)`` with a group of one; before it ``own`` (fp32, host) ← their
+        contribution and ``change`` ← its change by the inner steps.
         """
 
     def amend(self, start: int, correction: Tensor) -> None:
@@ -34,7 +34,7 @@ class OuterMethod(Protocol):
     """One outer step: ``apply(mean of contribution() over the group)``. A group of one is the formula with n = 1."""
 
     grouping: ClassVar[Grouping]
-    # All peers hold the same φ and δ: a failed round changes none of them, and a peer that missed one takes theirs.
+    # All peers hold the same φ and δ: a failed round changes none of them, and a peer that missed one copies another's.
     equal_replicas: ClassVar[bool]
     slow: SlowWeights
 
@@ -43,7 +43,7 @@ class OuterMethod(Protocol):
         """Flat fp32 on the host, or ``None`` when the method has none."""
 
     def contribution(self) -> Contribution | SparseContribution:
-        """This peer's part of the average. It reads θ and φ lazily, so read it before ``apply``."""
+        """This peer's contribution. It reads θ and φ lazily, so read it before ``apply``."""
 
     def apply(self, mean: Tensor) -> None:
         """New slow weights from ``mean`` (flat fp32, host, not changed), then θ ← φ."""

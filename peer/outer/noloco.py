@@ -43,14 +43,13 @@ class NoLoCo:
             self.slow.phi.add_(self.momentum)
         self.slow.write_fast()
 
-    # -- part by part, while inner steps run (training/overlapped.py)
+    # -- part by part, during the inner steps (training/overlapped.py)
 
     def open(self, start: int, own: Tensor, change: Tensor) -> None:
-        """The outer step of elements ``start : start + len(own)`` with a group of one; before it ``own`` ← s and
-        ``change`` ← βΔ.
+        """``own`` ← s, ``change`` ← βΔ of elements ``start : start + len(own)``; then their step with a group of one.
 
-        When the partner's s has arrived, :meth:`amend` with half the difference makes it the step of a group of two:
-        both formulas are linear in the mean.
+        Both formulas are linear in the mean, so :meth:`amend` with half the difference of the two s makes it the step
+        of a group of two.
         """
         here = slice(start, start + own.numel())
         self.contribution().read_both(start, own, change)
@@ -61,7 +60,7 @@ class NoLoCo:
         self.slow.write_fast(here.start, here.stop)
 
     def amend(self, start: int, correction: Tensor) -> None:
-        """Add ``correction`` to the mean afterwards: δ, φ and θ change by it; θ keeps what was trained since."""
+        """Add ``correction`` to the mean afterwards: δ, φ and θ change by it; θ keeps its training since."""
         here = slice(start, start + correction.numel())
         with self.slow.changing():
             self.momentum[here].add_(correction)

@@ -1,6 +1,6 @@
-"""What the network thread may know of the training thread, and how a stop is asked for.
+"""The inner phase: how long it is, and when it ends.
 
-Written by the inner loop once a step (two float stores), read by the rendezvous.
+The inner loop writes :class:`Progress` once a step (two float stores); the rendezvous reads it.
 """
 
 from __future__ import annotations
@@ -8,11 +8,27 @@ from __future__ import annotations
 import math
 import time
 
+from peer.rounds.types import Grouping
+
 STEP_SMOOTHING = 0.2
+SHORTEST = 8  # parts of H
+
+
+def phase_steps(inner_steps: int, left: float, grouping: Grouping) -> int:
+    """Steps of the phase that begins with ``left`` steps of the run to do (a whole number or infinity).
+
+    H, but shorter and shorter at the end of a run for methods that average in pairs: a high learning rate keeps the
+    replicas apart, and at its end a few more swaps bring every peer's model close to the average of all. The last H
+    steps are halved until a phase would be shorter than H / 8: two or three swaps more.
+    """
+    if left > inner_steps or grouping is not Grouping.PAIR:
+        return int(min(inner_steps, left))
+    half = math.ceil(left / 2)
+    return half if half * SHORTEST >= inner_steps else int(left)
 
 
 class Progress:
-    """When will this peer reach its next boundary (the end of its inner steps)?"""
+    """When this peer reaches its next boundary, the end of its inner steps."""
 
     def __init__(self) -> None:
         self._remaining = 0
@@ -23,9 +39,9 @@ class Progress:
         self.phases = 0  # inner phases begun
 
     def begin(self, remaining: int, steps: int, limit: float = math.inf) -> None:
-        """An inner phase starts or goes on with ``remaining`` steps to do; ``steps`` is H, a phase's usual length.
+        """An inner phase starts or goes on with ``remaining`` steps to do, for at most ``limit`` seconds.
 
-        It ends after ``limit`` seconds in any case.
+        ``steps``: H, the usual length of a phase.
         """
         self._steps, self._remaining = steps, remaining
         self._last = time.monotonic()
@@ -53,7 +69,7 @@ class Progress:
         return None if self._step_seconds is None else min(self._step_seconds * max(self._steps, 1), self._limit)
 
     def rate(self, per_step: float) -> float:
-        """``per_step`` things a step as things a second; 0 before the first step."""
+        """``per_step``, an amount a step, as an amount a second; 0 before the first step."""
         return per_step / self._step_seconds if self._step_seconds else 0.0
 
     def eta(self) -> float | None:

@@ -1,12 +1,12 @@
-"""A group's average, never silently wrong: all have the whole result with the same digest, or nobody uses it.
+"""A group's average: all members have the whole result with the same digest, or nobody uses it.
 
     members                                             convener
-       │ ◀──── streams between all, payloads both ways ────▶ │   all_reduce.py or all_gather.py; flow_control.py
-       │ report: digest of my result, or who failed ───────▶ │   the first failure ends the attempt for all
+       │ ◀──── streams between all, payloads both ways ────▶ │   all_reduce.py or all_gather.py
+       │ report: digest of its result, or a culprit ───────▶ │   the first failure ends the attempt for all
        │ ◀──────────────────────────── verdict: use it, or not │   use it: all reported the same digest
 
-A member that misses the verdict finds out at its next boundary, where its lineage is not that of the others. Why
-hivemind's averager is not used: README, "All-reduce".
+A member that misses the verdict learns it at its next boundary: its lineage differs from the others'. Why hivemind's
+averager is not used: peer/exchange/README.md.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Settled = tuple[GroupVerdict, str]  # and the digest of this peer's result, wher
 
 
 class GroupProtocol(ABC, Generic[Each]):
-    """:class:`peer.exchange.average.Exchange` for a group of everyone; ``Each``: what each member puts in.
+    """:class:`peer.exchange.average.Exchange` for a group of everyone; ``Each``: the kind of contribution.
 
-    ``incoming.accept`` serves :data:`streams.REDUCE_PROTOCOL`. ``numel``: elements of a contribution; ``result``:
+    ``incoming.accept`` handles :data:`streams.REDUCE_PROTOCOL`. ``numel``: elements of a contribution; ``result``:
     elements of the mean.
     """
 
@@ -86,10 +86,10 @@ class GroupProtocol(ABC, Generic[Each]):
 
     @abstractmethod
     async def _combine(self, own: Each, streams: GroupStreams) -> None:
-        """The buffer ← the mean of the members' contributions. Raises :class:`GroupFailure`; then it is garbage."""
+        """The buffer ← the mean of all contributions. After a :class:`GroupFailure` the buffer is undefined."""
 
     async def _guarded(self, own: Each, round: int, streams: GroupStreams, limit: float) -> Settled:
-        """An attempt whose every failure is a verdict."""
+        """An attempt; each failure becomes a verdict."""
         assembly = streams.assembly
         settle = self._lead if assembly.me == assembly.convener else self._follow
         work = asyncio.ensure_future(self._attempt(own, round, streams, limit))
@@ -104,7 +104,7 @@ class GroupProtocol(ABC, Generic[Each]):
                 stream.close()
 
     async def _attempt(self, own: Each, round: int, streams: GroupStreams, limit: float) -> MemberReport:
-        """This peer's part of the round; its failure is what it reports."""
+        """This peer's part of the round; a failure becomes its report."""
         try:
             async with asyncio.timeout(limit):
                 await streams.connect(round)
@@ -141,7 +141,7 @@ class GroupProtocol(ABC, Generic[Each]):
             verdict = _nobody(failure.outcome, failure.detail, failure.culprit)
         await asyncio.gather(
             *(control.send(verdict, self._settings.stall) for control in assembly.controls.values()),
-            return_exceptions=True,  # a member that does not hear it finds out at its next boundary
+            return_exceptions=True,  # a member that misses it learns so at its next boundary
         )
         closing = (control.until_closed(1.0) for control in assembly.controls.values())
         await asyncio.gather(*closing, return_exceptions=True)
@@ -164,7 +164,7 @@ class GroupProtocol(ABC, Generic[Each]):
                 verdict = await hearing
         except (TimeoutError, StreamLost, BadMessage) as error:
             name = assembly.seats[assembly.convener].name
-            detail = f"{name}, who leads, is gone: {str(error) or 'no verdict'}"
+            detail = f"the leader {name} is gone: {str(error) or 'no verdict'}"
             return _nobody(Outcome.TIMEOUT, detail, assembly.convener), ""
         finally:
             hearing.cancel()
@@ -181,7 +181,7 @@ def _checked(report: MemberReport) -> MemberReport:
 
 
 def _compare(reports: dict[int, MemberReport], assembly: Assembly) -> GroupVerdict:
-    """Use it when all have the same digest; else the members with the rarest digest are to blame."""
+    """Use the result when all have the same digest; else a member with the rarest digest is the culprit."""
     held = Counter(report.digest for report in reports.values())
     if len(held) == 1:
         return GroupVerdict(commit=True)

@@ -16,8 +16,8 @@ from peer.rounds.types import Assembly, Outcome
 
 GroupResult = TypeVar("GroupResult")
 REDUCE_PROTOCOL = "noloco/reduce/4"
-HELLO_TIMEOUT = 5.0  # seconds for a caller to say who it is
-MOST_WAITING = 512  # streams of callers that nobody has asked for yet
+HELLO_TIMEOUT = 5.0  # seconds
+MOST_WAITING = 512  # incoming streams that were not taken yet
 
 
 class GroupNetwork(Protocol):
@@ -29,7 +29,7 @@ class GroupNetwork(Protocol):
 
 
 class IncomingStreams:
-    """Streams that other members have opened and that nobody has asked for yet: they may have the roster before us."""
+    """Streams that other members have opened before this peer takes them: they may have the roster earlier."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, str], tuple[Stream, Hello]] = {}  # by token and caller
@@ -46,13 +46,13 @@ class IncomingStreams:
             self._came.notify_all()
 
     async def take(self, token: str, peer_id: str, timeout: float) -> tuple[Stream, Hello]:
-        """The call of ``peer_id`` for the attempt ``token``. Raises ``TimeoutError``."""
+        """The stream of ``peer_id`` for the attempt ``token``. Raises ``TimeoutError``."""
         async with asyncio.timeout(timeout), self._came:
             await self._came.wait_for(lambda: (token, peer_id) in self._waiting)
             return self._waiting.pop((token, peer_id))
 
     def clear(self) -> None:
-        """A round is settled: whoever still calls for it is too late."""
+        """The round has ended: the remaining streams came too late."""
         for stream, _ in self._waiting.values():
             stream.close()
         self._waiting.clear()
@@ -69,7 +69,7 @@ class GroupStreams:
         self.by_place: dict[int, Stream] = {}
 
     async def connect(self, round: int) -> None:
-        """Raises :class:`GroupFailure` with the member that could not be reached or means something else."""
+        """Raises :class:`GroupFailure` with the member that was not reached or that expects another payload."""
         await self.with_all(lambda place: self._connect(place, round))
 
     async def with_all(self, work: Callable[[int], Coroutine[Any, Any, GroupResult]]) -> dict[int, GroupResult]:
@@ -83,7 +83,7 @@ class GroupStreams:
     async def _blame(
         self, place: int, work: Callable[[int], Coroutine[Any, Any, GroupResult]]
     ) -> tuple[int, GroupResult]:
-        """Every failure of ``work`` with a member becomes :class:`GroupFailure`."""
+        """Each failure of ``work`` with a member becomes a :class:`GroupFailure`."""
         name = self.assembly.seats[place].name
         try:
             return place, await work(place)
@@ -98,10 +98,10 @@ class GroupStreams:
         except BadMessage as error:
             raise GroupFailure(place, Outcome.CORRUPT, f"{name} does not speak the protocol: {error}") from None
 
-    def require(self, condition: bool, place: int, outcome: Outcome, words: str) -> None:
-        """Raises :class:`GroupFailure` unless ``condition`` holds; ``{}`` in ``words`` is the name of the member."""
+    def require(self, condition: bool, place: int, detail: str) -> None:
+        """Raises :class:`GroupFailure` unless ``condition`` holds; ``{}`` in ``detail`` is the name of the member."""
         if not condition:
-            raise GroupFailure(place, outcome, words.format(self.assembly.seats[place].name))
+            raise GroupFailure(place, Outcome.POISONED, detail.format(self.assembly.seats[place].name))
 
     def close(self) -> None:
         for stream in self.by_place.values():
@@ -121,7 +121,7 @@ class GroupStreams:
             self.by_place[place] = stream
             await stream.send(mine, self._stall)
         if (theirs.token, theirs.index) != (mine.token, place):
-            raise BadMessage("it speaks of another group")
+            raise BadMessage("it names another group")
         refusal = objection(theirs.header, self._numel)
         if refusal:
             raise GroupFailure(place, Outcome.REFUSED, f"{seat.name}: {refusal}")

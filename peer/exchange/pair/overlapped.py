@@ -89,9 +89,9 @@ class OverlappedPairExchange(PairProtocol):
             self._codec.decode(transfer.codec, start, data, opened.own, theirs)
             judgement.add(opened.own, opened.change, theirs)
             objection = judgement.objection(fingerprint)
-            if objection:
+            if objection is not None:
                 self._guard.learn(judgement)
-                raise Unusable(Outcome.POISONED, objection[1], objection[0])
+                raise Unusable(objection)
             return theirs.sub_(opened.own).mul_(transfer.share)
 
         rooms = (memoryview(bytearray(size(transfer.codec, stop - start))) for start, stop in mailbox.parts)

@@ -51,9 +51,9 @@ def objection(header: Header, numel: int) -> str:
 class Unusable(Exception):
     """The partner's header or contribution must not be used; ``verdict`` says why."""
 
-    def __init__(self, outcome: Outcome, detail: str, reason: Reason) -> None:
-        super().__init__(detail)
-        self.verdict = Verdict(outcome, detail=detail, reason=reason)
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.detail)
+        self.verdict = verdict
 
 
 async def exchange_headers(stream: Stream, numel: int, codec: Codec, group: Group, pace: float, stall: float) -> Header:
@@ -68,11 +68,11 @@ async def exchange_headers(stream: Stream, numel: int, codec: Codec, group: Grou
     )
     await stream.send(own, stall)
     header = await stream.receive(HEADER, stall)
-    if not codec.understands(header.codec):
-        raise Unusable(Outcome.REFUSED, f"codec is {header.codec} there and {codec.sends} here", Reason.HEADER)
     refusal = objection(header, numel)
+    if not codec.understands(header.codec):
+        refusal = f"codec is {header.codec} there and {codec.sends} here"
     if refusal:
-        raise Unusable(Outcome.REFUSED, refusal, Reason.HEADER)
+        raise Unusable(Verdict(Outcome.REFUSED, detail=refusal, reason=Reason.HEADER))
     codec.meet(header.expects)
     return header
 
