@@ -33,7 +33,7 @@ class Progress:
     def __init__(self) -> None:
         self._remaining = 0
         self._steps = 0
-        self._step_seconds: float | None = None
+        self.step_seconds = 0.0  # expected for an inner step; 0 before the first one
         self._last: float | None = None
         self._limit = self._until = math.inf
         self.phases = 0  # inner phases begun
@@ -53,28 +53,23 @@ class Progress:
         now = time.monotonic()
         if self._last is not None:
             took = now - self._last
-            seen = self._step_seconds
-            self._step_seconds = took if seen is None else seen + STEP_SMOOTHING * (took - seen)
+            seen = self.step_seconds
+            self.step_seconds = seen + STEP_SMOOTHING * (took - seen) if seen else took
         self._last = now
         self._remaining -= 1
 
     @property
-    def step_seconds(self) -> float:
-        """Expected seconds of an inner step; 0 before the first one."""
-        return self._step_seconds or 0.0
-
-    @property
     def phase_seconds(self) -> float | None:
         """Expected seconds of an inner phase; ``None`` before the first step."""
-        return None if self._step_seconds is None else min(self._step_seconds * max(self._steps, 1), self._limit)
+        return min(self.step_seconds * max(self._steps, 1), self._limit) if self.step_seconds else None
 
     def rate(self, per_step: float) -> float:
         """``per_step``, an amount a step, as an amount a second; 0 before the first step."""
-        return per_step / self._step_seconds if self._step_seconds else 0.0
+        return per_step / self.step_seconds if self.step_seconds else 0.0
 
     def eta(self) -> float | None:
         """Seconds until the next boundary; ``None`` before the first step was timed."""
-        if self._step_seconds is None or self._last is None:
+        if not self.step_seconds or self._last is None:
             return None
         now = time.monotonic()
-        return max(0.0, min(self._step_seconds * self._remaining - (now - self._last), self._until - now))
+        return max(0.0, min(self.step_seconds * self._remaining - (now - self._last), self._until - now))

@@ -84,8 +84,8 @@ def _judge(norms: dict[int, float], own: float, streams: GroupStreams, ratio: fl
     middle = median([*norms.values(), own])
     for place, norm in norms.items():
         sane = len(norms) < 2 or norm <= ratio * middle or middle == 0
-        words = f"the norm of {{}}, {norm:.4g}, is far above the median {middle:.4g}"
-        streams.require(sane, place, words)
+        detail = f"the norm of {{}}, {norm:.4g}, is far above the median {middle:.4g}"
+        streams.require(sane, place, detail)
 
 
 def _square(part: Tensor) -> float:

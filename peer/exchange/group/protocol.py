@@ -41,12 +41,7 @@ class GroupProtocol(ABC, Generic[Each]):
     """
 
     def __init__(
-        self,
-        network: GroupNetwork,
-        incoming: IncomingStreams,
-        numel: int,
-        result: int,
-        settings: ExchangeConfig,
+        self, network: GroupNetwork, incoming: IncomingStreams, numel: int, result: int, settings: ExchangeConfig
     ) -> None:
         self._network, self._incoming, self._numel, self._settings = network, incoming, numel, settings
         self._deadline = Deadline(settings.timeout)
@@ -98,9 +93,8 @@ class GroupProtocol(ABC, Generic[Each]):
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-            streams.close()
             self._incoming.clear()
-            for stream in assembly.controls.values():
+            for stream in (*streams.by_place.values(), *assembly.controls.values()):
                 stream.close()
 
     async def _attempt(self, own: Each, round: int, streams: GroupStreams, limit: float) -> MemberReport:

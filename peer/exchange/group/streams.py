@@ -103,10 +103,6 @@ class GroupStreams:
         if not condition:
             raise GroupFailure(place, Outcome.POISONED, detail.format(self.assembly.seats[place].name))
 
-    def close(self) -> None:
-        for stream in self.by_place.values():
-            stream.close()
-
     async def _connect(self, place: int, round: int) -> None:
         seat, me = self.assembly.seats[place], self.assembly.me
         header = Header(payload_bytes=payload_bytes("none", self._numel), round=round)

@@ -85,8 +85,15 @@ def share(theirs: int, own: int) -> float:
 
 async def exchange_verdicts(stream: Stream, verdict: Verdict, stall: float) -> Verdict:
     """All parts have arrived: exchange the verdicts. A side merges when both are "merged"."""
+    mine = Acknowledgement(verdict=verdict.outcome, detail=verdict.detail[:200])
     try:
-        theirs = await _acknowledge(stream, verdict, stall)
+        if stream.initiator:
+            await stream.send(mine, stall)
+            theirs = await stream.receive(ACKNOWLEDGEMENT, stall)
+        else:
+            theirs = await stream.receive(ACKNOWLEDGEMENT, stall)
+            await stream.send(mine, stall)
+            await stream.until_closed(stall)
     except (TimeoutError, StreamLost, BadMessage):
         if verdict.outcome is Outcome.MERGED:
             raise
@@ -94,17 +101,6 @@ async def exchange_verdicts(stream: Stream, verdict: Verdict, stall: float) -> V
     if verdict.outcome is Outcome.MERGED and theirs.verdict is not Outcome.MERGED:
         return Verdict(Outcome.REFUSED, detail=f"the partner refused: {theirs.verdict} {theirs.detail}".strip())
     return verdict
-
-
-async def _acknowledge(stream: Stream, verdict: Verdict, stall: float) -> Acknowledgement:
-    mine = Acknowledgement(verdict=verdict.outcome, detail=verdict.detail[:200])
-    if stream.initiator:
-        await stream.send(mine, stall)
-        return await stream.receive(ACKNOWLEDGEMENT, stall)
-    theirs = await stream.receive(ACKNOWLEDGEMENT, stall)
-    await stream.send(mine, stall)
-    await stream.until_closed(stall)
-    return theirs
 
 
 def layout_digest(layout: str) -> str:
