@@ -32,7 +32,7 @@ from peer.api.state import OwnState
 from peer.api.weights import require_finite, require_same, require_trains, trained
 from peer.config.digest import digest
 from peer.errors import RunError, UserError
-from peer.outer.methods import outer_method
+from peer.outer.method import outer_method
 from peer.outer.slow_weights import SlowWeights
 from peer.process import Stop
 from peer.training.member import Membership

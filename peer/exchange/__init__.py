@@ -1,8 +1,8 @@
 """Averages of tensors between peers: pair/ swaps with one partner, group/ averages with everyone.
 
-Knows bytes, digests, deadlines and the arithmetic of a mean; knows no outer method, no directory and no training. It is
-given open streams, or the addresses of a group's members. Imports rounds, config and p2p.
+It knows bytes, digests, deadlines and the arithmetic of a mean. It knows no outer method, no directory and no training.
+It is given open streams, or the addresses of a group's members.
 
-Read average.py (the interface, and means), then codec.py and modulo.py (how elements become bytes), guard.py (what is
-refused of a partner), pair/ and group/. Both use the part format in p2p/payload.py, deadline.py and tasks.py.
+Reading order: average.py (the interface, and means), codec.py and modulo.py (elements become bytes), codecs.py (from a
+configuration to a codec), guard.py (what is refused), deadline.py, pair/, group/. Part format: p2p/payload.py.
 """

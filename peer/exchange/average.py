@@ -1,8 +1,4 @@
-"""The interface of every exchange, and means part by part.
-
-Implementations: pair/blocking.py (one partner), group/all_reduce.py and group/all_gather.py (everyone). What an
-overlapped swap offers instead: pair/overlapped.py.
-"""
+"""The interface of every exchange, and the arithmetic of means."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from peer.rounds.contribution import Averaged, Contribution, Readable
+from peer.rounds.contribution import Averaged, Contribution, Readable, SparseContribution
 from peer.rounds.types import Group, Outcome, Reason
 from peer.rounds.vectors import parts, scratch
 
@@ -21,19 +17,18 @@ Given = TypeVar("Given", contravariant=True)
 
 
 class Exchange(Protocol[Given]):
-    """Averages one contribution over a group. Called by the training thread, one call at a time."""
+    """Averages one contribution over a group. The training thread calls it, one call at a time."""
 
     def average(self, contribution: Given, group: Group) -> Averaged:
-        """Mean over the group, or this peer's own contribution with the outcome that says why.
+        """The mean over the group, or this peer's own contribution with the outcome that says why.
 
-        Blocks until the outcome is known, never past its deadline, and raises for nothing that another
-        peer or the network does. Reads ``contribution``; changes nothing but its own buffer.
+        Blocks until the outcome is known, never past its deadline. No failure of a peer or of the network raises.
         """
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """May a partner's contribution be used? ``distance`` is ‖own − theirs‖ / ‖own‖."""
+    """Whether a partner's contribution may be used. ``distance``: ‖own − theirs‖ / ‖own‖."""
 
     outcome: Outcome
     distance: float | None = None
@@ -41,16 +36,16 @@ class Verdict:
     reason: Reason | None = None
 
 
-def merge(own: Readable, theirs: Tensor, share: float = 0.5) -> None:
-    """:func:`blend` of all parts."""
+def merge(own: Readable, theirs: Tensor) -> None:
+    """``theirs`` ← the mean of both, in place."""
     room = scratch(own.numel)
     for start, stop in parts(own.numel):
         own.read(start, room[: stop - start])
-        blend(room[: stop - start], theirs[start:stop], share)
+        blend(room[: stop - start], theirs[start:stop], 0.5)
 
 
 def blend(own: Tensor, theirs: Tensor, share: float) -> None:
-    """``theirs`` ← (1 − share) own + share theirs, in place, of one part."""
+    """``theirs`` ← (1 − share) own + share theirs, in place, for one part."""
     if share == 0.5:
         theirs.add_(own).mul_(0.5)  # the same bits on both sides
     else:
@@ -58,7 +53,7 @@ def blend(own: Tensor, theirs: Tensor, share: float) -> None:
 
 
 def mean_of(group: Sequence[Contribution], out: Tensor) -> None:
-    """``out`` ← mean over ``group``, summed in the group's order. Of two the same bits as :func:`merge`."""
+    """``out`` ← mean over ``group``, summed in the group's order. For two the same bits as :func:`merge`."""
     room = scratch(out.numel())
     for start, stop in parts(out.numel()):
         total = out[start:stop].zero_()
@@ -68,8 +63,18 @@ def mean_of(group: Sequence[Contribution], out: Tensor) -> None:
         total.mul_(1 / len(group))
 
 
+def mean_of_senders(group: Sequence[SparseContribution], out: Tensor) -> None:
+    """``out`` ← each element's mean over the contributions that have it, zero where none has."""
+    count = torch.zeros_like(out, dtype=torch.int16)
+    out.zero_()
+    for sparse in group:
+        out[sparse.positions] += sparse.values
+        count[sparse.positions] += 1
+    out.div_(count.clamp_(min=1))
+
+
 def copy_own(own: Readable, out: Tensor) -> None:
-    """``out`` ← own: the mean over a group of one."""
+    """``out`` ← ``own``, the mean over a group of one."""
     for start, stop in parts(own.numel):
         own.read(start, out[start:stop])
 

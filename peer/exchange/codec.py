@@ -1,28 +1,30 @@
-"""How the elements of a contribution become bytes, part by part, and bytes elements again.
+"""How the elements of a contribution become bytes, part by part, and bytes become elements.
 
-``none`` is fp32. ``fp16`` and ``bf16`` round each element. ``int8`` and ``int4`` are in modulo.py: they send an element
-modulo a range that two peers are never apart, and the receiver's own contribution tells the rest.
-Previous station: average.py. Next station: pair/, which sends the bytes.
+``none`` is fp32. ``fp16`` and ``bf16`` round each element. ``int8`` and ``int4`` (modulo.py) send an element modulo a
+range that is larger than the distance of two peers; the receiver's own element gives the rest. A sparse contribution
+has a format of its own, :func:`pack`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from peer.config.schema import CodecName
-from peer.rounds.contribution import Contribution
+from peer.rounds.contribution import Contribution, SparseContribution
 from peer.rounds.vectors import PART, parts, scratch
 
 Buffer = bytearray | memoryview
 BLOCK = 256  # elements with one range
 BLOCK_BYTES = 3  # the range as bf16, and a check
+COEFFICIENT_BYTES = 4  # 16 bits of position in its chunk, an fp16 value
 
 
 def payload_bytes(name: CodecName, numel: int) -> int:
-    """Bytes of all parts of a contribution, digests left out."""
+    """Bytes of all parts of a contribution, without digests."""
     whole, rest = divmod(numel, PART)
     return whole * size(name, PART) + size(name, rest)
 
@@ -30,13 +32,13 @@ def payload_bytes(name: CodecName, numel: int) -> int:
 class Codec(ABC):
     """One per peer and run, because some learn from round to round. One part at a time, from any thread.
 
-    A part is 1-D fp32 on the host and begins at element ``start`` of the contribution, a multiple of ``BLOCK``.
+    A part is 1-D fp32 on the host. It begins at element ``start`` of the contribution, a multiple of ``BLOCK``.
     """
 
     @property
     @abstractmethod
     def sends(self) -> CodecName:
-        """What the next parts are coded as; not always what was configured."""
+        """The codec of the next parts; not always the configured one."""
 
     @abstractmethod
     def encode(self, start: int, part: Tensor) -> bytes:
@@ -44,35 +46,35 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> None:
-        """``out`` ← the partner's elements from its ``data``, coded as ``name``; ``own`` is this peer's same part."""
+        """``out`` ← the partner's elements from its ``data``, coded as ``name``; ``own``: this peer's own part."""
 
     def understands(self, name: CodecName) -> bool:
-        """Can this peer decode what is coded as ``name``?"""
+        """Can this peer decode ``name``?"""
         return name == self.sends
 
-    # -- of a codec that learns
+    # -- for a codec that learns
 
     def begin(self) -> bool:
-        """A round begins. ``True``: :meth:`learn` must tell what this peer has trained, before a part is encoded."""
+        """A round begins. ``True``: each part needs :meth:`learn` before it is encoded."""
         return False
 
     def learn(self, start: int, change: Tensor) -> None:  # noqa: B027
-        """What the inner steps since the last average have done to a part's elements. fp32."""
+        """``change``: the change of a part's elements by the inner steps since the last average. fp32."""
 
     @property
     def expects(self) -> float:
-        """How far off this peer expects its partner's elements to be; 0 when that does not matter."""
+        """The distance that this peer expects between two elements; 0 when it does not matter."""
         return 0.0
 
     def meet(self, expects: float) -> None:  # noqa: B027
-        """The partner is known, and what it expects; before any part is encoded."""
+        """The partner's :attr:`expects` has come; before any part is encoded."""
 
     def settle(self, merged: bool) -> None:  # noqa: B027
-        """A round ends: what was decoded is the partner's for certain, or nothing was used in this round."""
+        """A round ends. ``merged``: the partner's parts are verified and used."""
 
 
 def prepare(codec: Codec, own: Contribution) -> None:
-    """A round begins in which all of ``own`` is sent."""
+    """A round begins that sends all of ``own``."""
     if not codec.begin():
         return
     room, change = scratch(own.numel), scratch(own.numel)
@@ -99,7 +101,7 @@ DTYPES: dict[CodecName, torch.dtype] = {"none": torch.float32, "fp16": torch.flo
 
 
 class Cast(Codec):
-    """Elements rounded to a floating point type. Needs to know nothing, and so learns nothing."""
+    """Elements rounded to a floating point type."""
 
     def __init__(self, name: CodecName) -> None:
         self._name = name
@@ -121,5 +123,21 @@ def cast(name: CodecName, part: Tensor) -> bytes:
 
 
 def uncast(name: CodecName, data: Buffer, out: Tensor) -> None:
-    """``out`` ← what :func:`cast` has made."""
+    """``out`` ← the elements that :func:`cast` has encoded."""
     out.copy_(torch.frombuffer(data, dtype=DTYPES[name]))
+
+
+def pack(sparse: SparseContribution) -> Tensor:
+    """``COEFFICIENT_BYTES`` for each coefficient, as a vector of as many fp32."""
+    out = np.empty((sparse.values.numel(), 2), dtype="<u2")
+    out[:, 0] = (sparse.positions - sparse.bases).numpy()
+    out[:, 1] = sparse.values.half().numpy().view("<u2")
+    return torch.from_numpy(out.reshape(-1).view("<f4"))
+
+
+def unpack(packed: Tensor, like: SparseContribution) -> SparseContribution:
+    """The inverse of :func:`pack`; ``like``: this peer's own contribution, which has the same bases."""
+    pairs = packed.numpy().view("<u2").reshape(-1, 2)
+    positions = torch.from_numpy(pairs[:, 0].astype(np.int64)).add_(like.bases)
+    values = torch.from_numpy(pairs[:, 1].copy().view("<f2").astype(np.float32))
+    return SparseContribution(like.numel, like.bases, positions, values)

@@ -8,5 +8,5 @@ from peer.exchange.modulo import Modulo
 
 
 def codec(name: CodecName, numel: int) -> Codec:
-    """The codec that ``run.exchange.codec`` names, for contributions of ``numel`` elements."""
+    """For contributions of ``numel`` elements."""
     return Modulo(name, numel) if name in ("int8", "int4") else Cast(name)

@@ -1,19 +1,19 @@
-"""The acceptance test that stands before every average of two: is this what a peer would send that trains the same run?
+"""The acceptance test before every average of two: is this what a peer of the same run would send?
 
-A peer knows what its own inner steps have done to its contribution s = γφ + βΔ (outer/noloco.py): that is βΔ. By it the
-partner's contribution says what it would change,
+A peer knows how its own inner steps changed its contribution s = γφ + βΔ (outer/noloco.py): by βΔ. So it can compute
+what the partner's contribution would change:
 
     x = s_theirs − s_own + βΔ_own = βΔ_theirs + γ (φ_theirs − φ_own)
 
-its own progress, and the way to where it stands. Refused is, each for its :class:`Reason`:
+the partner's progress and the difference of the slow weights. A contribution is refused, with its :class:`Reason`, when
 
-    not finite · a norm that is out of all proportion · x far longer than is usual · what was merged before
+    it is not finite · its norm is out of proportion · x is far longer than usual · it was merged before
 
-"Usual" is the median of one's own βΔ and of the last x of each recent partner, refused or not, so a minority cannot
-move it. However unusual, x is not too long while the two contributions have something in common: of replicas that
-trained by themselves for long their cosine was still about 0.3. A guard that refuses a peer that has been alone for
-long would leave it alone for longer. (Two that have nothing in common at all: swarm/healing/divergence.py.) x may point
-anywhere: honest ones do, and the harm of a false direction is bounded (README, "One hostile peer in eight").
+"Usual" is the median of this peer's own βΔ and of each recent partner's last x, also of those refused, so a minority
+cannot move it. A long x is accepted while the two contributions have something in common: replicas that trained alone
+for long still had a cosine of about 0.3, and a refusal would keep them apart for longer. (Two with nothing in common:
+swarm/healing/divergence.py.) The direction of x is free: honest ones differ, and the harm of a false one is bounded
+(tests/benchmarks/README.md, "One hostile peer in eight").
 """
 
 from __future__ import annotations
@@ -35,42 +35,44 @@ from peer.rounds.vectors import parts, scratch
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-NORMS = 2.0  # ratio of two contributions' norms, either way
+NORMS = 2.0  # largest ratio of two contributions' norms
 FAR = 2.0  # times the usual length of x
-COMMON = 0.1  # cosine of two contributions that have something in common
+COMMON = 0.1  # least cosine of two contributions that have something in common
 RECENT_PARTNERS = 15
 KNOWN_PARTNERS = 256
-ENOUGH = 0.125  # share of the elements that tells something of all
-SOME = ENOUGH / 2  # the partner may stop after ENOUGH; what this peer has seen by then is at least this share
-EARLY = 5.0  # before ENOUGH has been seen, NORMS is so many times as large
+ENOUGH = 0.125  # share of the elements that allows a judgement on all
+SOME = ENOUGH / 2  # a partner may stop after ENOUGH; this peer has seen at least this share by then
+EARLY = 5.0  # factor on NORMS before ENOUGH has been seen
 REMEMBERED = 256  # merged contributions
 
 
 class Guard:
-    """What a peer knows of its partners from round to round. One swap at a time, from any thread."""
+    """What a peer remembers of its partners. One swap at a time, from any thread."""
 
     def __init__(self, max_norm_ratio: float = NORMS) -> None:
         self.max_norm_ratio = max_norm_ratio
         self._change = 0.0  # ‖βΔ‖ of this peer in its last swap
-        self._partners: OrderedDict[str, float] = OrderedDict()  # length of x by partner, newest last
-        self._known: OrderedDict[str, None] = OrderedDict()  # partners whose last one was accepted, newest last
+        self._partners: OrderedDict[str, float] = OrderedDict()  # length of the last x by partner, newest last
+        self._known: OrderedDict[str, None] = (
+            OrderedDict()
+        )  # partners whose last contribution was accepted, newest last
         self._payloads: OrderedDict[tuple[str, bytes], None] = OrderedDict()  # partner and digest of what was merged
 
     def judgement(self, partner: str, numel: int) -> Judgement:
-        """A swap with ``partner`` (its id) begins, of ``numel`` elements."""
+        """A swap of ``numel`` elements with ``partner`` (its id) begins."""
         return Judgement(self, partner, numel, known=partner in self._known)
 
     def usual(self, change: float) -> float:
-        """How long x is usually; ``change``: ‖βΔ‖ of now, as far as it is known."""
+        """The usual length of x; ``change``: the present ‖βΔ‖ over the parts so far."""
         lengths = [length for length in (self._change or change, *self._partners.values()) if length]
         return median_low(lengths) if lengths else 0.0
 
     def replayed(self, partner: str, digest: bytes) -> bool:
-        """Was this of ``partner`` merged before? (Of another one it may: two newcomers with the same donor's state.)"""
+        """Was this payload of ``partner`` merged before? (Two newcomers with one donor may send the same.)"""
         return (partner, digest) in self._payloads
 
     def learn(self, judgement: Judgement) -> None:
-        """It is judged, perhaps by a part of it only; whatever the verdict."""
+        """A contribution has been judged, in part or whole, whatever the verdict."""
         self._known.pop(judgement.partner, None)
         if judgement.seen == judgement.numel:
             self._change = math.sqrt(judgement.change)
@@ -90,17 +92,17 @@ class Judgement:
     guard: Guard
     partner: str
     numel: int
-    known: bool = True  # it was met of late, and what it sent was accepted
+    known: bool = True  # its last contribution was accepted
     seen: int = 0
     own: float = 0.0  # ‖s_own‖²
     theirs: float = 0.0  # ‖s_theirs‖²
     apart: float = 0.0  # ‖s_theirs − s_own‖²
     change: float = 0.0  # ‖βΔ_own‖²
     length: float = 0.0  # ‖x‖²
-    ahead: int = 0  # rounds that the partner says it is further
+    ahead: int = 0  # rounds that the partner is ahead, by its header
 
     def add(self, own: Tensor, change: Tensor, theirs: Tensor) -> None:
-        """One part more; fp32, host."""
+        """One more part; fp32, host."""
         self.seen += own.numel()
         self.own += square(own)
         self.theirs += square(theirs)
@@ -110,25 +112,27 @@ class Judgement:
         self.length += square(implied)
         self.change += square(change)
 
-    def objection(self, digest: bytes) -> tuple[Reason, str] | None:
-        """Why theirs must not be used, by the parts so far. ``digest``: of something in it that never comes twice."""
+    def objection(self, digest: bytes) -> Verdict | None:
+        """Why it must not be used, by the parts so far. ``digest``: of bytes that an honest peer never sends twice."""
         if self.guard.replayed(self.partner, digest):
-            return Reason.REPLAYED, "the partner sent what was merged before"
+            return _poisoned(Reason.REPLAYED, "the partner sent what was merged before")
         if not math.isfinite(self.theirs):
-            return Reason.NOT_FINITE, "the partner's contribution is not finite"
+            return _poisoned(Reason.NOT_FINITE, "the partner's contribution is not finite")
         enough = self.seen >= ENOUGH * self.numel
         own, theirs = math.sqrt(self.own), math.sqrt(self.theirs)
         ratio = self.guard.max_norm_ratio * (1.0 if enough else EARLY)
         if not own / ratio <= theirs <= own * ratio:
-            return Reason.NORM, f"the partner's norm {theirs:.4g} is not within a factor {ratio:g} of {own:.4g}"
+            detail = f"the partner's norm {theirs:.4g} is not within a factor {ratio:g} of {own:.4g}"
+            return _poisoned(Reason.NORM, detail)
         length, usual = math.sqrt(self.length), self.guard.usual(math.sqrt(self.change))
         if enough and length > FAR * usual and self.strange:
-            return Reason.FAR, f"the partner would change {length:.4g}, {usual:.4g} is usual, and has nothing in common"
+            detail = f"the partner would change {length:.4g}, {usual:.4g} is usual, and has nothing in common"
+            return _poisoned(Reason.FAR, detail)
         return None
 
     @property
     def usable(self) -> bool:
-        """May parts to which there is no objection be used before all have come?"""
+        """May parts without an objection be used before all have come?"""
         return self.known or self.seen >= ENOUGH * self.numel
 
     @property
@@ -138,12 +142,11 @@ class Judgement:
         return self.seen >= SOME * self.numel and product < COMMON * math.sqrt(self.own) * math.sqrt(self.theirs)
 
     def verdict(self, digest: bytes) -> Verdict:
-        """All has come. ``digest`` as above."""
+        """All parts have come. ``digest``: as for :meth:`objection`."""
         objection = self.objection(digest)
         self.guard.learn(self)
         if objection is not None:
-            reason, detail = objection
-            return Verdict(Outcome.POISONED, detail=detail, reason=reason)
+            return objection
         self.guard.remember(self.partner, digest)
         return Verdict(Outcome.MERGED, distance=math.sqrt(self.apart / self.own) if self.own else 0.0)
 
@@ -158,6 +161,10 @@ def judge(own: Contribution, theirs: Tensor, guard: Guard, partner: str) -> Verd
         judgement.add(part, change, theirs[start:stop])
         digest.update(theirs[start:stop].numpy().data)
     return judgement.verdict(digest.digest())
+
+
+def _poisoned(reason: Reason, detail: str) -> Verdict:
+    return Verdict(Outcome.POISONED, detail=detail, reason=reason)
 
 
 def _newest(kept: OrderedDict[Key, Value], key: Key, value: Value, count: int) -> None:

@@ -1,16 +1,16 @@
-"""Few bits for an element, by what two peers have in common: modulo quantisation (Davies et al., arXiv 2002.09268; Lu
-and De Sa, "Moniqua", ICML 2020).
+"""Modulo quantisation: few bits an element, by what two peers have in common (Davies et al., arXiv 2002.09268; Lu and
+De Sa, "Moniqua", ICML 2020).
 
-Weights quantise badly, because they are large beside what an outer step changes. But the contributions of two peers are
-close to each other, nearer than some reach r. With b bits and the step q = 2 r / 2^b the sender rounds x to k q and
-sends k mod 2^b; among all numbers with that remainder the receiver takes the one next to its own element. The error is
-at most q / 2: it scales with the distance of the two peers and not with the weights, and nothing else crosses the wire.
+Weights quantise badly, because they are large in relation to the change by an outer step. But the contributions of two
+peers differ by less than some reach r. With b bits and the step q = 2 r / 2^b the sender rounds x to k q and sends
+k mod 2^b. Among all numbers with that remainder the receiver takes the nearest one to its own element. The error is at
+most q / 2: it scales with the distance of the two peers and not with the weights.
 
-Each block of 256 elements has its own r: first thrice the most that its elements have changed since the last average,
-then a margin above the most that a partner was away in the last swap. Where two peers are further apart the receiver
-would take a wrong number and not see it; so each block carries a weighted sum of its k / 2^b, rounded down, modulo 251.
-A block that does not match is not averaged (the receiver keeps its own elements) and has twice the reach in the next
-round. When many do not match, the next payload of this peer is fp16.
+Each block of 256 elements has its own r: at first three times the largest change of its elements since the last
+average, later a margin above the largest distance in the last swap. Two peers that differ by more would decode a wrong
+number, so each block carries a check: a weighted sum of its k / 2^b, rounded down, modulo 251. A block that does not
+match is not averaged (the receiver keeps its own elements) and has twice the reach in the next round. When many do not
+match, the next payload of this peer is fp16.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from peer.logs import fields, get_logger
 
 log = get_logger("codec")
 
-FIRST = 3.0  # reach before the first swap, beside the most that a block has changed: momentum will carry peers apart
-MARGIN = 1.5  # reach beside the largest distance of the last swap
-SHRINK = 0.75  # a reach shrinks to this share in a round at most: the largest distance of a block is a noisy figure
-WIDEN = 1.5  # after a round without a partner (the next one has been away for longer), and while peers drift apart
-WIDEST = 3.0  # so much it may become in several rounds alone
+FIRST = 3.0  # reach before the first swap, times a block's largest change: momentum will carry peers apart
+MARGIN = 1.5  # reach, times the largest distance of the last swap
+SHRINK = 0.75  # a reach shrinks at most to this share in a round: the largest distance of a block is noisy
+WIDEN = 1.5  # after a round without a partner (the distance grows), and while peers drift apart
+WIDEST = 3.0  # the limit after several rounds alone
 GROWING = 0.05  # share of blocks that do not match: all peers drift apart faster than before
-LOST = 0.5  # share of blocks that do not match: the reach is not known any more
+LOST = 0.5  # share of blocks that do not match: the reach is unknown
 EXACT = 2.0**-22  # steps are not finer than this share of a block's largest element: k must be exact in fp32
-NARROWEST = 16  # no block's reach is less than this part of the mean: what one peer left alone another may have moved
+NARROWEST = 16  # a block's reach is at least the mean over this: a partner may have moved what this peer did not
 TINY, HUGE = 1e-30, 1e30
 PRIME = 251
 # 1 to 250, well mixed
@@ -53,7 +53,7 @@ class Modulo(Codec):
         self._known = self._lost = False
         self._floor = 0.0
         self._wider = 1.0  # for all blocks
-        self._partner = 1.0  # for all blocks, in this round: one that has been away further expects more
+        self._partner = 1.0  # for all blocks in this round: a partner that was alone for longer expects more
         self._unresolved = 0
 
     @property
@@ -110,7 +110,10 @@ class Modulo(Codec):
         sane = step.isfinite() & (mine.abs().amax(1) < step / EXACT * 4)
         step = torch.where(sane, step, 1.0)[:, None]
         nearest = mine.div(step).round_()
-        away = self._unpack(rows[:, BLOCK_BYTES:]).sub_(nearest).add_(self._levels / 2).remainder_(self._levels)
+        codes = rows[:, BLOCK_BYTES:]
+        if self._levels == 16:
+            codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
+        away = codes.float().sub_(nearest).add_(self._levels / 2).remainder_(self._levels)
         numbers = nearest.add_(away.sub_(self._levels / 2))
         wrong = (self._check(numbers) != rows[:, 2]).logical_or_(~sane)
         theirs = numbers.mul_(step)
@@ -119,11 +122,6 @@ class Modulo(Codec):
         seen.copy_(torch.where(wrong, wider, (theirs - mine).abs_().amax(1)))
         self._unresolved += int(wrong.sum())
         out.copy_(theirs.view(-1)[: len(out)])
-
-    def _unpack(self, codes: Tensor) -> Tensor:
-        if self._levels == 16:
-            codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
-        return codes.float()
 
     def settle(self, merged: bool) -> None:
         if not merged:
@@ -142,15 +140,15 @@ class Modulo(Codec):
         return blocks[first : first + len(like)]
 
     def _range(self, start: int, like: Tensor) -> Tensor:
-        """r of the blocks of this part."""
+        """r of this part's blocks."""
         return self._at(self._reach, start, like).clamp(min=self._floor).mul_(self._wider * self._partner)
 
     def _check(self, numbers: Tensor) -> Tensor:
-        """What the sent remainders do not tell, in one byte a block; all sums stay exact in fp32."""
+        """One byte a block of what the remainders leave out; all sums are exact in fp32."""
         rest = numbers.div(self._levels).floor_().remainder_(PRIME)
         return (rest @ CHECK_WEIGHTS).remainder_(PRIME).to(torch.uint8)
 
 
 def _blocks(part: Tensor) -> Tensor:
-    """``[n, BLOCK]``, filled up with zeros."""
+    """``[n, BLOCK]``, padded with zeros."""
     return functional.pad(part, (0, -len(part) % BLOCK)).view(-1, BLOCK)

@@ -2,6 +2,6 @@
 
 A method knows its formula and the slow weights. It knows no network, no files and no other peer; the caller averages.
 
-Reading order: method.py (the interface), slow_weights.py (φ beside θ), noloco.py, diloco.py, local.py, decoupled.py
-with dct.py, methods.py (from a configuration to a method).
+Reading order: method.py (the interface, and from a configuration to a method), slow_weights.py (φ on the host, θ in the
+model), noloco.py, diloco.py, local.py, decoupled.py with dct.py.
 """

@@ -1,9 +1,9 @@
 """The chunked cosine transform of the decoupled method.
 
-A parameter is taken as a matrix (its first axis by all others; a vector is one row) and cut into chunks. The side of a
-chunk is the largest divisor of the axis up to ``chunk``, as in the authors' code. Where that divisor is less than half
-of ``chunk`` (257 is prime), chunks have the full side and the matrix is padded with zeros: in very small chunks even
-one coefficient is a large share.
+A parameter is cut into chunks as a matrix: its first axis by all others; a vector is one row. The side of a chunk is
+the largest divisor of the axis up to ``chunk``, as in the authors' code. Where that divisor is less than half of
+``chunk`` (257 is prime), chunks have the full side and the matrix is padded with zeros: of a very small chunk even one
+coefficient is a large share.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _side(axis: int, chunk: int) -> int:
 
 @cache
 def basis(side: int) -> Tensor:
-    """Matrix C of the orthonormal DCT-II, fp32 ``[side, side]``: C @ x transforms, C.T @ X takes it back."""
+    """Matrix C of the orthonormal DCT-II, fp32 ``[side, side]``: C @ x transforms, C.T @ X inverts it."""
     frequency = torch.arange(side, dtype=torch.float64)[:, None]
     place = torch.arange(side, dtype=torch.float64)[None, :]
     matrix = torch.cos(math.pi * (place + 0.5) * frequency / side) * math.sqrt(2 / side)

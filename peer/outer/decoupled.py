@@ -6,12 +6,12 @@ With Δᵢ = θᵢ − φᵢ, μ the momentum's decay, η the learning rate, T t
     δᵢ ← μ δᵢ + Δᵢ
     qᵢ = DCT⁻¹(T(DCT(δᵢ)))                what peer i sends
     Q  = DCT⁻¹(mean of each coefficient over the peers that sent it)
-    δᵢ ← δᵢ − qᵢ + Q                      the residual stays, the shared part is put back
+    δᵢ ← δᵢ − qᵢ + Q                      the shared part is replaced by its mean, the residual stays
     φᵢ ← φᵢ + η (Δᵢ + μ δᵢ)
     θᵢ ← φᵢ
 
-Δᵢ itself is never averaged, so the replicas drift apart and must be averaged at the end. We send a share of each
-chunk's coefficients (by default 32 of 64 × 64, as the authors do); the authors send 32 of a chunk of any size.
+Δᵢ itself is never averaged, so the replicas drift apart and must be averaged at the end. A peer sends a share of each
+chunk's coefficients, by default 32 of 64 × 64; the authors send 32 of a chunk of any size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from peer.config.schema import DecoupledConfig
 from peer.outer.dct import tilings
-from peer.outer.slow_weights import Change, SlowWeights
+from peer.outer.slow_weights import DenseContribution, SlowWeights
 from peer.rounds.contribution import SparseContribution
 from peer.rounds.types import Grouping
 
@@ -39,7 +39,7 @@ class Decoupled:
         self.settings = settings
         self.momentum = slow.zeros()  # δ
         self._tilings = tilings(slow, settings.chunk, settings.density)
-        self._change = Change(slow)
+        self._change = DenseContribution(slow, beta=1, gamma=0)  # Δ
         self._sent: SparseContribution | None = None
 
     @property
@@ -56,7 +56,8 @@ class Decoupled:
         """T(DCT(μ δᵢ + Δᵢ)), with values that fp16 holds exactly. Changes nothing."""
         bases, positions, values = [], [], []
         for tiling in self._tilings:
-            waves = tiling.forward(self._after_inner(tiling.span.start, tiling.span.stop))
+            here = slice(tiling.span.start, tiling.span.stop)
+            waves = tiling.forward(self._read_change(here).add_(self.momentum[here], alpha=self.settings.momentum))
             places = waves.abs().topk(tiling.keep, dim=1, sorted=False).indices
             base = tiling.start + torch.arange(tiling.chunks)[:, None] * waves.shape[1]
             bases.append(base.expand_as(places).reshape(-1))
@@ -68,8 +69,8 @@ class Decoupled:
         return self._sent
 
     def apply(self, mean: Tensor) -> None:
-        """``mean``: each coefficient's mean over the peers that sent it, zero where none did. The residual is taken
-        against the last :meth:`contribution`.
+        """``mean``: each coefficient's mean over the peers that sent it, zero where none did. The residual is that of
+        the last :meth:`contribution`.
         """
         assert self._sent is not None, "contribution() comes first"
         eta, mu = self.settings.learning_rate, self.settings.momentum
@@ -78,16 +79,13 @@ class Decoupled:
         with self.slow.changing():
             for tiling in self._tilings:
                 here = slice(tiling.span.start, tiling.span.stop)
-                change = self._read_change(here.start, here.stop)
+                change = self._read_change(here)
                 self.momentum[here].mul_(mu).add_(change).add_(tiling.inverse(difference[tiling.start : tiling.stop]))
                 self.slow.phi[here].add_(change, alpha=eta).add_(self.momentum[here], alpha=eta * mu)
         self._sent = None
         self.slow.write_fast()
 
-    def _after_inner(self, start: int, stop: int) -> Tensor:
-        return self._read_change(start, stop).add_(self.momentum[start:stop], alpha=self.settings.momentum)
-
-    def _read_change(self, start: int, stop: int) -> Tensor:
-        out = torch.empty(stop - start)
-        self._change.read(start, out)
+    def _read_change(self, here: slice) -> Tensor:
+        out = torch.empty(here.stop - here.start)
+        self._change.read(here.start, out)
         return out

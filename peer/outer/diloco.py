@@ -17,7 +17,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from peer.config.schema import DiLoCoConfig
-from peer.outer.slow_weights import Change, SlowWeights
+from peer.outer.slow_weights import DenseContribution, SlowWeights
 from peer.rounds.types import Grouping
 
 
@@ -32,9 +32,9 @@ class DiLoCo:
         self.settings = settings
         self.momentum = slow.zeros()  # δ
 
-    def contribution(self) -> Change:
-        """Δᵢ = θᵢ − φ, computed part by part."""
-        return Change(self.slow)
+    def contribution(self) -> DenseContribution:
+        """Δᵢ = θᵢ − φ."""
+        return DenseContribution(self.slow, beta=1, gamma=0)
 
     def apply(self, mean: Tensor) -> None:
         """``mean``: Δ̄."""

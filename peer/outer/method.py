@@ -1,4 +1,4 @@
-"""The interface of an outer method. It knows its formula; the caller averages the contributions."""
+"""The interface of an outer method, and the method that a configuration names."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
+from peer.config.schema import DecoupledConfig, DiLoCoConfig, LocalConfig, NoLoCoConfig, SwarmRunConfig
+from peer.outer.decoupled import Decoupled
+from peer.outer.diloco import DiLoCo
+from peer.outer.local import Local
+from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 from peer.rounds.contribution import Contribution, SparseContribution
 from peer.rounds.types import Grouping
 
 
 class PartwiseMethod(Protocol):
-    """An outer step that can be taken part by part: first alone, then corrected when the partner's part has arrived."""
+    """An outer step part by part: first with a group of one, then corrected when the partner's part has arrived."""
 
     slow: SlowWeights
 
     def open(self, start: int, own: Tensor, change: Tensor) -> None:
-        """Elements ``start : start + len(own)`` with a group of one; ``own`` and ``change`` (fp32, host) ← their
-        contribution and the change that the inner steps made to it.
+        """The step of elements ``start : start + len(own)`` with a group of one; before it ``own`` (fp32, host) ← their
+        contribution and ``change`` ← its change by the inner steps.
         """
 
     def amend(self, start: int, correction: Tensor) -> None:
@@ -29,7 +34,7 @@ class OuterMethod(Protocol):
     """One outer step: ``apply(mean of contribution() over the group)``. A group of one is the formula with n = 1."""
 
     grouping: ClassVar[Grouping]
-    # All peers hold the same φ and δ: a failed round changes none of them, and a peer that missed one takes theirs.
+    # All peers hold the same φ and δ: a failed round changes none of them, and a peer that missed one copies another's.
     equal_replicas: ClassVar[bool]
     slow: SlowWeights
 
@@ -38,7 +43,20 @@ class OuterMethod(Protocol):
         """Flat fp32 on the host, or ``None`` when the method has none."""
 
     def contribution(self) -> Contribution | SparseContribution:
-        """This peer's part of the average. It reads θ and φ lazily, so read it before ``apply``."""
+        """This peer's contribution. It reads θ and φ lazily, so read it before ``apply``."""
 
     def apply(self, mean: Tensor) -> None:
         """New slow weights from ``mean`` (flat fp32, host, not changed), then θ ← φ."""
+
+
+def outer_method(run: SwarmRunConfig, slow: SlowWeights) -> OuterMethod:
+    """The method that ``run.outer`` names. The only place that picks its class."""
+    match run.outer:
+        case NoLoCoConfig():
+            return NoLoCo(slow, run.outer)
+        case DiLoCoConfig():
+            return DiLoCo(slow, run.outer)
+        case DecoupledConfig():
+            return Decoupled(slow, run.outer)
+        case LocalConfig():
+            return Local(slow)

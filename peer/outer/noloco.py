@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from peer.config.schema import NoLoCoConfig
-from peer.outer.slow_weights import SlowWeights
-from peer.rounds.contribution import Contribution
+from peer.outer.slow_weights import DenseContribution, SlowWeights
 from peer.rounds.types import Grouping
 
 
@@ -34,9 +32,9 @@ class NoLoCo:
         self.settings = settings
         self.momentum = slow.zeros()  # δ
 
-    def contribution(self) -> Contribution:
-        """sᵢ = β θᵢ + (γ − β) φᵢ, computed part by part."""
-        return _Contribution(self.slow, self.settings)
+    def contribution(self) -> DenseContribution:
+        """sᵢ = β θᵢ + (γ − β) φᵢ."""
+        return DenseContribution(self.slow, self.settings.beta, self.settings.gamma)
 
     def apply(self, mean: Tensor) -> None:
         """``mean``: mean of s over the group."""
@@ -45,14 +43,13 @@ class NoLoCo:
             self.slow.phi.add_(self.momentum)
         self.slow.write_fast()
 
-    # -- part by part, while inner steps run (training/overlapped.py)
+    # -- part by part, during the inner steps (training/overlapped.py)
 
     def open(self, start: int, own: Tensor, change: Tensor) -> None:
-        """The outer step of elements ``start : start + len(own)`` with a group of one; before it ``own`` ← s and
-        ``change`` ← βΔ.
+        """``own`` ← s, ``change`` ← βΔ of elements ``start : start + len(own)``; then their step with a group of one.
 
-        When the partner's s has arrived, :meth:`amend` with half the difference makes it the step of a group of two:
-        both formulas are linear in the mean.
+        Both formulas are linear in the mean, so :meth:`amend` with half the difference of the two s makes it the step
+        of a group of two.
         """
         here = slice(start, start + own.numel())
         self.contribution().read_both(start, own, change)
@@ -63,27 +60,9 @@ class NoLoCo:
         self.slow.write_fast(here.start, here.stop)
 
     def amend(self, start: int, correction: Tensor) -> None:
-        """Add ``correction`` to the mean afterwards: δ, φ and θ change by it; θ keeps what was trained since."""
+        """Add ``correction`` to the mean afterwards: δ, φ and θ change by it; θ keeps its training since."""
         here = slice(start, start + correction.numel())
         with self.slow.changing():
             self.momentum[here].add_(correction)
             self.slow.phi[here].add_(correction)
         self.slow.add_to_fast(correction, start)
-
-
-class _Contribution:
-    def __init__(self, slow: SlowWeights, settings: NoLoCoConfig) -> None:
-        self._slow, self._settings = slow, settings
-        self.numel = slow.numel
-
-    def read(self, start: int, out: Tensor) -> None:
-        beta, gamma = self._settings.beta, self._settings.gamma
-        self._slow.read_fast(start, out)
-        out.mul_(beta)
-        if gamma != beta:
-            out.add_(self._slow.phi[start : start + out.numel()], alpha=gamma - beta)
-
-    def read_both(self, start: int, out: Tensor, change: Tensor) -> None:
-        """``change``: βΔ = s − γφ."""
-        self.read(start, out)
-        torch.sub(out, self._slow.phi[start : start + out.numel()], alpha=self._settings.gamma, out=change)

@@ -1,4 +1,4 @@
-"""Slow weights φ on the host beside the fast weights θ of the model. Only this module copies between the two.
+"""Slow weights φ on the host, and the fast weights θ of the model. Only this module copies between the two.
 
 Host memory of the outer step: φ, the method's momentum δ and one buffer of the exchange. Everything is computed part by
 part, so there is no further copy of the model.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -35,8 +35,8 @@ class Span:
 class SlowWeights:
     """Flat fp32 view of a model's trained parameters, in ``named_parameters`` order.
 
-    ``phi``: slow weights, 1-D fp32 on the host, pinned when the model is on an accelerator. It starts as a copy of the
-    parameters; a ``phi`` that is given stays, and :meth:`write_fast` gives the parameters its values.
+    ``phi``: slow weights, 1-D fp32 on the host, pinned when the model is on an accelerator; by default a copy of the
+    parameters.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], phi: Tensor | None = None) -> None:
@@ -60,8 +60,8 @@ class SlowWeights:
     def zeros(self) -> Tensor:
         """A new host vector of the same length, for example a momentum.
 
-        Unpinned memory comes from NumPy: the system zeroes its pages when they are first written, in the first outer
-        step. torch.zeros would take seconds of the start with large models.
+        Unpinned memory comes from NumPy: the system zeroes its pages at the first write, in the first outer step.
+        torch.zeros takes seconds at the start of a large model.
         """
         if self._pinned:
             return torch.zeros(self.numel, dtype=torch.float32, pin_memory=True)
@@ -70,7 +70,7 @@ class SlowWeights:
     def read_fast(self, start: int, out: Tensor) -> None:
         """``out`` ← θ[start : start + len(out)], as fp32 on the host.
 
-        For a model in 16 bits this is φ plus what training changed: the rounding of φ by :meth:`write_fast` is undone.
+        For a model in 16 bits this is φ plus the change by training: the rounding by :meth:`write_fast` is undone.
         """
         stop = start + out.numel()
         with torch.no_grad():
@@ -94,14 +94,12 @@ class SlowWeights:
             for low, high, theta in self._fast(start, start + change.numel()):
                 theta.add_(change[low - start : high - start].to(theta.device, theta.dtype))
 
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Lock that is held while φ or a momentum changes, so that a newcomer's snapshot is of one moment."""
-        with self._changing:
-            yield
+    def changing(self) -> AbstractContextManager[bool]:
+        """The lock to hold while φ or a momentum changes, so that a newcomer's snapshot is of one moment."""
+        return self._changing
 
     def layout(self) -> str:
-        """Names and shapes in order: two peers can average only when theirs are equal."""
+        """Names and shapes in order: two peers can average only when these are equal."""
         return ";".join(f"{span.name}:{','.join(map(str, span.parameter.shape))}" for span in self.spans)
 
     # -- for a checkpoint, by name
@@ -122,7 +120,7 @@ class SlowWeights:
         return {f"{name}/{key}": value for name, state in kept for key, value in state.items()}
 
     def take_moments(self, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-        """Restore :meth:`moments` (host tensors); a parameter without any starts anew."""
+        """Restore :meth:`moments` (host tensors); a parameter without moments starts anew."""
         optimizer.state.clear()
         for span in self.spans:
             kept = moments_of(span, tensors)
@@ -151,17 +149,19 @@ def moments_of(span: Span, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: it for name, it in tensors.items() for of, _, key in [name.rpartition("/")] if of == span.name}
 
 
-class Change:
-    """Δ = θ − φ as a contribution: the change by the inner steps."""
+class DenseContribution:
+    """βΔ + γφ = βθ + (γ − β)φ with Δ = θ − φ, computed part by part; its change by the inner steps is βΔ."""
 
-    def __init__(self, slow: SlowWeights) -> None:
-        self._slow = slow
+    def __init__(self, slow: SlowWeights, beta: float, gamma: float) -> None:
+        self._slow, self._beta, self._gamma = slow, beta, gamma
         self.numel = slow.numel
 
     def read(self, start: int, out: Tensor) -> None:
         self._slow.read_fast(start, out)
-        out.sub_(self._slow.phi[start : start + out.numel()])
+        out.mul_(self._beta)
+        if self._gamma != self._beta:
+            out.add_(self._slow.phi[start : start + out.numel()], alpha=self._gamma - self._beta)
 
     def read_both(self, start: int, out: Tensor, change: Tensor) -> None:
         self.read(start, out)
-        change.copy_(out)
+        torch.sub(out, self._slow.phi[start : start + out.numel()], alpha=self._gamma, out=change)

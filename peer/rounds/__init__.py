@@ -1,1 +1,1 @@
-"""The words and rules of a round: pure, without network, files or threads."""
+"""The values and rules of a round: pure, without network, files or threads of their own."""

@@ -1,6 +1,6 @@
-"""Who has let this peer down, and how long it is left out for that. Pure but for the clock.
+"""Which peers failed this peer, and for how long it leaves them out. Pure but for the clock.
 
-An id costs an attacker nothing, so the list is bounded and the oldest entries make room.
+An id costs an attacker nothing, so the list is bounded: a new entry replaces the oldest one.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-BACKOFF_PHASES = 4.0  # inner phases for which a peer is left out that sent what could not be used, the first time
+BACKOFF_PHASES = 4.0  # inner phases for which a peer is left out after its first offence
 KEPT = 1000  # ids
-DOUBLINGS = 5  # how often the time doubles with every further offence
+DOUBLINGS = 5  # the time doubles with each further offence, at most this often
 FORGIVEN = 3  # offences
-MEMORY = 20.0  # an offence is forgotten after this many times the time that its author was left out
+MEMORY = 20.0  # an offence is forgotten after this many times its backoff
 
 
 @dataclass
@@ -34,12 +34,12 @@ class PeerBackoff:
         self._writing = threading.Lock()
 
     def note(self, peer_id: str, seconds: float, *, offence: bool) -> float:
-        """Leave it out from now on; returns for how long: ``seconds``, doubled for each offence before this one."""
+        """Leave the peer out from now on, for ``seconds``, doubled for each earlier offence; returns how long."""
         now = self._clock()
         with self._writing:
             before = self._held.get(peer_id)
             if before is not None and before.offence and before.until > now and not offence:
-                return before.until - now  # silence does not make up for an offence
+                return before.until - now  # a timeout does not shorten the backoff of an offence
             self._held.pop(peer_id, None)
             strikes = before.strikes if before is not None and before.forgotten > now else 0
             strikes += offence
@@ -50,19 +50,19 @@ class PeerBackoff:
         return length
 
     def forgive(self, peer_id: str) -> None:
-        """It is another one now, or says so: a few times it is let in again at once."""
+        """The peer has another state now, or says so: after few offences its backoff ends at once."""
         with self._writing:
             held = self._held.get(peer_id)
             if held is not None and held.strikes <= FORGIVEN:
                 held.until = self._clock()
 
     def avoided(self, peer_id: str) -> bool:
-        """Is it left out now?"""
+        """Is the peer left out now?"""
         held = self._held.get(peer_id)
         return held is not None and held.until > self._clock()
 
     def welcome(self, peer_id: str) -> bool:
-        """It has come by itself: is it to be let in? Who only did not answer is, and nothing is left of that."""
+        """May a peer that calls by itself come in? Yes without an offence: its call ends the backoff of a timeout."""
         held = self._held.get(peer_id)
         if held is None or held.until <= self._clock():
             return True

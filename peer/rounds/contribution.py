@@ -1,4 +1,4 @@
-"""What goes into an exchange and what comes out: contributions and their average."""
+"""Input and result of an exchange: contributions and their average."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ class Readable(Protocol):
 
 
 class Contribution(Readable, Protocol):
-    """What a peer puts into an average: all elements."""
+    """A peer's input to an average: all elements."""
 
     def read_both(self, start: int, out: Tensor, change: Tensor) -> None:
-        """As :meth:`read`, and ``change`` ← what the inner steps since the last average have done to it."""
+        """As :meth:`read`, and ``change`` ← its change by the inner steps since the last average."""
 
 
 @dataclass(frozen=True)
 class SparseContribution:
-    """What a peer of the decoupled method puts into an average: a few elements of a vector of ``numel``.
+    """A few elements of a vector of ``numel``; the others are not zero but unknown.
 
-    The others are not zero but unknown.
     ``positions``: int64 ``[m]``, each once, less than 2**16 above ``bases``. ``values``: fp32 ``[m]`` that fp16 holds
     exactly. ``m`` and ``bases`` are the same for all peers of a run.
     """
@@ -46,8 +45,8 @@ class SparseContribution:
 class Averaged:
     """Result of an exchange.
 
-    ``mean`` is flat fp32 on the host and owned by the exchange until its next call. It is the mean over
-    the group when ``outcome`` is ``MERGED`` and this peer's own contribution in every other case.
+    ``mean``: flat fp32 on the host, owned by the exchange until its next call: the mean over the group when
+    ``outcome`` is ``MERGED``, else this peer's own contribution.
     """
 
     mean: Tensor
@@ -57,11 +56,11 @@ class Averaged:
     bytes_received: int = 0
     seconds: float = 0.0
     distance: float | None = None  # ‖own − partner's‖ / ‖own‖ of the contributions
-    staleness: float = 0.0  # inner steps between a part's contribution and the partner's arrival; mean over the parts
-    detail: str = field(default="", compare=False)  # why, in words, when not merged
-    reason: Reason | None = None  # the same in a word, when it was this peer that refused
-    culprit: str = ""  # id of the member that a group's round failed by, or whose contribution cannot be used
+    staleness: float = 0.0  # inner steps from a part's contribution to the partner's arrival, mean over the parts
+    detail: str = field(default="", compare=False)  # why it was not merged, as a sentence
+    reason: Reason | None = None  # the same as a value, when this peer refused
+    culprit: str = ""  # id of the member that made a group's round fail, or whose contribution cannot be used
     partner_id: str = ""  # of a pair
-    strange: bool = False  # a pair whose contributions, as far as they were seen, had nothing in common
-    ahead: int = 0  # rounds that the partner says it is further
+    strange: bool = False  # the contributions of the pair had nothing in common, by the parts so far
+    ahead: int = 0  # rounds that the partner is ahead, by its header
     digest: str = ""  # of the mean of a group of everyone: the same for all members

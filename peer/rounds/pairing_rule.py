@@ -1,7 +1,8 @@
-"""Who may meet whom, and when: the rule of the swarm (swarm/pairing) and of both simulators. Pure.
+"""Which peers may form a pair, and when: the rule of the swarm (swarm/pairing) and of both simulators. Pure.
 
-A peer looks for a partner from a random time of its inner phase on. It asks those whose boundary is near its own, the
-one met longest ago first, at random among equals: weights mix faster so. At its boundary whoever is ready will do.
+A peer looks for a partner from a random time of its inner phase on. It asks peers whose boundary is near its own, the
+one met longest ago first, at random among equals, because weights mix faster so. At its boundary it takes any peer that
+is ready.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 Candidate = TypeVar("Candidate")
-OPENS = (0.3, 0.8)  # share of the inner phase that is left when a peer starts to look for a partner, drawn at random
+OPENS = (0.3, 0.8)  # share of the inner phase that is left when the search for a partner starts, at random
 PROPOSAL_PAUSE = (0.005, 0.03)  # inner phases between two of its proposals, drawn at random
-AT_BOUNDARY = 0.1  # the window of a peer that has come to its boundary without a partner
-LAST_CALL = 0.4  # share of the inner phase that is left when all may be asked but the one met last
+AT_BOUNDARY = 0.1  # the window of a peer that is at its boundary without a partner
+LAST_CALL = 0.4  # share of the inner phase that is left when all but the one met last may be asked
 MET_LAST = 0.15  # when that one may be asked too
-NEVER = -1  # the round in which a peer was met that was not met yet
+NEVER = -1  # the round of the last meeting when there was none
 
 
 def near(eta: float, their_eta: float, phase: float, their_phase: float, window: float) -> bool:
@@ -25,26 +26,26 @@ def near(eta: float, their_eta: float, phase: float, their_phase: float, window:
 
 
 def longest_ago(candidates: Iterable[Candidate], met: Callable[[Candidate], int]) -> list[Candidate]:
-    """Those of ``candidates`` that come first: ``met`` is the round in which one was met last, or ``NEVER``."""
+    """The ``candidates`` met longest ago; ``met``: the round of the last meeting, or ``NEVER``."""
     rounds = [(met(it), it) for it in candidates]
     first = min(round for round, _ in rounds)
     return [it for round, it in rounds if round == first]
 
 
 def in_order(candidates: Iterable[Candidate], met: Callable[[Candidate], int]) -> list[Candidate]:
-    """All of them, those met longest ago first, in random order among equals."""
+    """All ``candidates``, those met longest ago first, in random order among equals."""
     shuffled = list(candidates)
     random.shuffle(shuffled)
     return sorted(shuffled, key=met)
 
 
 def askable(candidates: Sequence[Candidate], left: float, opens: float) -> Sequence[Candidate]:
-    """Those of ``candidates`` that may be asked when ``left`` of the inner phase is left: the first from ``opens`` on,
-    later ones later, all but the last from ``LAST_CALL`` on.
+    """The ``candidates`` that may be asked when ``left`` of the inner phase is left: the first from ``opens`` on, later
+    ones later, all but the last from ``LAST_CALL`` on.
 
-    Two peers that leave a swap together have near boundaries from then on; who was met last must not be asked before
-    all those have been whose boundaries come near only now. (With 0.15 for all a fifth of the rounds found nobody on
-    slow links; with 0.4 for all two peers of one speed met each other half again as often as by chance.)
+    Two peers that leave a swap together have near boundaries afterwards. So the peer met last is asked after those
+    whose boundaries come near later. (With 0.15 for all, a fifth of the rounds on slow links had no partner; with 0.4
+    for all, two peers of one speed met 1.5 times as often as by chance.)
     """
     count = len(candidates)
     last = [LAST_CALL] * (count - 1) + [MET_LAST if count > 1 else LAST_CALL]

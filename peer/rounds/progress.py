@@ -1,6 +1,6 @@
-"""What the network thread may know of the training thread, and how a stop is asked for.
+"""The inner phase: how long it is, and when it ends.
 
-Written by the inner loop once a step (two float stores), read by the rendezvous.
+The inner loop writes :class:`Progress` once a step (two float stores); the rendezvous reads it.
 """
 
 from __future__ import annotations
@@ -8,24 +8,40 @@ from __future__ import annotations
 import math
 import time
 
+from peer.rounds.types import Grouping
+
 STEP_SMOOTHING = 0.2
+SHORTEST = 8  # parts of H
+
+
+def phase_steps(inner_steps: int, left: float, grouping: Grouping) -> int:
+    """Steps of the phase that begins with ``left`` steps of the run to do (a whole number or infinity).
+
+    H, but shorter and shorter at the end of a run for methods that average in pairs: a high learning rate keeps the
+    replicas apart, and at its end a few more swaps bring every peer's model close to the average of all. The last H
+    steps are halved until a phase would be shorter than H / 8: two or three swaps more.
+    """
+    if left > inner_steps or grouping is not Grouping.PAIR:
+        return int(min(inner_steps, left))
+    half = math.ceil(left / 2)
+    return half if half * SHORTEST >= inner_steps else int(left)
 
 
 class Progress:
-    """When will this peer reach its next boundary (the end of its inner steps)?"""
+    """When this peer reaches its next boundary, the end of its inner steps."""
 
     def __init__(self) -> None:
         self._remaining = 0
         self._steps = 0
-        self._step_seconds: float | None = None
+        self.step_seconds = 0.0  # expected for an inner step; 0 before the first one
         self._last: float | None = None
         self._limit = self._until = math.inf
         self.phases = 0  # inner phases begun
 
     def begin(self, remaining: int, steps: int, limit: float = math.inf) -> None:
-        """An inner phase starts or goes on with ``remaining`` steps to do; ``steps`` is H, a phase's usual length.
+        """An inner phase starts or goes on with ``remaining`` steps to do, for at most ``limit`` seconds.
 
-        It ends after ``limit`` seconds in any case.
+        ``steps``: H, the usual length of a phase.
         """
         self._steps, self._remaining = steps, remaining
         self._last = time.monotonic()
@@ -37,28 +53,23 @@ class Progress:
         now = time.monotonic()
         if self._last is not None:
             took = now - self._last
-            seen = self._step_seconds
-            self._step_seconds = took if seen is None else seen + STEP_SMOOTHING * (took - seen)
+            seen = self.step_seconds
+            self.step_seconds = seen + STEP_SMOOTHING * (took - seen) if seen else took
         self._last = now
         self._remaining -= 1
 
     @property
-    def step_seconds(self) -> float:
-        """Expected seconds of an inner step; 0 before the first one."""
-        return self._step_seconds or 0.0
-
-    @property
     def phase_seconds(self) -> float | None:
         """Expected seconds of an inner phase; ``None`` before the first step."""
-        return None if self._step_seconds is None else min(self._step_seconds * max(self._steps, 1), self._limit)
+        return min(self.step_seconds * max(self._steps, 1), self._limit) if self.step_seconds else None
 
     def rate(self, per_step: float) -> float:
-        """``per_step`` things a step as things a second; 0 before the first step."""
-        return per_step / self._step_seconds if self._step_seconds else 0.0
+        """``per_step``, an amount a step, as an amount a second; 0 before the first step."""
+        return per_step / self.step_seconds if self.step_seconds else 0.0
 
     def eta(self) -> float | None:
         """Seconds until the next boundary; ``None`` before the first step was timed."""
-        if self._step_seconds is None or self._last is None:
+        if not self.step_seconds or self._last is None:
             return None
         now = time.monotonic()
-        return max(0.0, min(self._step_seconds * self._remaining - (now - self._last), self._until - now))
+        return max(0.0, min(self.step_seconds * self._remaining - (now - self._last), self._until - now))

@@ -1,4 +1,4 @@
-"""A peer's outer state at a boundary, as one peer gives it to another."""
+"""A peer's outer state at a boundary, for transfer to another peer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from peer.rounds.lineage import NO_ROUNDS, Lineage
 class State:
     """A peer's outer state at a boundary, ``phase_steps_done`` inner steps ago; ``vectors``: flat fp32, host.
 
-    ``donor``: the id of who gave it.
+    ``donor``: the id of the sender.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""The words that the parts of a round share: a contribution goes in, a group swaps it, an average comes out."""
+"""The types that the packages of a round share: outcomes, and groups with their members."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class Outcome(StrEnum):
     TIMEOUT = "timeout"  # the partner froze, died or was too slow
     REFUSED = "refused"  # one side did not accept the other's header or contribution
     CORRUPT = "corrupt"  # the payload did not match its digest
-    POISONED = "poisoned"  # not what an honest peer would send: see exchange/guard.py
+    POISONED = "poisoned"  # refused by exchange/guard.py
 
 
 class Reason(StrEnum):
-    """Why what a partner sent was not used."""
+    """Why a partner's contribution was not used."""
 
     HEADER = "header"  # another run, configuration, layout, size or codec
-    PROTOCOL = "protocol"  # not the protocol at all
-    DIGEST = "digest"  # what arrived is not what was sent
+    PROTOCOL = "protocol"  # not a message of the protocol
+    DIGEST = "digest"  # the bytes do not match their digest
     NOT_FINITE = "not_finite"
-    NORM = "norm"  # out of all proportion to one's own
-    FAR = "far"  # it would change far more than partners do usually
+    NORM = "norm"  # out of proportion to this peer's own
+    FAR = "far"  # it would change far more than partners usually do
     REPLAYED = "replayed"  # merged before
 
 
 class Grouping(StrEnum):
-    """Who takes part in a method's outer step."""
+    """Which peers average in a method's outer step."""
 
     NOBODY = "nobody"
     PAIR = "pair"  # one random partner; a peer that finds none, or loses it, goes on alone
@@ -45,7 +45,7 @@ class Grouping(StrEnum):
 
 @dataclass(frozen=True)
 class Link:
-    """A partner that stands at the same boundary. ``stream`` is ``None`` inside one process."""
+    """A partner at the same boundary. ``stream``: ``None`` inside one process."""
 
     peer_id: str
     name: str
@@ -54,7 +54,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Seat:
-    """A member of a group that was called together, as peers name it to one another: where to reach it."""
+    """A member of a group, and where to reach it, as peers name it to one another."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     peer_id: Annotated[str, Field(max_length=128)]
@@ -64,10 +64,10 @@ class Seat:
 
 @dataclass(frozen=True)
 class Assembly:
-    """A group of everyone. ``seats`` are in the same order for all members; ``me`` is this peer's place in it.
+    """A group of everyone. ``seats`` are in the same order for all members; ``me``: this peer's place in it.
 
-    The convener, who called the group together, has a stream to every other member in ``controls`` (by place);
-    a member has one, to the convener. ``token`` names this attempt.
+    The convener, which gathered the group, has a stream to every other member in ``controls`` (by place); a member has
+    one, to the convener. ``token`` names this attempt.
     """
 
     token: str
@@ -79,11 +79,11 @@ class Assembly:
 
 @dataclass(frozen=True)
 class Group:
-    """Who averages in this round, this peer left out; no links means alone.
+    """The other peers that average in this round; no links means alone.
 
-    ``tokens``: what this peer has trained on since its last average, the weight of its contribution in a pair's swap.
-    ``lost``: others are there, but none could be met; ``behind``: this peer's slow weights are not theirs, and
-    ``behind`` has them.
+    ``tokens``: this peer's tokens since its last average, the weight of its contribution in a pair's swap. ``lost``:
+    why no group was formed although others are there. ``behind``: a member with the others' slow weights, when this
+    peer's differ.
     """
 
     round: int

@@ -1,4 +1,4 @@
-"""Flat host vectors, part by part: nothing that is as long as the model is copied where 1 MiB will do."""
+"""Flat host vectors, part by part: no copy is longer than 1 MiB."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def scratch(numel: int) -> Tensor:
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous host tensor, to read and to write: no copy."""
+    """The bytes of a contiguous host tensor, to read and to write, without a copy."""
     return memoryview(tensor.numpy().data).cast("B")
 
 
 class Vector:
-    """A tensor that exists already, as a contribution. 1-D fp32 on the host."""
+    """A tensor as a contribution. 1-D fp32 on the host."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 from peer.config.digest import canonical, digest
@@ -19,7 +18,7 @@ from peer.exchange.group.streams import REDUCE_PROTOCOL, IncomingStreams
 from peer.exchange.guard import Guard
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.overlapped import OverlappedPairExchange
-from peer.exchange.pair.wire import Identity, layout_digest
+from peer.exchange.pair.wire import layout_digest
 from peer.logs import fields, get_logger
 from peer.outer.decoupled import Decoupled
 from peer.outer.noloco import NoLoCo
@@ -58,7 +57,6 @@ class Membership:
         me = MemberIdentity(resources.folder.name, run.name, digest(run), canonical(run), layout)
         settings = NodeSettings.of(own.network, resources.key, own.initial_peers)
         self.node = MemberNode(settings, resources.authority, me)
-        self._same = Identity(slow.numel)
         self.presence = Presence(
             self.node,
             grouping=state.outer.grouping,
@@ -107,7 +105,7 @@ class Membership:
         what = fields(
             config=self.node.member.config,
             method=self.resources.run.outer.name,
-            parameters=self._same.numel,
+            parameters=self.state.outer.slow.numel,
             device=self.resources.device,
         )
         where = fields(
@@ -140,8 +138,8 @@ class Membership:
         if not settings.overlap:
             return Blocking(self.state, self.presence, self.reporter, self.resources, self._exchange())
         assert isinstance(method, NoLoCo), "checked with the configuration"
-        coder = codec(settings.codec, self._same.numel)
-        exchange = OverlappedPairExchange(self.node, self._same, coder, settings, Guard())
+        coder = codec(settings.codec, method.slow.numel)
+        exchange = OverlappedPairExchange(self.node, method.slow.numel, coder, settings, Guard())
         self._stack.callback(exchange.close)
         return Overlapped(
             self.state,
@@ -154,14 +152,15 @@ class Membership:
         )
 
     def _exchange(self) -> Exchange[Any]:
-        outer, settings, same, node = self.state.outer, self.resources.run.exchange, self._same, self.node
+        outer, settings, node = self.state.outer, self.resources.run.exchange, self.node
+        numel = outer.slow.numel
         if outer.grouping is not Grouping.EVERYONE:
-            return PairExchange(node, same, codec(settings.codec, same.numel), settings, Guard())
+            return PairExchange(node, numel, codec(settings.codec, numel), settings, Guard())
         incoming = IncomingStreams()
         node.call(node.serve_members(REDUCE_PROTOCOL, incoming.accept), OPEN_TIMEOUT)
         if isinstance(outer, Decoupled):
-            return AllGatherExchange(node, incoming, replace(same, numel=outer.sends), outer.coefficients, settings)
-        return AllReduceExchange(node, incoming, same, same.numel, settings)
+            return AllGatherExchange(node, incoming, outer.sends, outer.coefficients, settings)
+        return AllReduceExchange(node, incoming, numel, numel, settings)
 
     def close(self) -> None:
         """Withdraw the record, say goodbye, close the node and the files."""

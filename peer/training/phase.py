@@ -9,8 +9,7 @@ import math
 import time
 
 from peer.config.schema import SwarmRunConfig
-from peer.rounds.progress import Progress
-from peer.rounds.schedule import phase_steps
+from peer.rounds.progress import Progress, phase_steps
 from peer.training.outer_state import OuterState
 
 

@@ -17,7 +17,7 @@ from peer.config.schema import Config, RunConfig
 from peer.data.open import batches
 from peer.data.sources.documents import Split
 from peer.data.tokenizer import Tokens
-from peer.outer.methods import outer_method
+from peer.outer.method import outer_method
 from peer.outer.slow_weights import SlowWeights
 from peer.process import LoopContext
 from peer.replica import model

@@ -18,7 +18,6 @@ from peer import logs
 from peer.config.schema import ExchangeConfig
 from peer.exchange.codec import Cast
 from peer.exchange.pair.blocking import PairExchange
-from peer.exchange.pair.wire import Identity
 from peer.p2p import identity
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import NodeSettings
@@ -46,7 +45,7 @@ def peer_node(key: Path, initial_peers: Sequence[str] = ()) -> Iterator[MemberNo
 
 def bench_exchange(node: MemberNode, numel: int) -> PairExchange:
     """An fp32 exchange that accepts any contribution."""
-    return PairExchange(node, Identity(numel), Cast("none"), ExchangeConfig(), Unguarded(1e9))
+    return PairExchange(node, numel, Cast("none"), ExchangeConfig(), Unguarded(1e9))
 
 
 class Pairing:

@@ -33,8 +33,7 @@ from peer.config import load
 from peer.config.schema import CodecName, Config
 from peer.errors import UserError
 from peer.exchange import codecs
-from peer.exchange.codec import size
-from peer.exchange.group import sparse
+from peer.exchange.codec import size, unpack
 from peer.exchange.group import wire as group_wire
 from peer.exchange.pair import wire
 from peer.p2p import addresses, greeting
@@ -148,7 +147,7 @@ def payload(data: bytes) -> None:
     coefficients = torch.frombuffer(room[: 4 * (len(room) // 4)], dtype=torch.float32)
     places = torch.zeros(len(coefficients), dtype=torch.int64)
     like = SparseContribution(10**6, places, places, coefficients)
-    assert int(sparse.unpack(coefficients, like).positions.max()) < 2**16
+    assert int(unpack(coefficients, like).positions.max()) < 2**16
 
 
 # -- DHT records

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from peer.commands.simulate.replica import Replica
-from peer.exchange.average import mean_of
-from peer.exchange.group.sparse import COEFFICIENT_BYTES, mean_of_senders
+from peer.exchange.average import mean_of, mean_of_senders
+from peer.exchange.codec import COEFFICIENT_BYTES
 from peer.rounds.contribution import SparseContribution
 
 

@@ -15,7 +15,7 @@ from peer.exchange.codec import Codec
 from peer.exchange.guard import Guard
 from peer.outer.noloco import NoLoCo
 from peer.rounds.contribution import Contribution
-from peer.rounds.schedule import phase_steps
+from peer.rounds.progress import phase_steps
 from peer.rounds.types import Outcome
 from peer.training.state import PeerState
 

@@ -101,7 +101,7 @@ class _Side:
         objection = self.judgement.objection(self.digest)
         if objection is not None:
             self.replica.guard.learn(self.judgement)
-            self.verdict = Verdict(Outcome.POISONED, detail=objection[1], reason=objection[0])
+            self.verdict = objection
         return theirs.sub_(own).mul_(0.5)
 
     def amend(self, start: int, correction: Tensor) -> None:

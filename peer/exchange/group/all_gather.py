@@ -1,4 +1,4 @@
-"""The average of sparse contributions. They are small, so every member sends all of its own to every other one."""
+"""The average of sparse contributions: they are small, so every member sends its own to every other one."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import asyncio
 
 import torch
 
+from peer.exchange.average import mean_of_senders
+from peer.exchange.codec import pack, unpack
+from peer.exchange.deadline import together
 from peer.exchange.group.flow_control import FlowControlledStream, turns
 from peer.exchange.group.protocol import GroupProtocol
-from peer.exchange.group.sparse import mean_of_senders, pack, unpack
 from peer.exchange.group.streams import GroupStreams
-from peer.exchange.tasks import together
 from peer.p2p.payload import receive_fp32
 from peer.rounds.contribution import SparseContribution
-from peer.rounds.types import Outcome
 from peer.rounds.vectors import Vector
 
 
 class AllGatherExchange(GroupProtocol[SparseContribution]):
-    """Each element's mean over the members that sent it, zero elsewhere.
+    """Each coefficient's mean over the members that sent it, zero elsewhere.
 
-    ``identity.numel``: how many coefficients a contribution has; ``result``: elements of the mean.
+    ``numel``: how many coefficients a contribution has.
     """
 
     def _take_own(self, contribution: SparseContribution) -> None:
@@ -39,9 +39,9 @@ class AllGatherExchange(GroupProtocol[SparseContribution]):
                 stream.received()
                 theirs = unpack(room, own)
                 fits = int(theirs.positions.max()) < own.numel
-                streams.require(fits, place, Outcome.POISONED, "{} sent a coefficient that the model does not have")
+                streams.require(fits, place, "{} sent a coefficient that the model does not have")
                 finite = bool(torch.isfinite(theirs.values).all())
-                streams.require(finite, place, Outcome.POISONED, "the contribution of {} is not finite")
+                streams.require(finite, place, "the contribution of {} is not finite")
                 await stream.settle(1)
                 return theirs
 

@@ -1,6 +1,6 @@
-"""The average of contributions that every member has in full: reduce-scatter, then all-gather.
+"""The average of dense contributions: reduce-scatter, then all-gather.
 
-Member i averages slice i of the vector. Every other member sends it its slice i, it sends the mean back. So each member
+Member i averages slice i of the vector. Every other member sends it its slice i and receives the mean. So each member
 sends 2 (n − 1) / n of the vector, whatever n.
 """
 
@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from peer.exchange.average import copy_own
+from peer.exchange.deadline import together
 from peer.exchange.group.flow_control import FlowControlledStream, turns
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.streams import GroupStreams
-from peer.exchange.tasks import together
 from peer.p2p.payload import receive_fp32, receive_parts
 from peer.rounds.contribution import Contribution
-from peer.rounds.types import Outcome
 from peer.rounds.vectors import Vector, as_bytes, parts, scratch
 
 
@@ -38,7 +37,7 @@ class AllReduceExchange(GroupProtocol[Contribution]):
         mine, reduced = slices[me], asyncio.Event()
         copy_own(_Slice(own, borders[me], borders[me + 1]), mine)
         own_norm = math.sqrt(_square(mine))
-        streams.require(math.isfinite(own_norm), me, Outcome.POISONED, "the contribution of {} is not finite")
+        streams.require(math.isfinite(own_norm), me, "the contribution of {} is not finite")
         norms: dict[int, float] = {}
         order = turns(own.numel * mine.element_size() // count)
 
@@ -51,7 +50,7 @@ class AllReduceExchange(GroupProtocol[Contribution]):
 
             async def inward() -> None:
                 norm = await _add(stream, mine, stall)
-                streams.require(math.isfinite(norm), place, Outcome.POISONED, "the contribution of {} is not finite")
+                streams.require(math.isfinite(norm), place, "the contribution of {} is not finite")
                 norms[place] = norm  # after the check: another member's coroutine judges as soon as all are there
                 stream.received()
                 if len(norms) == count - 1:
@@ -60,7 +59,7 @@ class AllReduceExchange(GroupProtocol[Contribution]):
                     reduced.set()
                 await receive_fp32(stream, slices[place], stall)
                 finite = bool(torch.isfinite(slices[place]).all())
-                streams.require(finite, place, Outcome.POISONED, "the mean from {} is not finite")
+                streams.require(finite, place, "the mean from {} is not finite")
                 stream.received()
                 await stream.settle(2)
 
@@ -70,7 +69,7 @@ class AllReduceExchange(GroupProtocol[Contribution]):
 
 
 async def _add(stream: FlowControlledStream, total: Tensor, stall: float) -> float:
-    """``total`` += what comes on ``stream``; returns its norm."""
+    """``total`` += the payload on ``stream``; returns the norm of the payload."""
     square, room = 0.0, scratch(total.numel())
     borders = list(parts(total.numel()))
     rooms = (as_bytes(room[: stop - start]) for start, stop in borders)
@@ -82,12 +81,12 @@ async def _add(stream: FlowControlledStream, total: Tensor, stall: float) -> flo
 
 
 def _judge(norms: dict[int, float], own: float, streams: GroupStreams, ratio: float) -> None:
-    """Nobody's norm may be ``ratio`` times the median of all. With two members nobody can tell. ``norms``: by place."""
+    """No norm may exceed ``ratio`` times the median of all; two members cannot tell. ``norms``: by place."""
     middle = median([*norms.values(), own])
     for place, norm in norms.items():
         sane = len(norms) < 2 or norm <= ratio * middle or middle == 0
-        words = f"the norm of {{}}, {norm:.4g}, is far above the median {middle:.4g}"
-        streams.require(sane, place, Outcome.POISONED, words)
+        detail = f"the norm of {{}}, {norm:.4g}, is far above the median {middle:.4g}"
+        streams.require(sane, place, detail)
 
 
 def _square(part: Tensor) -> float:

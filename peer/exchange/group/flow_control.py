@@ -1,12 +1,11 @@
-"""The stream to one member while a group averages: payloads both ways, each acknowledged, and signs of life meanwhile.
+"""The stream to one member while a group averages: payloads both ways, each acknowledged, and keep-alives.
 
-A payload is a vector, sent as parts with their digests (p2p/payload.py). Why acknowledged: what was written lies in
-buffers that hold more than a payload, so only the other side knows that it has arrived. A member sends to few others
-at a time (:func:`turns`): n - 1 flows at once overflow a home line's queue, a quarter of all packets is sent again, and
-everybody waits for the flow that lost most.
+A payload is a vector, sent as parts with their digests (p2p/payload.py). It is acknowledged because buffers hold more
+than a payload: only the other side knows that it has arrived. A member sends to few others at a time (:func:`turns`):
+n - 1 flows at once overflow a home line's queue, a quarter of all packets is sent again, and all wait for the flow that
+lost most.
 
-Each direction is a row of frames: what it is (1 byte), length (4 bytes), bytes. Next stations: all_reduce.py,
-all_gather.py.
+Each direction is a sequence of frames: kind (1 byte), length (4 bytes), bytes.
 """
 
 from __future__ import annotations
@@ -20,34 +19,34 @@ from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import BadMessage, Stream
 from peer.rounds.contribution import Readable
 
-DATA, ACKNOWLEDGED, ALIVE = 1, 2, 3  # bytes of a payload; a payload has arrived; nothing to send yet
+DATA, ACKNOWLEDGED, ALIVE = 1, 2, 3  # bytes of a payload; a payload has arrived; keep-alive
 FRAME_HEAD = 5  # bytes
 FRAME_CAP = 2 * 2**20  # bytes
-SIGNS_OF_LIFE = 4  # within the time after which a silent stream is given up
-IN_FLIGHT = 2**20  # bytes that are sent before any of them is acknowledged: what a line of 100 Mbit/s and 80 ms holds
+SIGNS_OF_LIFE = 4  # keep-alives within the time after which a silent stream is given up
+IN_FLIGHT = 2**20  # bytes sent before an acknowledgement: the content of a line of 100 Mbit/s and 80 ms
 
 
 def turns(size: int) -> asyncio.Semaphore:
-    """For all streams of a member: how many payloads of ``size`` bytes it sends at once, and in which order."""
+    """For all streams of a member: limits how many payloads of ``size`` bytes it sends at once."""
     return asyncio.Semaphore(max(2, IN_FLIGHT // max(size, 1)))
 
 
 class FlowControlledStream:
     """One per member and round. ``stall``: seconds without a byte after which the member is given up.
 
-    Raises what :class:`Stream` does. Three coroutines run at the same time: one sends, one receives, and
+    Raises the errors of :class:`Stream`. Three coroutines use it at a time: one sends, one receives, one runs
     :meth:`acknowledge`.
     """
 
     def __init__(self, stream: Stream, stall: float) -> None:
         self._stream, self._stall = stream, stall
         self._writing = asyncio.Lock()
-        self._left = 0  # bytes of the incoming frame that were not read yet
+        self._left = 0  # unread bytes of the incoming frame
         self._arrived, self._owed = asyncio.Semaphore(0), asyncio.Semaphore(0)
         self._sent = self._confirmed = 0  # payloads
 
     async def send(self, payload: Readable, turns: asyncio.Semaphore, ready: asyncio.Event | None = None) -> None:
-        """Send a payload once it is there and it is its turn; returns when the other side has it."""
+        """Send a payload once it is ``ready`` and has its turn; returns when the other side has it."""
         if ready is not None:
             await self._wait_for(ready.wait())
         await self._wait_for(turns.acquire())
@@ -59,23 +58,23 @@ class FlowControlledStream:
             turns.release()
 
     def received(self) -> None:
-        """A payload of the other side has arrived, whole."""
+        """A payload of the other side has arrived completely."""
         self._owed.release()
 
     async def acknowledge(self, payloads: int) -> None:
-        """Tell the other side of each of its ``payloads``, and until then that we live.
+        """Acknowledge each of the other side's ``payloads``, and send keep-alives until then.
 
-        The coroutine that receives cannot do this: two that both wait to write would not read.
+        The receiving coroutine cannot do this: two sides that both wait to write would not read.
         """
         for _ in range(payloads):
             await self._wait_for(self._owed.acquire())
             await self._frame(ACKNOWLEDGED)
 
     async def settle(self, payloads: int) -> None:
-        """After the last payload of the other side: wait until it has all of our ``payloads``."""
+        """After the other side's last payload: wait until it has all of our ``payloads``."""
         while self._confirmed < payloads:
             if await self._next() == DATA:
-                raise BadMessage("more than its payloads")
+                raise BadMessage("bytes after its last payload")
 
     # -- as a stream, for peer/p2p/payload.py
 
@@ -102,7 +101,7 @@ class FlowControlledStream:
                 await self._stream.write(data, self._stall)
 
     async def _next(self) -> int:
-        """Read the head of a frame; of one with a payload's bytes these follow."""
+        """Read the head of a frame; the bytes of a payload follow it."""
         head = bytearray(FRAME_HEAD)
         await self._stream.read_into(memoryview(head), self._stall)
         kind, self._left = head[0], int.from_bytes(head[1:], "big")
@@ -110,13 +109,13 @@ class FlowControlledStream:
             raise BadMessage("not a frame of a payload")
         if kind == ACKNOWLEDGED:
             if self._confirmed == self._sent:
-                raise BadMessage("it has what was not sent")
+                raise BadMessage("it acknowledges a payload that was not sent")
             self._confirmed += 1
             self._arrived.release()
         return kind
 
     async def _wait_for(self, event: Coroutine[Any, Any, Any]) -> None:
-        """Wait for ``event`` however long it takes, and send signs of life meanwhile."""
+        """Wait for ``event`` however long it takes, and send keep-alives."""
         waited = asyncio.ensure_future(event)
         try:
             while not waited.done():

@@ -1,12 +1,12 @@
-"""A group's average, never silently wrong: all have the whole result with the same digest, or nobody uses it.
+"""A group's average: all members have the whole result with the same digest, or nobody uses it.
 
     members                                             convener
-       │ ◀──── streams between all, payloads both ways ────▶ │   all_reduce.py or all_gather.py; flow_control.py
-       │ report: digest of my result, or who failed ───────▶ │   the first failure ends the attempt for all
+       │ ◀──── streams between all, payloads both ways ────▶ │   all_reduce.py or all_gather.py
+       │ report: digest of its result, or a culprit ───────▶ │   the first failure ends the attempt for all
        │ ◀──────────────────────────── verdict: use it, or not │   use it: all reported the same digest
 
-A member that misses the verdict finds out at its next boundary, where its lineage is not that of the others. Why
-hivemind's averager is not used: README, "All-reduce".
+A member that misses the verdict learns it at its next boundary: its lineage differs from the others'. Why hivemind's
+averager is not used: peer/exchange/README.md.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ import torch
 import xxhash
 
 from peer.config.schema import ExchangeConfig
-from peer.exchange.deadline import THREAD_GRACE, Deadline
+from peer.exchange.deadline import THREAD_GRACE, Deadline, together
 from peer.exchange.group.streams import GroupNetwork, GroupStreams, IncomingStreams
 from peer.exchange.group.wire import GROUP_VERDICT, MEMBER_REPORT, GroupFailure, GroupVerdict, MemberReport
-from peer.exchange.pair.wire import Identity
-from peer.exchange.tasks import together
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Assembly, Group, Outcome
@@ -36,21 +34,16 @@ Settled = tuple[GroupVerdict, str]  # and the digest of this peer's result, wher
 
 
 class GroupProtocol(ABC, Generic[Each]):
-    """:class:`peer.exchange.average.Exchange` for a group of everyone; ``Each``: what each member puts in.
+    """:class:`peer.exchange.average.Exchange` for a group of everyone; ``Each``: the kind of contribution.
 
-    ``incoming.accept`` serves :data:`streams.REDUCE_PROTOCOL`. ``identity.numel``: elements of a contribution;
-    ``result``: elements of the mean.
+    ``incoming.accept`` handles :data:`streams.REDUCE_PROTOCOL`. ``numel``: elements of a contribution; ``result``:
+    elements of the mean.
     """
 
     def __init__(
-        self,
-        network: GroupNetwork,
-        incoming: IncomingStreams,
-        identity: Identity,
-        result: int,
-        settings: ExchangeConfig,
+        self, network: GroupNetwork, incoming: IncomingStreams, numel: int, result: int, settings: ExchangeConfig
     ) -> None:
-        self._network, self._incoming, self._identity, self._settings = network, incoming, identity, settings
+        self._network, self._incoming, self._numel, self._settings = network, incoming, numel, settings
         self._deadline = Deadline(settings.timeout)
         self._buffer = torch.empty(result, dtype=torch.float32)
 
@@ -62,7 +55,7 @@ class GroupProtocol(ABC, Generic[Each]):
             return Averaged(self._buffer, Outcome.ALONE, digest=self._digest())
         began, limit = time.monotonic(), self._deadline.seconds
         longest = 2 * limit + 2 * self._settings.stall + THREAD_GRACE
-        streams = GroupStreams(self._network, self._incoming, group.assembly, self._identity, self._settings.stall)
+        streams = GroupStreams(self._network, self._incoming, group.assembly, self._numel, self._settings.stall)
         verdict, digest = self._network.call(self._guarded(contribution, group.round, streams, limit), longest)
         seconds = time.monotonic() - began
         if verdict.commit:
@@ -88,10 +81,10 @@ class GroupProtocol(ABC, Generic[Each]):
 
     @abstractmethod
     async def _combine(self, own: Each, streams: GroupStreams) -> None:
-        """The buffer ← the mean of the members' contributions. Raises :class:`GroupFailure`; then it is garbage."""
+        """The buffer ← the mean of all contributions. After a :class:`GroupFailure` the buffer is undefined."""
 
     async def _guarded(self, own: Each, round: int, streams: GroupStreams, limit: float) -> Settled:
-        """An attempt whose every failure is a verdict."""
+        """An attempt; each failure becomes a verdict."""
         assembly = streams.assembly
         settle = self._lead if assembly.me == assembly.convener else self._follow
         work = asyncio.ensure_future(self._attempt(own, round, streams, limit))
@@ -100,13 +93,12 @@ class GroupProtocol(ABC, Generic[Each]):
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-            streams.close()
             self._incoming.clear()
-            for stream in assembly.controls.values():
+            for stream in (*streams.by_place.values(), *assembly.controls.values()):
                 stream.close()
 
     async def _attempt(self, own: Each, round: int, streams: GroupStreams, limit: float) -> MemberReport:
-        """This peer's part of the round; its failure is what it reports."""
+        """This peer's part of the round; a failure becomes its report."""
         try:
             async with asyncio.timeout(limit):
                 await streams.connect(round)
@@ -143,7 +135,7 @@ class GroupProtocol(ABC, Generic[Each]):
             verdict = _nobody(failure.outcome, failure.detail, failure.culprit)
         await asyncio.gather(
             *(control.send(verdict, self._settings.stall) for control in assembly.controls.values()),
-            return_exceptions=True,  # a member that does not hear it finds out at its next boundary
+            return_exceptions=True,  # a member that misses it learns so at its next boundary
         )
         closing = (control.until_closed(1.0) for control in assembly.controls.values())
         await asyncio.gather(*closing, return_exceptions=True)
@@ -166,7 +158,7 @@ class GroupProtocol(ABC, Generic[Each]):
                 verdict = await hearing
         except (TimeoutError, StreamLost, BadMessage) as error:
             name = assembly.seats[assembly.convener].name
-            detail = f"{name}, who leads, is gone: {str(error) or 'no verdict'}"
+            detail = f"the leader {name} is gone: {str(error) or 'no verdict'}"
             return _nobody(Outcome.TIMEOUT, detail, assembly.convener), ""
         finally:
             hearing.cancel()
@@ -183,7 +175,7 @@ def _checked(report: MemberReport) -> MemberReport:
 
 
 def _compare(reports: dict[int, MemberReport], assembly: Assembly) -> GroupVerdict:
-    """Use it when all have the same digest; else the members with the rarest digest are to blame."""
+    """Use the result when all have the same digest; else a member with the rarest digest is the culprit."""
     held = Counter(report.digest for report in reports.values())
     if len(held) == 1:
         return GroupVerdict(commit=True)

@@ -1,7 +1,4 @@
-"""Streams between all members of a group: the one with the smaller place dials, and both check what will follow.
-
-Previous station: wire.py. Next stations: flow_control.py, and all_reduce.py and all_gather.py, which send the parts.
-"""
+"""Streams between all members of a group: the one with the smaller place dials, and both check what will follow."""
 
 from __future__ import annotations
 
@@ -9,17 +6,18 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
+from peer.exchange.codec import payload_bytes
+from peer.exchange.deadline import together
 from peer.exchange.group.wire import HELLO, GroupFailure, Hello
-from peer.exchange.pair.wire import Identity
-from peer.exchange.tasks import together
+from peer.exchange.pair.wire import Header, objection
 from peer.p2p.payload import CorruptPart
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Outcome
 
 GroupResult = TypeVar("GroupResult")
 REDUCE_PROTOCOL = "noloco/reduce/4"
-HELLO_TIMEOUT = 5.0  # seconds for a caller to say who it is
-MOST_WAITING = 512  # streams of callers that nobody has asked for yet
+HELLO_TIMEOUT = 5.0  # seconds
+MOST_WAITING = 512  # incoming streams that were not taken yet
 
 
 class GroupNetwork(Protocol):
@@ -31,7 +29,7 @@ class GroupNetwork(Protocol):
 
 
 class IncomingStreams:
-    """Streams that other members have opened and that nobody has asked for yet: they may have the roster before us."""
+    """Streams that other members have opened before this peer takes them: they may have the roster earlier."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, str], tuple[Stream, Hello]] = {}  # by token and caller
@@ -48,13 +46,13 @@ class IncomingStreams:
             self._came.notify_all()
 
     async def take(self, token: str, peer_id: str, timeout: float) -> tuple[Stream, Hello]:
-        """The call of ``peer_id`` for the attempt ``token``. Raises ``TimeoutError``."""
+        """The stream of ``peer_id`` for the attempt ``token``. Raises ``TimeoutError``."""
         async with asyncio.timeout(timeout), self._came:
             await self._came.wait_for(lambda: (token, peer_id) in self._waiting)
             return self._waiting.pop((token, peer_id))
 
     def clear(self) -> None:
-        """A round is settled: whoever still calls for it is too late."""
+        """The round has ended: the remaining streams came too late."""
         for stream, _ in self._waiting.values():
             stream.close()
         self._waiting.clear()
@@ -64,30 +62,28 @@ class GroupStreams:
     """``by_place``: a stream to every other member, once :meth:`connect` has returned."""
 
     def __init__(
-        self, network: GroupNetwork, incoming: IncomingStreams, assembly: Assembly, identity: Identity, stall: float
+        self, network: GroupNetwork, incoming: IncomingStreams, assembly: Assembly, numel: int, stall: float
     ) -> None:
         self._network, self._incoming, self._stall = network, incoming, stall
-        self.assembly, self._identity = assembly, identity
+        self.assembly, self._numel = assembly, numel
         self.by_place: dict[int, Stream] = {}
 
-    @property
-    def others(self) -> list[int]:
-        """Places of the other members. Everyone begins with the one behind it, so that nobody is called by all."""
-        count, me = len(self.assembly.seats), self.assembly.me
-        return [(me + step) % count for step in range(1, count)]
-
     async def connect(self, round: int) -> None:
-        """Raises :class:`GroupFailure` with the member that could not be reached or means something else."""
+        """Raises :class:`GroupFailure` with the member that was not reached or that expects another payload."""
         await self.with_all(lambda place: self._connect(place, round))
 
     async def with_all(self, work: Callable[[int], Coroutine[Any, Any, GroupResult]]) -> dict[int, GroupResult]:
-        """``work(place)`` with every other member at once; results by place. Raises :class:`GroupFailure`."""
-        return dict(await together(self._blame(place, work) for place in self.others))
+        """``work(place)`` with every other member at once; results by place. Raises :class:`GroupFailure`.
+
+        Each begins with the member after it, so that nobody is called by all at once.
+        """
+        count, me = len(self.assembly.seats), self.assembly.me
+        return dict(await together(self._blame((me + step) % count, work) for step in range(1, count)))
 
     async def _blame(
         self, place: int, work: Callable[[int], Coroutine[Any, Any, GroupResult]]
     ) -> tuple[int, GroupResult]:
-        """Every failure of ``work`` with a member becomes :class:`GroupFailure`."""
+        """Each failure of ``work`` with a member becomes a :class:`GroupFailure`."""
         name = self.assembly.seats[place].name
         try:
             return place, await work(place)
@@ -102,18 +98,15 @@ class GroupStreams:
         except BadMessage as error:
             raise GroupFailure(place, Outcome.CORRUPT, f"{name} does not speak the protocol: {error}") from None
 
-    def require(self, condition: bool, place: int, outcome: Outcome, words: str) -> None:
-        """Raises :class:`GroupFailure` unless ``condition`` holds; ``{}`` in ``words`` is the name of the member."""
+    def require(self, condition: bool, place: int, detail: str) -> None:
+        """Raises :class:`GroupFailure` unless ``condition`` holds; ``{}`` in ``detail`` is the name of the member."""
         if not condition:
-            raise GroupFailure(place, outcome, words.format(self.assembly.seats[place].name))
-
-    def close(self) -> None:
-        for stream in self.by_place.values():
-            stream.close()
+            raise GroupFailure(place, Outcome.POISONED, detail.format(self.assembly.seats[place].name))
 
     async def _connect(self, place: int, round: int) -> None:
         seat, me = self.assembly.seats[place], self.assembly.me
-        mine = Hello(token=self.assembly.token, index=me, header=self._identity.header(round))
+        header = Header(payload_bytes=payload_bytes("none", self._numel), round=round)
+        mine = Hello(token=self.assembly.token, index=me, header=header)
         if me < place:
             stream = await self._network.open_to_member(seat.peer_id, REDUCE_PROTOCOL, seat.addresses)
             self.by_place[place] = stream
@@ -124,7 +117,7 @@ class GroupStreams:
             self.by_place[place] = stream
             await stream.send(mine, self._stall)
         if (theirs.token, theirs.index) != (mine.token, place):
-            raise BadMessage("it speaks of another group")
-        objection = self._identity.objection(theirs.header)
-        if objection:
-            raise GroupFailure(place, Outcome.REFUSED, f"{seat.name}: {objection}")
+            raise BadMessage("it names another group")
+        refusal = objection(theirs.header, self._numel)
+        if refusal:
+            raise GroupFailure(place, Outcome.REFUSED, f"{seat.name}: {refusal}")

@@ -1,7 +1,4 @@
-"""What the members of a group say before and after their parts.
-
-Previous station: pair/wire.py. Next stations: streams.py, protocol.py.
-"""
+"""The messages between the members of a group, before and after their parts."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ Detail = Annotated[str, Field(max_length=200)]
 
 
 class Hello(Message):
-    """First word on a stream between two members: which attempt, who, and what will follow."""
+    """The first message on a stream between two members: the attempt, the sender's place, and what will follow."""
 
     kind: Literal["hello"] = "hello"
     token: Annotated[str, Field(max_length=64)]
@@ -27,7 +24,7 @@ class Hello(Message):
 
 
 class MemberReport(Message):
-    """A member to the convener: the digest of its result, or who made it fail."""
+    """A member to the convener: the digest of its result, or the culprit of its failure."""
 
     kind: Literal["report"] = "report"
     digest: Annotated[str, Field(max_length=64)] = ""
@@ -37,7 +34,7 @@ class MemberReport(Message):
 
 
 class GroupVerdict(Message):
-    """The convener to all: everybody has the same result, use it; or nobody does."""
+    """The convener to all: use the result, because all have the same; or do not."""
 
     kind: Literal["verdict"] = "verdict"
     commit: bool

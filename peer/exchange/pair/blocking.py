@@ -1,7 +1,7 @@
 """The blocking swap: the training thread waits for it, and nothing is used before all of it is verified.
 
-Each side sends its parts and receives the partner's at the same time, into its one buffer. A part is encoded, or
-decoded, judged and averaged, on a thread of its own while others are on their way. Order of the messages: protocol.py.
+Each side sends its parts and receives the partner's at the same time, into one buffer. A thread encodes a part, or
+decodes, judges and averages it, while others are in transit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from peer.exchange.average import blend, copy_own
 from peer.exchange.codec import Codec, prepare, size
 from peer.exchange.guard import Guard
 from peer.exchange.pair.protocol import PairProtocol, SwapNetwork, Transfer
-from peer.exchange.pair.wire import Identity
 from peer.p2p.payload import receive_parts
 from peer.rounds.contribution import Averaged, Contribution
 from peer.rounds.types import Group, Outcome
@@ -29,11 +28,9 @@ from peer.rounds.vectors import PART, parts, scratch
 class PairExchange(PairProtocol):
     """:class:`peer.exchange.average.Exchange` for groups of two."""
 
-    def __init__(
-        self, network: SwapNetwork, identity: Identity, codec: Codec, settings: ExchangeConfig, guard: Guard
-    ) -> None:
-        super().__init__(network, identity, codec, settings, guard)
-        self._buffer = torch.empty(identity.numel, dtype=torch.float32)
+    def __init__(self, network: SwapNetwork, numel: int, codec: Codec, settings: ExchangeConfig, guard: Guard) -> None:
+        super().__init__(network, numel, codec, settings, guard)
+        self._buffer = torch.empty(numel, dtype=torch.float32)
 
     def average(self, contribution: Contribution, group: Group) -> Averaged:
         if not group.links:
@@ -71,7 +68,7 @@ class PairExchange(PairProtocol):
             blend(part, mean, transfer.share)
 
         longest = size(transfer.codec, min(PART, own.numel))
-        two = cycle([memoryview(bytearray(longest)) for _ in range(2)])  # one is decoded while the other one is filled
+        two = cycle([memoryview(bytearray(longest)) for _ in range(2)])  # one is decoded while the other is filled
         rooms = (next(two)[: size(transfer.codec, stop - start)] for start, stop in borders)
         decoding: asyncio.Future[None] | None = None
         try:
@@ -82,5 +79,5 @@ class PairExchange(PairProtocol):
                 decoding = asyncio.ensure_future(asyncio.to_thread(decode, *borders[number], data))
         finally:
             if decoding is not None:
-                await decoding  # whatever has happened: nothing may write to the buffer after this
+                await decoding  # also after a failure: nothing may write to the buffer after this
         return fingerprint.digest()

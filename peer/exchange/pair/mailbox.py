@@ -1,10 +1,9 @@
-"""What an overlapped swap hands over between the training thread and the network thread.
+"""What the training thread and the network thread hand over in an overlapped swap.
 
-The training thread *opens* a part: it takes the outer step of a group of one for it and puts its own contribution in
-here. The network thread sends it, receives the partner's and puts the correction in here that this makes. Only some
-parts are open at a time, about as many as are received within two inner steps. So what is late is a part by a step or
-two, and not the whole tensor by the time of its transfer. That is what keeps an overlapped swap as good as a blocking
-one (README, "Overlap").
+The training thread *opens* a part: it takes the outer step with a group of one and puts its own contribution here. The
+network thread sends it, receives the partner's and puts the correction here. About as many parts are open at a time as
+arrive within two inner steps. So a part is late by a step or two, and not by the transfer time of the whole tensor.
+That keeps an overlapped swap as good as a blocking one (peer/exchange/README.md).
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from peer.exchange.codec import BLOCK
 from peer.rounds.contribution import Averaged
 from peer.rounds.vectors import PART
 
-LEAST_PARTS = 64  # at least, where the model has that many blocks
+LEAST_PARTS = 64  # where the model has that many blocks
 LEAST_OPEN = 2  # parts open at once
 
 
 @dataclass(frozen=True)
 class OpenPart:
-    """A part as it was when it was opened, and what the inner steps before have done to it."""
+    """A part when it was opened, and its change by the inner steps before."""
 
     own: Tensor
     change: Tensor
 
 
 def overlapped_parts(numel: int) -> list[tuple[int, int]]:
-    """Borders of the parts: 1 MiB each, less for a model that has few of these. The same for all peers of a run."""
+    """Borders of the parts: 1 MiB each, less for a small model. The same for all peers of a run."""
     blocks = -(-numel // BLOCK)
     size = BLOCK * min(PART // BLOCK, -(-blocks // LEAST_PARTS))
     return [(start, min(start + size, numel)) for start in range(0, numel, size)]
@@ -48,20 +47,19 @@ class SwapMailbox:
         self.received_parts = self._sent_parts = self._forgotten = 0
         self._loop, self._wake = loop, asyncio.Event()
         self._changed = threading.Condition()
-        self._started = False
         self._close: Callable[[], None] | None = None
         self._opened: dict[int, OpenPart] = {}
         self._count = 0  # parts opened
         self._corrections: deque[tuple[int, Tensor]] = deque()
-        self._held: list[tuple[int, Tensor]] = []  # landed, and not to be used yet
+        self._held: list[tuple[int, Tensor]] = []  # received, and not to be used yet
         self._received_before = 0
         self._result: Averaged | BaseException | None = None
 
     # -- training thread
 
     def parts_to_open(self, *, idle: bool = False) -> range:
-        """Parts to open now. Asked once an inner step; ``idle``: all, as no inner step makes them late."""
-        if not self._started or self._result is not None:
+        """Parts to open now, asked once an inner step. ``idle``: all of them, because no inner step is taken."""
+        if self._close is None or self._result is not None:
             return range(0)
         if idle:
             return self.unopened()
@@ -70,7 +68,7 @@ class SwapMailbox:
         return range(self._count, min(len(self.parts), self._count + max(0, free)))
 
     def unopened(self) -> range:
-        """Parts that were never opened."""
+        """Parts that are not open yet."""
         return range(self._count, len(self.parts))
 
     def put(self, index: int, part: OpenPart) -> None:
@@ -80,41 +78,40 @@ class SwapMailbox:
         self._loop.call_soon_threadsafe(self._wake.set)
 
     def take_corrections(self) -> list[tuple[int, Tensor]]:
-        """Corrections that have landed since the last call: index of the part, fp32 on the host."""
+        """Corrections since the last call: index of the part, fp32 on the host."""
         return [self._corrections.popleft() for _ in range(len(self._corrections))]
 
     def result(self) -> Averaged | None:
-        """How the swap ended, once it has. Raises what the network thread has failed by."""
+        """The result of the swap, once it has ended. Raises the error of the network thread."""
         if isinstance(self._result, BaseException):
             raise self._result
         return self._result
 
     def cancel(self) -> None:
-        """Give the swap up; its result comes soon."""
+        """Give up the swap; its result comes soon."""
         if self._close is not None:
             self._loop.call_soon_threadsafe(self._close)
 
     def wait(self, seconds: float) -> None:
-        """Until something has landed, or a part is wanted, or it is over; at most ``seconds``."""
+        """Until a correction has come, parts can be opened or the swap has ended; at most ``seconds``."""
         with self._changed:
             if not self._corrections and self._result is None:
                 self._changed.wait(seconds)
 
     @property
     def used_parts(self) -> int:
-        """Of those that have landed."""
+        """Received parts whose corrections were given out."""
         return self.received_parts - len(self._held)
 
     # -- network thread and its helpers
 
     def start(self, close: Callable[[], None]) -> None:
-        """The partner is there: parts are wanted from now on. ``close`` ends the stream to it."""
+        """The partner is there: parts may be opened from now on. ``close`` ends the stream to it."""
         self._close = close
-        self._started = True
         self._notify()
 
     async def opened(self, index: int, patience: float) -> OpenPart:
-        """Part ``index`` as this peer has opened it; ``TimeoutError`` when that takes ``patience`` seconds."""
+        """Part ``index``, once this peer has opened it; ``TimeoutError`` after ``patience`` seconds."""
         async with asyncio.timeout(patience):
             while index >= self._count:
                 self._wake.clear()
@@ -132,7 +129,7 @@ class SwapMailbox:
         self._notify()
 
     def count_sent(self) -> None:
-        """One more part has been sent; as the partner's they go in order."""
+        """One more part has been sent, in order like the partner's."""
         self._sent_parts += 1
         self._forget()
 
@@ -142,7 +139,7 @@ class SwapMailbox:
             self._forgotten += 1
 
     def finish(self, result: Averaged | BaseException) -> None:
-        """The swap is over, whatever has come of it."""
+        """The swap has ended with a result or an error."""
         self._result = result
         self._notify()
 

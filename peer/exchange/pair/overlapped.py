@@ -1,11 +1,11 @@
-"""The overlapped swap: it runs while the inner steps go on, and each part is verified and used by itself.
+"""The overlapped swap: it runs during the inner steps, and each part is verified and used by itself.
 
 Each side sends a part when the training thread has opened it. A part that arrives is judged together with all before
-it; then what it adds to the mean goes to the training thread. The parts of a partner that is not known yet are held
-until the first eighth of all has come. Order of the messages: protocol.py. Between the threads: mailbox.py.
+it; then its correction goes to the training thread. The corrections of an unknown partner are held until the first
+eighth of all elements has come.
 
-A swap that breaks off in the middle leaves some parts with the outer step of a group of two and the others with that of
-a group of one. Each is right by itself, so nothing has to be taken back.
+A swap that breaks off leaves some parts with the outer step of a group of two and the others with that of a group of
+one. Each is right by itself, so nothing has to be taken back.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from torch import Tensor
 from peer.config.schema import ExchangeConfig
 from peer.exchange.codec import Codec, size
 from peer.exchange.guard import Guard
-from peer.exchange.pair.handshake import Unusable
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
 from peer.exchange.pair.protocol import PairProtocol, SwapNetwork, Transfer
-from peer.exchange.pair.wire import Identity
+from peer.exchange.pair.wire import Unusable
 from peer.p2p.payload import receive_parts
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Outcome
@@ -34,17 +33,15 @@ NOTHING = torch.empty(0)
 
 
 class OverlappedPairExchange(PairProtocol):
-    """Starts swaps that end by themselves; one at a time."""
+    """Starts swaps, one at a time; each runs on a helper thread."""
 
-    def __init__(
-        self, network: SwapNetwork, identity: Identity, codec: Codec, settings: ExchangeConfig, guard: Guard
-    ) -> None:
-        super().__init__(network, identity, codec, settings, guard)
+    def __init__(self, network: SwapNetwork, numel: int, codec: Codec, settings: ExchangeConfig, guard: Guard) -> None:
+        super().__init__(network, numel, codec, settings, guard)
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="swap")
 
     def start(self, pace: float, meet: Callable[[], Group]) -> SwapMailbox:
-        """``meet`` finds the partner, on a helper thread; ``pace``: seconds of an inner step."""
-        mailbox = SwapMailbox(self._identity.numel, self._network.loop)
+        """``meet`` finds the partner, on the helper thread; ``pace``: seconds of an inner step."""
+        mailbox = SwapMailbox(self._numel, self._network.loop)
         self._helper.submit(self._run, mailbox, pace, meet, self._codec.begin())
         return mailbox
 
@@ -53,7 +50,7 @@ class OverlappedPairExchange(PairProtocol):
         self._helper.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, mailbox: SwapMailbox, pace: float, meet: Callable[[], Group], learns: bool) -> None:
-        """``learns``: the codec wants to know what was trained."""
+        """``learns``: the codec needs each part's change."""
         try:
             group = meet()
             if group.links:
@@ -87,14 +84,14 @@ class OverlappedPairExchange(PairProtocol):
         fingerprint = b""
 
         def correction(start: int, data: memoryview, opened: OpenPart) -> Tensor:
-            """The mean, less our own; raises :class:`Unusable`."""
+            """The mean less our own contribution; raises :class:`Unusable`."""
             theirs, judgement = torch.empty_like(opened.own), transfer.judgement
             self._codec.decode(transfer.codec, start, data, opened.own, theirs)
             judgement.add(opened.own, opened.change, theirs)
             objection = judgement.objection(fingerprint)
-            if objection:
+            if objection is not None:
                 self._guard.learn(judgement)
-                raise Unusable(Outcome.POISONED, objection[1], objection[0])
+                raise Unusable(objection)
             return theirs.sub_(opened.own).mul_(transfer.share)
 
         rooms = (memoryview(bytearray(size(transfer.codec, stop - start))) for start, stop in mailbox.parts)

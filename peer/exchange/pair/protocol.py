@@ -1,15 +1,15 @@
-"""One swap from the header to the verdict, for the blocking and the overlapped exchange; they differ in the parts only.
+"""One swap from the header to the verdict; the blocking and the overlapped exchange differ only in their parts.
 
     initiator                                     responder
-       │ header ───────────────────────────────▶ ◀─── header │   both: equal run, config, layout, size?
+       │ header ───────────────────────────────▶ ◀─── header │   both: same size, known codec?
        │ part, digest; part, digest; ... ──────▶ ◀─── parts  │   at the same time; blocking.py, overlapped.py
        │ acknowledgement ──────────────────────▶             │
        │             ◀──────────────────────── acknowledgement│   only after it has read the other one
        │ close ────────────────────────────────▶             │   so nothing can be cut off
 
-A side merges when its own verdict and its partner's are both "merged". The only way to a half merge is that
-the responder's acknowledgement gets lost: then it has merged and the initiator has not. NoLoCo lives with it;
-the initiator counts a timeout and says so. Every other failure is an outcome too, within the swap's deadline.
+A side merges when both verdicts are "merged". When the responder's acknowledgement is lost, the responder has merged
+and the initiator has not: NoLoCo allows that, and the initiator reports a timeout. Every other failure is an outcome
+too, within the swap's deadline.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec
 from peer.exchange.deadline import THREAD_GRACE, Deadline
 from peer.exchange.guard import Guard, Judgement
-from peer.exchange.pair.handshake import Unusable, exchange_headers, exchange_verdicts, share
-from peer.exchange.pair.wire import Identity
+from peer.exchange.pair.wire import Unusable, exchange_headers, exchange_verdicts, share
 from peer.p2p.payload import CorruptPart, send_parts
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged
@@ -36,11 +35,11 @@ from peer.rounds.types import Group, Outcome, Reason
 
 SwapResult = TypeVar("SwapResult")
 OFFENCES = (Outcome.CORRUPT, Outcome.POISONED)
-PART_STEPS = 6.0  # inner steps of both without a part: a partner that trains only opens parts between its steps
+PART_STEPS = 6.0  # inner steps of both peers without a part: a partner opens parts only between its steps
 
 
 class SwapNetwork(Protocol):
-    """What a swap needs of the node: its loop, and to run a coroutine on it with a deadline."""
+    """What a swap needs of the node: its event loop, and a call that runs a coroutine there within a deadline."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -50,7 +49,7 @@ class SwapNetwork(Protocol):
 
 @dataclass(frozen=True)
 class Transfer:
-    """What the two headers have settled for the parts that follow."""
+    """What the two headers settle for the parts."""
 
     stream: Stream
     judgement: Judgement
@@ -66,27 +65,25 @@ Receive = Callable[[Transfer], Coroutine[Any, Any, bytes]]
 class PairProtocol:
     """Swaps with one partner at a time, over streams that the rendezvous has opened."""
 
-    def __init__(
-        self, network: SwapNetwork, identity: Identity, codec: Codec, settings: ExchangeConfig, guard: Guard
-    ) -> None:
-        self._network, self._identity, self._codec, self._settings = network, identity, codec, settings
+    def __init__(self, network: SwapNetwork, numel: int, codec: Codec, settings: ExchangeConfig, guard: Guard) -> None:
+        self._network, self._numel, self._codec, self._settings = network, numel, codec, settings
         self._deadline = Deadline(settings.timeout)
         self._guard = guard
 
     def _swap(self, group: Group, encode: Encode, receive: Receive, mean: Tensor, pace: float = 0.0) -> Averaged:
-        """Swap with the partner in ``group``. ``mean``: what the result carries; ``pace``: seconds of an inner step.
+        """Swap with the partner in ``group``. ``mean``: the mean of the result; ``pace``: seconds of an inner step.
 
-        ``receive`` reads the partner's parts and returns the fingerprint by which they are known again.
+        ``receive`` reads the partner's parts and returns a digest by which the guard recognises them.
         """
         (link,) = group.links
         stream = link.stream
         assert stream is not None
-        judgement = self._guard.judgement(link.peer_id, self._identity.numel)
+        judgement = self._guard.judgement(link.peer_id, self._numel)
         limit, began, sent, received = self._deadline.seconds, time.monotonic(), stream.sent, stream.received
 
         async def converse() -> Verdict:
             stall = self._settings.stall
-            header = await exchange_headers(stream, self._identity, self._codec, group, pace, stall)
+            header = await exchange_headers(stream, self._numel, self._codec, group, pace, stall)
             judgement.ahead = header.round - group.round
             if pace:
                 stall = max(stall, PART_STEPS * (pace + header.pace))
@@ -134,14 +131,14 @@ async def both_ways(receiving: Coroutine[Any, Any, bytes], sending: Coroutine[An
 
 
 async def guarded(swap: Coroutine[Any, Any, Verdict], stream: Stream, limit: float) -> Verdict:
-    """``swap`` within ``limit`` seconds; its every failure is a verdict, and the stream is closed after it."""
+    """``swap`` within ``limit`` seconds; each failure becomes a verdict, and the stream is closed at the end."""
     try:
         async with asyncio.timeout(limit):
             return await swap
     except Unusable as error:
         return error.verdict
     except TimeoutError:
-        stream.hang_up()  # TCP may be in a pause that has grown to minutes: the next swap needs a new connection
+        stream.hang_up()  # TCP may pause for minutes before it sends again: the next swap needs a new connection
         return Verdict(Outcome.TIMEOUT, detail=f"no answer within its deadline ({limit:.3g} s in all)")
     except StreamLost as error:
         return Verdict(Outcome.TIMEOUT, detail=f"the partner is gone: {error}")

@@ -1,36 +1,35 @@
-"""What two partners say around their parts: a header before them, an acknowledgement after them.
-
-Next station: handshake.py.
-"""
+"""The messages of a swap in their order: a header before the parts, an acknowledgement after them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import xxhash
 from pydantic import Field, TypeAdapter
 
 from peer.config.schema import CodecName
-from peer.exchange.codec import payload_bytes
-from peer.p2p.stream import Message
-from peer.rounds.types import Outcome
+from peer.exchange.average import Verdict
+from peer.exchange.codec import Codec, payload_bytes
+from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
+from peer.rounds.types import Group, Outcome, Reason
+
+LEAST_SHARE = 0.1  # of a peer in a mean of two
 
 
 class Header(Message):
-    """What follows. That both train the same run was said when the stream was opened (p2p/greeting.py)."""
+    """What follows. That both train the same run was checked when the stream was opened (p2p/greeting.py)."""
 
     kind: Literal["header"] = "header"
     codec: CodecName = "none"  # of the parts that follow; the two directions may differ
     payload_bytes: Annotated[int, Field(ge=0)]
     round: Annotated[int, Field(ge=0)]
     tokens: Annotated[int, Field(ge=0, le=2**53)] = 1  # since the last average: the weight of the contribution
-    expects: Annotated[float, Field(ge=0, le=1e30)] = 0.0  # how far off the partner's elements may be, by the codec
-    pace: Annotated[float, Field(ge=0, le=1e5)] = 0.0  # seconds of an inner step, when the swap overlaps with them
+    expects: Annotated[float, Field(ge=0, le=1e30)] = 0.0  # distance of two elements, for the codec
+    pace: Annotated[float, Field(ge=0, le=1e5)] = 0.0  # seconds of an inner step, in an overlapped swap
 
 
 class Acknowledgement(Message):
-    """``merged`` means: all of your parts are verified and acceptable to me."""
+    """``merged``: all parts of the receiver of this message are verified and accepted."""
 
     kind: Literal["acknowledgement"] = "acknowledgement"
     verdict: Outcome
@@ -41,30 +40,67 @@ HEADER: TypeAdapter[Header] = TypeAdapter(Header)
 ACKNOWLEDGEMENT: TypeAdapter[Acknowledgement] = TypeAdapter(Acknowledgement)
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What both sides of a swap must have in common."""
+def objection(header: Header, numel: int) -> str:
+    """Why ``header`` does not announce a contribution of ``numel`` elements; empty when it does."""
+    expected = payload_bytes(header.codec, numel)
+    if header.payload_bytes == expected:
+        return ""
+    return f"payload_bytes is {header.payload_bytes} there and {expected} here"
 
-    numel: int
 
-    def header(
-        self, round: int, codec: CodecName = "none", *, tokens: int = 1, expects: float = 0.0, pace: float = 0.0
-    ) -> Header:
-        return Header(
-            codec=codec,
-            payload_bytes=payload_bytes(codec, self.numel),
-            round=round,
-            tokens=tokens,
-            expects=expects,
-            pace=pace,
-        )
+class Unusable(Exception):
+    """The partner's header or contribution must not be used; ``verdict`` says why."""
 
-    def objection(self, header: Header) -> str:
-        """Why ``header`` is not acceptable; empty when it is."""
-        expected = self.header(header.round, header.codec)
-        if header.payload_bytes == expected.payload_bytes:
-            return ""
-        return f"payload_bytes is {header.payload_bytes} there and {expected.payload_bytes} here"
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.detail)
+        self.verdict = verdict
+
+
+async def exchange_headers(stream: Stream, numel: int, codec: Codec, group: Group, pace: float, stall: float) -> Header:
+    """The partner's header; raises :class:`Unusable` when it does not fit ours."""
+    own = Header(
+        codec=codec.sends,
+        payload_bytes=payload_bytes(codec.sends, numel),
+        round=group.round,
+        tokens=group.tokens,
+        expects=codec.expects,
+        pace=pace,
+    )
+    await stream.send(own, stall)
+    header = await stream.receive(HEADER, stall)
+    refusal = objection(header, numel)
+    if not codec.understands(header.codec):
+        refusal = f"codec is {header.codec} there and {codec.sends} here"
+    if refusal:
+        raise Unusable(Verdict(Outcome.REFUSED, detail=refusal, reason=Reason.HEADER))
+    codec.meet(header.expects)
+    return header
+
+
+def share(theirs: int, own: int) -> float:
+    """The partner's share in a mean weighted by tokens; bounded, whatever its header claims."""
+    total = theirs + own
+    return min(max(theirs / total, LEAST_SHARE), 1 - LEAST_SHARE) if total else 0.5
+
+
+async def exchange_verdicts(stream: Stream, verdict: Verdict, stall: float) -> Verdict:
+    """All parts have arrived: exchange the verdicts. A side merges when both are "merged"."""
+    mine = Acknowledgement(verdict=verdict.outcome, detail=verdict.detail[:200])
+    try:
+        if stream.initiator:
+            await stream.send(mine, stall)
+            theirs = await stream.receive(ACKNOWLEDGEMENT, stall)
+        else:
+            theirs = await stream.receive(ACKNOWLEDGEMENT, stall)
+            await stream.send(mine, stall)
+            await stream.until_closed(stall)
+    except (TimeoutError, StreamLost, BadMessage):
+        if verdict.outcome is Outcome.MERGED:
+            raise
+        return verdict  # our objection says more than the loss of the partner
+    if verdict.outcome is Outcome.MERGED and theirs.verdict is not Outcome.MERGED:
+        return Verdict(Outcome.REFUSED, detail=f"the partner refused: {theirs.verdict} {theirs.detail}".strip())
+    return verdict
 
 
 def layout_digest(layout: str) -> str:

@@ -29,7 +29,6 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
     from peer.config.schema import ExchangeConfig, RendezvousConfig
     from peer.exchange.group.all_reduce import AllReduceExchange
     from peer.exchange.group.streams import REDUCE_PROTOCOL, IncomingStreams
-    from peer.exchange.pair.wire import Identity
     from peer.process import LoopContext, Stop
     from peer.rounds.lineage import Lineage
     from peer.rounds.progress import Progress
@@ -58,7 +57,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
         presence.enter(lambda: State(0, 0, [vector]), 0)
         print(f"address {node.addresses[0]}", flush=True)
         settings = ExchangeConfig(stall=STALL, max_norm_ratio=1e9)
-        exchange = AllReduceExchange(node, incoming, Identity(numel), numel, settings)
+        exchange = AllReduceExchange(node, incoming, numel, numel, settings)
         progress.begin(1, 1)
         progress.tick()
         while presence.size < members:

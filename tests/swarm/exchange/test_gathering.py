@@ -14,7 +14,6 @@ import torch
 from peer.config.schema import ExchangeConfig, RendezvousConfig
 from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.exchange.group.streams import REDUCE_PROTOCOL, IncomingStreams
-from peer.exchange.pair.wire import Identity
 from peer.rounds.contribution import Averaged
 from peer.rounds.lineage import Lineage
 from peer.rounds.state import State
@@ -146,7 +145,7 @@ class Averaging:
         peer.node.call(peer.node.serve_members(REDUCE_PROTOCOL, incoming.accept), 10)
         self.peer, self.vector = peer, torch.full((NUMEL,), value)
         settings = ExchangeConfig(stall=2.0, timeout=10.0, max_norm_ratio=1e9)
-        self.exchange = AllReduceExchange(peer.node, incoming, Identity(NUMEL), NUMEL, settings)
+        self.exchange = AllReduceExchange(peer.node, incoming, NUMEL, NUMEL, settings)
         self.results: list[Averaged] = []
 
     def train(self) -> None:

@@ -21,7 +21,6 @@ from peer import logs
 from peer.config.schema import ExchangeConfig, NoLoCoConfig
 from peer.exchange.codec import Cast
 from peer.exchange.pair.blocking import PairExchange
-from peer.exchange.pair.wire import Identity
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 from peer.p2p import identity
@@ -75,7 +74,7 @@ def main() -> None:
     node.call(node.serve(PROTOCOL, arrive), 10)
     print(f"address {node.addresses[0]}", flush=True)
     outer = NoLoCo(SlowWeights(Weights(numel, seed).named_parameters()), NoLoCoConfig())
-    exchange = PairExchange(node, Identity(numel), Cast("none"), SETTINGS, Unguarded())
+    exchange = PairExchange(node, numel, Cast("none"), SETTINGS, Unguarded())
     for number in range(rounds):
         if address:
             stream = node.call(node.open(address.rpartition("/p2p/")[2], PROTOCOL, [address]), 10)

@@ -10,6 +10,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from peer.exchange.average import Verdict
 from peer.exchange.codec import Cast
 from peer.exchange.guard import Guard, Judgement
 from peer.rounds.types import Reason
@@ -70,6 +71,6 @@ class Unguarded(Guard):
 
 
 class _Unguarded(Judgement):
-    def objection(self, digest: bytes) -> tuple[Reason, str] | None:
+    def objection(self, digest: bytes) -> Verdict | None:
         found = super().objection(digest)
-        return found if found is not None and found[0] in (Reason.NOT_FINITE, Reason.NORM) else None
+        return found if found is not None and found.reason in (Reason.NOT_FINITE, Reason.NORM) else None

@@ -19,7 +19,7 @@ from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.contribution import Averaged, Contribution, SparseContribution
 from peer.rounds.types import Assembly, Group, Link, Seat
-from tests.unit.exchange.pair_harness import FAST, identity
+from tests.unit.exchange.pair_harness import FAST
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class Many:
         self.members = [Member(chr(ord("a") + index)) for index in range(count)]
         self.seats = tuple(Seat(member.name, f"peer-{member.name}") for member in self.members)
         self.exchanges = [
-            kind(Wires(member, self.members), member.incoming, identity(numel), result or numel, settings)
+            kind(Wires(member, self.members), member.incoming, numel, result or numel, settings)
             for member in self.members
         ]
         self.pool = ThreadPoolExecutor(count)

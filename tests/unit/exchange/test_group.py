@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peer.config.schema import ExchangeConfig
+from peer.exchange.average import mean_of_senders
+from peer.exchange.codec import pack, unpack
 from peer.exchange.group import all_gather, all_reduce, flow_control
 from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.exchange.group.flow_control import ACKNOWLEDGED, FlowControlledStream
-from peer.exchange.group.sparse import mean_of_senders, pack, unpack
 from peer.exchange.group.streams import GroupStreams
 from peer.exchange.group.wire import MEMBER_REPORT, GroupVerdict, MemberReport
 from peer.p2p.payload import Channel

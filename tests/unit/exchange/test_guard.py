@@ -15,7 +15,7 @@ from peer.p2p.event_loop import LoopThread
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link, Outcome, Reason
 from tests.swarm.support.attacks import Attack, Hostile
-from tests.unit.exchange.pair_harness import FAST, identity, stream_pair
+from tests.unit.exchange.pair_harness import FAST, stream_pair
 
 NUMEL = 20_000
 GAMMA = 0.9
@@ -61,8 +61,8 @@ class Both:
     def __init__(self, thread: LoopThread, attack: Attack | None) -> None:
         codec = Hostile(attack) if attack else Cast("none")
         self._thread = thread
-        self.victim = PairExchange(thread, identity(NUMEL), Cast("none"), FAST, Guard())
-        self.partner = PairExchange(thread, identity(NUMEL), codec, FAST, Guard())
+        self.victim = PairExchange(thread, NUMEL, Cast("none"), FAST, Guard())
+        self.partner = PairExchange(thread, NUMEL, codec, FAST, Guard())
 
     def swap(self, own: Trained, theirs: Trained, peer_id: str = "B") -> Averaged:
         one, two = self._thread.call(stream_pair(), 5)

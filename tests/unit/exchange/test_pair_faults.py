@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from peer.config.schema import CodecName
-from peer.exchange.pair.handshake import Unusable
 from peer.exchange.pair.protocol import both_ways
-from peer.exchange.pair.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement
+from peer.exchange.pair.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Unusable
 from peer.p2p.payload import fp32_parts, receive_fp32, send_parts
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link, Outcome, Reason
 from peer.rounds.vectors import PART, Vector
-from tests.unit.exchange.pair_harness import FAST, LoopThread, identity, pair_exchange, stream_pair
+from tests.unit.exchange.pair_harness import FAST, LoopThread, header, pair_exchange, stream_pair
 
 NUMEL = PART + 100
 Partner = Callable[[Stream], Awaitable[None]]
@@ -48,7 +47,7 @@ def swap(thread: LoopThread, partner: Partner, initiator: bool = True) -> Averag
 
 
 async def exchange_payloads(stream: Stream) -> None:
-    await stream.send(identity(NUMEL).header(0), 1)
+    await stream.send(header(NUMEL), 1)
     await stream.receive(HEADER, 1)
     sending = send_parts(stream, fp32_parts(Vector(torch.randn(NUMEL))), 1)
     await asyncio.gather(sending, receive_fp32(stream, torch.empty(NUMEL), 1))
@@ -57,7 +56,7 @@ async def exchange_payloads(stream: Stream) -> None:
 @pytest.mark.parametrize("initiator", [True, False])
 def test_another_size_is_refused_before_it_is_read(thread: LoopThread, initiator: bool) -> None:
     async def partner(stream: Stream) -> None:
-        await stream.send(identity(10**12).header(0), 1)
+        await stream.send(header(10**12), 1)
 
     averaged = swap(thread, partner, initiator)
     assert (averaged.outcome, "payload_bytes" in averaged.detail) == (Outcome.REFUSED, True)
@@ -88,18 +87,18 @@ async def gone_at_once(stream: Stream) -> None:
 
 
 async def gone_after_header(stream: Stream) -> None:
-    await stream.send(identity(NUMEL).header(0), 1)
+    await stream.send(header(NUMEL), 1)
     stream.close()
 
 
 async def gone_in_mid_payload(stream: Stream) -> None:
-    await stream.send(identity(NUMEL).header(0), 1)
+    await stream.send(header(NUMEL), 1)
     await stream.write(bytes(1000), 1)
     stream.close()
 
 
 async def frozen_in_mid_payload(stream: Stream) -> None:
-    await stream.send(identity(NUMEL).header(0), 1)
+    await stream.send(header(NUMEL), 1)
     await stream.write(bytes(1000), 1)
     await asyncio.sleep(30)
 
@@ -179,7 +178,7 @@ def test_a_coded_swap_averages_and_costs_fewer_bytes(thread: LoopThread, codec: 
 
 def test_another_codec_is_refused_by_name(thread: LoopThread) -> None:
     async def partner(stream: Stream) -> None:
-        await stream.send(identity(NUMEL).header(0, "int4"), 1)
+        await stream.send(header(NUMEL, 0, "int4"), 1)
 
     averaged = swap(thread, partner)
     assert averaged.outcome is Outcome.REFUSED

@@ -24,7 +24,7 @@ from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link, Outcome
 from peer.rounds.vectors import PART
-from tests.unit.exchange.pair_harness import FAST, identity, stream_pair
+from tests.unit.exchange.pair_harness import FAST, header, stream_pair
 
 NUMEL = 40_000
 PACE = 0.02
@@ -39,7 +39,7 @@ class Trainee:
         coder, guard = codecs.codec(codec, numel), Guard()
         if known:  # the other one was met before
             guard.remember("B", b"")
-        self.exchange = OverlappedPairExchange(thread, identity(numel), coder, FAST, guard)
+        self.exchange = OverlappedPairExchange(thread, numel, coder, FAST, guard)
         self.late: list[int] = []
         self.trained = 1.0  # share of what is sent
         self.open_at_once = 0
@@ -138,7 +138,7 @@ def test_a_failure_of_the_network_thread_reaches_the_training_thread(thread: Loo
 
 
 async def greet(stream: Stream, numel: int = NUMEL) -> None:
-    await stream.send(identity(numel).header(0, pace=PACE), 1)
+    await stream.send(header(numel, pace=PACE), 1)
     await stream.receive(HEADER, 1)
 
 
@@ -276,7 +276,7 @@ def test_a_poisonous_part_teaches_the_codec_nothing(thread: LoopThread) -> None:
     """fp16 is understood from everybody, so it may carry NaN; the next header must still be a header."""
 
     async def poisons(stream: Stream) -> None:
-        await stream.send(identity(NUMEL).header(0, "fp16", pace=PACE), 1)
+        await stream.send(header(NUMEL, 0, "fp16", pace=PACE), 1)
         await stream.receive(HEADER, 1)
         for value in (0.0, float("nan")):
             start, stop = overlapped_parts(NUMEL)[0]
@@ -291,7 +291,7 @@ def test_a_poisonous_part_teaches_the_codec_nothing(thread: LoopThread) -> None:
     playing.cancel()
     codec = one.exchange._codec
     codec.begin()
-    identity(NUMEL).header(1, codec.sends, expects=codec.expects)
+    header(NUMEL, 1, codec.sends, expects=codec.expects)
 
 
 def test_parts_are_forgotten_while_others_are_opened(thread: LoopThread) -> None:

@@ -27,7 +27,7 @@ from peer.rounds.vectors import PART, Vector
 from peer.swarm.state_transfer.donor import Donor
 from peer.swarm.state_transfer.download import PartialState, download
 from tests.unit.exchange.group_harness import Wires, many
-from tests.unit.exchange.pair_harness import FAST, identity, pair_exchange, stream_pair
+from tests.unit.exchange.pair_harness import FAST, pair_exchange, stream_pair
 from tests.unit.exchange.test_pair_overlapped import NUMEL as OVERLAPPED_NUMEL
 from tests.unit.exchange.test_pair_overlapped import Trainee, both, changed
 
@@ -123,7 +123,7 @@ def test_a_group_uses_nothing(monkeypatch: pytest.MonkeyPatch, fault: str) -> No
         if fault == "oversized":
             tensors[2], last = torch.ones(2 * numel), group.members[2]
             wires = Wires(last, group.members)
-            group.exchanges[2] = AllReduceExchange(wires, last.incoming, identity(2 * numel), 2 * numel, FAST)
+            group.exchanges[2] = AllReduceExchange(wires, last.incoming, 2 * numel, 2 * numel, FAST)
         results = group.average([Vector(tensor) for tensor in tensors])
     for it, tensor in zip(results, tensors, strict=True):
         assert it is not None and it.outcome in REFUSED[fault], it

@@ -14,8 +14,7 @@ from scipy.fft import dctn, idctn
 from torch import Tensor, nn
 
 from peer.config.schema import DecoupledConfig, DiLoCoConfig, NoLoCoConfig
-from peer.exchange.average import mean_of
-from peer.exchange.group.sparse import mean_of_senders
+from peer.exchange.average import mean_of, mean_of_senders
 from peer.outer.dct import basis, tilings
 from peer.outer.decoupled import Decoupled
 from peer.outer.diloco import DiLoCo

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.rounds.schedule import SHORTEST, phase_steps
+from peer.rounds.progress import SHORTEST, phase_steps
 from peer.rounds.types import Grouping
 
 
