@@ -84,7 +84,7 @@ class Membership:
         return Vitals(
             self.state.inner.step,
             self.resources.context.progress.rate(self._tokens()),
-            self.reporter.status.report(self.resources.phase.totals),
+            self.reporter.status(self.resources.phase.totals),
         )
 
     def join(self, resume: Callable[[], None] = lambda: None, *, newcomer_above: int = 0) -> None:
