@@ -6,7 +6,7 @@ state.py adds the inner half. api/state.py is for a program with an inner half o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -128,7 +128,7 @@ class OuterState(ABC):
             for start, stop in parts(slow.numel):
                 slow.add_to_fast(theta[start:stop] - slow.phi[start:stop], start)
 
-    def take_outer(self, vectors: dict[str, Tensor]) -> None:
+    def take_outer(self, vectors: Mapping[str, Tensor]) -> None:
         """φ ← ``vectors["phi"]``, δ ← ``vectors["momentum"]``; θ does not change."""
         with self.outer.slow.changing():
             for name, vector in self.named_vectors().items():
