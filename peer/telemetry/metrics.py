@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -18,6 +19,7 @@ from peer.errors import UserError
 from peer.telemetry.series import IDLE_PHASES, OF_PEER, PHASES, PREFIX, SECONDS
 
 METRICS_PORT = 9464
+KINDS: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": partial(Histogram, buckets=SECONDS)}
 
 
 class Metrics:
@@ -29,14 +31,7 @@ class Metrics:
         self.registry.register(_Refresh(self.refresh))
         self._series: dict[str, Any] = {}
         for row in OF_PEER:
-            name = PREFIX + row.name
-            series: Any
-            if row.kind == "counter":
-                series = Counter(name.removesuffix("_total"), row.help, row.labels, registry=self.registry)
-            elif row.kind == "histogram":
-                series = Histogram(name, row.help, row.labels, registry=self.registry, buckets=SECONDS)
-            else:
-                series = Gauge(name, row.help, row.labels, registry=self.registry)
+            series = KINDS[row.kind](PREFIX + row.name, row.help, row.labels, registry=self.registry)
             for value in row.values:
                 series.labels(value)
             self._series[row.name] = series
@@ -74,9 +69,6 @@ class _Refresh(Collector):
 
     def __init__(self, calls: list[Callable[[], None]]) -> None:
         self._calls = calls
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
 
     def collect(self) -> Iterable[Metric]:
         for call in self._calls:

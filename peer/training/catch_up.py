@@ -40,7 +40,8 @@ def catch_up(
     if taken is not None and taken.round > above:
         (state.catch_up if state.inner.step else state.adopt)(taken)
     state.counters.root = state.counters.root or token_hex(ROOT_BYTES)
-    _note_origin(state, presence, alone=taken is None and not presence.others())
+    alone = taken is None and not presence.others()
+    presence.origin.note(alone=alone, round=state.counters.round, root=state.counters.root)
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def join_late(state: OuterState, presence: Presence, phase: PhaseClock, validati
         taken = _state_of(others, state, presence, validation)
         if taken is not None:
             (state.adopt if others.adopt else state.catch_up)(taken)
-            _note_origin(state, presence)
+            presence.origin.note(alone=False, round=state.counters.round, root=state.counters.root)
             log.warning("%s: took its weights: %s", others.why, fields(own_round=own, round=taken.round))
         presence.settle(others.ids, taken=taken is not None)
     return taken is not None
@@ -103,7 +104,3 @@ def _good(taken: State, others: Others, validation: Validation) -> bool:
     if loss >= limit:
         log.warning("%s, but the loss of these weights is too high: %s", others.why, fields(val_loss=loss, limit=limit))
     return loss < limit
-
-
-def _note_origin(state: OuterState, presence: Presence, *, alone: bool = False) -> None:
-    presence.origin.note(alone=alone, round=state.counters.round, root=state.counters.root)
