@@ -1,6 +1,6 @@
-"""SIGINT and SIGTERM: the first asks the loop to stop, a second one ends the process now.
+"""SIGINT and SIGTERM: the first signal requests a stop, a second one ends the process immediately.
 
-Before the loop runs there is nothing to finish, so the first signal raises ``KeyboardInterrupt``.
+Before the loop runs the first signal raises ``KeyboardInterrupt``. Also the waiting times of a process that may freeze.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Signals:
 
 
 def stop_with_parent() -> None:
-    """Stop when the process that holds the other end of our standard input is gone."""
+    """Stop when the process at the other end of the standard input has ended."""
 
     def watch() -> None:
         while os.read(0, 4096):  # not sys.stdin: its lock would be held at interpreter shutdown
@@ -51,24 +51,22 @@ def stop_with_parent() -> None:
 
 
 class Stop:
-    """A request to leave: made by a signal handler, seen by every loop in any thread."""
+    """A request to stop: made by a signal handler, read by any thread."""
 
     def __init__(self) -> None:
         self.requested = False
 
     def request(self) -> None:
-        """It stays requested."""
+        """The request is permanent."""
         self.requested = True
 
 
-SLICE = 1.0  # seconds of waiting between two looks at the clock
-
-
-FREEZE = 1.0  # seconds by which one may be longer on a busy machine; more was a freeze
+SLICE = 1.0  # seconds of waiting between two readings of the clock
+FREEZE = 1.0  # seconds by which a wait may be longer on a busy machine; a longer one was a freeze
 
 
 def slices(seconds: float, length: float = SLICE) -> Iterator[float]:
-    """How long to wait, again and again, until it has been for ``seconds`` in all."""
+    """Waiting times, one after the other, of ``seconds`` in total. The time of a freeze does not count."""
     left = seconds
     while left > 0:
         began, patience = time.monotonic(), min(left, length)
@@ -78,7 +76,7 @@ def slices(seconds: float, length: float = SLICE) -> Iterator[float]:
 
 @dataclass(frozen=True)
 class LoopContext:
-    """What the inner loop tells others, and what it is told."""
+    """The inner loop's progress, and the request that ends it."""
 
     progress: Progress = field(default_factory=Progress)
     stop: Stop = field(default_factory=Stop)

@@ -1,4 +1,4 @@
-"""Other people's training loops in a swarm: :class:`peer.OuterLoop` in loop.py. It uses ``training``, and no commands.
+"""A program's own training loop as a member of a swarm: :class:`peer.OuterLoop` in loop.py.
 
 Reading order: loop.py, account.py, state.py, weights.py, config.py, huggingface.py; whole programs in examples/.
 """

@@ -1,4 +1,4 @@
-"""What somebody's own loop tells us step by step, and what it is told of a round."""
+"""The reports between a program's own loop and its peer: steps of the program, rounds of the peer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from peer.replica.inner_loop import InnerReport
@@ -17,7 +16,7 @@ from peer.telemetry.report import RoundReport
 
 @dataclass(frozen=True)
 class Round:
-    """How a round ended. ``seconds`` are by phase since the last one; ``detail`` says why it did not merge."""
+    """How a round ended. ``seconds``: by phase, since the last round; ``detail``: why it did not merge."""
 
     round: int
     step: int
@@ -50,14 +49,14 @@ class Round:
 
 
 class StepAccount:
-    """What was done since the last boundary. Losses stay where they are: no step waits for the accelerator."""
+    """The steps since the last boundary. Losses stay on their device: no step waits for the accelerator."""
 
     def __init__(self) -> None:
         self._rate = 0.0  # tokens a step in the last phase
         self.begin()
 
     def add(self, tokens: int, loss: float | Tensor | None) -> None:
-        """One step of the optimizer was made; ``loss``: nats a token, or ``None`` when it is not told."""
+        """One step of the optimizer was made; ``loss``: nats a token, or ``None`` when unknown."""
         self._steps += 1
         self._tokens += tokens
         if loss is not None:
@@ -65,11 +64,11 @@ class StepAccount:
 
     @property
     def tokens_per_step(self) -> float:
-        """From any thread."""
+        """Call it from any thread."""
         return self._tokens / self._steps if self._steps else self._rate
 
     def report(self, learning_rate: float) -> InnerReport:
-        """The phase has ended, and another one begins."""
+        """The phase has ended and another one begins; returns the report of the first."""
         losses = [float(loss) for loss in self._losses]
         inner = InnerReport(
             steps=self._steps,
@@ -85,12 +84,7 @@ class StepAccount:
         return inner
 
     def begin(self) -> None:
-        """Forget what was added: a phase begins."""
+        """A phase begins: discard the added steps."""
         self._steps = self._tokens = 0
         self._losses: list[float | Tensor] = []
         self._began = time.monotonic()
-
-
-def learning_rate(optimizers: tuple[torch.optim.Optimizer, ...]) -> float:
-    """Of the first group; not a number without an optimizer."""
-    return float(optimizers[0].param_groups[0]["lr"]) if optimizers else math.nan

@@ -4,7 +4,7 @@
     member = OuterLoopCallback(run="my-run", initial_peers=[ADDRESS])
     Trainer(model, args, train_dataset=..., callbacks=[member]).train()
 
-``Trainer`` itself needs the package accelerate. A whole program: examples/hf_trainer.py.
+``Trainer`` needs the package accelerate. A complete program: examples/hf_trainer.py.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from peer import logs
 from peer.api.loop import OuterLoop
 
 log = logs.get_logger("huggingface")
-OUTER_FILE = "outer.pt"  # beside the model, in each of the trainer's checkpoints
+OUTER_FILE = "outer.pt"  # in each of the trainer's checkpoints
 
 
 class OuterLoopCallback(TrainerCallback):
-    """Takes the settings of :meth:`peer.OuterLoop.start`. ``tokens``: of one step of the optimizer; without it the
-    trainer's own count, where it counts (``include_num_input_tokens_seen``), or else its sequences.
+    """Takes the settings of :meth:`peer.OuterLoop.start`. ``tokens``: of one step of the optimizer; by default the
+    trainer's count (``include_num_input_tokens_seen``), or else its number of sequences.
 
-    In the trainer's checkpoints goes what a resume needs. After the run's ``steps`` training ends.
+    The trainer's checkpoints hold the peer's state too. Training ends after the run's ``steps``.
     """
 
     def __init__(self, *, tokens: int | None = None, **settings: Any) -> None:
@@ -38,14 +38,14 @@ class OuterLoopCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any
     ) -> None:
-        """Join."""
+        """Join the swarm."""
         self.close()
         saved = self._file(args, state)
         settings = dict(self._settings)
         if state.global_step and saved.exists():
             settings["state"] = torch.load(saved, weights_only=True)
         elif state.global_step:
-            log.warning("no %s: this peer goes on as one that has not trained yet", saved)
+            log.warning("no %s: this peer starts as a newcomer", saved)
         self._seen = int(state.num_input_tokens_seen)
         self.outer = OuterLoop.start(parts["model"], optimizer=parts["optimizer"], **settings)
 
@@ -58,20 +58,20 @@ class OuterLoopCallback(TrainerCallback):
             control.should_training_stop = True
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
-        """The trainer tells its loss now and then."""
+        """The trainer logs its loss."""
         self._loss = (parts.get("logs") or {}).get("loss", self._loss)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
-        """A checkpoint was written: ours goes beside it."""
+        """The trainer has written a checkpoint: add the peer's state."""
         assert self.outer is not None
         torch.save(self.outer.state_dict(), self._file(args, state))
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
-        """Leave."""
+        """Leave the swarm."""
         self.close()
 
     def close(self) -> None:
-        """Leave, after a training that was broken off as well."""
+        """Leave the swarm; call it after an exception too."""
         if self.outer is not None:
             self.outer.close()
 

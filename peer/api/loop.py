@@ -1,13 +1,12 @@
-"""``from peer import OuterLoop``: three calls that make a member of a swarm out of somebody's own training loop.
+"""``from peer import OuterLoop``: three calls make a program's own training loop a member of a swarm.
 
     with OuterLoop.start(model, run="my-run", optimizer=optimizer, initial_peers=[ADDRESS]) as outer:
         for batch in loader:
             ...loss.backward(); optimizer.step(); optimizer.zero_grad()
             outer.step(tokens=batch.numel(), loss=loss)
 
-Between two boundaries ``step`` counts. Every H-th call is a boundary: training/blocking.py meets a partner,
-swaps and takes the outer step. With ``run.exchange.overlap`` training/overlapped.py does the same in small pieces in
-the calls that follow.
+Between two boundaries ``step`` only counts. Every H-th call is a boundary: training/blocking.py finds a partner, swaps
+and takes the outer step. With ``run.exchange.overlap`` training/overlapped.py does so in parts, in the following calls.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from peer import logs
-from peer.api.account import Round, StepAccount, learning_rate
+from peer.api.account import Round, StepAccount
 from peer.api.config import OwnConfig, resolve
 from peer.api.state import OwnState
 from peer.api.weights import require_finite, require_same, require_trains, trained
@@ -44,7 +42,7 @@ Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
 
 
 class OuterLoop:
-    """One member of a swarm. Made by :meth:`start`; used by the thread that trains; ended by :meth:`close`."""
+    """One member of a swarm. :meth:`start` makes it, the training thread uses it, :meth:`close` ends it."""
 
     def __init__(
         self, model: nn.Module, config: OwnConfig, optimizers: tuple[torch.optim.Optimizer, ...], state: Any
@@ -67,13 +65,13 @@ class OuterLoop:
                 resources, self._state, total=self._total, tokens=lambda: self._account.tokens_per_step
             )
             stack.callback(self._member.close)
-            self._member.join(newcomer_above=-1)  # the program's seed may be another one than the others'
+            self._member.join(newcomer_above=-1)  # the program's seed may be different
             self._length, self._boundary = self._member.phase_length, self._member.boundary()
-            self._training = stack.enter_context(ExitStack())  # holds the phase "inner" while the program trains
+            self._training = stack.enter_context(ExitStack())  # the phase "inner" while the program trains
             self._phase.lap()
             self._begin()
             self._stack = stack.pop_all()
-        atexit.register(self._leave)  # for a program that ends without close()
+        atexit.register(self._leave)  # if the program ends without close()
         if self.done:
             self.close()
 
@@ -94,38 +92,39 @@ class OuterLoop:
         name: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Join the swarm: from here on others meet this peer.
+        """Join the swarm.
 
-        A newcomer's ``model`` takes the weights of a member in place, and ``optimizer`` (one or several) forgets its
-        moments. ``config``: a file, where keywords do not say all; ``settings``: any of its keys, as
-        ``{"run.exchange.codec": "int8"}``. ``state``: what :meth:`state_dict` gave.
+        A newcomer's ``model`` takes the weights of a member in place, and ``optimizer`` (one or several) loses its
+        moments. ``config``: a file with more settings; ``settings``: any of its keys, for example
+        ``{"run.exchange.codec": "int8"}``. ``state``: a result of :meth:`state_dict`.
 
         Raises :class:`peer.UserError` and :class:`peer.RunError`, each with one line.
         """
         keywords = {
-            "run": run,
-            "method": method,
-            "inner_steps": inner_steps,
-            "steps": steps,
-            "tag": tag,
-            "initial_peers": initial_peers,
-            "name": name,
+            "run.name": run,
+            "run.outer.name": method,
+            "run.inner_steps": inner_steps,
+            "run.steps": steps,
+            "run.tag": tag,
+            "peer.initial_peers": initial_peers,
+            "peer.name": name,
         }
-        resolved = resolve(config, keywords, settings or {})
+        given = {key: value for key, value in keywords.items() if value is not None}
+        resolved = resolve(config, {**given, **(settings or {})})
         optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
         return cls(model, resolved, optimizers, state)
 
     def step(self, tokens: int = 1, loss: float | Tensor | None = None) -> Round | None:
-        """The optimizer has made a step, on ``tokens`` tokens. Every H-th call is a boundary and takes the outer step.
+        """The optimizer has made a step on ``tokens`` tokens. Every H-th call is a boundary and takes the outer step.
 
-        Returns how a round ended, in the call in which it did. ``loss`` (nats a token, not read before the boundary)
-        is for those who look at the swarm. Raises :class:`peer.RunError` when this peer cannot go on.
+        Returns a round in the call in which it ends. ``loss`` (nats a token) is read at the boundary, for reports only.
+        Raises :class:`peer.RunError` when this peer cannot continue.
         """
         if self._stop.requested:
             if self.done:
                 return None
             raise RunError("OuterLoop.step after OuterLoop.close: start a new one")
-        tokens = int(tokens)  # of a tensor as well: what follows writes it down
+        tokens = int(tokens)  # a tensor too
         if tokens < 0:
             raise UserError(f"OuterLoop.step: tokens is {tokens}; how many has this step trained on?")
         before, counters = self._member.reporter.last, self._state.counters
@@ -143,7 +142,7 @@ class OuterLoop:
         return self.last if self._member.reporter.last is not before else None
 
     def close(self) -> None:
-        """Leave the swarm. The model keeps its weights; a swap that is on its way is waited for. Twice is fine."""
+        """Wait for a running swap and leave the swarm. The model keeps its weights. A second call does nothing."""
         if self._stop.requested or os.getpid() != self._process:  # a forked data loader is not the peer
             return
         try:
@@ -156,13 +155,11 @@ class OuterLoop:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self.close()
         elif not self._stop.requested:
-            with contextlib.suppress(KeyboardInterrupt):  # the program's own exception is the one to be seen
+            with contextlib.suppress(KeyboardInterrupt):  # it must not replace the program's own exception
                 self._leave()
 
     def _leave(self) -> None:
@@ -175,38 +172,34 @@ class OuterLoop:
         except KeyboardInterrupt:
             self._member.node.kill()
             raise
-        except Exception as error:  # noqa: BLE001 - the program goes on, whatever could not be closed
+        except Exception as error:  # noqa: BLE001 - the program continues after any error here
             log.warning("did not leave cleanly: %s: %s", type(error).__name__, error)
 
-    # -- where it is
+    # -- position
 
     @property
     def swarm_step(self) -> int:
-        """Inner steps of the swarm: what a learning rate schedule goes by. A newcomer's does not begin at 0."""
+        """Inner steps of the swarm, for a learning rate schedule. A newcomer does not begin at 0."""
         return self._state.inner.step
 
     @property
     def done(self) -> bool:
-        """The run's ``steps`` are done, and the swarm is left: further steps are the program's own. Never without
-        that setting.
-        """
+        """The run's ``steps`` are done, and this peer has left the swarm. Always false without that setting."""
         return self.swarm_step >= self._total
 
     @property
     def round(self) -> int:
-        """Rounds that the swarm has completed, as this peer sees it."""
+        """Rounds that the swarm has completed, as far as this peer knows."""
         return self._state.counters.round
 
     @property
     def members(self) -> int:
-        """Live members, this one included."""
+        """Live members, with this one."""
         return self._member.presence.size
 
     @property
     def adopted(self) -> bool:
-        """A member's weights were taken, at the start or later: moments of an optimizer that :meth:`start` was not
-        given are of no use.
-        """
+        """A member's weights replaced this peer's. Reset an optimizer that :meth:`start` does not know."""
         return self._state.adopted
 
     @property
@@ -217,46 +210,43 @@ class OuterLoop:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Under which others can join: their ``initial_peers``."""
+        """Addresses of this peer, for the ``initial_peers`` of others."""
         return self._member.node.addresses
 
     # -- the user's checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Slow weights, momentum and counters, for a checkpoint beside the model's and the optimizer's."""
+        """Slow weights, momentum and counters, for a checkpoint with the states of model and optimizer."""
         self._member.reporter.saved()
         return self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``, when model and optimizer are as they were then. Better: ``start(..., state=state)``."""
+        """Continue from ``state``; restore model and optimizer first. Better: ``start(..., state=state)``."""
         self._state.load_state_dict(state)
         self._training.close()
-        self._account.begin()  # what was trained from another state is in no report of this one
+        self._account.begin()  # steps from another state are not reported
         self._member.rejoin()
         self._begin()
 
     # -- boundaries
 
     def _begin(self) -> None:
-        """The program trains from here on."""
+        """The program trains."""
         self._length.begin()
         self._training.enter_context(self._phase("inner"))
         self._boundary.between_steps()
 
     def _cross(self) -> None:
-        self._training.close()  # the phase ends when the accelerator has done its work
+        self._training.close()  # waits for the accelerator
         self._length.cut()
-        inner = self._account.report(learning_rate(self._optimizers))
+        rate = float(self._optimizers[0].param_groups[0]["lr"]) if self._optimizers else math.nan
+        inner = self._account.report(rate)
         self._member.reporter.inner(inner)
-        self._require_sound()
-        if self._boundary.cross(inner):
-            self._member.join_late()
-        self._begin()
-
-    def _require_sound(self) -> None:
-        """Before anything of this peer reaches anybody."""
         spans = self._state.outer.slow.spans
-        require_same(self._model, spans)
+        require_same(self._model, spans)  # before any weights of this peer are sent
         require_finite(spans, self.swarm_step)
         if self._member.presence.failure:
             raise RunError(f"{self._member.presence.failure}; save your model, then start again")
+        if self._boundary.cross(inner):
+            self._member.join_late()
+        self._begin()

@@ -1,7 +1,4 @@
-"""The state of a peer whose inner half is the user's own: what goes into that one's checkpoints.
-
-Previous station: outer_state.py. Next station: loop.py.
-"""
+"""The state of a peer with a program's own inner loop, for the program's checkpoints."""
 
 from __future__ import annotations
 
@@ -26,23 +23,23 @@ STATE_VERSION = 1
 
 @dataclass
 class OwnSteps:
-    """Somebody's own loop as what trains."""
+    """A program's own loop."""
 
     step: int = 0
 
 
 class OwnState(OuterState):
-    """``config``: digest of the run. ``adopted``: the weights have been replaced by a member's."""
+    """``config``: digest of the run. ``adopted``: a member's weights have replaced this peer's."""
 
     def __init__(self, outer: OuterMethod, optimizers: Sequence[torch.optim.Optimizer], config: str) -> None:
         super().__init__(OwnSteps(), outer)
         self._optimizers, self._config = optimizers, config
         self.adopted = False
-        if outer.equal_replicas:  # members that begin with other weights take the same ones before their first round
+        if outer.equal_replicas:  # peers with different initial weights first take the same ones
             self.counters.lineage = Lineage(self._fingerprint())
 
     def forget(self) -> None:
-        """The user's optimizers start anew."""
+        """Reset the program's optimizers."""
         self.adopted = True
         if not self._optimizers:
             log.warning("took the weights of a member: the optimizer's moments are of no use; see optimizer=")
@@ -50,9 +47,9 @@ class OwnState(OuterState):
             optimizer.state.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values, copies of now. θ is not in it: that is the user's model."""
+        """Copies of φ and δ, and plain values. θ is not in it: the program saves its model."""
         with self.outer.slow.changing():
-            vectors = dict(zip(("phi", "momentum"), (it.clone() for it in self.vectors()), strict=False))
+            vectors = {name: vector.clone() for name, vector in self.named_vectors().items()}
             counters = {**vars(self.counters), "lineage": list(self.counters.lineage)}
             return {
                 "version": STATE_VERSION,
@@ -64,11 +61,11 @@ class OwnState(OuterState):
             }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave. Raises :class:`UserError` for that of another run or model."""
+        """Restore a result of :meth:`state_dict`. Raises :class:`UserError` for another run or model."""
         if objection := self._objection(saved):
             raise UserError(f"OuterLoop: the saved state {objection}")
         with self.outer.slow.changing():
-            self.take_outer({key: saved[key] for key in ("phi", "momentum") if key in saved})
+            self.take_outer(saved)
             self.inner.step = int(saved["step"])
             for key, value in saved["counters"].items():
                 setattr(self.counters, key, value)
@@ -84,7 +81,7 @@ class OwnState(OuterState):
         return "" if saved["counters"].keys() == vars(Counters()).keys() else "has other counters than this version"
 
     def _fingerprint(self) -> str:
-        """Of φ."""
+        """A digest of φ."""
         digest = xxhash.xxh3_128()
         phi = self.outer.slow.phi
         for start, stop in parts(phi.numel()):

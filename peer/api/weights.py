@@ -1,7 +1,7 @@
-"""The weights of somebody's own model: which they are, under which names, and whether they can be swapped.
+"""The trained weights of a program's own model: their names, and whether they can be swapped.
 
-Two members of a swarm must call the same weight by the same name, so what wraps a model is looked through:
-torch.compile, DistributedDataParallel, activation checkpointing.
+Members must use the same name for a weight, so the wrappers torch.compile, DistributedDataParallel and activation
+checkpointing are removed from it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ Named = list[tuple[str, nn.Parameter]]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model in a model that torch.compile or data parallelism has made of it."""
+    """The model within the wrappers of torch.compile and data parallelism."""
     while True:
         compiled = getattr(model, "_orig_mod", None)
         if isinstance(compiled, nn.Module):
             model = compiled
         elif isinstance(model, nn.parallel.DistributedDataParallel):
-            _require_one_rank(model)
+            if (ranks := torch.distributed.get_world_size(model.process_group)) > 1:
+                raise UserError(f"OuterLoop: the model is spread over {ranks} ranks (DDP); a peer is one process")
             model = model.module
         elif isinstance(model, nn.DataParallel):
             model = model.module
@@ -35,7 +36,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def trained(model: nn.Module) -> Named:
-    """The parameters that are trained, each once, in the model's order. Raises :class:`UserError`."""
+    """The trained parameters, each once, in the model's order. Raises :class:`UserError`."""
     if not isinstance(model, nn.Module):
         raise UserError(f"OuterLoop: the model is a {type(model).__name__}, not a torch.nn.Module")
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
@@ -50,7 +51,7 @@ def trained(model: nn.Module) -> Named:
 
 
 def require_same(model: nn.Module, spans: Sequence[Span]) -> None:
-    """Raises :class:`RunError` where the program trains other parameters by now than those that are swapped."""
+    """Raises :class:`RunError` if the program trains other parameters than the swapped ones."""
     now = dict(_named(unwrapped(model)))
     for span in spans:
         if now.pop(span.name, None) is not span.parameter:
@@ -64,7 +65,7 @@ def require_same(model: nn.Module, spans: Sequence[Span]) -> None:
 
 
 def require_finite(spans: Sequence[Span], step: int) -> None:
-    """Raises :class:`RunError` rather than let broken weights reach anybody. Waits for the accelerator once."""
+    """Raises :class:`RunError` for weights that are not finite. Waits for the accelerator once."""
     good = torch.stack([torch.isfinite(span.parameter.detach()).all() for span in spans]).tolist()
     if not all(good):
         raise RunError(
@@ -74,7 +75,7 @@ def require_finite(spans: Sequence[Span], step: int) -> None:
 
 
 def require_trains(optimizers: Iterable[torch.optim.Optimizer], named: Named) -> None:
-    """Raises :class:`UserError` for an optimizer that has none of these parameters."""
+    """Raises :class:`UserError` for an optimizer with none of these parameters."""
     ours = {id(parameter) for _, parameter in named}
     for optimizer in optimizers:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -83,7 +84,7 @@ def require_trains(optimizers: Iterable[torch.optim.Optimizer], named: Named) ->
 
 
 def _named(model: nn.Module) -> Named:
-    """Tied weights once, under the first of their names."""
+    """Tied weights once, under their first name."""
     named = []
     for name, parameter in model.named_parameters():
         for wrapper in WRAPPERS:
@@ -103,9 +104,3 @@ def _objection(parameter: nn.Parameter, device: torch.device) -> str:
     if not parameter.is_floating_point():
         return f"is of {parameter.dtype}; OuterLoop swaps real numbers"
     return "" if parameter.is_contiguous() else "is not contiguous in memory (channels_last?); make it so, or freeze it"
-
-
-def _require_one_rank(model: nn.parallel.DistributedDataParallel) -> None:
-    ranks = torch.distributed.get_world_size(model.process_group)
-    if ranks > 1:
-        raise UserError(f"OuterLoop: the model is spread over {ranks} ranks (DDP); a peer is one process")

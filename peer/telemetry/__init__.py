@@ -1,7 +1,5 @@
-"""What a peer reports: Prometheus series, files in its run folder, log lines, trackers.
-
-It knows rounds, the inner loop's report and the member record. It changes nothing and decides nothing.
+"""What a peer reports: Prometheus series, files in its run folder, log lines, trackers. It decides nothing.
 
 Reading order: series.py (the table of all series), metrics.py (their values, and the clock of the phases), report.py
-(one row a round), peer_status.py (the part of it that goes into the member record), trackers.py (TensorBoard, W&B).
+(one report a round), run_log.py (reads the files of the run folder), trackers.py (TensorBoard, W&B).
 """

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -18,6 +19,7 @@ from peer.errors import UserError
 from peer.telemetry.series import IDLE_PHASES, OF_PEER, PHASES, PREFIX, SECONDS
 
 METRICS_PORT = 9464
+KINDS: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": partial(Histogram, buckets=SECONDS)}
 
 
 class Metrics:
@@ -25,18 +27,11 @@ class Metrics:
 
     def __init__(self, *, method: str = "", run: str = "", config: str = "") -> None:
         self.registry = CollectorRegistry()
-        self.refresh: list[Callable[[], None]] = []  # called before every scrape
+        self.refresh: list[Callable[[], None]] = []  # called before each scrape
         self.registry.register(_Refresh(self.refresh))
         self._series: dict[str, Any] = {}
         for row in OF_PEER:
-            name = PREFIX + row.name
-            series: Any
-            if row.kind == "counter":
-                series = Counter(name.removesuffix("_total"), row.help, row.labels, registry=self.registry)
-            elif row.kind == "histogram":
-                series = Histogram(name, row.help, row.labels, registry=self.registry, buckets=SECONDS)
-            else:
-                series = Gauge(name, row.help, row.labels, registry=self.registry)
+            series = KINDS[row.kind](PREFIX + row.name, row.help, row.labels, registry=self.registry)
             for value in row.values:
                 series.labels(value)
             self._series[row.name] = series
@@ -46,22 +41,20 @@ class Metrics:
         return self._series[name]
 
     def serve(self, host: str, port: int | None) -> tuple[str, Callable[[], None]]:
-        """Serve over http; returns ``host:port`` and a function that stops it.
+        """Serve over HTTP; returns ``host:port`` and a function that stops the server.
 
-        With no ``port``: the default one, or any free one when that is taken.
+        Without ``port``: the default port, or any free port when the default is taken.
         """
         try:
             server, thread = start_http_server(METRICS_PORT if port is None else port, host, self.registry)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise UserError(
-                    f"peer.metrics.host {host}: {error.strerror}; it must be an address of this machine"
-                ) from None
-            if port is None:
+                what = f"peer.metrics.host {host}: {error.strerror}; it must be an address of this machine"
+            elif port is None:
                 return self.serve(host, 0)
-            raise UserError(
-                f"port occupied: peer.metrics {host}:{port}: {error.strerror}; choose another peer.metrics.port"
-            ) from None
+            else:
+                what = f"port occupied: peer.metrics {host}:{port}: {error.strerror}; choose another peer.metrics.port"
+            raise UserError(what) from None
 
         def stop() -> None:
             server.shutdown()
@@ -72,13 +65,10 @@ class Metrics:
 
 
 class _Refresh(Collector):
-    """The first collector of a registry. It has no series; it updates the others before each scrape."""
+    """Updates the other collectors before each scrape. It is the first of its registry and has no series."""
 
     def __init__(self, calls: list[Callable[[], None]]) -> None:
         self._calls = calls
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
 
     def collect(self) -> Iterable[Metric]:
         for call in self._calls:
@@ -87,10 +77,10 @@ class _Refresh(Collector):
 
 
 class PhaseClock:
-    """Splits the time since its creation into phases, without gaps: time outside every phase counts as ``apply``.
+    """Splits the time since its creation into phases without gaps: time outside all phases counts as ``apply``.
 
-    ``synchronize`` waits for the accelerator, if there is one, so that a phase ends when its work has ended. One thread
-    enters phases; any thread may read their totals.
+    ``synchronize`` waits for the accelerator, so that a phase ends when its work has ended. One thread enters phases;
+    any thread may read the totals.
     """
 
     def __init__(self, metrics: Metrics, synchronize: Callable[[], None] | None = None) -> None:
@@ -116,7 +106,7 @@ class PhaseClock:
 
     @property
     def totals(self) -> dict[str, float]:
-        """Seconds of each phase so far, the present one included."""
+        """Seconds of each phase so far, with the current one."""
         self._book()
         return dict(self._totals)
 
@@ -126,7 +116,7 @@ class PhaseClock:
         return {phase: total - before[phase] for phase, total in self._lap.items()}
 
     def idle_share(self) -> float:
-        """Share of all time spent waiting for a partner or for its tensor."""
+        """Share of the time that this peer waited for a partner or its tensor."""
         totals = self.totals
         total = sum(totals.values())
         return sum(totals[phase] for phase in IDLE_PHASES) / total if total else 0.0

@@ -1,5 +1,5 @@
-"""What a peer writes down: one object a round in ``rounds.jsonl``, one an evaluation in ``evals.jsonl``, the
-Prometheus series, and one line in the log.
+"""What a peer reports: an object a round in ``rounds.jsonl``, an object an evaluation in ``evals.jsonl``, Prometheus
+series, log lines, and its part of the member record.
 """
 
 from __future__ import annotations
@@ -7,26 +7,31 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from peer import __version__
 from peer.logs import fields, get_logger
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
+from peer.swarm.directory.records import Report
 from peer.telemetry.metrics import Metrics
-from peer.telemetry.peer_status import PeerStatus
 from peer.telemetry.run_log import EVALS, ROUNDS, read_rows
+from peer.telemetry.series import IDLE_PHASES
 from peer.telemetry.trackers import Trackers
 
 log = get_logger("round")
+PARTNERS_SHOWN = 3
+REFUSED_SHOWN = 2  # the peers that were refused most often
 
 
 @dataclass(frozen=True)
 class BoundaryReport:
-    """Where a peer was after a boundary, and the inner phase before it."""
+    """A peer's position after a boundary, and the inner phase before it."""
 
     round: int
     step: int
@@ -36,7 +41,7 @@ class BoundaryReport:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One finished round. ``seconds`` are by phase, since the last report."""
+    """One finished round. ``seconds``: by phase, since the last report."""
 
     boundary: BoundaryReport
     averaged: Averaged
@@ -46,23 +51,31 @@ class RoundReport:
 
 
 class Reporter:
-    """Appends to the run's folder, so that a resumed peer goes on in the same files. ``last``: of this process."""
+    """Appends to the files in ``folder``; a resumed peer continues them. ``last``: the last round of this process.
+
+    The training thread reports. The network thread reads :meth:`status`, so its fields are replaced as a whole.
+    """
 
     def __init__(self, folder: Path, metrics: Metrics, trackers: Trackers | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._metrics, self._trackers = metrics, trackers or Trackers()
-        self.status = PeerStatus()
+        self._tokens = self._merges = 0
+        self._train_loss: float | None = None
+        self._val_loss: float | None = None
+        self._partners: tuple[str, ...] = ()
+        self._merged_at: float | None = None
+        self._refused: Counter[str] = Counter()
         self._folder = folder
         self._open()
         self._reported = self.reached()
         self.last: RoundReport | None = None
 
     def reached(self) -> int:
-        """The last round of this peer, before it is forgotten by :meth:`rewind`; 0 when there is none."""
+        """The last round in ``rounds.jsonl``; 0 when there is none. Call it before :meth:`rewind`."""
         return max((row["round"] for row in read_rows(self._folder / ROUNDS)), default=0)
 
     def rewind(self, round: int, step: int) -> None:
-        """Forget what came after the state that a peer resumes from; it will be done again."""
+        """Remove the rows after the state from which a peer resumes: the peer will repeat these rounds."""
         self._close()
         _keep(self._folder / ROUNDS, lambda row: row["round"] <= round)
         _keep(self._folder / EVALS, lambda row: row["step"] <= step)
@@ -74,7 +87,8 @@ class Reporter:
         self._metrics["inner_steps_total"].inc(report.steps)
         self._metrics["tokens_total"].inc(report.tokens)
         if report.steps:
-            self.status.inner(report.tokens, report.loss)
+            self._tokens += report.tokens
+            self._train_loss = _finite(report.loss)
             self._metrics["train_loss"].set(report.loss)
             self._metrics["learning_rate"].set(report.learning_rate)
             self._metrics["grad_norm"].set(report.grad_norm)
@@ -82,14 +96,13 @@ class Reporter:
     def round(self, report: RoundReport) -> None:
         """A round ended."""
         boundary, averaged = report.boundary, report.averaged
-        if boundary.round <= self._reported:  # the peer has taken the weights of others that were less far
+        if boundary.round <= self._reported:  # the peer took the weights of a member with fewer rounds
             self.rewind(boundary.round - 1, boundary.step)
         self._reported, self.last = boundary.round, report
-        row, tracked = _row(report), _tracked(report)
+        row = _row(report)
         _append(self._rounds, row)
         self._count(report)
-        self.status.round(averaged)
-        self._trackers.log(boundary.step, tracked)
+        self._trackers.log(boundary.step, _tracked(report))
         line = fields(
             round=boundary.round,
             step=boundary.step,
@@ -115,23 +128,47 @@ class Reporter:
         if averaged.outcome is not Outcome.ALONE:
             metrics["exchange_duration_seconds"].observe(averaged.seconds)
         if averaged.outcome is Outcome.MERGED:
+            self._partners, self._merged_at = averaged.partners, time.monotonic()
+            self._merges += 1
             if averaged.distance is not None:
                 metrics["pair_distance"].set(averaged.distance)
             metrics["staleness_steps"].set(averaged.staleness)
             metrics["last_merge_timestamp_seconds"].set(time.time())
+        elif averaged.reason is not None:
+            self._refused = self._refused + Counter(averaged.partners[:1])
 
     def evaluation(self, step: int, tokens: int, loss: float, others: Mapping[str, float] | None = None) -> None:
         """A validation ended; ``others``: the losses on further sets, by name."""
         named = {f"val_loss_{name}": value for name, value in (others or {}).items()}
         self._metrics["val_loss"].set(loss)
-        self.status.evaluation(loss)
+        self._val_loss = _finite(loss)
         _append(self._evals, {"step": step, "tokens": tokens, "val_loss": loss, **named})
         tracked = {f"val/loss_{name}": value for name, value in (others or {}).items()}
         self._trackers.log(step, {"val/loss": loss, **tracked, "tokens": tokens})
         log.info(fields(step=step, val_loss=loss, **named))
 
+    def status(self, totals: Mapping[str, float], members: int) -> Report:
+        """This peer's report for its record; ``totals``: seconds by phase, ``members``: live ones, itself included.
+
+        Call it from any thread.
+        """
+        merged_at = self._merged_at
+        return Report(
+            version=__version__[:24],
+            tokens=self._tokens,
+            train_loss=self._train_loss,
+            val_loss=self._val_loss,
+            seconds=round(sum(totals.values()), 2),
+            idle_seconds=round(sum(totals[phase] for phase in IDLE_PHASES), 2),
+            members=members,
+            partners=tuple(name[:64] for name in self._partners[:PARTNERS_SHOWN]),
+            merges=self._merges,
+            merged_ago=None if merged_at is None else round(time.monotonic() - merged_at, 1),
+            refused=tuple((name[:64], count) for name, count in self._refused.most_common(REFUSED_SHOWN)),
+        )
+
     def replaced(self) -> None:
-        """This peer goes on with the weights of others."""
+        """The weights of a member replaced this peer's."""
         self._metrics["weights_taken_total"].inc()
 
     def saved(self) -> None:
@@ -176,7 +213,7 @@ def _row(report: RoundReport) -> dict[str, Any]:
 
 
 def _tracked(report: RoundReport) -> dict[str, float | None]:
-    """By the names that the trackers show."""
+    """The values for the trackers, by name."""
     inner, averaged = report.boundary.inner, report.averaged
     trained = {"train/loss": inner.loss, "train/lr": inner.learning_rate, "train/grad_norm": inner.grad_norm}
     return {
@@ -192,11 +229,14 @@ def _tracked(report: RoundReport) -> dict[str, float | None]:
 
 
 def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Keep the wanted rows."""
     kept = [json.dumps(row) + "\n" for row in read_rows(path) if wanted(row)]
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
     temporary.replace(path)
+
+
+def _finite(loss: float) -> float | None:
+    return round(loss, 4) if math.isfinite(loss) else None
 
 
 def _append(file: TextIO, row: dict[str, Any]) -> None:

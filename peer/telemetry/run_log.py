@@ -1,6 +1,6 @@
-"""Reads ``rounds.jsonl`` and ``evals.jsonl``, to which a peer appends one JSON object a line.
+"""Reads ``rounds.jsonl`` and ``evals.jsonl``: one JSON object a line.
 
-A kill may have cut the last line short, and a reader may come while one is written: only whole objects are rows.
+The last line may be incomplete, after a kill or during a write. Only complete objects are rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 class RunLog:
-    """One file. ``rows``: all that was read of it, in its order."""
+    """One file. ``rows``: all rows read so far, in the file's order."""
 
     def __init__(self, path: Path) -> None:
         self.rows: list[Row] = []
@@ -23,9 +23,9 @@ class RunLog:
         self._read = 0  # bytes
 
     def poll(self) -> list[Row]:
-        """Read on where the last call stopped; returns the new rows, none when there is no file.
+        """Read from where the last call ended; returns the new rows, none when there is no file.
 
-        A file that has become shorter is read anew: a resumed peer took back what it will do again.
+        A file that became shorter is read from its start: a resumed peer removed the rounds that it will repeat.
         """
         try:
             with self._path.open("rb") as file:
@@ -40,7 +40,7 @@ class RunLog:
         for line in lines:
             row = _parsed(line)
             if row is None and not line.endswith(b"\n"):
-                break  # it is not whole yet
+                break  # it is not complete yet
             self._read += len(line)
             if row is not None:
                 fresh.append(row)
@@ -49,12 +49,12 @@ class RunLog:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file that nobody writes to any more."""
+    """All rows of a file."""
     return RunLog(path).poll()
 
 
 def _parsed(line: bytes) -> Row | None:
-    """``None`` for what is no object; no part of an object from its beginning is one."""
+    """``None`` unless ``line`` is a JSON object. A truncated object never is one."""
     try:
         row = json.loads(line)
     except ValueError:

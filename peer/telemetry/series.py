@@ -2,9 +2,9 @@
 
 python -m peer.telemetry.series      prints it as Markdown: the table in telemetry/README.md
 
-Names follow Prometheus' rules: base units, counters end in ``_total``, every label value exists from the start. A
-peer's name is a label of the scrape target and never of its own series; the bootstrap's series of all peers have it as
-a label.
+Names follow the rules of Prometheus: base units, counters end in ``_total``, every label value exists from the start. A
+peer's name is a label of the scrape target, not of the peer's series. The bootstrap's series of the peers have it as a
+label.
 """
 
 from __future__ import annotations

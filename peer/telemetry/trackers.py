@@ -1,9 +1,9 @@
-"""Optional: the same figures to TensorBoard or Weights & Biases (``peer.trackers``).
+"""Optional: sends the reported values to TensorBoard or Weights & Biases (``peer.trackers``).
 
 pip install "noloco-peer[tensorboard]"     events in <run.dir>/<peer name>/tensorboard
 pip install "noloco-peer[wandb]"           project: the run's name; WANDB_API_KEY, WANDB_MODE=offline as always
 
-Steps are the swarm's inner steps; ``tokens`` is logged with each value, for the other x-axis.
+Steps are the swarm's inner steps. ``tokens`` is logged with each value, as another x-axis.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One W&B run for each peer; a resumed peer continues its run. ``peer_id`` tells peers of one name apart."""
+    """One W&B run a peer; a resumed peer continues its run. ``peer_id`` distinguishes peers with the same name."""
 
     def __init__(self, folder: Path, run: str, peer: str, peer_id: str) -> None:
         import wandb
@@ -61,18 +61,18 @@ class WeightsAndBiases:
 
 
 class Trackers:
-    """All trackers that the configuration names. One that fails is logged once and dropped: training goes on."""
+    """All trackers of the configuration. One that fails is logged and dropped; training continues."""
 
     def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
         self._trackers = list(trackers)
 
     def log(self, step: int, values: Mapping[str, float | None]) -> None:
-        """``values`` that are missing or not finite are left out."""
+        """Log the ``values`` that are finite numbers."""
         finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
         for tracker in list(self._trackers):
             try:
                 tracker.log(step, finite)
-            except Exception as error:  # noqa: BLE001 - a library's own, and no reason to stop training
+            except Exception as error:  # noqa: BLE001 - any error of the library; it must not stop the training
                 log.warning("%s failed and is dropped: %s", type(tracker).__name__, error)
                 self._trackers.remove(tracker)
 
@@ -87,17 +87,16 @@ class Trackers:
 
 def start(names: Sequence[str], folder: Path, *, run: str, peer: str, peer_id: str) -> Trackers:
     """Start the trackers ``names``. Raises :class:`UserError` when one is not installed or does not start."""
-    return Trackers([_start(name, folder, run, peer, peer_id) for name in names])
-
-
-def _start(name: str, folder: Path, run: str, peer: str, peer_id: str) -> Tracker:
-    try:
-        if name == "tensorboard":
-            return TensorBoard(folder / "tensorboard")
-        return WeightsAndBiases(folder, run, peer, peer_id)
-    except ImportError:
-        raise UserError(
-            f'peer.trackers: {name} is not installed; pip install "noloco-peer[{name}]", or leave it out'
-        ) from None
-    except Exception as error:  # noqa: BLE001 - a library's own: no account, no network
-        raise UserError(f"peer.trackers: {name} does not start: {error}") from None
+    started: list[Tracker] = []
+    for name in names:
+        try:
+            if name == "tensorboard":
+                started.append(TensorBoard(folder / name))
+            else:
+                started.append(WeightsAndBiases(folder, run, peer, peer_id))
+        except ImportError:
+            what = f'{name} is not installed; pip install "noloco-peer[{name}]", or leave it out'
+            raise UserError(f"peer.trackers: {what}") from None
+        except Exception as error:  # noqa: BLE001 - any error of the library: no account, no network
+            raise UserError(f"peer.trackers: {name} does not start: {error}") from None
+    return Trackers(started)

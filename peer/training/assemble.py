@@ -1,4 +1,4 @@
-"""From a configuration to a running trainer. The only place that picks its classes; tests replace parts here."""
+"""Makes a trainer from a configuration. Only this module chooses its classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from peer import logs
 from peer.config.schema import Config
 from peer.data import corpus
-from peer.data.corpus import Corpus
 from peer.data.open import evaluated, read_ahead
 from peer.logs import fields
 from peer.p2p import identity
@@ -21,7 +20,7 @@ from peer.replica.sharded.ranks import Ranks
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.member import Membership
-from peer.training.resources import Resources, open_resources
+from peer.training.resources import open_resources
 from peer.training.state import PeerState
 from peer.training.trainer import Trainer
 from peer.training.validation import Validation
@@ -31,7 +30,7 @@ log = logs.get_logger("assemble")
 
 @contextmanager
 def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> Iterator[Trainer]:
-    """A trainer that is in the swarm, on all ranks of ``ranks``; leaves it and closes everything, whatever happens."""
+    """A trainer that has joined the swarm, on all ranks of ``ranks``. At the end it leaves and closes everything."""
     config = model_source.pinned(config)
     run, own = config.run, config.peer
     with ExitStack() as stack:
@@ -39,7 +38,13 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
         logs.setup(resources.folder.name, resources.folder.path / "peer.log")
         pretrained_tokenizer.warn(run)
         text = corpus.load(run.data, run.evaluation.sets)
-        state = stack.enter_context(_replica(config, text, resources, ranks))
+        if own.threads:
+            torch.set_num_threads(own.threads)
+        stream = identity.stream_of(resources.peer_id) if own.stream is None else own.stream
+        device, context = resources.device, resources.context
+        state = replica.replica(config, text.train, stream=stream, device=device, context=context, ranks=ranks)
+        state.stream = read_ahead(run, state.stream, device)
+        stack.callback(state.stream.close)
         checkpoints = Checkpoints(resources.folder.path / "checkpoints", own.checkpoint.keep)
         checkpoints.require_space(state.checkpoint_bytes)
         resources.metrics["checkpoint_bytes"].set(state.checkpoint_bytes)
@@ -53,25 +58,8 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
         yield Trainer(config, member, state, checkpoints, validation)
 
 
-@contextmanager
-def _replica(config: Config, text: Corpus, resources: Resources, ranks: Ranks | None) -> Iterator[PeerState]:
-    """What trains; its data stream is closed at the end."""
-    own = config.peer
-    if own.threads:
-        torch.set_num_threads(own.threads)
-    stream = identity.stream_of(resources.peer_id) if own.stream is None else own.stream
-    state = replica.replica(
-        config, text.train, stream=stream, device=resources.device, context=resources.context, ranks=ranks
-    )
-    state.stream = read_ahead(config.run, state.stream, resources.device)
-    try:
-        yield state
-    finally:
-        state.stream.close()
-
-
 def _resume(config: Config, state: PeerState, checkpoints: Checkpoints) -> None:
-    """Take over this peer's newest checkpoint, if it has one."""
+    """Restore this peer's newest checkpoint, if it has one."""
     saved = checkpoints.newest(state.refusal) if config.peer.checkpoint.resume else None
     if saved is not None:
         state.restore(saved)

@@ -1,7 +1,4 @@
-"""The boundary of a peer that waits for each exchange.
-
-match: which peers are here? → exchange: swap one tensor → apply: the outer step
-"""
+"""The boundary of a peer that waits for each exchange: find a group, exchange one tensor, take the outer step."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.training.boundary import Boundary
 
-ROUND_TRIES = 2  # of one round
+ROUND_TRIES = 2  # for one round
 
 
 @dataclass
@@ -24,7 +21,7 @@ class Blocking(Boundary):
     exchange: Exchange[Any]
 
     def cross(self, inner: InnerReport) -> bool:
-        """The outer step with the group that is met; when it returns the next inner phase can begin."""
+        """Average with the group and take the outer step. The next inner phase can begin when it returns."""
         phase = self.phase
         for _ in range(ROUND_TRIES):
             with phase("match"):
@@ -44,7 +41,7 @@ class Blocking(Boundary):
         return True
 
     def caught_up(self, donor: Seat) -> Group:
-        """The group of a peer whose slow weights were not the group's: it takes them from ``donor`` first."""
+        """Take the group's slow weights from ``donor``, then ask for the group again."""
         state = self.presence.state_of(donor, self.state.room())
         if state is None:
             return Group(self.counters.round, lost=f"{donor.name} did not give the group's slow weights")
@@ -53,7 +50,7 @@ class Blocking(Boundary):
         return again if again.behind is None else Group(self.counters.round, lost="the group's slow weights changed")
 
     def repeats(self, mean: Averaged) -> bool:
-        """A group's round that failed because of another member is repeated once, without that member."""
+        """Report the end of the exchange; returns whether a member's failure is a reason to repeat it without it."""
         self.presence.ended(mean)
         if self.outer.grouping is not Grouping.EVERYONE or self.context.stop.requested:
             return False

@@ -1,15 +1,19 @@
-"""What a peer does when an inner phase has ended, for trainer.py as for a program's own loop (api/loop.py).
+"""When an inner phase ends, and what a peer does then; for trainer.py and for a program's own loop (api/loop.py).
 
-Implementations: blocking.py waits for the exchange, overlapped.py lets it run while the next inner steps do.
+Implementations: blocking.py waits for the exchange, overlapped.py runs it during the next inner steps.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from peer.config.schema import SwarmRunConfig
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
+from peer.rounds.progress import Progress, phase_steps
 from peer.swarm.presence import Presence
 from peer.telemetry.report import BoundaryReport, Reporter, RoundReport
 from peer.training.outer_state import OuterState
@@ -40,13 +44,54 @@ class Boundary(ABC):
         """
 
     def finish(self) -> None:  # noqa: B027
-        """There is no further inner phase: wait for an exchange that is on its way."""
+        """There is no further inner phase: wait for an exchange that has not ended."""
 
     def reached(self, inner: InnerReport) -> BoundaryReport:
-        """Where this peer is after a boundary."""
+        """This peer's position after a boundary."""
         return BoundaryReport(self.counters.round, self.state.inner.step, self.counters.tokens, inner)
 
     def report(self, boundary: BoundaryReport, mean: Averaged) -> None:
-        """A round's exchange has ended; the report's ``seconds`` are since the last report."""
+        """A round's exchange has ended."""
         seconds, idle_share = self.phase.lap(), self.phase.idle_share()
         self.reporter.round(RoundReport(boundary, mean, seconds, idle_share, self.presence.size))
+
+
+class PhaseLength:
+    """Length of an inner phase: H steps, fewer at the end of the run, or what fits into ``run.inner_time``.
+
+    ``total``: the run's inner steps, infinite when unknown.
+    """
+
+    def __init__(self, run: SwarmRunConfig, total: float, state: OuterState, progress: Progress) -> None:
+        self._run, self._total, self._state, self._progress = run, total, state, progress
+        self._until = math.inf
+
+    def begin(self) -> int:
+        """The phase begins or continues; returns the steps that remain."""
+        steps, limit = self.remaining(), math.inf
+        if self._run.inner_time is not None:
+            limit = self._run.inner_time * steps / self._run.inner_steps
+        self._progress.begin(steps, self._run.inner_steps, limit)
+        self._until = time.monotonic() + limit
+        return steps
+
+    def remaining(self) -> int:
+        """Inner steps to the next boundary."""
+        counters = self._state.counters
+        steps = phase_steps(self._run.inner_steps, self._total - counters.boundary_step, self._state.outer.grouping)
+        return steps - counters.phase_steps_done
+
+    def run_ends(self) -> bool:
+        """The run has at most one more inner phase."""
+        return self._total - self._state.inner.step <= self._run.inner_steps
+
+    @property
+    def time_up(self) -> bool:
+        """The phase's time is over, whatever number of steps was made."""
+        return time.monotonic() >= self._until
+
+    def cut(self) -> None:
+        """End the phase now: the swarm's step counts as if all steps had been made."""
+        left = self.remaining()
+        self._state.inner.step += left
+        self._state.counters.phase_steps_done += left

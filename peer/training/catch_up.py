@@ -1,7 +1,4 @@
-"""How a peer's state becomes a member's: when it starts, or later if it cannot be averaged with the others'.
-
-Previous stations: outer_state.py and swarm/presence.py. Next station: member.py.
-"""
+"""Takes the state of a member: at the start, or later when this peer's weights cannot be averaged with the swarm's."""
 
 from __future__ import annotations
 
@@ -20,56 +17,58 @@ from peer.training.validation import Validation
 
 log = get_logger("joining")
 ROOT_BYTES = 8
-WORSE_RATIO = 1.25  # times one's own loss: small validation sets are noisy
-LEARNED_RATIO = 0.98  # times the loss of a model that only guesses: noise may guess a little better
-DONORS = 3  # that are asked, one after the other, while their weights are no good
+WORSE_RATIO = 1.25  # of this peer's loss: small validation sets are noisy
+LEARNED_RATIO = 0.98  # of the loss of a uniform guess: noise may be a little better
+DONORS = 3  # asked one after the other until one gives good weights
 
 
 def catch_up(
     state: OuterState, presence: Presence, timeout: float, *, newcomer_above: int = 0, reached: int = 0
 ) -> None:
-    """Take over the state of a member that is further, if there is one. A newcomer takes it whole; a peer that resumes
-    from a checkpoint older than its last merges keeps what it has trained.
+    """Take the state of a member in a later round, if there is one. A newcomer adopts it; a peer that has trained keeps
+    its own change.
 
-    ``reached``: the last round that this peer has made, if it comes back: its checkpoint may be older.
+    ``reached``: the last round of this peer before its restart; its checkpoint may be older.
     """
     round = state.counters.round
     if state.inner.step:
-        little = reached - round <= STALE_ROUNDS and not state.outer.equal_replicas
-        above = round + (STALE_ROUNDS if little else 0)
+        recent = reached - round <= STALE_ROUNDS and not state.outer.equal_replicas
+        above = round + (STALE_ROUNDS if recent else 0)
     else:
         above = round + newcomer_above
     taken = presence.join(state.room(), timeout, above=above, reached=reached)
     if taken is not None and taken.round > above:
         (state.catch_up if state.inner.step else state.adopt)(taken)
     state.counters.root = state.counters.root or token_hex(ROOT_BYTES)
-    _begin(state, presence, alone=taken is None and not presence.others())
+    alone = taken is None and not presence.others()
+    presence.origin.note(alone=alone, round=state.counters.round, root=state.counters.root)
 
 
 @dataclass(frozen=True)
 class Others:
-    """Members whose weights cannot be averaged with this peer's, and why. Only ``ids`` are asked, if there are any."""
+    """Members whose weights cannot be averaged with this peer's. Only ``ids`` are asked, if there are any."""
 
     why: str
-    above: int  # round
-    anew: bool  # nothing of what this peer has trained is kept
+    above: int  # their weights must be of a later round
+    adopt: bool  # this peer does not keep its own change
     ids: Collection[str] = ()
 
 
 def join_late(state: OuterState, presence: Presence, phase: PhaseClock, validation: Validation | None = None) -> bool:
-    """At a boundary: take over the weights of :class:`Others`, if there are any; returns whether it did.
+    """At a boundary: take the weights of :class:`Others`, if there are any; returns whether it did.
 
     With ``validation`` only if these weights are good enough.
     """
-    state.counters.root = presence.origin.root  # perhaps that of a peer we met: for our checkpoints and newcomers
-    others, own = _others(state.counters.round, presence, judged=validation is not None), state.counters.round
+    state.counters.root = presence.origin.root  # a partner may have changed it
+    own = state.counters.round
+    others = _others(own, presence, judged=validation is not None)
     if others is None:
         return False
     with phase("join"):
         taken = _state_of(others, state, presence, validation)
         if taken is not None:
-            (state.adopt if others.anew else state.catch_up)(taken)
-            _begin(state, presence)
+            (state.adopt if others.adopt else state.catch_up)(taken)
+            presence.origin.note(alone=False, round=state.counters.round, root=state.counters.root)
             log.warning("%s: took its weights: %s", others.why, fields(own_round=own, round=taken.round))
         presence.settle(others.ids, taken=taken is not None)
     return taken is not None
@@ -77,19 +76,18 @@ def join_late(state: OuterState, presence: Presence, phase: PhaseClock, validati
 
 def _others(round: int, presence: Presence, *, judged: bool) -> Others | None:
     if presence.late(judged=judged):
-        anew = not presence.origin.since
-        return Others("the swarm was there before", above=round + STALE_ROUNDS, anew=anew)
-    strangers = presence.diverged_from()
-    return Others("this peer has nothing in common with the swarm", -1, True, strangers) if strangers else None
+        return Others("the swarm is older than this peer", round + STALE_ROUNDS, adopt=not presence.origin.since)
+    ids = presence.diverged_from()
+    return Others("this peer has nothing in common with the swarm", -1, adopt=True, ids=ids) if ids else None
 
 
 def _state_of(others: Others, state: OuterState, presence: Presence, validation: Validation | None) -> State | None:
     bad: set[str] = set()
     while len(bad) < DONORS:
-        try:  # a donor may be hostile: it is asked once, and training goes on
+        try:  # a donor may be hostile: ask it once, and continue to train
             taken = presence.join(state.room(), 0.0, above=others.above, among=others.ids, without=bad)
         except (RunError, UserError) as error:
-            log.warning("%s, and nobody gives its weights: %s", others.why, error)
+            log.warning("%s, and no member gives its weights: %s", others.why, error)
             return None
         if taken is None or validation is None or _good(taken, others, validation):
             return taken
@@ -98,15 +96,11 @@ def _state_of(others: Others, state: OuterState, presence: Presence, validation:
 
 
 def _good(taken: State, others: Others, validation: Validation) -> bool:
-    """The weights of a member that says it is further must not be much worse; of the larger part of a swarm it is
-    enough that they have learned a bit.
+    """A member in a later round must not have a much higher loss; the majority of a diverged swarm must be better than
+    a guess.
     """
     loss = validation.loss_of(taken.vectors[0])
     limit = LEARNED_RATIO * validation.chance if others.ids else WORSE_RATIO * validation.own_loss()
     if loss >= limit:
-        log.warning("%s, but these weights are no good: %s", others.why, fields(val_loss=loss, limit=limit))
+        log.warning("%s, but the loss of these weights is too high: %s", others.why, fields(val_loss=loss, limit=limit))
     return loss < limit
-
-
-def _begin(state: OuterState, presence: Presence, *, alone: bool = False) -> None:
-    presence.origin.note(alone=alone, round=state.counters.round, root=state.counters.root)

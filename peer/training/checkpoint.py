@@ -1,14 +1,15 @@
 """Checkpoints: safetensors for tensors, JSON for the rest; no pickle.
 
     checkpoints/step_00000500/{model,optimizer,outer}.safetensors, state.json
-    checkpoints/latest        the name of the newest one
+    checkpoints/latest        the name of the newest checkpoint
 
-A checkpoint is written into a temporary folder, synced to disk and renamed, so what has its final name is whole.
-``state.json`` holds a digest of every file and of itself; a damaged checkpoint is skipped for the one before.
+A checkpoint is written to a temporary folder, synced to disk and renamed, so a folder with a final name is complete.
+``state.json`` holds a digest of each file and of itself. A damaged checkpoint is skipped.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -32,12 +33,12 @@ Tensors = dict[str, Tensor]
 STATE = "state.json"
 LATEST = "latest"
 TEMPORARY = ".tmp-"
-BEFORE = "-before"  # ends the name of what a new checkpoint of the same step is about to replace
+BEFORE = "-before"  # suffix of a checkpoint that a new one of the same step replaces
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint as read: ``tensors`` by file (model, optimizer, outer), all on the host."""
+    """A checkpoint after its load: ``tensors`` by file (model, optimizer, outer), on the host."""
 
     path: Path
     state: dict[str, Any]
@@ -51,7 +52,7 @@ class Checkpoints:
         self.folder, self._keep = folder, keep
 
     def require_space(self, bytes_each: int) -> None:
-        """Raise :class:`UserError` unless all checkpoints that will be kept, and one in the making, fit."""
+        """Raise :class:`UserError` unless the disk has room for all kept checkpoints and a new one."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.folder).free
@@ -66,14 +67,14 @@ class Checkpoints:
             )
 
     def free_bytes(self) -> float:
-        """Room on the disk; not a number when it cannot be read."""
+        """Free space on the disk; NaN when unknown."""
         try:
             return float(shutil.disk_usage(self.folder).free)
         except OSError:
             return math.nan
 
     def save(self, step: int, state: Mapping[str, Any], tensors: Iterable[tuple[str, Tensors]]) -> bool:
-        """Write one checkpoint, ``tensors`` by file. ``False``, and a line in the log, when the disk refuses it."""
+        """Write one checkpoint, ``tensors`` by file. An error of the disk is logged and gives ``False``."""
         name = f"step_{step:08d}"
         temporary, final = self.folder / f"{TEMPORARY}{name}", self.folder / name
         try:
@@ -90,7 +91,7 @@ class Checkpoints:
             whole = {**state, "step": step, "digests": digests}
             _write(temporary / STATE, json.dumps({"digest": _seal(whole), "state": whole}, indent=1))
             _sync(temporary)
-            if final.exists():  # moved and not removed: a kill in between must not cost the only one
+            if final.exists():  # not removed before the rename: a kill must not lose the only one
                 final.rename(self.folder / f"{TEMPORARY}{name}{BEFORE}")
             temporary.rename(final)
             pointer = self.folder / f"{TEMPORARY}{LATEST}"
@@ -99,15 +100,15 @@ class Checkpoints:
             _sync(self.folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            log.error("checkpoint of step %d not saved, training goes on: %s: %s", step, self.folder, error)
+            log.error("checkpoint of step %d not saved, training continues: %s: %s", step, self.folder, error)
             return False
         for old in (*self.all()[: -self._keep], *self.folder.glob(f"{TEMPORARY}step_*")):
             shutil.rmtree(old, ignore_errors=True)
         return True
 
     def all(self) -> list[Path]:
-        """Folders of the checkpoints, oldest first. Those beyond ``latest`` are the oldest: the peer has given them up
-        for the weights of others, who were less far, or was killed before it had finished the save.
+        """Folders of the checkpoints, oldest first. Steps after ``latest`` count as the oldest: the peer replaced them
+        by the weights of a member in an earlier round, or a kill interrupted the save.
         """
         found = sorted(path for path in self.folder.glob("step_*") if path.is_dir())
         try:
@@ -119,7 +120,7 @@ class Checkpoints:
     def newest(
         self, usable: Callable[[dict[str, Any]], str] = lambda state: "", parts: Collection[str] | None = None
     ) -> Saved | None:
-        """The newest checkpoint that is whole; ``usable`` names a reason to refuse one (a :class:`UserError`).
+        """The newest undamaged checkpoint. ``usable`` returns why it cannot be used, which raises :class:`UserError`.
 
         ``parts``: as in :func:`load`.
         """
@@ -128,7 +129,7 @@ class Checkpoints:
             try:
                 saved = load(path, parts)
             except (OSError, ValueError, KeyError) as error:
-                log.warning("checkpoint %s is damaged, taking the one before: %s", path, error)
+                log.warning("checkpoint %s is damaged, trying an older one: %s", path, error)
                 continue
             reason = usable(saved.state)
             if reason:
@@ -137,7 +138,7 @@ class Checkpoints:
         return None
 
     def _put_back(self) -> None:
-        """A kill came between moving a checkpoint away and putting the new one of the same step in its place."""
+        """Restore a checkpoint if a kill interrupted its replacement."""
         for moved in self.folder.glob(f"{TEMPORARY}step_*{BEFORE}"):
             final = self.folder / moved.name.removeprefix(TEMPORARY).removesuffix(BEFORE)
             if not final.exists():
@@ -145,9 +146,9 @@ class Checkpoints:
 
 
 def load(path: Path, parts: Collection[str] | None = None) -> Saved:
-    """Read and verify one checkpoint, or with ``parts`` these files of it alone.
+    """Read and verify one checkpoint, or only the files ``parts``.
 
-    Raises ``ValueError``, ``KeyError`` or ``OSError`` when it is not whole.
+    Raises ``ValueError``, ``KeyError`` or ``OSError`` when it is damaged.
     """
     whole = json.loads((path / STATE).read_text(encoding="utf-8"))
     state = whole.get("state") if isinstance(whole, dict) else None
@@ -155,13 +156,14 @@ def load(path: Path, parts: Collection[str] | None = None) -> Saved:
         raise ValueError(f"{STATE} does not match its digest")
     tensors = {}
     for name, digest in state["digests"].items():
-        if parts is not None and name.removesuffix(".safetensors") not in parts:
+        part = name.removesuffix(".safetensors")
+        if parts is not None and part not in parts:
             continue
         if _digest(path / name) != digest:
             raise ValueError(f"{name} does not match its digest")
-        tensors[name.removesuffix(".safetensors")] = load_file(path / name)
-    if parts is not None and set(parts) - tensors.keys():
-        raise ValueError(f"it has no {', '.join(sorted(set(parts) - tensors.keys()))}")
+        tensors[part] = load_file(path / name)
+    if missing := set(parts or ()) - tensors.keys():
+        raise ValueError(f"it has no {', '.join(sorted(missing))}")
     return Saved(path, state, tensors)
 
 
@@ -170,11 +172,8 @@ def _seal(state: dict[str, Any]) -> str:
 
 
 def _digest(path: Path) -> str:
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def _write(path: Path, text: str) -> None:

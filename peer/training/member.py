@@ -1,6 +1,6 @@
-"""A peer's side to the swarm, around whatever trains: reporter, node and presence; it joins, exchanges and leaves.
+"""A peer as a member of the swarm: reporter, node, presence and boundary. It joins, exchanges and leaves.
 
-Put together here for both the trainer (assemble.py) and a program's own loop (api/loop.py). Before it: resources.py.
+Used by the trainer (assemble.py) and by a program's own loop (api/loop.py).
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from peer.swarm.presence import Presence, Vitals
 from peer.telemetry import trackers
 from peer.telemetry.report import Reporter
 from peer.training.blocking import Blocking
-from peer.training.boundary import Boundary
+from peer.training.boundary import Boundary, PhaseLength
 from peer.training.catch_up import catch_up, join_late
 from peer.training.outer_state import OuterState
 from peer.training.overlapped import Overlapped
-from peer.training.phase import PhaseLength
 from peer.training.resources import Resources
 from peer.training.validation import Validation
 
@@ -41,20 +40,18 @@ log = get_logger("membership")
 
 
 class Membership:
-    """``close`` leaves the swarm, whatever has happened.
-
-    ``total``: inner steps of the run, infinite when nobody knows; ``tokens``: how many an inner step trains on.
-    """
+    """One member. ``total``: inner steps of the run, infinite when unknown; ``tokens``: of an inner step."""
 
     def __init__(self, resources: Resources, state: OuterState, *, total: float, tokens: Callable[[], float]) -> None:
-        run, own, slow = resources.run, resources.own, state.outer.slow
+        run, own, slow, folder = resources.run, resources.own, state.outer.slow, resources.folder
         self.resources, self.state, self._tokens = resources, state, tokens
         self.phase_length = PhaseLength(run, total, state, resources.context.progress)
         self._stack = ExitStack()
-        self.reporter = self._reporter()
+        tracked = trackers.start(own.trackers, folder.path, run=run.name, peer=folder.name, peer_id=resources.peer_id)
+        self.reporter = Reporter(folder.path, resources.metrics, tracked)
         self._stack.callback(self.reporter.close)
         layout = layout_digest(slow.layout())
-        me = MemberIdentity(resources.folder.name, run.name, digest(run), canonical(run), layout)
+        me = MemberIdentity(folder.name, run.name, digest(run), canonical(run), layout)
         settings = NodeSettings.of(own.network, resources.key, own.initial_peers)
         self.node = MemberNode(settings, resources.authority, me)
         self.presence = Presence(
@@ -69,25 +66,18 @@ class Membership:
         )
         self._stack.callback(self.presence.leave)
 
-    def _reporter(self) -> Reporter:
-        run, own, folder = self.resources.run, self.resources.own, self.resources.folder
-        tracked = trackers.start(
-            own.trackers, folder.path, run=run.name, peer=folder.name, peer_id=self.resources.peer_id
-        )
-        return Reporter(folder.path, self.resources.metrics, tracked)
-
     def _vitals(self) -> Vitals:
-        """What this peer's record says of now."""
+        """The current values for this peer's record."""
         return Vitals(
             self.state.inner.step,
             self.resources.context.progress.rate(self._tokens()),
-            self.reporter.status.report(self.resources.phase.totals, self.presence.size),
+            self.reporter.status(self.resources.phase.totals, self.presence.size),
         )
 
     def join(self, resume: Callable[[], None] = lambda: None, *, newcomer_above: int = 0) -> None:
-        """Go on from the newest state there is, one's own (``resume`` takes it over) or a member's, and be found.
+        """Enter the swarm with the newest state: this peer's own, which ``resume`` restores, or a member's.
 
-        ``newcomer_above``: one that has trained nothing takes the weights of a member that is beyond this round.
+        ``newcomer_above``: a peer without training takes the weights of a member after this round.
         """
         own, presence, counters = self.resources.own, self.presence, self.state.counters
         reached = self.reporter.reached()
@@ -101,28 +91,26 @@ class Membership:
             presence.enter(self.state.snapshot, counters.round, waits=together)
             if together:
                 presence.await_others(own.start_with, own.start_patience)
-                self._catch_up(reached=reached)  # all have come back, each with its own checkpoint: one is furthest
-        what = fields(
+                self._catch_up(reached=reached)  # all resumed from their own checkpoints: one is newest
+        ready = fields(
             config=self.node.member.config,
             method=self.resources.run.outer.name,
             parameters=self.state.outer.slow.numel,
             device=self.resources.device,
+            address=self.node.addresses[0],
+            metrics=self.resources.metrics_address,
+            step=self.state.inner.step,
         )
-        where = fields(
-            address=self.node.addresses[0], metrics=self.resources.metrics_address, step=self.state.inner.step
-        )
-        log.info("ready: %s %s", what, where)
+        log.info("ready: %s", ready)
 
     def rejoin(self) -> None:
-        """The state was replaced by an older or newer one: go on from it, or from a member's that is further."""
+        """The program has replaced the state: continue from it, or from a newer state of a member."""
         with self.resources.phase("join"):
             self._catch_up()
             self.reporter.rewind(self.state.counters.round, self.state.inner.step)
 
     def join_late(self, validation: Validation | None = None) -> bool:
-        """At a boundary: go on from others' weights if this peer's cannot be averaged with them; returns whether it
-        does. With ``validation`` only if these are good enough.
-        """
+        """:func:`catch_up.join_late`, with its report."""
         replaced = join_late(self.state, self.presence, self.resources.phase, validation)
         if replaced:
             self.reporter.replaced()
@@ -133,23 +121,16 @@ class Membership:
         catch_up(self.state, self.presence, timeout, newcomer_above=newcomer_above, reached=reached)
 
     def boundary(self) -> Boundary:
-        """What ends this peer's rounds; made once, after :meth:`join`."""
+        """The end of this peer's rounds; call it once, after :meth:`join`."""
         settings, method = self.resources.run.exchange, self.state.outer
+        parts = self.state, self.presence, self.reporter, self.resources
         if not settings.overlap:
-            return Blocking(self.state, self.presence, self.reporter, self.resources, self._exchange())
+            return Blocking(*parts, self._exchange())
         assert isinstance(method, NoLoCo), "checked with the configuration"
         coder = codec(settings.codec, method.slow.numel)
         exchange = OverlappedPairExchange(self.node, method.slow.numel, coder, settings, Guard())
         self._stack.callback(exchange.close)
-        return Overlapped(
-            self.state,
-            self.presence,
-            self.reporter,
-            self.resources,
-            exchange=exchange,
-            method=method,
-            phase_length=self.phase_length,
-        )
+        return Overlapped(*parts, exchange, method, self.phase_length)
 
     def _exchange(self) -> Exchange[Any]:
         outer, settings, node = self.state.outer, self.resources.run.exchange, self.node
@@ -163,5 +144,5 @@ class Membership:
         return AllReduceExchange(node, incoming, numel, numel, settings)
 
     def close(self) -> None:
-        """Withdraw the record, say goodbye, close the node and the files."""
+        """Leave the swarm: withdraw the record, close the node and the files."""
         self._stack.close()

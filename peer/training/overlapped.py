@@ -1,10 +1,8 @@
-"""The boundary of a peer that does not wait: the swap runs while the next inner steps do (``run.exchange.overlap``).
+"""The boundary of a peer that does not wait: the swap runs during the next inner steps (``run.exchange.overlap``).
 
-At a boundary a helper thread looks for a partner. When it is there, the parts of the model take their outer step one
-after the other, each between two inner steps: first as in a group of one, then amended by what the partner sent
-(outer/noloco.py). Without a partner all parts take the step of a group of one.
-
-Previous station: exchange/pair/overlapped.py. Next stations: trainer.py, api/loop.py.
+At a boundary a helper thread finds a partner. Then the parts of the model take their outer step one after the other,
+each between two inner steps: first as a group of one, then with a correction by the partner's part (outer/noloco.py).
+Without a partner all parts take the step of a group of one.
 """
 
 from __future__ import annotations
@@ -21,11 +19,10 @@ from peer.outer.method import PartwiseMethod
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.types import Group
 from peer.telemetry.report import BoundaryReport
-from peer.training.boundary import Boundary
-from peer.training.phase import PhaseLength
+from peer.training.boundary import Boundary, PhaseLength
 
-STOP_PATIENCE = 10.0  # seconds for a swap that is on its way when this peer is asked to stop
-LOOK_SECONDS = 0.05  # seconds between two looks at a swap that is waited for
+STOP_PATIENCE = 10.0  # seconds for a running swap after a stop request
+LOOK_SECONDS = 0.05  # seconds between two checks of a swap at the end of the run
 
 
 @dataclass(frozen=True)
@@ -33,36 +30,36 @@ class EndedPhase:
     """An inner phase whose swap has not begun."""
 
     inner: InnerReport
-    tokens: int  # trained on in the round: the weight of this peer's contribution
+    tokens: int  # of the round: the weight of this peer's contribution
     number: int  # of the inner phase, from 1
 
 
 @dataclass(frozen=True)
-class SwapUnderWay:
-    """A round whose swap is on its way: what its report will say."""
+class RunningSwap:
+    """A swap that has not ended, and the values for its report."""
 
     mailbox: SwapMailbox
     boundary: BoundaryReport
-    opened: dict[int, int] = field(default_factory=dict)  # part: the inner step at which it was opened
-    late: list[int] = field(default_factory=list)  # inner steps between that and the arrival of the partner's part
+    opened: dict[int, int] = field(default_factory=dict)  # part: the inner step at its opening
+    late: list[int] = field(default_factory=list)  # inner steps from the opening to the partner's part
 
 
 @dataclass
 class Overlapped(Boundary):
-    """One swap at a time. It is waited for at the end of the run only. ``method`` is the state's outer method."""
+    """Runs one swap at a time and waits for it only at the end of the run. ``method``: the state's outer method."""
 
     exchange: OverlappedPairExchange
     method: PartwiseMethod
     phase_length: PhaseLength
     _ended: EndedPhase | None = None
-    _swap: SwapUnderWay | None = None
+    _swap: RunningSwap | None = None
 
     def cross(self, inner: InnerReport) -> bool:
-        """The round is over, and its swap begins with the next inner step: a partner must not wait while this peer
-        evaluates. While the last swap is on its way the boundary is postponed, unless the run ends before the next one.
+        """The round is over. Its swap begins with the next inner step, so that no partner waits while this peer
+        evaluates. While the last swap runs the boundary is postponed, unless the run ends before the next one.
         """
         if self._swap is not None and not self.phase_length.run_ends():
-            self.state.postpone_boundary()
+            self.state.begin_phase()
             return False
         self.finish()
         self._ended = EndedPhase(inner, self.counters.phase_tokens, self.context.progress.phases)
@@ -70,12 +67,12 @@ class Overlapped(Boundary):
         return True
 
     def between_steps(self) -> None:
-        """Begin the swap of the phase that has ended, or go on with it."""
+        """Begin the swap of the phase that has ended, or continue it."""
         self._launch()
         self._advance()
 
     def finish(self) -> None:
-        """Wait for the swap that is on its way, if any; its deadline bounds this, and a stop leaves it little time."""
+        """Wait for the running swap until its deadline, or for ``STOP_PATIENCE`` after a stop request."""
         with self.phase("exchange"):
             self._launch()
             until = time.monotonic() + STOP_PATIENCE
@@ -96,10 +93,10 @@ class Overlapped(Boundary):
             return replace(self.presence.group_for(round, ended.number), tokens=ended.tokens)
 
         mailbox = self.exchange.start(self.context.progress.step_seconds, meet)
-        self._swap = SwapUnderWay(mailbox, self.reached(ended.inner))
+        self._swap = RunningSwap(mailbox, self.reached(ended.inner))
 
     def _advance(self, *, idle: bool = False) -> None:
-        """Apply the corrections that have arrived and open the next parts. ``idle``: no inner steps run meanwhile."""
+        """Apply the corrections that have arrived and open the next parts. ``idle``: no inner steps run now."""
         swap = self._swap
         if swap is None:
             return
@@ -119,7 +116,7 @@ class Overlapped(Boundary):
             self.presence.ended(result)
             self.report(swap.boundary, replace(result, staleness=fmean(swap.late) if swap.late else 0.0))
 
-    def _open(self, swap: SwapUnderWay, index: int) -> None:
+    def _open(self, swap: RunningSwap, index: int) -> None:
         start, stop = swap.mailbox.parts[index]
         own, change = torch.empty(stop - start), torch.empty(stop - start)
         self.method.open(start, own, change)

@@ -1,6 +1,6 @@
-"""What trains, without the network: model, data, inner loop and outer method of one replica, from a configuration.
+"""Makes one replica from a configuration: model, data, inner loop and outer method, without a network.
 
-Used by assemble.py for a peer and by simulate/ for many of them.
+Used by assemble.py for a peer and by commands/simulate/ for many replicas.
 """
 
 from __future__ import annotations
@@ -37,24 +37,25 @@ def replica(
     context: LoopContext,
     ranks: Ranks | None = None,
 ) -> PeerState:
-    """A replica with the run's fresh weights that reads data stream ``stream`` of ``tokens``; ``ranks``: the other
-    ranks that it lies on.
+    """A replica with the run's initial weights that reads data stream ``stream`` of ``tokens``. With ``ranks`` it is
+    sharded over them.
     """
     run = config.run
+    bf16 = wants_bf16(config.peer.precision, device)
     if ranks is None:
-        inner, slow = _whole(config, device, context)
+        inner, slow = _unsharded(config, device, bf16=bf16, context=context)
     else:
-        bf16 = wants_bf16(config.peer.precision, device)
         inner, slow = sharded.build(ranks, config, device, bf16=bf16, context=context)
     return PeerState(
         inner, outer_method(run, slow), batches(run, tokens, stream), digest(run), origin(run, inner.model)
     )
 
 
-def _whole(config: Config, device: torch.device, context: LoopContext) -> tuple[InnerLoop, SlowWeights]:
+def _unsharded(
+    config: Config, device: torch.device, *, bf16: bool, context: LoopContext
+) -> tuple[InnerLoop, SlowWeights]:
     run, own = config.run, config.peer
-    length = run.data.sequence_length
-    vocabulary = run.data.tokenizer.vocabulary
+    length, vocabulary = run.data.sequence_length, run.data.tokenizer.vocabulary
     network = model.build(run.model, sequence_length=length, seed=run.seed, vocabulary=vocabulary).to(device)
     if own.gradient_checkpointing:
         model.checkpoint_activations(network)
@@ -63,7 +64,7 @@ def _whole(config: Config, device: torch.device, context: LoopContext) -> tuple[
         run.inner,
         total_steps=run.steps,
         device=device,
-        autocast=wants_bf16(own.precision, device),
+        autocast=bf16,
         micro_batch=own.micro_batch,
         compiled=own.compile,
         context=context,
@@ -72,7 +73,7 @@ def _whole(config: Config, device: torch.device, context: LoopContext) -> tuple[
 
 
 def origin(run: RunConfig, network: nn.Module) -> dict[str, Any]:
-    """What a checkpoint says of where it comes from, so that ``export`` needs nothing else."""
+    """The run and the model of a checkpoint: all that ``export`` needs."""
     return {
         "version": __version__,
         "run": run.model_dump(mode="json"),

@@ -1,4 +1,4 @@
-"""What a peer has before there is anything to train: its folder, identity, metrics and clock."""
+"""The resources of a peer on its machine: folder, identity, metrics and clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from peer.training.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Resources:
-    """Of one peer, on one machine. ``key``: the file with its private key."""
+    """``key``: the file with the peer's private key."""
 
     run: SwarmRunConfig
     own: MemberConfig
@@ -40,7 +40,7 @@ class Resources:
 
 @contextmanager
 def open_resources(run: SwarmRunConfig, own: MemberConfig, device: torch.device, stop: Stop) -> Iterator[Resources]:
-    """Claims the peer's folder and serves its metrics until the end."""
+    """Claim the peer's folder and serve its metrics until the end of the context."""
     with ExitStack() as stack:
         folder = run_folder.claim(run.dir, own.name)
         stack.callback(folder.release)
@@ -67,7 +67,7 @@ def open_resources(run: SwarmRunConfig, own: MemberConfig, device: torch.device,
 
 
 def _identity(run: SwarmRunConfig, own: MemberConfig, folder: Path) -> tuple[Path, Authority | None]:
-    """The file with this peer's key, and in an invited swarm what its invitation says."""
+    """The file with this peer's key, and the authority of a swarm with invitations."""
     if run.owner is None:
         return own.identity or folder / "identity.key", None
     if own.invitation is None:

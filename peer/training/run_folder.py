@@ -1,4 +1,4 @@
-"""A peer's name and its folder ``<run.dir>/<peer name>``, held by a lock while the peer runs."""
+"""A peer's name and its folder ``<run.dir>/<peer name>``, locked while the peer runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from peer.errors import RunError, UserError
 
 
 class RunFolder:
-    """The claimed folder. The lock goes with the process, also when it is killed."""
+    """The claimed folder. The lock ends with the process, also after a kill."""
 
     def __init__(self, name: str, path: Path, lock: int) -> None:
         self.name, self.path, self._lock = name, path, lock
@@ -26,8 +26,8 @@ class RunFolder:
 
 
 def claim(run_dir: Path, name: str | None) -> RunFolder:
-    """Claim the folder of ``name``, or with ``None`` the first free ``<host name>-<k>``: the same one again
-    after a restart, another one for a second peer on the machine.
+    """Claim the folder of ``name``, or with ``None`` the first free ``<host name>-<k>``: the same folder after a
+    restart, another one for a second peer on the machine.
     """
     for candidate in [name] if name else _names():
         folder = run_dir / candidate
@@ -50,7 +50,7 @@ def claim(run_dir: Path, name: str | None) -> RunFolder:
 
 
 def require_folder(folder: Path) -> None:
-    """Create ``folder`` where it is not there. Raises :class:`UserError` when nothing can be written to it."""
+    """Create ``folder`` if it is missing. Raises :class:`UserError` when it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -60,16 +60,16 @@ def require_folder(folder: Path) -> None:
 
 
 def set_aside(folder: Path, names: Sequence[str]) -> None:
-    """Move what an earlier run left of ``names`` in ``folder`` to ``before-<time>`` beside it: nothing is overwritten.
+    """Move the files and folders ``names`` of an earlier run to ``<folder>/before-<time>``.
 
-    Raises :class:`UserError` when a peer is running in one of them, :class:`RunError` when it cannot be moved.
+    Raises :class:`UserError` when a peer runs in one of them, :class:`RunError` when they cannot be moved.
     """
-    used = [path for path in (folder / name for name in names) if path.exists()]
+    used = [folder / name for name in names if (folder / name).exists()]
     if not used:
         return
     for path in used:
         if path.is_dir():
-            claim(folder, path.name).release()  # refuses when a peer is running there
+            claim(folder, path.name).release()  # fails if a peer runs there
     aside = folder / time.strftime("before-%Y%m%d-%H%M%S")
     try:
         aside.mkdir()

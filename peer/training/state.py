@@ -1,8 +1,4 @@
-"""What a peer is made of: one state for a checkpoint, a resume and a newcomer.
-
-Previous stations: replica/inner_loop.py and outer_state.py. Next stations: checkpoint.py (disk) and
-swarm/state_transfer/ (network).
-"""
+"""The whole state of a peer: for a checkpoint, a resume and a newcomer."""
 
 from __future__ import annotations
 
@@ -23,7 +19,9 @@ from peer.training.outer_state import OuterState
 
 
 class PeerState(OuterState):
-    """Reads and writes the state of the parts it is given."""
+    """Adds the inner loop, the data stream and the random generators. ``config``: digest of the run; ``origin``: its
+    run and model in words, from which ``export`` makes a folder.
+    """
 
     inner: InnerLoop
 
@@ -45,21 +43,18 @@ class PeerState(OuterState):
         return 5 * 4 * self.outer.slow.numel
 
     def tensors(self) -> Iterator[tuple[str, Tensors]]:
-        """Files of a checkpoint, by name: the live tensors where they can be. Weights that lie on several GPUs are
-        copied to the host, one file at a time.
+        """Files of a checkpoint by name, with live tensors where possible. Sharded weights are copied to the host, one
+        file at a time.
         """
-        outer = {"phi": self.outer.slow.phi}
-        if self.outer.momentum is not None:
-            outer["momentum"] = self.outer.momentum
         yield "model", self.outer.slow.tensors()
-        yield "outer", outer
+        yield "outer", self.named_vectors()
         yield "optimizer", self.outer.slow.moments(self.inner.optimizer)
 
     def scalars(self) -> dict[str, Any]:
         """The JSON half of a checkpoint."""
         return {
             "config": self._config,
-            "origin": self._origin,  # the run and the model in words: what export makes a folder from
+            "origin": self._origin,
             "inner_step": self.inner.step,
             "position": self.stream.position,
             "cursor": self.stream.cursor,
@@ -79,7 +74,7 @@ class PeerState(OuterState):
         return ""
 
     def restore(self, saved: Saved) -> None:
-        """Take over a checkpoint whole."""
+        """Take over a checkpoint."""
         self.outer.slow.take(saved.tensors["model"])
         self.outer.slow.take_moments(self.inner.optimizer, saved.tensors["optimizer"])
         self.take_outer(saved.tensors["outer"])
@@ -92,7 +87,7 @@ class PeerState(OuterState):
         _set_rng(scalars["rng"])
 
     def forget(self) -> None:
-        """AdamW starts anew."""
+        """Reset AdamW."""
         self.outer.slow.take_moments(self.inner.optimizer, {})
 
 

@@ -1,6 +1,6 @@
-"""The loop of a peer. It gets finished parts, and knows no network and no formula.
+"""The loop of a peer. It knows no network and no formula.
 
-inner: H steps of AdamW → boundary: match, exchange, apply (blocking.py, overlapped.py) → now and then a checkpoint
+inner: H steps of AdamW → boundary: match, exchange, apply (blocking.py, overlapped.py) → evaluation, checkpoint
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from peer.training.validation import Validation
 
 
 class Trainer:
-    """Trains until ``run.steps`` of the swarm are done or a stop is asked for. ``member`` has joined."""
+    """Trains until the swarm has done ``run.steps`` or a stop is requested. ``member`` has joined."""
 
     def __init__(
         self, config: Config, member: Membership, state: PeerState, checkpoints: Checkpoints, validation: Validation
@@ -30,10 +30,10 @@ class Trainer:
         self.phase, self.stop = member.resources.phase, member.resources.context.stop
         self.phase_length, self.boundary = member.phase_length, member.boundary()
         self.checkpoints, self.validation = checkpoints, validation
-        self.phase.lap()  # the first report's seconds are from here on
+        self.phase.lap()  # the first report begins here
 
     def run(self) -> None:
-        """Train; raises :class:`RunError` when it cannot go on."""
+        """Train; raises :class:`RunError` when it cannot continue."""
         if not self.stop.requested:
             self.evaluate()
         self.loop()
@@ -43,7 +43,7 @@ class Trainer:
             self.evaluate()
 
     def loop(self) -> None:
-        """Rounds until the end. An inner phase that a stop cuts short is gone on with after the resume."""
+        """Rounds until the end. After a stop within an inner phase, the resumed peer continues the phase."""
         while not self.done():
             with self.phase("inner"):
                 inner = self.inner.run(self.batches())
@@ -54,11 +54,11 @@ class Trainer:
                 self.now_and_then()
 
     def done(self) -> bool:
-        """All steps made, or asked to stop."""
+        """All steps are made, or a stop is requested."""
         return self.stop.requested or self.inner.step >= self.config.run.steps
 
     def batches(self) -> Iterator[Tensor]:
-        """Training batches up to the next boundary, which comes after ``run.inner_time`` at the latest."""
+        """Training batches up to the next boundary, or for ``run.inner_time``."""
         for batch in self.stream.take(self.phase_length.begin()):
             self.boundary.between_steps()
             yield batch
@@ -66,7 +66,7 @@ class Trainer:
                 return
 
     def account(self, inner: InnerReport) -> None:
-        """Count what an inner phase did, and stop before a broken model reaches anybody."""
+        """Count an inner phase. Raises :class:`RunError` before a broken model is sent to others."""
         self.counters.tokens += inner.tokens
         self.counters.phase_tokens += inner.tokens
         self.counters.phase_steps_done += inner.steps
@@ -83,7 +83,7 @@ class Trainer:
             raise RunError(f"{self.member.presence.failure}; the state is saved, start again to go on")
 
     def now_and_then(self) -> None:
-        """After a boundary: evaluate and save when it is time."""
+        """After a boundary: evaluate and save when they are due."""
         if self.done():
             return
         replaced = self.member.join_late(self.validation)
@@ -93,12 +93,12 @@ class Trainer:
             self.save()
 
     def evaluate(self) -> None:
-        """Validation losses of this replica, into the report."""
+        """Report this replica's validation losses."""
         loss, others = self.validation.losses()
         self.member.reporter.evaluation(self.inner.step, self.counters.tokens, loss, others)
 
     def save(self) -> None:
-        """Write a checkpoint; a full disk is said and survived."""
+        """Write a checkpoint. Training continues without it when the disk is full."""
         with self.phase("checkpoint"):
             saved = self.checkpoints.save(self.inner.step, self.state.scalars(), self.state.tensors())
         if saved:

@@ -1,4 +1,4 @@
-"""Validation losses of one replica: for its reports, and to judge weights that others offer (catch_up.py)."""
+"""Validation losses of one replica: for its reports, and to check the weights of a member (catch_up.py)."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Validation:
 
     @property
     def chance(self) -> float:
-        """The loss of a model that only guesses."""
+        """The loss of a uniform guess."""
         return math.log(self.vocabulary)
 
     def losses(self) -> tuple[float, dict[str, float]]:
-        """Of this replica: on the validation set, and on the others by name."""
+        """This replica's losses: on the validation set, and on the other sets by name."""
         with self.phase("eval"):
             evaluate = self.state.inner.evaluate
             return evaluate(self.batches), {name: evaluate(batches) for name, batches in self.others.items()}
 
     def own_loss(self) -> float:
-        """Of this replica on the validation set."""
+        """This replica's loss on the validation set."""
         with self.phase("eval"):
             return self.state.inner.evaluate(self.batches)
 
     def loss_of(self, phi: Tensor) -> float:
-        """Of a replica with these slow weights (flat fp32, host) on the validation set."""
+        """The loss of the slow weights ``phi`` (flat fp32, host) on the validation set."""
         with self.state.trying(phi):
             return self.own_loss()

@@ -1,1 +1,1 @@
-"""Programs with loops of their own, each a member of a swarm: ``python -m peer.api.examples.bare_loop``."""
+"""Programs with their own training loops as members of a swarm: ``python -m peer.api.examples.bare_loop``."""

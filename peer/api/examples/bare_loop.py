@@ -3,7 +3,7 @@
     noloco-bootstrap --host 127.0.0.1
     python -m peer.api.examples.bare_loop --initial-peers ADDRESS --set peer.network.host=127.0.0.1     (several times)
 
-What makes it a member are the lines with ``outer`` in them.
+The lines with ``outer`` make it a member.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONTEXT, BATCH = 12, 64
 
 
 class NextByte(nn.Module):
-    """Guesses a byte from the twelve before it."""
+    """Predicts a byte from the twelve bytes before it."""
 
     def __init__(self, width: int = 128) -> None:
         super().__init__()
@@ -34,11 +34,11 @@ class NextByte(nn.Module):
 def main() -> None:
     """Train until the swarm has done its steps."""
     args = common.parsed(common.options(__doc__ or ""))
-    torch.manual_seed(0)  # a new swarm begins with the same weights everywhere
+    torch.manual_seed(0)  # the peers of a new swarm begin with the same weights
     model = NextByte()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     data, draw = common.text(), torch.Generator()
-    draw.seed()  # and everybody trains on something else
+    draw.seed()  # but train on different data
 
     with OuterLoop.start(model, run="bare-loop", optimizer=optimizer, **common.settings(args)) as outer:
         while not outer.done:

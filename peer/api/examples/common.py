@@ -1,4 +1,4 @@
-"""What the three examples have in common: their options, some text, and errors in one line."""
+"""Shared by the three examples: options, text, and errors in one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from peer import RunError, UserError
 
 
 def options(description: str) -> argparse.ArgumentParser:
-    """Of the command line."""
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--initial-peers", nargs="+", default=None, metavar="ADDR", help="as noloco-bootstrap printed")
     parser.add_argument("--steps", type=int, default=1000, metavar="N", help="inner steps of the run (default 1000)")
@@ -29,7 +29,7 @@ def options(description: str) -> argparse.ArgumentParser:
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The command line."""
+    """The parsed command line; sets torch's threads."""
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -37,7 +37,7 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """For :meth:`peer.OuterLoop.start`."""
+    """Keywords for :meth:`peer.OuterLoop.start`."""
     others = {key: yaml.safe_load(text) for key, _, text in (it.partition("=") for it in args.set)}
     return {
         "steps": args.steps,
@@ -62,7 +62,7 @@ def windows(data: Tensor, count: int, length: int, draw: torch.Generator) -> Ten
 
 
 def run(main: Callable[[], None]) -> None:
-    """Our own mistakes in a line, and Ctrl+C is no mistake."""
+    """Run ``main``; errors are one line, Ctrl+C is no error."""
     try:
         main()
     except (UserError, RunError) as error:

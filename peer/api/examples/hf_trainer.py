@@ -1,4 +1,4 @@
-"""A Hugging Face ``Trainer`` as a member of a swarm: what makes it one is its callback. Needs the package accelerate.
+"""A Hugging Face ``Trainer`` as a member of a swarm, by its callback. Needs the package accelerate.
 
 noloco-bootstrap --host 127.0.0.1
 python -m peer.api.examples.hf_trainer --initial-peers ADDRESS --set peer.network.host=127.0.0.1    (several times)
@@ -20,7 +20,7 @@ LENGTH, BATCH = 64, 8
 
 
 class Blocks(Dataset[dict[str, Tensor]]):
-    """The text in blocks; labels are the ids, the model shifts them."""
+    """The text in blocks. Labels are the ids; the model shifts them."""
 
     def __init__(self, data: Tensor) -> None:
         self._blocks = data[: len(data) // LENGTH * LENGTH].view(-1, LENGTH)
@@ -35,14 +35,14 @@ class Blocks(Dataset[dict[str, Tensor]]):
 
 def network() -> LlamaForCausalLM:
     """A small Llama."""
-    torch.manual_seed(0)  # a new swarm begins with the same weights everywhere
+    torch.manual_seed(0)  # the peers of a new swarm begin with the same weights
     return LlamaForCausalLM(
         LlamaConfig(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
     )
 
 
 def main() -> None:
-    """Train as always."""
+    """Train until the swarm has done its steps."""
     args = common.parsed(common.options(__doc__ or ""))
     member = OuterLoopCallback(run="hf-trainer", tokens=BATCH * LENGTH, **common.settings(args))
     with tempfile.TemporaryDirectory() as folder:
@@ -55,7 +55,7 @@ def main() -> None:
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            data_seed=int(torch.seed() % 2**31),  # and everybody reads in another order
+            data_seed=int(torch.seed() % 2**31),  # but read in different orders
         )
         try:
             Trainer(network(), arguments, train_dataset=Blocks(common.text()), callbacks=[member]).train()

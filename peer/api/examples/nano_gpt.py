@@ -1,5 +1,5 @@
-"""A small GPT with everything that a training script of its kind has: warm-up and cosine, gradient accumulation,
-mixed precision, gradient clipping, evaluation, checkpoints to resume from. And it is a member of a swarm.
+"""A small GPT as a member of a swarm, with a complete training script: warm-up and cosine, gradient accumulation,
+mixed precision, gradient clipping, evaluation, checkpoints.
 
     noloco-bootstrap --host 127.0.0.1
     python -m peer.api.examples.nano_gpt --initial-peers ADDRESS --set peer.network.host=127.0.0.1      (several times)
@@ -25,7 +25,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a feed-forward layer; each added to what goes in."""
+    """Causal attention, then a feed-forward layer, each with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Input and output embeddings are one tensor: it crosses the wire once."""
+    """Input and output embeddings are one tensor, which is sent once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class GPT(nn.Module):
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """By the swarm's step: who comes late is as far as the others."""
+    """By the swarm's step: a newcomer has the same rate as the others."""
     if step < WARMUP:
         return PEAK * (step + 1) / WARMUP
     share = min(1.0, (step - WARMUP) / max(1, steps - WARMUP))
@@ -76,7 +76,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 @torch.no_grad()
 def evaluate(model: GPT, held_out: Tensor) -> float:
-    """Loss on the same pieces each time."""
+    """Loss on the same batch each time."""
     batch = common.windows(held_out, 32, LENGTH + 1, torch.Generator().manual_seed(1)).to(DEVICE)
     return float(model(batch))
 
@@ -84,13 +84,13 @@ def evaluate(model: GPT, held_out: Tensor) -> float:
 def main() -> None:
     """Train until the swarm has done its steps."""
     parser = common.options(__doc__ or "")
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="save here, and go on from it")
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="save here, and resume from it")
     args = common.parsed(parser)
-    torch.manual_seed(0)  # a new swarm begins with the same weights everywhere
+    torch.manual_seed(0)  # the peers of a new swarm begin with the same weights
     model = GPT().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, betas=(0.9, 0.95), weight_decay=0.1)
     data, draw = common.text(), torch.Generator()
-    draw.seed()  # and everybody trains on something else
+    draw.seed()  # but train on different data
     train, held_out = data[: -(2**16)], data[-(2**16) :]
 
     saved = None

@@ -39,7 +39,7 @@ def test_a_newcomer_takes_the_swarms_weights_before_it_meets_a_member(swarm: Swa
     for peer in others:
         peer.signal(signal.SIGCONT)
 
-    found = newcomer.line(r"the swarm was there before: took its weights: own_round=(\d+) round=(\d+)")
+    found = newcomer.line(r"the swarm is older than this peer: took its weights: own_round=(\d+) round=(\d+)")
     own, theirs = map(int, found.groups())
     assert theirs >= 20 > own
     rows = swarm.wait_for_rounds("newcomer", own + 3)

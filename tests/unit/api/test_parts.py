@@ -43,7 +43,7 @@ class Tied(nn.Module):
 
 
 def own(**keywords: Any) -> OwnConfig:
-    return resolve(None, {"run": "test", **keywords}, {}, environment={})
+    return resolve(None, {"run.name": "test", **keywords}, environment={})
 
 
 def outer(model: nn.Module) -> OuterMethod:
@@ -58,8 +58,13 @@ def test_keywords_are_keys_and_come_before_environment_and_file(tmp_path: Path) 
     file.write_text("run: {name: file, inner_steps: 7, tag: a}\npeer: {initial_peers: [x]}")
     config = resolve(
         file,
-        {"run": "mine", "method": "diloco", "inner_steps": None, "initial_peers": "one, two"},
-        {"run.outer.momentum": 0.25, "peer.network.host": "127.0.0.1"},
+        {
+            "run.name": "mine",
+            "run.outer.name": "diloco",
+            "peer.initial_peers": "one, two",
+            "run.outer.momentum": 0.25,
+            "peer.network.host": "127.0.0.1",
+        },
         environment={"NOLOCO_INITIAL_PEERS": "z", "NOLOCO_PEER_NAME": "me"},
     )
     assert (config.run.name, config.run.inner_steps, config.run.tag) == ("mine", 7, "a")
@@ -68,33 +73,35 @@ def test_keywords_are_keys_and_come_before_environment_and_file(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("keywords", "others", "said"),
+    ("values", "said"),
     [
-        ({"run": None}, {}, "run"),
-        ({"method": "adam"}, {}, "run.outer.name: 'adam' is not known, choose one of: noloco"),
-        ({}, {"run.inner_step": 3}, "run.inner_step: unknown key, did you mean inner_steps"),
-        ({}, {"run.data.name": "stdlib"}, "data is your own program's affair; leave it out"),
-        ({}, {"peer.micro_batch": 2}, "micro_batch is your own program's affair"),
-        ({}, {"run.outer.name": "noloco", "run.outer.gamma": 3.0}, "diverge"),
-        ({"inner_steps": 0}, {}, "run.inner_steps"),
-        ({"method": "diloco"}, {"run.exchange.overlap": True}, "overlap is for noloco"),
+        ({"run.name": None}, "run.name"),
+        ({"run.outer.name": "adam"}, "run.outer.name: 'adam' is not known, choose one of: noloco"),
+        ({"run.inner_step": 3}, "run.inner_step: unknown key, did you mean inner_steps"),
+        ({"run.data.name": "stdlib"}, "data is your own program's affair; leave it out"),
+        ({"peer.micro_batch": 2}, "micro_batch is your own program's affair"),
+        ({"run.outer.name": "noloco", "run.outer.gamma": 3.0}, "diverge"),
+        ({"run.inner_steps": 0}, "run.inner_steps"),
+        ({"run.outer.name": "diloco", "run.exchange.overlap": True}, "overlap is for noloco"),
     ],
 )
-def test_a_mistake_is_one_line(keywords: dict[str, Any], others: dict[str, Any], said: str) -> None:
+def test_a_mistake_is_one_line(values: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError) as caught:
-        resolve(None, {"run": "test", **keywords}, others, environment={})
+        resolve(None, {"run.name": "test", **values}, environment={})
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_config_that_is_whole_takes_nothing_beside_it() -> None:
-    assert resolve(own(), {"run": None}, {}) == own()
-    with pytest.raises(UserError, match="run stands beside"):
-        resolve(own(), {"run": "other"}, {})
+    assert resolve(own(), {}) == own()
+    with pytest.raises(UserError, match=r"run\.name is given with a complete config"):
+        resolve(own(), {"run.name": "other"})
 
 
 def test_the_digest_is_of_what_members_have_in_common() -> None:
-    assert digest(own(initial_peers=["a"], name="one").run) == digest(own(name="two").run)
-    changed = own(tag="tokenizer v2")
+    assert digest(own(**{"peer.initial_peers": ["a"], "peer.name": "one"}).run) == digest(
+        own(**{"peer.name": "two"}).run
+    )
+    changed = own(**{"run.tag": "tokenizer v2"})
     assert digest(changed.run) != digest(own().run)
     assert first_difference(canonical(own().run), canonical(changed.run)).startswith("run.tag is")
 

@@ -21,8 +21,8 @@ from peer.rounds.types import Group, Grouping, Outcome
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.telemetry.report import Reporter
 from peer.training.blocking import Blocking
+from peer.training.boundary import PhaseLength
 from peer.training.overlapped import Overlapped
-from peer.training.phase import PhaseLength
 from peer.training.state import PeerState
 from tests.swarm.support.harness import DEMO, TINY
 from tests.unit import parts
