@@ -51,9 +51,7 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
     """
     device = pick_device(peer.device)
     pinned, bf16 = device.type == "cuda", wants_bf16(peer.precision, device)
-    outline = model.outline(
-        run.model, sequence_length=run.data.sequence_length, vocabulary=run.data.tokenizer.vocabulary
-    )
+    outline = model.outline(run)
     weights = 4 * model.parameter_count(outline)
     shard, slack = -(-weights // ranks), ALLOCATOR_SLACK[device.type]
     step = step_bytes(run, peer, autocast=bf16, ranks=ranks)
@@ -93,12 +91,10 @@ def step_bytes(run: RunConfig, peer: PeerConfig, *, autocast: bool, ranks: int =
 
     Of one of several ``ranks``: without the gradients, of which it has but one at a time in one piece.
     """
-    length = run.data.sequence_length
     rows = run.batch_size // ranks
     size = peer.micro_batch or rows
-    config: Any = model.outline(run.model, sequence_length=length, vocabulary=run.data.tokenizer.vocabulary).config
     with FakeTensorMode(allow_non_fake_inputs=True):
-        network = model.fresh(config)
+        network = model.untrained(run)
         network.train()
         if peer.gradient_checkpointing:
             model.checkpoint_activations(network)
@@ -107,7 +103,7 @@ def step_bytes(run: RunConfig, peer: PeerConfig, *, autocast: bool, ranks: int =
                 parameter.register_post_accumulate_grad_hook(_drop)
         with _Ledger(network) as ledger:
             for _ in range(min(2, rows // size)):  # from the second one on, the gradients are there before
-                batch = torch.zeros(size, length + 1, dtype=torch.int64)
+                batch = torch.zeros(size, run.data.sequence_length + 1, dtype=torch.int64)
                 batch_loss(network, batch, torch.device("cpu"), autocast).backward()
     return ledger.peak
 

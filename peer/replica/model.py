@@ -10,24 +10,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from peer.config.data import BYTE_VOCABULARY as VOCABULARY
 from peer.config.model import AutoModel, LlamaModel
+from peer.config.schema import RunConfig
 from peer.errors import UserError
 from peer.replica.model_source import locate, weight_files
 
 
-def build(
-    settings: LlamaModel | AutoModel, *, sequence_length: int, seed: int, vocabulary: int = VOCABULARY
-) -> nn.Module:
-    """fp32 weights on the CPU: fresh ones, equal on every machine for the same ``seed``, or the source's.
+def build(run: RunConfig) -> nn.Module:
+    """fp32 weights on the CPU: fresh ones, equal on every machine for the same ``run.seed``, or those of the source.
 
-    ``model(input_ids=[B, T]).logits`` is ``[B, T, tokens]``, with at least ``vocabulary`` tokens. The caller's random
-    state is left alone. Raises :class:`UserError` for a model that cannot be had or does not fit the data.
+    ``model(input_ids=[B, T]).logits`` is ``[B, T, tokens]``, with at least the tokenizer's number of tokens. The
+    process's random state does not change. Raises :class:`UserError` for a model that is missing or does not fit the
+    data.
     """
-    if isinstance(settings, AutoModel) and settings.pretrained:
-        return _pretrained(settings, _checked(settings, sequence_length, vocabulary))
-    trust = isinstance(settings, AutoModel) and settings.trust_remote_code
-    return fresh(_checked(settings, sequence_length, vocabulary), seed=seed, trust_remote_code=trust)
+    if isinstance(run.model, AutoModel) and run.model.pretrained:
+        return _pretrained(run.model, _checked(run))
+    return untrained(run)
+
+
+def untrained(run: RunConfig) -> nn.Module:
+    """The run's model with fresh weights, also where the run starts from pre-trained ones."""
+    trust = isinstance(run.model, AutoModel) and run.model.trust_remote_code
+    return fresh(_checked(run), seed=run.seed, trust_remote_code=trust)
 
 
 def fresh(config: Any, *, seed: int = 0, trust_remote_code: bool = False) -> nn.Module:
@@ -62,21 +66,20 @@ def embedding_count(model: nn.Module) -> int:
     return sum(tables.values())
 
 
-def outline(settings: LlamaModel | AutoModel, *, sequence_length: int, vocabulary: int = VOCABULARY) -> nn.Module:
-    """The model without weights, on the meta device: layers, names and shapes, at no cost in memory."""
-    trust = isinstance(settings, AutoModel) and settings.trust_remote_code
-    config = _checked(settings, sequence_length, vocabulary)
+def outline(run: RunConfig) -> nn.Module:
+    """The run's model without weights, on the meta device: layers, names and shapes."""
     with torch.device("meta"):
-        return fresh(config, trust_remote_code=trust)
+        return untrained(run)
 
 
-def parameters_of(settings: LlamaModel | AutoModel, *, sequence_length: int, vocabulary: int = VOCABULARY) -> int:
-    """:func:`parameter_count` of a model that is not made for it."""
-    return parameter_count(outline(settings, sequence_length=sequence_length, vocabulary=vocabulary))
+def parameters_of(run: RunConfig) -> int:
+    """:func:`parameter_count` of the run's model, which is not built."""
+    return parameter_count(outline(run))
 
 
-def _checked(settings: LlamaModel | AutoModel, sequence_length: int, vocabulary: int) -> Any:
-    """The transformers configuration, if the run's data fits into such a model."""
+def _checked(run: RunConfig) -> Any:
+    """The transformers configuration, if the run's data fits such a model."""
+    settings, sequence_length, vocabulary = run.model, run.data.sequence_length, run.data.tokenizer.vocabulary
     if isinstance(settings, LlamaModel):
         tokens, positions = settings.vocabulary or vocabulary, sequence_length
         config = _llama(settings, sequence_length, tokens)

@@ -53,9 +53,7 @@ def replica(
 
 def _whole(config: Config, device: torch.device, context: LoopContext) -> tuple[InnerLoop, SlowWeights]:
     run, own = config.run, config.peer
-    length = run.data.sequence_length
-    vocabulary = run.data.tokenizer.vocabulary
-    network = model.build(run.model, sequence_length=length, seed=run.seed, vocabulary=vocabulary).to(device)
+    network = model.build(run).to(device)
     if own.gradient_checkpointing:
         model.checkpoint_activations(network)
     inner = InnerLoop(

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from peer.config.schema import InnerConfig, LlamaModel, NoLoCoConfig
+from peer.config.schema import InnerConfig, LlamaModel, NoLoCoConfig, RunConfig
 from peer.data.batches import TokenStream
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
@@ -21,7 +21,7 @@ TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 40, dtyp
 
 def network(seed: int = 0) -> nn.Module:
     settings = LlamaModel(hidden_size=16, intermediate_size=32, layers=1, heads=2)
-    return model.build(settings, sequence_length=LENGTH, seed=seed)
+    return model.build(RunConfig(model=settings, seed=seed))
 
 
 def stream(number: int = 0) -> TokenStream:

@@ -99,8 +99,7 @@ def _weights(folder: Path) -> Tensors | None:
 
 def _loss_of(config: Config, weights: Tensors) -> float:
     run = config.run
-    length, vocabulary = run.data.sequence_length, run.data.tokenizer.vocabulary
-    network = model.build(run.model, sequence_length=length, seed=run.seed, vocabulary=vocabulary)
+    network = model.build(run)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             parameter.copy_(weights[name])

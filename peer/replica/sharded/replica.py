@@ -24,9 +24,7 @@ def build(
     """The inner loop and the weights, as of a peer of one rank. The weights are made here alone, on the host."""
     size = ranks.rank.size
     launch.require_fit(config, size, torch.cuda.device_count() if device.type == "cuda" else None)
-    run = config.run
-    vocabulary = run.data.tokenizer.vocabulary
-    network = model.build(run.model, sequence_length=run.data.sequence_length, seed=run.seed, vocabulary=vocabulary)
+    network = model.build(config.run)
     if not all(parameter.requires_grad for parameter in network.parameters()):
         raise UserError("run.model: some of its parameters are not trained; start it without torchrun")
     numel = model.parameter_count(network)

@@ -40,8 +40,7 @@ def open_group(device: torch.device, size: int) -> DeviceMesh:
 def sharded(plan: ReplicaPlan, mesh: DeviceMesh, device: torch.device) -> nn.Module:
     """The run's model with this rank's shard of every parameter, not yet filled. Nothing whole is made on the way."""
     run, own = plan.config.run, plan.config.peer
-    vocabulary = run.data.tokenizer.vocabulary
-    network = model.outline(run.model, sequence_length=run.data.sequence_length, vocabulary=vocabulary)
+    network = model.outline(run)
     if own.gradient_checkpointing:
         model.checkpoint_activations(network)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

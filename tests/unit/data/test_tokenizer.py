@@ -78,11 +78,14 @@ def test_name_and_size_are_in_the_digest_and_the_place_is_not() -> None:
 
 
 def test_the_model_follows_the_tokenizer_and_one_that_does_not_fit_is_a_line() -> None:
-    network = model.build(SMALL, sequence_length=16, seed=0, vocabulary=300)
+    def run(shape: LlamaModel, vocabulary: int) -> RunConfig:
+        return RunConfig(model=shape, data=StdlibData(tokenizer=TokenizerConfig(name="x", vocabulary=vocabulary)))
+
+    network = model.build(run(SMALL, 300))
     assert network.get_input_embeddings().weight.shape[0] == 300  # type: ignore[operator,union-attr]
     fixed = SMALL.model_copy(update={"vocabulary": 300})
     with pytest.raises(UserError, match=r"run\.model\.vocabulary has 300 tokens, the data's tokenizer 301"):
-        model.build(fixed, sequence_length=16, seed=0, vocabulary=301)
+        model.build(run(fixed, 301))
 
 
 def test_local_text_by_a_tokenizer_is_the_whole_text(tmp_path: Path) -> None:
