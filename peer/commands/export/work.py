@@ -78,7 +78,7 @@ def _evaluation(source: ExportSource, wish: bool | None) -> tuple[Callable[[nn.M
     if wish is False:
         return None, ""
     try:
-        batches = validation(source.run, corpus.load(source.run.data))
+        batches = validation(source.run, corpus.load(source.run.data).validation)
     except UserError as error:
         if wish:
             raise

@@ -103,4 +103,4 @@ def _loss_of(config: Config, weights: Tensors) -> float:
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             parameter.copy_(weights[name])
-    return mean_loss(network, validation(run, corpus.load(run.data)), torch.device("cpu"))
+    return mean_loss(network, validation(run, corpus.load(run.data).validation), torch.device("cpu"))

@@ -78,7 +78,7 @@ def run_one(job: Job) -> list[Row]:
     run = job.case.config().run if job.case.steps else replace(job.case, steps=1).config().run
     text = corpus.load(run.data)
     task = make(text.in_memory, text.validation, learn=job.learn, test=job.test, seed=job.case.seed)
-    validation = open.validation(run, text)
+    validation = open.validation(run, text.validation)
     rows = []
     for start, network in starts(job.case):
         val_loss = mean_loss(network, validation, torch.device("cpu"))

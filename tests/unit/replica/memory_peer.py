@@ -51,7 +51,7 @@ def main() -> None:
     text = corpus.load(config.run.data)
     state = replica.replica(config, text.train, stream=1, device=torch.device("cpu"), context=LoopContext())
     buffer = torch.empty(state.outer.slow.numel)
-    state.inner.evaluate(validation(config.run, text))
+    state.inner.evaluate(validation(config.run, text.validation))
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2):
             state.inner.run(state.stream.take(1))
