@@ -42,7 +42,7 @@ def compare(run: RunConfig) -> Comparison | None:
     own = _own_words(folder)
     if own is None:
         return Comparison(f"{source} brings none along that could be compared with {name}")
-    words = tokenizer.load(run.data.tokenizer).words()
+    words = tokenizer.load(run.data.tokenizer).tokens()
     of_id = {token: word for word, token in own.items()}
     shared = {word: token for word, token in words.items() if token in of_id}  # further ones may have been added
     other = sum(of_id[token] != word for word, token in shared.items())
