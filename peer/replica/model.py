@@ -1,10 +1,9 @@
-"""Builds the model of a run. The only place that picks a model class."""
+"""Build the model of a run. Only this module chooses a model class."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,23 +43,23 @@ def fresh(config: Any, *, seed: int = 0, trust_remote_code: bool = False) -> nn.
 
 
 def checkpoint_activations(model: nn.Module) -> None:
-    """Keep the activations between the layers only, and compute the others again in the backward pass."""
+    """Keep only the activations between the layers, and recompute the others in the backward pass."""
     if not getattr(model, "supports_gradient_checkpointing", False):
         raise UserError("peer.gradient_checkpointing: this model does not support it; set it to false")
     how = {"use_reentrant": False}
-    if hasattr(model, "activation_checkpointing_enable"):  # its name in later versions of transformers 5
+    if hasattr(model, "activation_checkpointing_enable"):  # the name in later versions of transformers 5
         model.activation_checkpointing_enable(how)  # type: ignore[operator]
     else:
         model.gradient_checkpointing_enable(how)  # type: ignore[operator]
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Trained parameters; tied ones once."""
+    """The number of trained parameters; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def embedding_count(model: nn.Module) -> int:
-    """Those of them that are rows of a token: embeddings, and the head where it has its own."""
+    """The number of parameters in embeddings, and in the head if it is not tied."""
     layers = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
     tables = {id(layer.weight): layer.weight.numel() for layer in layers if layer is not None}
     return sum(tables.values())
@@ -79,13 +78,17 @@ def parameters_of(run: RunConfig) -> int:
 
 def _checked(run: RunConfig) -> Any:
     """The transformers configuration, if the run's data fits such a model."""
+    from transformers import AutoConfig
+
     settings, sequence_length, vocabulary = run.model, run.data.sequence_length, run.data.tokenizer.vocabulary
     if isinstance(settings, LlamaModel):
         tokens, positions = settings.vocabulary or vocabulary, sequence_length
         config = _llama(settings, sequence_length, tokens)
         key = "run.model.vocabulary"
     else:
-        config = _source_config(settings)
+        folder, trust = locate(settings), settings.trust_remote_code
+        with _in_one_line(settings.source):
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust, use_cache=False)
         text = config.get_text_config()
         tokens, positions = text.vocab_size, getattr(text, "max_position_embeddings", None) or sequence_length
         key = f"run.model: the vocabulary of {settings.source}"
@@ -116,19 +119,11 @@ def _llama(settings: LlamaModel, sequence_length: int, tokens: int) -> Any:
     )
 
 
-def _source_config(settings: AutoModel) -> Any:
-    from transformers import AutoConfig
-
-    folder = locate(settings)
-    with _in_one_line(settings.source):
-        return AutoConfig.from_pretrained(folder, trust_remote_code=settings.trust_remote_code, use_cache=False)
-
-
 def _pretrained(settings: AutoModel, config: Any) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
-    folder: Path = locate(settings)
-    weight_files(folder, settings)  # in words when there are none
+    folder = locate(settings)
+    weight_files(folder, settings)  # raises UserError if there are none
     with torch.random.fork_rng(devices=[]), _in_one_line(settings.source):
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -149,7 +144,7 @@ def _pretrained(settings: AutoModel, config: Any) -> nn.Module:
 
 @contextmanager
 def _in_one_line(name: str) -> Iterator[None]:
-    """What transformers says of a configuration that it cannot use."""
+    """Turn errors of transformers into one line."""
     try:
         yield
     except (ValueError, KeyError, TypeError, ImportError, OSError, RuntimeError) as error:
@@ -157,7 +152,7 @@ def _in_one_line(name: str) -> Iterator[None]:
             raise
         said = str(error).strip().splitlines() or [type(error).__name__]
         if "trust_remote_code" in str(error):
-            reason = "it brings Python code along; read it, then set run.model.trust_remote_code: true"
+            reason = "it contains Python code; read the code, then set run.model.trust_remote_code: true"
         elif "Unrecognized configuration class" in str(error):
             reason = "it is not a causal language model"
         else:
