@@ -41,12 +41,9 @@ class TokenStream:
 
     cursor = None
 
-    def __init__(
-        self, tokens: Tokens, *, batch_size: int, sequence_length: int, seed: int, stream: int, position: int = 0
-    ) -> None:
+    def __init__(self, tokens: Tokens, *, batch_size: int, sequence_length: int, seed: int, stream: int) -> None:
         self._tokens, self._batch_size, self._length = tokens, batch_size, sequence_length
-        self._seed, self._stream = seed, stream
-        self.position = position
+        self._seed, self._stream, self.position = seed, stream, 0
 
     def batch(self, position: int) -> Tensor:
         """Batch number ``position``: ``[batch_size, sequence_length + 1]`` int64 token ids.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from peer.config.schema import InnerConfig
+from peer.config.schema import Config, InnerConfig
 from peer.logs import get_logger
 from peer.process import LoopContext
 
@@ -47,24 +47,22 @@ class InnerLoop:
     def __init__(
         self,
         model: nn.Module,
-        settings: InnerConfig,
+        config: Config,
         *,
-        total_steps: int,
         device: torch.device,
-        autocast: bool,
-        micro_batch: int | None,
         context: LoopContext,
+        autocast: bool = False,
         compiled: bool = False,
     ) -> None:
         self.model, self.device, self.step = model, device, 0
         self._forward = _Compiled(model) if compiled else model
-        self._settings, self._total, self._autocast = settings, total_steps, autocast
-        self._micro_batch, self._context = micro_batch, context
+        self._settings, self._total, self._autocast = config.run.inner, config.run.steps, autocast
+        self._micro_batch, self._context = config.peer.micro_batch, context
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            _decay_groups(model, settings.weight_decay),
+            _decay_groups(model, self._settings.weight_decay),
             lr=0.0,  # set before every step
-            betas=(settings.beta1, settings.beta2),
+            betas=(self._settings.beta1, self._settings.beta2),
             fused=True,  # one kernel for all parameters, on the GPU and on the CPU
         )
 

@@ -52,17 +52,15 @@ def replica(
 
 
 def _whole(config: Config, device: torch.device, context: LoopContext) -> tuple[InnerLoop, SlowWeights]:
-    run, own = config.run, config.peer
-    network = model.build(run).to(device)
+    own = config.peer
+    network = model.build(config.run).to(device)
     if own.gradient_checkpointing:
         model.checkpoint_activations(network)
     inner = InnerLoop(
         network,
-        run.inner,
-        total_steps=run.steps,
+        config,
         device=device,
         autocast=wants_bf16(own.precision, device),
-        micro_batch=own.micro_batch,
         compiled=own.compile,
         context=context,
     )

@@ -64,15 +64,7 @@ def bare_steps(network: nn.Module, optimizer: torch.optim.Optimizer, text: Tenso
 
 def inner_loop(network: nn.Module) -> InnerLoop:
     """The peer's inner loop, on the CPU."""
-    return InnerLoop(
-        network,
-        RUN.inner,
-        total_steps=RUN.steps,
-        device=torch.device("cpu"),
-        autocast=False,
-        micro_batch=None,
-        context=LoopContext(),
-    )
+    return InnerLoop(network, CONFIG, device=torch.device("cpu"), context=LoopContext())
 
 
 def speed(pairs: int, steps: int, folder: Path) -> float:

@@ -76,11 +76,8 @@ def inner_loop() -> InnerLoop:
     """The demo's model with the tokenizer's vocabulary."""
     return InnerLoop(
         model.build(RunConfig(data=StdlibData(tokenizer=TokenizerConfig(name="bpe", vocabulary=VOCABULARY)))),
-        CONFIG.run.inner,
-        total_steps=CONFIG.run.steps,
+        CONFIG,
         device=torch.device("cpu"),
-        autocast=False,
-        micro_batch=None,
         context=LoopContext(),
     )
 

@@ -54,8 +54,15 @@ class SharedMemory:
     """Memory that all ranks map. ``phi``: slow weights of all parameters. ``window``: data in transit. Flat fp32."""
 
     def __init__(self, descriptor: int, numel: int, window: int) -> None:
-        buffer = mmap.mmap(descriptor, _BYTES * (numel + window))
-        whole = torch.frombuffer(buffer, dtype=torch.float32)
+        size = _BYTES * (numel + window)
+        try:
+            os.posix_fallocate(descriptor, 0, size)  # the first rank allocates, for the others this changes nothing
+        except OSError as error:
+            raise UserError(
+                f"{size / 2**30:.2f} GiB for the slow weights cannot be allocated: {error.strerror}; "
+                "end other programs, or choose a smaller model"
+            ) from None
+        whole = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.float32)
         self._whole, self.phi, self.window = whole, whole[:numel], whole[numel:]
 
     def pin(self) -> None:
@@ -63,18 +70,6 @@ class SharedMemory:
         code = int(torch.cuda.cudart().cudaHostRegister(self._whole.data_ptr(), self._whole.nbytes, 0))
         if code:
             log.warning("the slow weights cannot be pinned, so copies to the GPU take longer: CUDA error %d", code)
-
-
-def reserve(descriptor: int, numel: int, window: int) -> None:
-    """Allocate the memory, before any rank maps it."""
-    size = _BYTES * (numel + window)
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        raise UserError(
-            f"{size / 2**30:.2f} GiB for the slow weights cannot be allocated: {error.strerror}; "
-            "end other programs, or choose a smaller model"
-        ) from None
 
 
 def gather(rank: Rank) -> tuple[int, dict[int, RankLine]]:

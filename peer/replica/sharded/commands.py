@@ -93,18 +93,4 @@ class Leave:
 
 
 Command = ReplicaPlan | Step | Evaluate | ReadElements | FillElements | WriteFast | AddToFast | NewMoments | Leave
-
-
-@dataclass(frozen=True)
-class CommandDone:
-    """The rank has carried out the command."""
-
-
-@dataclass(frozen=True)
-class CommandFailed:
-    """The rank cannot go on."""
-
-    text: str
-
-
-RankAnswer = CommandDone | CommandFailed
+RankAnswer = str  # why the rank cannot go on; empty: it has carried out the command

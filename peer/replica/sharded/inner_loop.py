@@ -22,16 +22,7 @@ class RankLoop(InnerLoop):
     def __init__(
         self, network: nn.Module, plan: ReplicaPlan, device: torch.device, size: int, context: LoopContext
     ) -> None:
-        run, own = plan.config.run, plan.config.peer
-        super().__init__(
-            network,
-            run.inner,
-            total_steps=run.steps,
-            device=device,
-            autocast=False,  # for bf16, FSDP2 gathers the weights in bf16
-            micro_batch=own.micro_batch,
-            context=context,
-        )
+        super().__init__(network, plan.config, device=device, context=context)  # FSDP2 gathers in bf16: no autocast
         self._size = size
 
     def train_rows(self, rows: Tensor, rate: float) -> tuple[Tensor, Tensor]:

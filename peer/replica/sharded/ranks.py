@@ -20,7 +20,7 @@ from peer.errors import RunError, UserError
 from peer.logs import get_logger
 from peer.process import slices
 from peer.replica.sharded import channel
-from peer.replica.sharded.commands import Command, CommandFailed, Leave, RankAnswer
+from peer.replica.sharded.commands import Command, Leave, RankAnswer
 from peer.replica.sharded.launch import Rank
 
 log = get_logger("ranks")
@@ -114,8 +114,8 @@ class Ranks:
                         f"rank {number} of this peer has ended, and a part of the weights with it; see its output"
                     )
                     continue
-                if isinstance(answer, CommandFailed):
-                    self._lose(f"rank {number} of this peer: {answer.text}")
+                if answer:
+                    self._lose(f"rank {number} of this peer: {answer}")
                 else:
                     self._answers[number].put(answer)
         self._gone.set()

@@ -30,7 +30,6 @@ def build(
     window = min(channel.WINDOW_ELEMENTS, numel)
     buffers = {name: buffer.detach().clone() for name, buffer in network.named_buffers()}
     plan = ReplicaPlan(config, device.type, bf16, numel, window, buffers)
-    channel.reserve(ranks.memory, numel, window)
     memory = channel.SharedMemory(ranks.memory, numel, window)
     with torch.no_grad():  # the order of SlowWeights
         torch.cat([parameter.reshape(-1) for parameter in network.parameters()], out=memory.phi)

@@ -21,7 +21,7 @@ from peer.process import LoopContext
 from peer.replica.inner_loop import out_of_memory
 from peer.replica.sharded import channel, commands
 from peer.replica.sharded.channel import RankLine, SharedMemory
-from peer.replica.sharded.commands import Command, CommandDone, CommandFailed, ReplicaPlan
+from peer.replica.sharded.commands import Command, ReplicaPlan
 from peer.replica.sharded.inner_loop import RankLoop
 from peer.replica.sharded.launch import Rank
 from peer.replica.sharded.sharding import sharded
@@ -37,7 +37,7 @@ def run(rank: Rank) -> int:
     logs.setup(f"rank-{rank.number}")
     memory, line = channel.join(rank)
     inbox = Inbox(line, rank)
-    first = inbox.next()
+    first = inbox.commands.get()
     if isinstance(first, commands.Leave):
         return first.code
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun signals all ranks: rank 0 decides when they end
@@ -45,9 +45,9 @@ def run(rank: Rank) -> int:
     try:
         replica = WorkerReplica(first, rank, memory)
         inbox.grace = LEAVE_SECONDS
-        while not isinstance(command := inbox.next(), commands.Leave):
+        while not isinstance(command := inbox.commands.get(), commands.Leave):
             if replica.carry_out(command):
-                line.send(CommandDone())
+                line.send("")
     except (UserError, RunError, RuntimeError, OSError) as error:
         return _fail(line, error, first.config.peer.micro_batch)
     with contextlib.suppress(RuntimeError):
@@ -60,13 +60,9 @@ class Inbox:
 
     def __init__(self, line: RankLine, rank: Rank) -> None:
         self._line, self._rank = line, rank
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.grace = 0.0  # seconds for an orderly end
         threading.Thread(target=self._read, name="commands", daemon=True).start()
-
-    def next(self) -> Command:
-        """Waits as long as rank 0 lives: it may wait for a partner for minutes."""
-        return self._commands.get()
 
     def _read(self) -> None:
         while True:
@@ -76,7 +72,7 @@ class Inbox:
                 if self._rank.number == 1:
                     sys.stderr.write("error: rank 0 of this peer has ended; start again, it resumes\n")
                 os._exit(1)
-            self._commands.put(command)
+            self.commands.put(command)
             if isinstance(command, commands.Leave):
                 time.sleep(self.grace if command.code == 0 else 0.0)
                 os._exit(command.code)
@@ -128,5 +124,5 @@ def _fail(line: RankLine, error: Exception, micro_batch: int | None) -> int:
     if not isinstance(error, UserError | RunError | torch.OutOfMemoryError):
         time.sleep(AFTER_LOSS)
     with contextlib.suppress(OSError):
-        line.send(CommandFailed(text))
+        line.send(text)
     return 1
