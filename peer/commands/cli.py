@@ -230,11 +230,7 @@ def _show_config(args: argparse.Namespace) -> int:
     from peer.replica import model, model_source
 
     config: Config = model_source.pinned(load.load(args.config, args.overrides))
-    outline = model.outline(
-        config.run.model,
-        sequence_length=config.run.data.sequence_length,
-        vocabulary=config.run.data.tokenizer.vocabulary,
-    )
+    outline = model.outline(config.run)
     parameters, embeddings = model.parameter_count(outline), model.embedding_count(outline)
     print(f"# digest {digest(config.run)}: equal in the whole swarm for everything under run, paths left out")
     print(f"# {parameters:,} parameters, {embeddings:,} of them embeddings")

@@ -1,5 +1,5 @@
-"""Batches as a pure function of (seed, stream, position): resuming is an integer, and peers read different data
-without knowing how many they are.
+"""Batches as a pure function of (seed, stream, position). A resume needs one integer. Peers read different data, and no
+peer needs to know the number of peers.
 """
 
 from __future__ import annotations
@@ -14,72 +14,66 @@ from torch import Tensor
 
 from peer.data.tokenizer import Tokens
 
-Cursor = dict[str, Any]  # what JSON holds
+Cursor = dict[str, Any]  # JSON values
 
 
 class BatchStream(Protocol):
-    """Training batches without end; ``position`` of them have been taken."""
+    """An endless stream of training batches. ``position``: the number of batches taken."""
 
     position: int
 
     @property
     def cursor(self) -> Cursor | None:
-        """What a resume needs besides the position; ``None``: nothing."""
+        """What a resume needs besides ``position``; ``None``: nothing."""
 
     def resume(self, position: int, cursor: Cursor | None) -> None:
-        """Go on after batch number ``position``."""
+        """Set ``position``. The next batch is the one after the first ``position`` batches."""
 
     def take(self, count: int) -> Iterator[Tensor]:
-        """The next ``count`` batches, ``[B, T + 1]`` int64 token ids. One counts as taken when it is handed out."""
+        """The next ``count`` batches, ``[B, T + 1]`` int64 token ids. Each one counts once it is yielded."""
 
     def close(self) -> None:
-        """Let go of files and threads."""
+        """Close files and end threads."""
 
 
 class TokenStream:
-    """The stream of tokens that are in memory."""
+    """A :class:`BatchStream` of tokens in memory."""
 
     cursor = None
 
-    def __init__(
-        self, tokens: Tokens, *, batch_size: int, sequence_length: int, seed: int, stream: int, position: int = 0
-    ) -> None:
+    def __init__(self, tokens: Tokens, *, batch_size: int, sequence_length: int, seed: int, stream: int) -> None:
         self._tokens, self._batch_size, self._length = tokens, batch_size, sequence_length
-        self._seed, self._stream = seed, stream
-        self.position = position
+        self._seed, self._stream, self.position = seed, stream, 0
 
     def batch(self, position: int) -> Tensor:
         """Batch number ``position``: ``[batch_size, sequence_length + 1]`` int64 token ids.
 
-        Windows at uniformly random places, from a counter-based generator, so no state is carried along.
+        The windows start at uniformly random tokens. The generator is counter-based, so there is no state to save.
         """
         seed = np.random.SeedSequence([self._seed, self._stream, position])
         last = len(self._tokens) - self._length - 1
         starts = np.random.Generator(np.random.Philox(seed)).integers(0, last + 1, self._batch_size)
-        return torch.from_numpy(_windows(self._tokens, starts, self._length))
+        return windows_at(self._tokens, starts, self._length)
 
     def resume(self, position: int, cursor: Cursor | None) -> None:
-        """Go on after batch number ``position``."""
         self.position = position
 
     def take(self, count: int) -> Iterator[Tensor]:
-        """The next ``count`` batches. A batch counts as taken when it is handed out."""
         for _ in range(count):
             batch = self.batch(self.position)
             self.position += 1
             yield batch
 
     def close(self) -> None:
-        """Nothing is open."""
+        """No file is open."""
 
 
 def validation_batches(tokens: Tokens, *, batches: int, batch_size: int, sequence_length: int) -> list[Tensor]:
-    """The same batches for every peer: windows spread evenly over the split, shaped as in :meth:`TokenStream.batch`."""
-    windows = batches * batch_size
-    starts = np.linspace(0, len(tokens) - sequence_length - 1, windows).astype(np.int64)
-    flat = torch.from_numpy(_windows(tokens, starts, sequence_length))
-    return list(flat.split(batch_size))
+    """Windows at equal distances over the split: the same batches for every peer, each ``[B, T + 1]`` int64."""
+    starts = np.linspace(0, len(tokens) - sequence_length - 1, batches * batch_size).astype(np.int64)
+    return list(windows_at(tokens, starts, sequence_length).split(batch_size))
 
 
-def _windows(tokens: Tokens, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    return tokens[starts[:, None] + np.arange(length + 1)[None, :]].astype(np.int64)
+def windows_at(tokens: Tokens, starts: NDArray[np.int64], length: int) -> Tensor:
+    """The windows of ``length + 1`` tokens from each of ``starts`` on: ``[len(starts), length + 1]`` int64."""
+    return torch.from_numpy(tokens[starts[:, None] + np.arange(length + 1)[None, :]].astype(np.int64))

@@ -1,6 +1,6 @@
-"""What a run reads: a split to train on, in memory (tokens) or not (a split of a source), and validation sets.
+"""The data of a run: a training split, in memory (tokens) or not (a split of a source), and validation sets.
 
-Here are the two sources whose text is small enough to be in memory; sources/ has the others.
+This module reads the two kinds of data that are held in memory. sources/ reads the other kinds.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ from peer.data.tokenizer import Bytes, Tokenizer, Tokens, dtype
 from peer.data.tokenizer import load as load_tokenizer
 from peer.errors import UserError
 
-HELD_OUT_DOCUMENTS = 20  # every 20th document is validation
-VALIDATION_TOKENS = 2**18  # tokens of a source that is not in memory
+HELD_OUT_DOCUMENTS = 20  # one document in 20 is held out for validation
+VALIDATION_TOKENS = 2**18  # validation tokens of a source that is not in memory
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-
-Documents = Iterable[tuple[str, bytes]]  # name and text
 
 
 @dataclass(frozen=True)
@@ -41,22 +39,22 @@ class Corpus:
 
     @property
     def in_memory(self) -> Tokens:
-        """The training split as 1-D token ids; only where it is one."""
+        """The training split as 1-D token ids. Raises :class:`UserError` if it is not in memory."""
         if isinstance(self.train, Split):
             raise UserError("run.data: this needs all tokens in memory, use run.data.name: stdlib or text")
         return self.train
 
 
 def load(settings: AnyData, sets: Mapping[str, tuple[str, ...]] | None = None) -> Corpus:
-    """Open, read and tokenise what has to be in memory; ``sets`` are files of further validation sets.
+    """Open the data, and read and tokenise what is held in memory. ``sets``: file patterns of further validation sets.
 
-    Raises :class:`UserError` for what is missing, unreadable or too little.
+    Raises :class:`UserError` for data that is missing, unreadable or too short.
     """
     tokenizer = load_tokenizer(settings.tokenizer)
-    corpus = _load(settings, tokenizer)
-    others = {name: _head(opening.files(patterns, name, tokenizer)) for name, patterns in (sets or {}).items()}
-    corpus = Corpus(corpus.train, corpus.validation, others)
-    splits = {"train": corpus.train, "validation": corpus.validation}
+    train, validation = _load(settings, tokenizer)
+    opened = {name: opening.files(patterns, name, tokenizer) for name, patterns in (sets or {}).items()}
+    others = {name: split.head(VALIDATION_TOKENS) for name, split in opened.items()}
+    splits = {"train": train, "validation": validation}
     splits |= {f"run.evaluation.sets.{name}": tokens for name, tokens in others.items()}
     for split, tokens in splits.items():
         if not isinstance(tokens, Split) and len(tokens) < settings.sequence_length + 2:
@@ -64,10 +62,11 @@ def load(settings: AnyData, sets: Mapping[str, tuple[str, ...]] | None = None) -
                 f"run.data: the {split} split has {len(tokens)} tokens, too few for one sequence of "
                 f"{settings.sequence_length}; add text, name files to validate on, or lower run.data.sequence_length"
             )
-    return corpus
+    return Corpus(train, validation, others)
 
 
-def _load(settings: AnyData, tokenizer: Tokenizer) -> Corpus:
+def _load(settings: AnyData, tokenizer: Tokenizer) -> tuple[Tokens | Split, Tokens]:
+    """The training split and the validation split."""
     if isinstance(settings, StdlibData):
         return _split(_stdlib(), tokenizer)
     if isinstance(settings, TextData):
@@ -75,22 +74,16 @@ def _load(settings: AnyData, tokenizer: Tokenizer) -> Corpus:
         if not settings.validation:
             return _split(train, tokenizer)
         held_out = _files(settings.validation, "validation", tokenizer)
-        return Corpus(
-            _tokens((text for _, text in train), tokenizer), _tokens((text for _, text in held_out), tokenizer)
-        )
-    opened = opening.splits(settings, tokenizer)
-    return Corpus(opened.train, _head(opened.validation))
-
-
-def _head(split: Split) -> Tokens:
-    return split.head(VALIDATION_TOKENS)
+        return _tokens((text for _, text in train), tokenizer), _tokens((text for _, text in held_out), tokenizer)
+    opened, validation = opening.splits(settings, tokenizer)
+    return opened, validation.head(VALIDATION_TOKENS)
 
 
 def _stdlib() -> Iterator[tuple[str, bytes]]:
     root = Path(sysconfig.get_path("stdlib"))
     found = False
     for folder, folders, names in os.walk(root):
-        folders[:] = sorted(set(folders) - SKIPPED)  # before going down: site-packages can be huge
+        folders[:] = sorted(set(folders) - SKIPPED)  # os.walk skips the removed folders: site-packages can be huge
         for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
             found = True
             yield str(path.relative_to(root)), path.read_bytes()
@@ -101,13 +94,13 @@ def _stdlib() -> Iterator[tuple[str, bytes]]:
 def _files(patterns: Iterable[str], key: str, tokenizer: Tokenizer) -> Iterator[tuple[str, bytes]]:
     for path in paths(patterns, f"run.data.{key}"):
         start = 0
-        for piece in _blind(path, key) if isinstance(tokenizer, Bytes) else pieces(path):
+        for piece in _any_bytes(path, key) if isinstance(tokenizer, Bytes) else pieces(path):
             yield f"{path.name}:{start}", piece
             start += len(piece)
 
 
-def _blind(path: Path, key: str) -> Iterator[bytes]:
-    """Pieces for a tokenizer that takes any bytes."""
+def _any_bytes(path: Path, key: str) -> Iterator[bytes]:
+    """The pieces of a file for the byte tokenizer, which accepts any bytes."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -116,13 +109,13 @@ def _blind(path: Path, key: str) -> Iterator[bytes]:
         yield data[start : start + PIECE_BYTES]
 
 
-def _split(documents: Documents, tokenizer: Tokenizer) -> Corpus:
-    """By document and name, so that the same files give the same splits on every machine."""
+def _split(documents: Iterable[tuple[str, bytes]], tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
+    """Hold out documents (name and text) by name: the same files give the same splits on every machine."""
     sides: tuple[list[bytes], list[bytes]] = ([], [])
     for name, text in documents:
         held_out = hashlib.sha256(name.encode()).digest()[0] % HELD_OUT_DOCUMENTS == 0
         sides[held_out].append(text)
-    return Corpus(_tokens(sides[0], tokenizer), _tokens(sides[1], tokenizer))
+    return _tokens(sides[0], tokenizer), _tokens(sides[1], tokenizer)
 
 
 def _tokens(documents: Iterable[bytes], tokenizer: Tokenizer) -> Tokens:
@@ -137,6 +130,6 @@ def _tokens(documents: Iterable[bytes], tokenizer: Tokenizer) -> Tokens:
 
 
 def _encoded(documents: list[bytes], tokenizer: Tokenizer) -> list[Tokens]:
-    if isinstance(tokenizer, Bytes):  # of anything, text or not
+    if isinstance(tokenizer, Bytes):
         return [np.frombuffer(data, dtype=np.uint8).astype(np.uint16) for data in documents]
     return tokenizer.encode([data.decode("utf-8", "replace") for data in documents])

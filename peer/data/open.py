@@ -1,4 +1,4 @@
-"""The data of a run: training batches, read ahead where that takes time, and validation batches."""
+"""From the configuration to batches: training batches, read ahead by a thread, and validation batches."""
 
 from __future__ import annotations
 
@@ -25,24 +25,20 @@ def batches(run: RunConfig, tokens: Tokens | Split, stream: int) -> data.BatchSt
 
 
 def read_ahead(run: RunConfig, stream: data.BatchStream, device: torch.device) -> data.BatchStream:
-    """``stream`` read ahead by a thread where it takes time: while one block is trained on, the next is read."""
+    """``stream``, read ahead by a thread if reading takes time: training and reading overlap by one block."""
     pin = device.type == "cuda"
     if isinstance(run.data, Streamed):
         return Prefetched(stream, pin=pin, depth=Shape(run.batch_size, 1, run.data.shuffle).batches)
     return Prefetched(stream, pin=pin) if pin else stream  # tokens in memory take microseconds
 
 
-def validation(run: RunConfig, corpus: Corpus) -> list[Tensor]:
-    """The run's validation batches; see :func:`peer.data.batches.validation_batches`."""
-    return _validation(run, corpus.validation)
-
-
 def evaluated(run: RunConfig, corpus: Corpus) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
-    """The same, and those of ``run.evaluation.sets`` by name."""
-    return validation(run, corpus), {name: _validation(run, tokens) for name, tokens in corpus.others.items()}
+    """The batches of the validation split, and those of ``run.evaluation.sets`` by name."""
+    return validation(run, corpus.validation), {name: validation(run, it) for name, it in corpus.others.items()}
 
 
-def _validation(run: RunConfig, tokens: Tokens) -> list[Tensor]:
+def validation(run: RunConfig, tokens: Tokens) -> list[Tensor]:
+    """Batches of a validation set; see :func:`peer.data.batches.validation_batches`."""
     return data.validation_batches(
         tokens,
         batches=run.evaluation.batches,

@@ -1,5 +1,5 @@
-"""A stream that is read ahead by a thread, so that the accelerator never waits for data: a bounded queue, batches in
-pinned memory where there is CUDA, errors where the training is.
+"""A stream that a thread reads ahead, so that the accelerator does not wait for data: a bounded queue, with batches in
+pinned memory for CUDA. Errors are raised in the thread that trains.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -17,48 +16,37 @@ from peer.process import slices
 
 DEPTH = 8  # batches
 BATCH_TIMEOUT = 600.0  # seconds without a batch
-QUEUE_LOOK_SECONDS = 0.2  # seconds between two looks at whether the other side is still there
+QUEUE_LOOK_SECONDS = 0.2  # seconds between two checks that the other thread is alive
 CLOSING = 5.0  # seconds for the thread to end
 
-
-@dataclass(frozen=True)
-class _Read:
-    """A batch, and where the stream was after it."""
-
-    batch: Tensor
-    position: int
-    cursor: Cursor | None
+_Read = tuple[Tensor, int, Cursor | None]  # a batch, and the stream's position and cursor after it
 
 
 class Prefetched:
-    """``stream`` read ahead. ``position`` and ``cursor`` are of what was handed out, not of what was read."""
+    """``stream``, read ahead. ``position`` and ``cursor`` count the batches taken, not the batches read."""
 
     def __init__(self, stream: BatchStream, *, pin: bool, depth: int = DEPTH) -> None:
         self._stream, self._pin, self._depth = stream, pin, depth
-        self.position, self._cursor = stream.position, stream.cursor
+        self.position = stream.position
+        self.cursor: Cursor | None = stream.cursor
         self._reader: _Reader | None = None
 
-    @property
-    def cursor(self) -> Cursor | None:
-        return self._cursor
-
     def resume(self, position: int, cursor: Cursor | None) -> None:
-        """Go on after batch number ``position``; what was read ahead is dropped."""
+        """See :class:`BatchStream`. The batches read ahead are dropped."""
         self.close()
         self._stream.resume(position, cursor)
-        self.position, self._cursor = position, self._stream.cursor
+        self.position, self.cursor = position, self._stream.cursor
 
     def take(self, count: int) -> Iterator[Tensor]:
-        """The next ``count`` batches. Raises what reading raised, one batch after the last good one."""
+        """See :class:`BatchStream`. Raises the reader's error after the last good batch."""
         for _ in range(count):
             if self._reader is None:
                 self._reader = _Reader(self._stream, self._pin, self._depth)
-            read = self._reader.next()
-            self.position, self._cursor = read.position, read.cursor
-            yield read.batch
+            batch, self.position, self.cursor = self._reader.next()
+            yield batch
 
     def close(self) -> None:
-        """End the thread; the stream stands where it has read to, so :meth:`resume` is what goes on from here."""
+        """End the thread. The inner stream is ahead of ``position``: call :meth:`resume` to go on."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -66,7 +54,7 @@ class Prefetched:
 
 
 class _Reader:
-    """The thread and its queue."""
+    """The reading thread and its queue."""
 
     def __init__(self, stream: BatchStream, pin: bool, depth: int) -> None:
         self._stream, self._pin = stream, pin
@@ -88,7 +76,7 @@ class _Reader:
             if isinstance(found, Exception):
                 raise RunError(f"run.data: {type(found).__name__}: {found}") from found
             return found
-        raise RunError(f"run.data: no batch came in {BATCH_TIMEOUT:.0f} s; is the disk or network slow?")
+        raise RunError(f"run.data: no batch was read in {BATCH_TIMEOUT:.0f} s; is the disk or network slow?")
 
     def close(self) -> None:
         self._closing.set()
@@ -99,8 +87,8 @@ class _Reader:
             while not self._closing.is_set():
                 for batch in self._stream.take(1):
                     ready = batch.pin_memory() if self._pin else batch
-                    self._put(_Read(ready, self._stream.position, self._stream.cursor))
-        except Exception as error:  # noqa: BLE001 - it is raised again where the training is
+                    self._put((ready, self._stream.position, self._stream.cursor))
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that trains
             self._put(error)
 
     def _put(self, what: _Read | Exception) -> None:

@@ -1,4 +1,4 @@
-"""Texts into token ids: bytes (embedded, 257 ids) or any Hugging Face tokenizer."""
+"""Tokenizers: bytes (built in, 257 ids) or any Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from peer.config.data import BYTE_VOCABULARY, BYTES, TokenizerConfig
 from peer.errors import UserError
 
 SEPARATOR = 256  # ends a document of bytes
-END_OF_TEXT = "<|endoftext|>"  # its word, where a tokenizer of bytes has to have words
+END_OF_TEXT = "<|endoftext|>"  # its string in an exported byte tokenizer
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 class Tokenizer(Protocol):
-    """``end`` is the id that stands after every document; ids are below ``known``, which is its own, and
-    ``vocabulary``, which is the model's.
+    """``known``: the number of the tokenizer's ids. ``vocabulary``: the number of the model's ids, not less than that.
+    ``end``: the id after every document.
     """
 
     name: str
@@ -31,12 +31,12 @@ class Tokenizer(Protocol):
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """The ids of each text, without ``end``."""
 
-    def words(self) -> dict[str, int]:
-        """What each id stands for, as transformers writes it."""
+    def tokens(self) -> dict[str, int]:
+        """The id of each token, in the notation of transformers."""
 
 
 class Bytes:
-    """Token = byte."""
+    """A token is a byte."""
 
     name, known, end = BYTES, BYTE_VOCABULARY, SEPARATOR
 
@@ -46,12 +46,12 @@ class Bytes:
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         return [np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.uint16) for text in texts]
 
-    def words(self) -> dict[str, int]:
+    def tokens(self) -> dict[str, int]:
         return {**{letter: byte for byte, letter in enumerate(byte_letters())}, END_OF_TEXT: SEPARATOR}
 
 
 class HuggingFace:
-    """A tokenizer that transformers can load. ``vocabulary`` is the model's, at least as large as the tokenizer's."""
+    """A tokenizer that transformers can load."""
 
     def __init__(self, settings: TokenizerConfig) -> None:
         self.name, self.vocabulary = settings.name, settings.vocabulary
@@ -64,11 +64,11 @@ class HuggingFace:
             )
         self.end = self._end(settings.end)
         self._dtype = dtype(self.vocabulary)
-        self._fast = getattr(self._tokenizer, "backend_tokenizer", None)  # without it: one written in Python
+        self._fast = getattr(self._tokenizer, "backend_tokenizer", None)  # None: a tokenizer in Python
         if self._fast is not None:
             self._fast.no_padding()
             self._fast.no_truncation()
-            self._fast.encode_special_tokens = True  # "</s>" in a text is text: only we end documents
+            self._fast.encode_special_tokens = True  # "</s>" in a text is text and does not end the document
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         if not texts:
@@ -79,11 +79,11 @@ class HuggingFace:
         ids = self._tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)
         return [np.array(it, dtype=self._dtype) for it in ids["input_ids"]]
 
-    def words(self) -> dict[str, int]:
+    def tokens(self) -> dict[str, int]:
         return dict(self._tokenizer.get_vocab())
 
     def save(self, folder: Path) -> None:
-        """As transformers loads it."""
+        """Write the files that transformers loads."""
         self._tokenizer.save_pretrained(folder)
 
     def _end(self, wish: str | None) -> int:
@@ -91,7 +91,7 @@ class HuggingFace:
             own = self._tokenizer.eos_token_id
             if own is None:
                 raise UserError(
-                    f"run.data.tokenizer.end: {self.name} has no end of text; say which token ends a document"
+                    f"run.data.tokenizer.end: {self.name} has no end-of-text token; name the token that ends a document"
                 )
             return int(own)
         found = self._tokenizer.get_vocab().get(wish)
@@ -101,29 +101,29 @@ class HuggingFace:
 
 
 def load(settings: TokenizerConfig) -> Tokenizer:
-    """Raises :class:`UserError` when it is not there or does not fit what the configuration says."""
+    """Raises :class:`UserError` for a tokenizer that is missing or does not fit the configuration."""
     return Bytes(settings.vocabulary) if settings.name == BYTES else HuggingFace(settings)
 
 
 def dtype(vocabulary: int) -> type[np.uint16] | type[np.uint32]:
-    """The smallest type that holds the ids."""
+    """The smallest type for the ids."""
     return np.uint16 if vocabulary <= 2**16 else np.uint32
 
 
 def byte_letters() -> list[str]:
-    """The letter by which byte-level tokenizers write each byte: itself where it can be seen, else one from 256 on."""
+    """The letter of each byte in byte-level tokenizers: the byte itself if printable, else a letter from 256 on."""
     seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = [byte for byte in range(256) if byte not in seen]
     return [chr(byte) if byte in seen else chr(256 + hidden.index(byte)) for byte in range(256)]
 
 
 def open_any(settings: TokenizerConfig) -> Any:
-    """What transformers loads by the name or the path of ``settings``, whatever it has or lacks."""
+    """The tokenizer of transformers by the path or the name in ``settings``, without checks."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     where = settings.path or settings.name
     if settings.path and not Path(settings.path).exists():
-        raise UserError(f"run.data.tokenizer.path: {settings.path} is not there")
+        raise UserError(f"run.data.tokenizer.path: {settings.path} does not exist")
     try:
         if settings.path and settings.path.is_file():
             return PreTrainedTokenizerFast(tokenizer_file=str(settings.path))

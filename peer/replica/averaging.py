@@ -1,7 +1,6 @@
-"""The mean of several replicas' weights, one replica after the other, and how far each of them is from it.
+"""The mean of the weights of several replicas, and the distance of each replica to it.
 
-The mean and one replica are in memory, whatever the number of replicas. Both are fp32 on the host; distances are added
-up in float64.
+Only the mean and one replica are in memory, fp32 on the host. Distances are summed in float64.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from torch import Tensor
 
 
 class MeanWeights:
-    """``tensors``: the mean of what was added so far, by name; of one replica, its weights to the bit."""
+    """``tensors``: the mean of the replicas added so far, by name; bit-equal to the weights of a single replica."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""The device that a replica computes on, and in which precision."""
+"""The device and the precision of a replica."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from peer.errors import UserError
 
 
 def pick_device(wish: str) -> torch.device:
-    """``auto``: the accelerator when there is one. Raises :class:`UserError` when one is asked for and is not there."""
+    """``auto``: the accelerator if there is one. Raises :class:`UserError` for ``cuda`` without an accelerator."""
     available = torch.cuda.is_available()
     if wish == "cuda" and not available:
         raise UserError("peer.device: cuda is not available here; look at nvidia-smi and the torch build, or use cpu")
@@ -19,12 +19,12 @@ def pick_device(wish: str) -> torch.device:
 
 
 def wants_bf16(precision: str, device: torch.device) -> bool:
-    """bf16 autocast by itself only where the device computes in it."""
+    """Whether to use bf16 autocast. ``auto``: only if the device computes in bf16."""
     if precision == "auto":
         return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return precision == "bf16"
 
 
 def synchronizer(device: torch.device) -> Callable[[], None] | None:
-    """What waits for the accelerator, at the borders of phases only; ``None`` where nothing runs by itself."""
+    """A function that waits for the accelerator; ``None`` on the CPU, which computes synchronously."""
     return partial(torch.cuda.synchronize, device) if device.type == "cuda" else None

@@ -1,7 +1,4 @@
-"""The inner loop: H steps of AdamW on this peer's own data, nothing but arithmetic on the accelerator.
-
-outer/ then looks at what the weights have become.
-"""
+"""The inner loop: H steps of AdamW on this peer's own data. It is arithmetic on the accelerator and nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from peer.config.schema import InnerConfig
+from peer.config.schema import Config, InnerConfig
 from peer.logs import get_logger
 from peer.process import LoopContext
 
@@ -24,7 +21,7 @@ log = get_logger("inner")
 
 @dataclass(frozen=True)
 class InnerReport:
-    """What an inner phase did. ``loss`` is the mean over its steps in nats a token; NaN with no step."""
+    """The figures of an inner phase. ``loss``: mean over its steps in nats a token; NaN without a step."""
 
     steps: int
     tokens: int
@@ -45,34 +42,32 @@ def learning_rate(step: int, total: int, settings: InnerConfig) -> float:
 
 
 class InnerLoop:
-    """Owns the optimizer. ``step`` is the swarm's step, by which the learning rate goes."""
+    """Model and optimizer. ``step``: the swarm's step, which sets the learning rate."""
 
     def __init__(
         self,
         model: nn.Module,
-        settings: InnerConfig,
+        config: Config,
         *,
-        total_steps: int,
         device: torch.device,
-        autocast: bool,
-        micro_batch: int | None,
         context: LoopContext,
+        autocast: bool = False,
         compiled: bool = False,
     ) -> None:
         self.model, self.device, self.step = model, device, 0
         self._forward = _Compiled(model) if compiled else model
-        self._settings, self._total, self._autocast = settings, total_steps, autocast
-        self._micro_batch, self._context = micro_batch, context
+        self._settings, self._total, self._autocast = config.run.inner, config.run.steps, autocast
+        self._micro_batch, self._context = config.peer.micro_batch, context
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            _decay_groups(model, settings.weight_decay),
+            _decay_groups(model, self._settings.weight_decay),
             lr=0.0,  # set before every step
-            betas=(settings.beta1, settings.beta2),
-            fused=True,  # one kernel for all parameters, on the GPU as on the CPU
+            betas=(self._settings.beta1, self._settings.beta2),
+            fused=True,  # one kernel for all parameters, on the GPU and on the CPU
         )
 
     def run(self, batches: Iterable[Tensor]) -> InnerReport:
-        """Train on ``batches`` (``[B, T + 1]`` token ids each) until they end or a stop is asked for.
+        """Train on ``batches`` (``[B, T + 1]`` token ids each) until they end or a stop is requested.
 
         The loss stays on the device until the phase ends.
         """
@@ -137,7 +132,7 @@ def mean_loss(model: nn.Module, batches: Iterable[Tensor], device: torch.device,
 
 
 def batch_loss(model: Callable[..., Any], batch: Tensor, device: torch.device, autocast: bool) -> Tensor:
-    """Cross entropy of the next token, fp32 scalar on ``device``; inputs and targets are shifted here, once."""
+    """Cross entropy of the next token, fp32 scalar on ``device``. Only this function shifts the targets."""
     if device.type == "cuda":
         batch = batch.pin_memory().to(device, non_blocking=True)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
@@ -146,7 +141,7 @@ def batch_loss(model: Callable[..., Any], batch: Tensor, device: torch.device, a
 
 
 class _Compiled:
-    """The model's forward pass through torch.compile; as it is where that does not work on this machine."""
+    """The forward pass through torch.compile, or the plain one if torch.compile fails on this machine."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model: Callable[..., Any] = model
@@ -157,22 +152,24 @@ class _Compiled:
             return self._model(**inputs)
         try:
             return self._compiled(**inputs)
-        except (RuntimeError, OSError) as error:  # no compiler, no Triton for this GPU, an operator it does not know
+        except (RuntimeError, OSError) as error:  # no compiler, no Triton for this GPU, an unknown operator
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             self._compiled = None
             said = (str(error).strip().splitlines() or [""])[0][:160]
-            log.warning("peer.compile does not work here, going on without: %s: %s", type(error).__name__, said)
+            log.warning(
+                "peer.compile fails on this machine, training goes on without it: %s: %s", type(error).__name__, said
+            )
             return self._model(**inputs)
 
 
 def out_of_memory(error: torch.OutOfMemoryError, micro_batch: int | None) -> str:
-    """What to do about it."""
+    """The line for the user."""
     return f"{str(error).split('. ')[0]}; lower peer.micro_batch (now {micro_batch or 'the whole batch'})"
 
 
 def _decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; norms and biases do not."""
+    """Weight decay for matrices; none for norms and biases."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},

@@ -1,8 +1,8 @@
-"""How much memory a peer needs, before it starts: from its configuration alone, without weights.
+"""The memory that a peer needs, estimated from its configuration by ``noloco-peer check``, without weights.
 
-The activations are counted and not guessed: one training step runs on fake tensors (shapes without data) while a
-dispatch mode books what is alive. So any model of transformers is estimated, and the answer knows of micro-batches,
-autocast and gradient checkpointing. Called by ``noloco-peer check``.
+The activations are counted: one training step runs on fake tensors (shapes without data) under a dispatch mode that
+sums the live storages. So the estimate covers any model of transformers, micro-batches, autocast and gradient
+checkpointing.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from peer.config.schema import LocalConfig, PeerConfig, RunConfig
 from peer.replica import model
 from peer.replica.device import pick_device, wants_bf16
 from peer.replica.inner_loop import batch_loss
+from peer.replica.sharded.channel import WINDOW_ELEMENTS
 from peer.replica.sharded.sharding import blocks_of
-from peer.replica.sharded.shared import WINDOW_ELEMENTS
 
-# Resident with all libraries loaded; measured on a CPU with both builds of torch 2.13.
+# Resident bytes with all libraries loaded, measured on a CPU with both builds of torch 2.13.
 PROCESS = (890 if torch.backends.cuda.is_built() else 436) * 2**20
-CUDA_CONTEXT = 500 * 2**20  # of a GPU, for CUDA and its libraries
-# What an allocator holds for activations, against what is alive: pieces of unlike sizes do not fit into one another.
-# For the C library's it was measured on three sizes of model, for CUDA's it is what is usual.
+CUDA_CONTEXT = 500 * 2**20  # bytes of a GPU for CUDA and its libraries
+# Bytes that an allocator holds for activations, divided by live bytes; the rest is fragmentation. The C library's value
+# was measured on three sizes of model. CUDA's is a usual value.
 ALLOCATOR_SLACK = {"cpu": 1.6, "cuda": 1.1}
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes at the peak, on each device and on the host; on a CPU both are of the same memory, so add them.
-    ``parts`` sum up to both together. ``giving_bytes``: on the host, on top of all that, for as long as a newcomer
-    takes φ and δ from this peer, which sends copies; two newcomers may do so at once.
+    """Peak bytes on each device and on the host; on a CPU, add them. The ``parts`` sum up to both together.
+    ``giving_bytes``: further host bytes while a newcomer downloads copies of φ and δ; two newcomers may do so at once.
     """
 
     device_bytes: int
@@ -46,18 +45,14 @@ class Memory:
 
 
 def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
-    """What a peer needs on each of its devices and on the host. Raises :class:`peer.errors.UserError` as building it
-    would.
-    """
+    """The memory of a peer. Raises the same :class:`peer.errors.UserError` as building the model."""
     device = pick_device(peer.device)
     pinned, bf16 = device.type == "cuda", wants_bf16(peer.precision, device)
-    outline = model.outline(
-        run.model, sequence_length=run.data.sequence_length, vocabulary=run.data.tokenizer.vocabulary
-    )
+    outline = model.outline(run)
     weights = 4 * model.parameter_count(outline)
     shard, slack = -(-weights // ranks), ALLOCATOR_SLACK[device.type]
     step = step_bytes(run, peer, autocast=bf16, ranks=ranks)
-    vector = _power_of_two(weights) if pinned else weights  # so does torch round pinned memory
+    vector = 1 << (weights - 1).bit_length() if pinned else weights  # torch rounds pinned memory up
     on_device = {
         "weights": shard,
         "gradients": shard,
@@ -71,7 +66,7 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         "window": min(4 * WINDOW_ELEMENTS, weights) if ranks > 1 else 0,
         "momentum": 0 if isinstance(run.outer, LocalConfig) else vector,
         "swap_buffer": 0 if run.exchange.overlap else weights,
-        "checkpoint": 2 * weights if pinned or ranks > 1 else 0,  # AdamW's moments on their way to the disk
+        "checkpoint": 2 * weights if pinned or ranks > 1 else 0,  # AdamW's moments before they are written to the disk
         "process": PROCESS * ranks,
     }
     giving = weights * (1 + bool(on_host["momentum"]))
@@ -79,8 +74,8 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
 
 
 def gathered_bytes(outline: nn.Module, *, bf16: bool) -> int:
-    """What FSDP2 has in one piece at the peak: what is outside the layers, the layer that computes and the next one,
-    and the gradients of the larger of these, with the buffer from which they are added up over the ranks.
+    """Peak bytes that FSDP2 holds unsharded: the parameters outside the layers, those of the current and of the next
+    layer, and the gradients of the larger of these, with the buffer that is summed over the ranks.
     """
     layers = [model.parameter_count(block) for block in blocks_of(outline)] or [0]
     root = model.parameter_count(outline) - sum(layers)
@@ -89,16 +84,14 @@ def gathered_bytes(outline: nn.Module, *, bf16: bool) -> int:
 
 
 def step_bytes(run: RunConfig, peer: PeerConfig, *, autocast: bool, ranks: int = 1) -> int:
-    """Bytes of gradients and activations at the peak of a training step: what torch's allocator has handed out.
+    """Peak bytes of gradients and activations in a training step, as torch's allocator counts them.
 
-    Of one of several ``ranks``: without the gradients, of which it has but one at a time in one piece.
+    With several ``ranks``: of one rank, without the gradients, of which only one at a time is unsharded.
     """
-    length = run.data.sequence_length
     rows = run.batch_size // ranks
     size = peer.micro_batch or rows
-    config: Any = model.outline(run.model, sequence_length=length, vocabulary=run.data.tokenizer.vocabulary).config
     with FakeTensorMode(allow_non_fake_inputs=True):
-        network = model.fresh(config)
+        network = model.untrained(run)
         network.train()
         if peer.gradient_checkpointing:
             model.checkpoint_activations(network)
@@ -106,14 +99,14 @@ def step_bytes(run: RunConfig, peer: PeerConfig, *, autocast: bool, ranks: int =
             for parameter in network.parameters():
                 parameter.register_post_accumulate_grad_hook(_drop)
         with _Ledger(network) as ledger:
-            for _ in range(min(2, rows // size)):  # from the second one on, the gradients are there before
-                batch = torch.zeros(size, length + 1, dtype=torch.int64)
+            for _ in range(min(2, rows // size)):  # from the second one on, the gradients exist already
+                batch = torch.zeros(size, run.data.sequence_length + 1, dtype=torch.int64)
                 batch_loss(network, batch, torch.device("cpu"), autocast).backward()
     return ledger.peak
 
 
 class _Ledger(TorchDispatchMode):
-    """Books the storages that operators make, until they are freed; a model's own are not counted."""
+    """Counts the storages that operators allocate, until they are freed; without the model's own."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -143,7 +136,3 @@ class _Ledger(TorchDispatchMode):
 
 def _drop(parameter: Tensor) -> None:
     parameter.grad = None
-
-
-def _power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length()

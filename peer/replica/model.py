@@ -1,33 +1,36 @@
-"""Builds the model of a run. The only place that picks a model class."""
+"""Build the model of a run. Only this module chooses a model class."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from peer.config.data import BYTE_VOCABULARY as VOCABULARY
 from peer.config.model import AutoModel, LlamaModel
+from peer.config.schema import RunConfig
 from peer.errors import UserError
 from peer.replica.model_source import locate, weight_files
 
 
-def build(
-    settings: LlamaModel | AutoModel, *, sequence_length: int, seed: int, vocabulary: int = VOCABULARY
-) -> nn.Module:
-    """fp32 weights on the CPU: fresh ones, equal on every machine for the same ``seed``, or the source's.
+def build(run: RunConfig) -> nn.Module:
+    """fp32 weights on the CPU: fresh ones, equal on every machine for the same ``run.seed``, or those of the source.
 
-    ``model(input_ids=[B, T]).logits`` is ``[B, T, tokens]``, with at least ``vocabulary`` tokens. The caller's random
-    state is left alone. Raises :class:`UserError` for a model that cannot be had or does not fit the data.
+    ``model(input_ids=[B, T]).logits`` is ``[B, T, tokens]``, with at least the tokenizer's number of tokens. The
+    process's random state does not change. Raises :class:`UserError` for a model that is missing or does not fit the
+    data.
     """
-    if isinstance(settings, AutoModel) and settings.pretrained:
-        return _pretrained(settings, _checked(settings, sequence_length, vocabulary))
-    trust = isinstance(settings, AutoModel) and settings.trust_remote_code
-    return fresh(_checked(settings, sequence_length, vocabulary), seed=seed, trust_remote_code=trust)
+    if isinstance(run.model, AutoModel) and run.model.pretrained:
+        return _pretrained(run.model, _checked(run))
+    return untrained(run)
+
+
+def untrained(run: RunConfig) -> nn.Module:
+    """The run's model with fresh weights, also where the run starts from pre-trained ones."""
+    trust = isinstance(run.model, AutoModel) and run.model.trust_remote_code
+    return fresh(_checked(run), seed=run.seed, trust_remote_code=trust)
 
 
 def fresh(config: Any, *, seed: int = 0, trust_remote_code: bool = False) -> nn.Module:
@@ -40,49 +43,52 @@ def fresh(config: Any, *, seed: int = 0, trust_remote_code: bool = False) -> nn.
 
 
 def checkpoint_activations(model: nn.Module) -> None:
-    """Keep the activations between the layers only, and compute the others again in the backward pass."""
+    """Keep only the activations between the layers, and recompute the others in the backward pass."""
     if not getattr(model, "supports_gradient_checkpointing", False):
         raise UserError("peer.gradient_checkpointing: this model does not support it; set it to false")
     how = {"use_reentrant": False}
-    if hasattr(model, "activation_checkpointing_enable"):  # its name in later versions of transformers 5
+    if hasattr(model, "activation_checkpointing_enable"):  # the name in later versions of transformers 5
         model.activation_checkpointing_enable(how)  # type: ignore[operator]
     else:
         model.gradient_checkpointing_enable(how)  # type: ignore[operator]
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Trained parameters; tied ones once."""
+    """The number of trained parameters; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def embedding_count(model: nn.Module) -> int:
-    """Those of them that are rows of a token: embeddings, and the head where it has its own."""
+    """The number of parameters in embeddings, and in the head if it is not tied."""
     layers = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[operator]
     tables = {id(layer.weight): layer.weight.numel() for layer in layers if layer is not None}
     return sum(tables.values())
 
 
-def outline(settings: LlamaModel | AutoModel, *, sequence_length: int, vocabulary: int = VOCABULARY) -> nn.Module:
-    """The model without weights, on the meta device: layers, names and shapes, at no cost in memory."""
-    trust = isinstance(settings, AutoModel) and settings.trust_remote_code
-    config = _checked(settings, sequence_length, vocabulary)
+def outline(run: RunConfig) -> nn.Module:
+    """The run's model without weights, on the meta device: layers, names and shapes."""
     with torch.device("meta"):
-        return fresh(config, trust_remote_code=trust)
+        return untrained(run)
 
 
-def parameters_of(settings: LlamaModel | AutoModel, *, sequence_length: int, vocabulary: int = VOCABULARY) -> int:
-    """:func:`parameter_count` of a model that is not made for it."""
-    return parameter_count(outline(settings, sequence_length=sequence_length, vocabulary=vocabulary))
+def parameters_of(run: RunConfig) -> int:
+    """:func:`parameter_count` of the run's model, which is not built."""
+    return parameter_count(outline(run))
 
 
-def _checked(settings: LlamaModel | AutoModel, sequence_length: int, vocabulary: int) -> Any:
-    """The transformers configuration, if the run's data fits into such a model."""
+def _checked(run: RunConfig) -> Any:
+    """The transformers configuration, if the run's data fits such a model."""
+    from transformers import AutoConfig
+
+    settings, sequence_length, vocabulary = run.model, run.data.sequence_length, run.data.tokenizer.vocabulary
     if isinstance(settings, LlamaModel):
         tokens, positions = settings.vocabulary or vocabulary, sequence_length
         config = _llama(settings, sequence_length, tokens)
         key = "run.model.vocabulary"
     else:
-        config = _source_config(settings)
+        folder, trust = locate(settings), settings.trust_remote_code
+        with _in_one_line(settings.source):
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust, use_cache=False)
         text = config.get_text_config()
         tokens, positions = text.vocab_size, getattr(text, "max_position_embeddings", None) or sequence_length
         key = f"run.model: the vocabulary of {settings.source}"
@@ -113,19 +119,11 @@ def _llama(settings: LlamaModel, sequence_length: int, tokens: int) -> Any:
     )
 
 
-def _source_config(settings: AutoModel) -> Any:
-    from transformers import AutoConfig
-
-    folder = locate(settings)
-    with _in_one_line(settings.source):
-        return AutoConfig.from_pretrained(folder, trust_remote_code=settings.trust_remote_code, use_cache=False)
-
-
 def _pretrained(settings: AutoModel, config: Any) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
-    folder: Path = locate(settings)
-    weight_files(folder, settings)  # in words when there are none
+    folder = locate(settings)
+    weight_files(folder, settings)  # raises UserError if there are none
     with torch.random.fork_rng(devices=[]), _in_one_line(settings.source):
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -146,7 +144,7 @@ def _pretrained(settings: AutoModel, config: Any) -> nn.Module:
 
 @contextmanager
 def _in_one_line(name: str) -> Iterator[None]:
-    """What transformers says of a configuration that it cannot use."""
+    """Turn errors of transformers into one line."""
     try:
         yield
     except (ValueError, KeyError, TypeError, ImportError, OSError, RuntimeError) as error:
@@ -154,7 +152,7 @@ def _in_one_line(name: str) -> Iterator[None]:
             raise
         said = str(error).strip().splitlines() or [type(error).__name__]
         if "trust_remote_code" in str(error):
-            reason = "it brings Python code along; read it, then set run.model.trust_remote_code: true"
+            reason = "it contains Python code; read the code, then set run.model.trust_remote_code: true"
         elif "Unrecognized configuration class" in str(error):
             reason = "it is not a causal language model"
         else:

@@ -1,7 +1,7 @@
-"""Where the files of ``run.model: auto`` are, and which they are: a folder here, or the Hugging Face hub.
+"""The files of ``run.model: auto``: a local folder, or a download from the Hugging Face hub.
 
-Two peers train one model only when their files say the same, so the digest of these becomes part of the run's:
-:func:`pinned` puts it in, and every handshake compares it.
+Peers must have equal model files, so :func:`pinned` adds the digest of the files to the run's configuration. Every
+handshake compares the digest of the run.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from peer.config.model import AutoModel
 from peer.config.schema import Config
 from peer.errors import UserError
 
-# In config.json without a say in what is computed: which program wrote it, from where, and how it stores weights.
+# Keys of config.json without an effect on the computation: program, origin and storage of the weights.
 IDLE_KEYS = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-# What a tokenizer consists of, whatever its kind: see own_tokenizer.py.
+# The files of tokenizers of all kinds; see pretrained_tokenizer.py.
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "spiece.model", "sentencepiece*")
 
 
 def pinned(config: Config) -> Config:
-    """``config`` with the digest of its model's files in it, so that it can be compared with another peer's.
+    """``config`` with the digest of its model's files, to compare it with the configuration of another peer.
 
-    Raises :class:`UserError` when the files cannot be had, or are not those that ``run.model.digest`` asks for.
+    Raises :class:`UserError` if the files are missing or have another digest than ``run.model.digest``.
     """
     settings = config.run.model
     if not isinstance(settings, AutoModel):
@@ -34,15 +34,15 @@ def pinned(config: Config) -> Config:
     found = files_digest(locate(settings), settings)
     if settings.digest not in (None, found):
         raise UserError(
-            f"run.model: the files of {settings.source} have the digest {found}, run.model.digest asks for "
-            f"{settings.digest}; get the files that the swarm began with, or choose them by run.model.revision"
+            f"run.model: the files of {settings.source} have the digest {found}, run.model.digest is "
+            f"{settings.digest}; get the files that the swarm uses, or set run.model.revision"
         )
     model = settings.model_copy(update={"digest": found})
     return config.model_copy(update={"run": config.run.model_copy(update={"model": model})})
 
 
 def locate(settings: AutoModel) -> Path:
-    """The folder with the model's files, after a download where the source is a name on the hub."""
+    """The folder of the model's files. A model of the hub is downloaded."""
     folder = Path(settings.source).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -54,7 +54,7 @@ def locate(settings: AutoModel) -> Path:
 
 
 def weight_files(folder: Path, settings: AutoModel) -> list[Path]:
-    """The safetensors files that a pre-trained model is read from. No others: pickles can run code."""
+    """The safetensors files of a pre-trained model. Other formats are refused: a pickle can run code."""
     if (folder / WEIGHTS_FILE).is_file():
         return [folder / WEIGHTS_FILE]
     try:
@@ -72,7 +72,7 @@ def weight_files(folder: Path, settings: AutoModel) -> list[Path]:
 
 
 def files_digest(folder: Path, settings: AutoModel) -> str:
-    """Of what the configuration says and, for a pre-trained model, of the weights' files."""
+    """The digest of the configuration and, for a pre-trained model, of the weights' files."""
     path = folder / "config.json"
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -92,7 +92,7 @@ def files_digest(folder: Path, settings: AutoModel) -> str:
 
 
 def _download(settings: AutoModel) -> Path:
-    """From the hub, or what of it is here already. Every way in which that fails is one line."""
+    """Download the model from the hub, or use its local copy. Every error is one line."""
     from huggingface_hub import errors, snapshot_download
 
     what = f"run.model.source: {settings.source}"
@@ -116,8 +116,8 @@ def _download(settings: AutoModel) -> Path:
         raise UserError(f"{what} is neither a folder here nor a name that the Hugging Face hub could have") from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         raise UserError(
-            f"{what} is not a folder here, not downloaded yet, and the Hugging Face hub cannot be reached; "
-            "look at the network, or copy the model and name its folder"
+            f"{what} is no local folder and not downloaded yet, and the Hugging Face hub cannot be reached; "
+            "check the network, or copy the model and name its folder"
         ) from None
     except OSError as error:
         raise UserError(f"{what} cannot be downloaded: {str(error).splitlines()[0][:200]}") from None

@@ -54,18 +54,15 @@ def replica(
 def _unsharded(
     config: Config, device: torch.device, *, bf16: bool, context: LoopContext
 ) -> tuple[InnerLoop, SlowWeights]:
-    run, own = config.run, config.peer
-    length, vocabulary = run.data.sequence_length, run.data.tokenizer.vocabulary
-    network = model.build(run.model, sequence_length=length, seed=run.seed, vocabulary=vocabulary).to(device)
+    own = config.peer
+    network = model.build(config.run).to(device)
     if own.gradient_checkpointing:
         model.checkpoint_activations(network)
     inner = InnerLoop(
         network,
-        run.inner,
-        total_steps=run.steps,
+        config,
         device=device,
         autocast=bf16,
-        micro_batch=own.micro_batch,
         compiled=own.compile,
         context=context,
     )

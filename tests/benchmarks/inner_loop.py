@@ -64,15 +64,7 @@ def bare_steps(network: nn.Module, optimizer: torch.optim.Optimizer, text: Tenso
 
 def inner_loop(network: nn.Module) -> InnerLoop:
     """The peer's inner loop, on the CPU."""
-    return InnerLoop(
-        network,
-        RUN.inner,
-        total_steps=RUN.steps,
-        device=torch.device("cpu"),
-        autocast=False,
-        micro_batch=None,
-        context=LoopContext(),
-    )
+    return InnerLoop(network, CONFIG, device=torch.device("cpu"), context=LoopContext())
 
 
 def speed(pairs: int, steps: int, folder: Path) -> float:
@@ -80,7 +72,7 @@ def speed(pairs: int, steps: int, folder: Path) -> float:
     text = corpus.load(RUN.data).train
     stream = TokenStream(text, batch_size=RUN.batch_size, sequence_length=LENGTH, seed=0, stream=1)
     bare_text = torch.from_numpy(text)
-    networks = [model.build(RUN.model, sequence_length=LENGTH, seed=0) for _ in range(2)]
+    networks = [model.build(RUN) for _ in range(2)]
     inner, by_hand = (inner_loop(network) for network in networks)
     bare = by_hand.optimizer  # the same groups
     ratios = []
@@ -118,7 +110,7 @@ def copies(folder: Path) -> tuple[float, int]:
 
 def outer_step(node: Node, settings: LlamaModel) -> tuple[float, int]:
     """Bytes by which two rounds of contribution, swap and apply raise the peak, and the parameter count."""
-    network = model.build(settings, sequence_length=LENGTH, seed=0)
+    network = model.build(RUN.model_copy(update={"model": settings}))
     numel = model.parameter_count(network)
     pairing = Pairing(node, numel)
     partner = subprocess.Popen([sys.executable, "-m", "tests.benchmarks.swap_partner", node.addresses[0], str(numel)])

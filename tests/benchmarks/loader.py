@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from peer.commands import tokenize
-from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, StdlibData
+from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, StdlibData, TokenizerConfig
 from peer.config.schema import Config, RunConfig
 from peer.data import corpus, open
 from peer.data.open import read_ahead
@@ -75,12 +75,9 @@ def write(folder: Path) -> dict[str, AnyData]:
 def inner_loop() -> InnerLoop:
     """The demo's model with the tokenizer's vocabulary."""
     return InnerLoop(
-        model.build(CONFIG.run.model, sequence_length=LENGTH, seed=0, vocabulary=VOCABULARY),
-        CONFIG.run.inner,
-        total_steps=CONFIG.run.steps,
+        model.build(RunConfig(data=StdlibData(tokenizer=TokenizerConfig(name="bpe", vocabulary=VOCABULARY)))),
+        CONFIG,
         device=torch.device("cpu"),
-        autocast=False,
-        micro_batch=None,
         context=LoopContext(),
     )
 

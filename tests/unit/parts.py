@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from peer.config.schema import InnerConfig, LlamaModel, NoLoCoConfig
+from peer.config.schema import Config, InnerConfig, LlamaModel, NoLoCoConfig, PeerConfig, RunConfig
 from peer.data.batches import TokenStream
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
@@ -21,7 +21,7 @@ TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 40, dtyp
 
 def network(seed: int = 0) -> nn.Module:
     settings = LlamaModel(hidden_size=16, intermediate_size=32, layers=1, heads=2)
-    return model.build(settings, sequence_length=LENGTH, seed=seed)
+    return model.build(RunConfig(model=settings, seed=seed))
 
 
 def stream(number: int = 0) -> TokenStream:
@@ -36,13 +36,12 @@ def inner_loop(
     compiled: bool = False,
     stop: Stop | None = None,
 ) -> InnerLoop:
+    run = RunConfig(inner=InnerConfig(learning_rate=1e-2, warmup_steps=4), steps=100)
     return InnerLoop(
         net,
-        InnerConfig(learning_rate=1e-2, warmup_steps=4),
-        total_steps=100,
+        Config(run=run, peer=PeerConfig(micro_batch=micro_batch)),
         device=torch.device("cpu"),
         autocast=autocast,
-        micro_batch=micro_batch,
         compiled=compiled,
         context=LoopContext(stop=stop or Stop()),
     )

@@ -90,11 +90,7 @@ def _compared(topic: str, needed: int, free: int, what: str, advice: str, at_tim
 def _parameters(config: Config) -> int:
     from peer.replica.model import parameters_of
 
-    return parameters_of(
-        config.run.model,
-        sequence_length=config.run.data.sequence_length,
-        vocabulary=config.run.data.tokenizer.vocabulary,
-    )
+    return parameters_of(config.run)
 
 
 def _gib(count: int) -> str:

@@ -63,13 +63,7 @@ def _network(source: ExportSource) -> Any:
 
     settings = source.run.model
     if isinstance(settings, AutoModel) and settings.trust_remote_code:  # its classes are at its source only
-        settings = settings.model_copy(update={"pretrained": False})
-        return model.build(
-            settings,
-            sequence_length=source.run.data.sequence_length,
-            seed=0,
-            vocabulary=source.run.data.tokenizer.vocabulary,
-        )
+        return model.untrained(source.run)
     kind = source.architecture.get("model_type")
     others = {key: value for key, value in source.architecture.items() if key != "model_type"}
     try:
@@ -84,7 +78,7 @@ def _evaluation(source: ExportSource, wish: bool | None) -> tuple[Callable[[nn.M
     if wish is False:
         return None, ""
     try:
-        batches = validation(source.run, corpus.load(source.run.data))
+        batches = validation(source.run, corpus.load(source.run.data).validation)
     except UserError as error:
         if wish:
             raise

@@ -99,9 +99,8 @@ def _weights(folder: Path) -> Tensors | None:
 
 def _loss_of(config: Config, weights: Tensors) -> float:
     run = config.run
-    length, vocabulary = run.data.sequence_length, run.data.tokenizer.vocabulary
-    network = model.build(run.model, sequence_length=length, seed=run.seed, vocabulary=vocabulary)
+    network = model.build(run)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             parameter.copy_(weights[name])
-    return mean_loss(network, validation(run, corpus.load(run.data)), torch.device("cpu"))
+    return mean_loss(network, validation(run, corpus.load(run.data).validation), torch.device("cpu"))

@@ -51,7 +51,7 @@ class Simulation:
         torch.set_num_threads(1)  # small matrices: a thread a replica is faster than two threads a matrix
         self.replicas = replicas = self._replicas()
         scribble = self._build("mean", self.config, self._text, 0)
-        sampler = Sampler(replicas, scribble, validation(self.config.run, self._text), self.options.workers)
+        sampler = Sampler(replicas, scribble, validation(self.config.run, self._text.validation), self.options.workers)
 
         def sample(at: float) -> None:
             if self.options.method is Method.DDP:

@@ -1,11 +1,10 @@
-"""A split of a source as token documents: which piece comes when, from where on, and what is held out.
+"""A split of a source as token documents: in which order the pieces are read, and which rows are held out.
 
-A *piece* is one part of one shard: every ``parts``-th row of it. A stream reads the pieces in an order of its own,
-drawn from (seed, stream, epoch), each piece once an epoch. So nobody needs to know how many peers there are, and what
-two of them read is as disjoint as two independent drawings without replacement: when each has read a share f of the
-data, they have f² of all in common in expectation (1% of the data after a tenth each), and at one moment two read the
-same piece with a probability of one in as many pieces as there are (64 at the least; 8 when a set is streamed from
-afar). It is not disjoint for certain; only a world size could promise that.
+A *piece* is every ``parts``-th row of a shard. A stream reads the pieces in an order that is drawn from (seed, stream,
+epoch), each piece once an epoch. So no peer needs to know the number of peers. Two streams are independent drawings
+without replacement: when each has read a share f of the data, f² of the data is common to both in expectation (1% after
+a tenth each). At one moment two streams read the same piece with probability 1 / pieces (64 pieces or more; 8 or more
+when a data set is streamed from the Hub). Only a known world size could make the streams disjoint.
 """
 
 from __future__ import annotations
@@ -14,22 +13,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from typing import Any
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
-from peer.data.sources.source import Document, DocumentSource
+from peer.data.sources.source import DocumentSource
 from peer.data.tokenizer import Tokenizer, Tokens, dtype
 from peer.errors import UserError
 
-HELD_OUT_ROWS = 100  # one row in so many is validation, where a source has no validation split
-TOKENISED_AT_ONCE = 64  # documents that are tokenised at once
-ORDER = 1  # tells this use of (seed, stream) from others
+HELD_OUT_ROWS = 100  # one row in 100 is held out, if a source has no validation split
+TOKENISED_AT_ONCE = 64  # documents
+ORDER = 1  # distinguishes this use of (seed, stream) from other uses
 
 
 @dataclass(frozen=True)
 class DataPosition:
-    """Where a stream is: at token ``offset`` of a row (counted within its shard) of the ``index``-th piece."""
+    """A position in a stream: token ``offset`` of a row (counted within its shard) of the ``index``-th piece."""
 
     epoch: int = 0
     index: int = 0
@@ -39,7 +40,7 @@ class DataPosition:
 
 @dataclass(frozen=True)
 class Split:
-    """``held_out``: the held-out rows (true), the others (false), all of them (none)."""
+    """``held_out``: the held-out rows (``True``), the other rows (``False``), all rows (``None``)."""
 
     source: DocumentSource
     tokenizer: Tokenizer
@@ -51,7 +52,7 @@ class Split:
         return f"{crc32(chr(10).join(self.source.names).encode()):08x}"
 
     def documents(self, start: DataPosition, *, seed: int, stream: int) -> Iterator[tuple[DataPosition, Tokens]]:
-        """Documents without end, each with its end token, from the one at ``start`` on."""
+        """An endless stream of documents, each with its end token, from ``start`` on."""
         place = start
         while True:
             order = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, stream, place.epoch, ORDER])))
@@ -59,7 +60,7 @@ class Split:
             some = False
             for index in range(place.index, len(pieces)):
                 shard, part = divmod(int(pieces[index]), self.source.parts)
-                for row, tokens in self._piece(shard, part, place.row):
+                for row, tokens in self._rows(shard, place.row, part, self.source.parts):
                     some = True
                     yield DataPosition(place.epoch, index, row), tokens
                 place = replace(place, row=0)
@@ -70,7 +71,7 @@ class Split:
             place = DataPosition(place.epoch + 1)
 
     def head(self, count: int) -> Tokens:
-        """The first ``count`` tokens in the order of the files, or fewer where there are no more."""
+        """The first ``count`` tokens in the order of the files, or all tokens if there are fewer."""
         kind = dtype(self.tokenizer.vocabulary)
         found: list[Tokens] = [np.empty(0, dtype=kind)]
         left = count
@@ -87,9 +88,6 @@ class Split:
             for _, tokens in self._rows(shard, 0, 0, 1):
                 yield tokens
 
-    def _piece(self, shard: int, part: int, start: int) -> Iterator[tuple[int, Tokens]]:
-        return self._rows(shard, start, part, self.source.parts)
-
     def _rows(self, shard: int, start: int, part: int, parts: int) -> Iterator[tuple[int, Tokens]]:
         def wanted(row: int) -> bool:
             return row % parts == part and self.held_out in (None, crc32(b"%d" % row, salt) % HELD_OUT_ROWS == 0)
@@ -99,12 +97,12 @@ class Split:
         while some := list(islice(rows, TOKENISED_AT_ONCE)):
             texts = iter(self.tokenizer.encode([it for _, it in some if isinstance(it, str)]))
             for row, it in some:
-                ids = next(texts) if isinstance(it, str) else self._known(it, shard, row)
+                ids = next(texts) if isinstance(it, str) else self._checked(it, shard, row)
                 if len(ids):
-                    yield row, _ended(ids, self.tokenizer)
+                    ended = ids[-1] == self.tokenizer.end
+                    yield row, ids if ended else np.append(ids, ids.dtype.type(self.tokenizer.end))
 
-    def _known(self, ids: Document, shard: int, row: int) -> Tokens:
-        assert not isinstance(ids, str)
+    def _checked(self, ids: NDArray[np.integer[Any]], shard: int, row: int) -> Tokens:
         bad = ids[(ids < 0) | (ids >= self.tokenizer.vocabulary)]
         if len(bad):
             raise UserError(
@@ -112,7 +110,3 @@ class Split:
                 f"{self.tokenizer.vocabulary}; which tokenizer was it made with?"
             )
         return ids.astype(dtype(self.tokenizer.vocabulary))
-
-
-def _ended(ids: Tokens, tokenizer: Tokenizer) -> Tokens:
-    return ids if ids[-1] == tokenizer.end else np.append(ids, ids.dtype.type(tokenizer.end))

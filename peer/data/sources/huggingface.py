@@ -1,7 +1,7 @@
 """Any data set that the ``datasets`` library reads: by its name on the Hub, or a local folder or file.
 
-Downloaded (or local): ranges of rows of the memory-mapped table are shards. With ``streaming`` its files are, read from
-afar; skipping rows in one of them costs their transfer. The library takes seconds to import and is imported here only.
+In a downloaded or local data set a shard is a range of rows of the memory-mapped table. With ``streaming`` a shard is a
+remote file; skipped rows are transferred too. Only this module imports the library, which takes seconds.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from peer.config.data import HuggingFaceData
 from peer.data.sources.source import MASK_COLUMN, PIECES, Document, DocumentSource, Wanted, document, parts, unmasked
 from peer.errors import UserError
 
-RANGE_ROWS = 4096  # rows of a table that are a shard
-TABLE_ROWS = 256  # read at once
-STREAMED_PIECES = 8  # each part of a file is another transfer of all of it
+RANGE_ROWS = 4096  # rows of a shard of a table
+TABLE_ROWS = 256  # rows that are read at once
+STREAMED_PIECES = 8  # few, because each part of a file transfers the whole file
 
 
 class TableSource:
@@ -49,7 +49,7 @@ class TableSource:
 
 
 class StreamedSource:
-    """A :class:`peer.data.sources.source.DocumentSource` of a data set that is read while it comes."""
+    """A :class:`peer.data.sources.source.DocumentSource` of a streamed data set."""
 
     def __init__(self, rows: Any, name: str, column: str) -> None:
         self._rows, self._name, self._column = rows, name, column
@@ -77,7 +77,7 @@ class StreamedSource:
 
 
 def load(settings: HuggingFaceData, split: str) -> DocumentSource:
-    """Raises :class:`UserError` when the set, the split or the column is not there."""
+    """One split of the data set. Raises :class:`UserError` if the set, the split or the column does not exist."""
     name = f"{settings.path} {split}"
     with _one_line(f"run.data.path: cannot load {name}"):
         found = _load(settings, split)
@@ -101,7 +101,7 @@ def _load(settings: HuggingFaceData, split: str) -> Any:
     if not any((local / mark).is_file() for mark in ("state.json", "dataset_dict.json")):
         path = str(local) if local.exists() else settings.path
         return datasets.load_dataset(path, settings.subset, split=split, streaming=settings.streaming)
-    found: Any = datasets.load_from_disk(str(local))  # what save_to_disk wrote
+    found: Any = datasets.load_from_disk(str(local))  # written by save_to_disk
     if isinstance(found, datasets.DatasetDict):
         if split not in found:
             raise UserError(f"run.data.split: {local} has no {split!r}, only: {', '.join(map(str, found))}")
@@ -111,7 +111,7 @@ def _load(settings: HuggingFaceData, split: str) -> Any:
 
 @contextmanager
 def _one_line(where: str) -> Iterator[None]:
-    """Whatever the library and the network throw becomes one line."""
+    """Turn every error of the library and the network into one line."""
     try:
         yield
     except UserError:

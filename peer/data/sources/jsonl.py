@@ -1,9 +1,9 @@
-"""JSON Lines, plain or .gz: C4's files, and everybody's own.
+"""JSON Lines, plain or .gz, as C4 has them.
 
-A plain file is read in ranges of 16 MiB, each a shard, so that any of them can be begun with at once. A .gz file is
-one shard: to a row in it leads no way but through all before it. Its checksum stands at its end, so a file of up to
-1 GiB is read through once before the first row of it is used; in a larger one a broken place is seen when it is
-reached, by then what stands before it has been trained on.
+A plain file is divided into ranges of 16 MiB. Each range is a shard, which can be read without the ranges before it. A
+.gz file is one shard: a row can be read only after all rows before it. Its checksum is at its end, so a file of up to 1
+GiB is read once in full before its first row is used. In a larger file an error is found when the reader reaches it;
+the rows before it have then been trained on.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, cast
 from peer.data.sources.source import MASK_COLUMN, Document, Wanted, document, parts, size, unmasked
 from peer.errors import UserError
 
-RANGE_BYTES = 16 * 2**20  # bytes of a plain file that are a shard
-CHECKED = 2**30  # bytes; a compressed file up to this size is read through before it is used
+RANGE_BYTES = 16 * 2**20  # bytes of a shard of a plain file
+CHECKED = 2**30  # bytes; a compressed file up to this size is checked in full before it is used
 LONGEST_LINE = 64 * 2**20  # bytes of a row
 READ_BYTES = 2**20
 BROKEN = (OSError, EOFError, zlib.error)
@@ -29,7 +29,7 @@ BROKEN = (OSError, EOFError, zlib.error)
 
 @dataclass(frozen=True)
 class FileRange:
-    """The rows of a file whose first byte is at ``begin`` or after it, and before ``end`` (none: up to the end)."""
+    """The rows of a file that start at byte ``begin`` or later and before ``end`` (``None``: the end of the file)."""
 
     path: Path
     size: int  # of the whole file
@@ -38,11 +38,11 @@ class FileRange:
 
 
 class JsonLines:
-    """A :class:`peer.data.sources.source.DocumentSource` of ``files``; ``column`` has the text, or token ids."""
+    """A :class:`peer.data.sources.source.DocumentSource` of ``files``; ``column`` has texts or token ids."""
 
     def __init__(self, files: list[Path], column: str) -> None:
         self._column = column
-        self._ranges = [part for path in files for part in _ranges(path)]
+        self._ranges = [part for path in files for part in _ranges_of(path)]
         self._checked: set[Path] = set()
         self.names = [f"{part.path.name}:{part.begin}:{part.size}" for part in self._ranges]
         self.parts = parts(len(self.names))
@@ -91,7 +91,7 @@ class JsonLines:
         self._checked.add(path)
 
 
-def _ranges(path: Path) -> list[FileRange]:
+def _ranges_of(path: Path) -> list[FileRange]:
     total = size(path)
     if _packed(path):
         return [FileRange(path, total, 0, None)]
@@ -128,7 +128,7 @@ def _line(file: BinaryIO, path: Path) -> bytes:
 
 
 def _rows_before(part: FileRange) -> int:
-    """Counted when a person is to be told only."""
+    """Counted for messages only."""
     rows, left = 0, part.begin
     if not left:
         return 0

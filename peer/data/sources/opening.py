@@ -1,9 +1,8 @@
-"""From the configuration to the splits of a source. The only place that picks a source's class."""
+"""From the configuration to the splits of a source. Only this module chooses a source's class."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from peer.config.data import C4Data, HuggingFaceData, JsonlData, ParquetData
@@ -20,16 +19,11 @@ C4_TRAIN, C4_VALIDATION = "c4-train.*.json.gz", "c4-validation.*.json.gz"
 JSON_ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
 
-@dataclass(frozen=True)
-class OpenedSplits:
-    """Both splits."""
+def splits(settings: JsonlData | C4Data | ParquetData | HuggingFaceData, tokenizer: Tokenizer) -> tuple[Split, Split]:
+    """The training split and the validation split. Without validation data, rows are held out of the training data.
 
-    train: Split
-    validation: Split
-
-
-def splits(settings: JsonlData | C4Data | ParquetData | HuggingFaceData, tokenizer: Tokenizer) -> OpenedSplits:
-    """Raises :class:`UserError` for what is missing. Where there is no validation split, rows are held out."""
+    Raises :class:`UserError` for missing data.
+    """
     match settings:
         case HuggingFaceData():
             train = huggingface.load(settings, settings.split)
@@ -44,18 +38,18 @@ def splits(settings: JsonlData | C4Data | ParquetData | HuggingFaceData, tokeniz
         case ParquetData():
             train, validation = _both(settings, lambda files: Parquet(files, (settings.column,), tokenizer.name))
     if validation is None:
-        return OpenedSplits(Split(train, tokenizer, held_out=False), Split(train, tokenizer, held_out=True))
-    return OpenedSplits(Split(train, tokenizer), Split(validation, tokenizer))
+        return Split(train, tokenizer, held_out=False), Split(train, tokenizer, held_out=True)
+    return Split(train, tokenizer), Split(validation, tokenizer)
 
 
 def files(patterns: Iterable[str], name: str, tokenizer: Tokenizer) -> Split:
-    """A validation set called ``name`` of files that say by their ending what they are."""
+    """The validation set ``name``. The files' suffix says their kind."""
     key = f"run.evaluation.sets.{name}"
     return Split(by_ending(paths(patterns, key), key, "text", tokenizer.name), tokenizer)
 
 
 def by_ending(found: list[Path], key: str, column: str, tokenizer: str) -> DocumentSource:
-    """The source of ``found``, which must all be of one kind."""
+    """The source of the files ``found``, which must all be of one kind."""
     kinds = {_kind(path) for path in found}
     if len(kinds) > 1:
         raise UserError(f"{key}: {found[0]} and the others are of different kinds ({', '.join(sorted(kinds))})")

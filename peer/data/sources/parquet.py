@@ -1,5 +1,5 @@
-"""Parquet: token ids with ``attention_mask`` (padding is dropped), as NoLoCo's Reddit set and ``noloco-peer tokenize``
-have them, or texts. A row group is a shard; it is read a few rows at a time, whatever its size.
+"""Parquet: texts, or token ids with ``attention_mask`` (padding is dropped) as in NoLoCo's Reddit set and in the files
+of ``noloco-peer tokenize``. A row group is a shard. It is read 256 rows at a time.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from peer.data.sources.source import MASK_COLUMN, Document, Wanted, document, parts, size, unmasked
 from peer.errors import UserError
 
-BATCH_ROWS = 256  # read at once
+BATCH_ROWS = 256  # rows that are read at once
 TOKENIZER = b"noloco.tokenizer"  # in the file's metadata, by noloco-peer tokenize
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """``before``: rows of the file that are before it."""
+    """A row group of a file. ``before``: the number of rows before it in the file."""
 
     path: Path
     size: int  # of the whole file
@@ -29,9 +29,9 @@ class RowGroup:
 
 
 class Parquet:
-    """A :class:`peer.data.sources.source.DocumentSource` of ``files``; the first of ``columns`` that is there is read.
+    """A :class:`peer.data.sources.source.DocumentSource` of ``files``; reads the first of ``columns`` that exists.
 
-    A file that says with which tokenizer it was made must have been made with ``tokenizer``.
+    If a file names its tokenizer, it must be ``tokenizer``.
     """
 
     def __init__(self, files: list[Path], columns: tuple[str, ...], tokenizer: str) -> None:
@@ -45,8 +45,7 @@ class Parquet:
         group, row = self._groups[shard], 0
         try:
             with _opened(group.path) as file:
-                batches = file.iter_batches(BATCH_ROWS, row_groups=[group.index], columns=list(group.columns))
-                for batch in batches:
+                for batch in file.iter_batches(BATCH_ROWS, row_groups=[group.index], columns=list(group.columns)):
                     for index in range(max(0, start - row), batch.num_rows):
                         if wanted(row + index):
                             where = partial(self.position_text, shard, row + index)
@@ -91,7 +90,7 @@ def _opened(path: Path) -> Any:
 
 
 def _value(scalar: Any) -> Any:
-    """Lists as NumPy arrays, without a Python object a token; anything else as Python has it."""
+    """A list as a NumPy array, without one Python object a token. Anything else as a Python object."""
     import pyarrow
 
     kind = scalar.type

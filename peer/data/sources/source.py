@@ -1,4 +1,4 @@
-"""What every source of documents is: shards (files or parts of them) with rows, each a text or a list of token ids."""
+"""The interface of a source of documents: shards (files or parts of files) of rows, each a text or token ids."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from numpy.typing import NDArray
 
 from peer.errors import UserError
 
-Document = str | NDArray[np.integer[Any]]  # a text, or the token ids of one
+Document = str | NDArray[np.integer[Any]]  # a text, or the token ids of a text
 Wanted = Callable[[int], bool]
 
-MASK_COLUMN = "attention_mask"  # beside token ids: 1 a token, 0 padding
-PIECES = 64  # so many at least does a peer choose the order of
+MASK_COLUMN = "attention_mask"  # of token ids: 1 a token, 0 padding
+PIECES = 64  # a data set has at least so many pieces, which each peer reads in its own order
 
 
 class DocumentSource(Protocol):
-    """``names`` of its shards, which change with their size; of each a peer reads every ``parts``-th row at a time."""
+    """``names``: of the shards; a name contains the size. ``parts``: a piece is every ``parts``-th row of a shard."""
 
     names: list[str]
     parts: int
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
-        """Rows of ``shard`` from number ``start`` on for which ``wanted`` says yes, without looking at the others.
+        """The rows of ``shard`` from row ``start`` on for which ``wanted`` is true. Other rows are not parsed.
 
-        Raises :class:`UserError`, which names file and row, for what cannot be read and what is no document.
+        Raises :class:`UserError` with file and row for data that cannot be read and for a row that is no document.
         """
 
     def position_text(self, shard: int, row: int) -> str:
-        """File and row, for a person."""
+        """File and row, for messages."""
 
 
 def parts(shards: int, pieces: int = PIECES) -> int:
-    """In how many parts each shard is to be read for ``pieces`` pieces or more."""
+    """The number of parts of a shard that makes ``pieces`` pieces or more."""
     return ceil(pieces / max(1, shards))
 
 
@@ -68,7 +68,7 @@ def size(path: Path) -> int:
 
 
 def document(value: Any, where: Callable[[], str]) -> Document:
-    """``value`` when it is one."""
+    """``value`` as a document."""
     if isinstance(value, str):
         try:
             value.encode("utf-8")
@@ -79,18 +79,15 @@ def document(value: Any, where: Callable[[], str]) -> Document:
         ids = np.asarray(value)
         if ids.ndim == 1 and (not len(ids) or np.issubdtype(ids.dtype, np.integer)):
             return ids.astype(np.int64, copy=False)
-    raise UserError(f"{where()}: is {_said(value)}, neither a text nor a list of token ids")
+    found = "empty" if value is None else f"of type {type(value).__name__}"
+    raise UserError(f"{where()}: is {found}, neither a text nor a list of token ids")
 
 
 def unmasked(ids: Document, mask: Any, where: Callable[[], str]) -> Document:
-    """The token ids that ``mask`` (1: a token, 0: padding) leaves; ``None`` leaves all."""
+    """The token ids where ``mask`` is 1; all of them if ``mask`` is ``None``."""
     if mask is None or isinstance(ids, str):
         return ids
     kept = np.asarray(mask)
     if kept.shape != ids.shape or not np.isin(kept, (0, 1)).all():
         raise UserError(f"{where()}: attention_mask is not {len(ids)} times 0 or 1")
     return ids[kept.astype(bool)]
-
-
-def _said(value: Any) -> str:
-    return "empty" if value is None else f"of type {type(value).__name__}"

@@ -1,23 +1,21 @@
-"""Batches from documents that are read while the run goes on.
+"""Batches from documents that are read during the run.
 
-Documents, each with its end token, stand one after another and are cut into windows of T + 1 tokens; the last token
-of a window is the first of the next, so every token is a target once. A *block* of windows is mixed by (seed, stream,
-block). Where a block begins is four integers (:class:`peer.data.sources.documents.DataPosition`); they and the number
-of batches taken are all that a checkpoint holds, and a resume reads one block again, not the data before it.
+The documents, each with its end token, are concatenated and cut into windows of T + 1 tokens. The last token of a
+window is the first token of the next, so every token is a target once. The windows of a *block* are shuffled by (seed,
+stream, block). A checkpoint holds the start of the block, four integers
+(:class:`peer.data.sources.documents.DataPosition`), and the number of batches taken. A resume reads one block again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 from math import ceil
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from peer.data.batches import Cursor
+from peer.data.batches import Cursor, windows_at
 from peer.data.sources.documents import DataPosition, Split
 from peer.data.tokenizer import Tokens
 from peer.errors import UserError
@@ -25,12 +23,12 @@ from peer.logs import get_logger
 
 log = get_logger("data")
 
-MIXING = 2  # tells this use of (seed, stream) from others
+MIXING = 2  # distinguishes this use of (seed, stream) from other uses
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a batch, and how many windows are mixed at least."""
+    """The shape of a batch. ``shuffle``: the smallest number of windows in a block."""
 
     batch_size: int
     sequence_length: int
@@ -38,7 +36,7 @@ class Shape:
 
     @property
     def batches(self) -> int:
-        """In a block."""
+        """The number of batches in a block."""
         return ceil(self.shuffle / self.batch_size)
 
 
@@ -48,25 +46,23 @@ class DocumentStream:
     def __init__(self, split: Split, shape: Shape, *, seed: int, stream: int) -> None:
         self._split, self._shape, self._seed, self._stream = split, shape, seed, stream
         self._batches: Iterator[tuple[Tensor, DataPosition]] | None = None
-        self._place = DataPosition()  # where the block begins that the next batch is of
+        self._place = DataPosition()  # start of the next batch's block
         self.position = 0
 
     @property
     def cursor(self) -> Cursor:
-        """For :meth:`resume`."""
         return {"place": list(astuple(self._place)), "files": self._split.fingerprint}
 
     def resume(self, position: int, cursor: Cursor | None) -> None:
-        """Go on after batch number ``position``. With other files than before it begins with them anew."""
+        """See :class:`BatchStream`. If the files have changed, the stream starts a new epoch with the new files."""
         self._batches, self.position, self._place = None, position, DataPosition()
         if cursor is not None and cursor["files"] == self._split.fingerprint:
             self._place = DataPosition(*cursor["place"])
         elif cursor is not None:
             self._place = DataPosition(cursor["place"][0] + 1)
-            log.warning("the data files are not those of the checkpoint: this stream begins with them anew")
+            log.warning("the data files differ from those of the checkpoint: this stream starts a new epoch")
 
     def take(self, count: int) -> Iterator[Tensor]:
-        """The next ``count`` batches. A batch counts as taken when it is handed out."""
         if self._batches is None:
             self._batches = self._from_here()
         for _ in range(count):
@@ -75,11 +71,10 @@ class DocumentStream:
             yield batch
 
     def close(self) -> None:
-        """Let go of the files."""
         self._batches = None
 
     def _from_here(self) -> Iterator[tuple[Tensor, DataPosition]]:
-        """Batches, each with the place at which the next one's block begins."""
+        """Batches, each with the start of the next batch's block."""
         shape, start = self._shape, self._place
         number, done = divmod(self.position, shape.batches)
         packer = _Packer(self._split, start, shape, seed=self._seed, stream=self._stream)
@@ -90,12 +85,13 @@ class DocumentStream:
             for index in range(done, shape.batches):
                 chosen = order[index * shape.batch_size : (index + 1) * shape.batch_size]
                 last = index + 1 == shape.batches
-                yield torch.from_numpy(_windows(tokens, chosen, shape.sequence_length)), end if last else start
+                windows = windows_at(tokens, chosen * shape.sequence_length, shape.sequence_length)
+                yield windows, end if last else start
             start, number, done = end, number + 1, 0
 
 
 class _Packer:
-    """Blocks of tokens one after the other; a block begins with the last token of the one before."""
+    """Consecutive blocks of tokens. A block begins with the last token of the previous block."""
 
     def __init__(self, split: Split, start: DataPosition, shape: Shape, *, seed: int, stream: int) -> None:
         self._documents = split.documents(start, seed=seed, stream=stream)
@@ -103,10 +99,10 @@ class _Packer:
         self._place, self._tokens = next(self._documents)
         self._at = min(start.offset, len(self._tokens) - 1) if self._place == replace(start, offset=0) else 0
         whole = start == DataPosition(start.epoch)
-        self._epoch_tokens = len(self._tokens) if whole else None  # none: the epoch is not read from its beginning
+        self._epoch_tokens = len(self._tokens) if whole else None  # None: not read from the epoch's start
 
     def block(self) -> tuple[Tokens, DataPosition]:
-        """The tokens of a block, and the place at which the next one begins."""
+        """The tokens of a block, and the start of the next block."""
         size = self._shape.batches * self._shape.batch_size * self._shape.sequence_length + 1
         out = np.empty(size, dtype=self._tokens.dtype)
         filled = 0
@@ -135,8 +131,3 @@ class _Packer:
                 f"on), less than one batch of {needed}; add data, or lower run.batch_size or run.data.sequence_length"
             )
         self._epoch_tokens = len(self._tokens)
-
-
-def _windows(tokens: Tokens, numbers: Sequence[int] | NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    starts = np.asarray(numbers) * length
-    return tokens[starts[:, None] + np.arange(length + 1)[None, :]].astype(np.int64)

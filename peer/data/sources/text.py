@@ -1,4 +1,4 @@
-"""Plain text files. A row is a piece of at most 64 KiB that ends with a line, where lines are not longer than that."""
+"""Plain text files. A row is a piece of at most 64 KiB. It ends at a line's end, unless a line is longer than that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PIECE_BYTES = 64 * 1024  # bytes
 
 
 class Texts:
-    """A :class:`peer.data.sources.source.DocumentSource` of ``files``, each a shard."""
+    """A :class:`peer.data.sources.source.DocumentSource` of ``files``. Each file is a shard."""
 
     def __init__(self, files: list[Path]) -> None:
         self._files = files
@@ -30,32 +30,27 @@ class Texts:
 
 
 def pieces(path: Path) -> Iterator[bytes]:
-    """Pieces of a file, each UTF-8 by itself. Raises :class:`UserError` where it is none."""
+    """The pieces of a file, each valid UTF-8. Raises :class:`UserError` for a file that is not UTF-8."""
     at, left = 0, b""
     try:
         with path.open("rb") as file:
             while data := left + file.read(PIECE_BYTES - len(left)):
                 end = _end(data) if len(data) == PIECE_BYTES else len(data)
-                _require_text(data[:end], path, at)
+                data[:end].decode("utf-8")
                 yield data[:end]
                 at, left = at + end, data[end:]
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} byte {at + error.start + 1}: is not UTF-8 text") from None
 
 
 def _end(data: bytes) -> int:
-    """Behind the last line, or else before a character that is cut in two."""
+    """The end of the last line, or else of the last whole character."""
     line = data.rfind(b"\n") + 1
     if line:
         return line
     end = len(data)
-    while end > len(data) - 4 and data[end - 1] & 0xC0 == 0x80:  # bytes that go on with a character
+    while end > len(data) - 4 and data[end - 1] & 0xC0 == 0x80:  # continuation bytes of a character
         end -= 1
     return end - 1 if data[end - 1] >= 0xC0 else len(data)
-
-
-def _require_text(data: bytes, path: Path, at: int) -> None:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} byte {at + error.start + 1}: is not UTF-8 text") from None

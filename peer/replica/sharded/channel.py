@@ -1,11 +1,12 @@
-"""The line between rank 0 and each other rank of a machine, and the memory that they share.
+"""The line between rank 0 and each other rank of a machine, and the host memory that all ranks map.
 
-A Unix socket, not a collective: a rank that waits for a command needs no time limit, and the end of a process is seen
-at once, also by a rank that is in a collective. Its name has torchrun's port in it, so ranks find one another only.
+The line is a Unix socket, not a collective: a rank can wait for a command without a time limit, and rank 0 sees the end
+of a process at once. The socket's name contains torchrun's port, so only the ranks of one peer connect.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import pickle
 import socket
@@ -14,19 +15,26 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from peer.errors import RunError
+import torch
+
+from peer.errors import RunError, UserError
+from peer.logs import get_logger
 from peer.replica.sharded.launch import Rank
 
-RANKS_TIMEOUT = 300.0  # seconds until all ranks are there: they load their libraries first
+log = get_logger("ranks")
+
+WINDOW_ELEMENTS = 16 * 2**20  # elements of fp32: 64 MiB
+RANKS_TIMEOUT = 300.0  # seconds until all ranks have connected: they load their libraries first
 RANK_NUMBER_TIMEOUT = 10.0  # seconds for the number of a rank
-SEND_SECONDS = 60  # seconds for a rank to take a command in; a thread does nothing else
+SEND_SECONDS = 60  # seconds for a rank to receive a command; one of its threads does only this
 RETRY_SECONDS = 0.05  # seconds
+_BYTES = 4
 _NUMBER = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 
 
 class RankLine:
-    """Messages, whole, in both directions. One thread may send while another one receives."""
+    """Whole messages in both directions. One thread may send while another one receives."""
 
     def __init__(self, link: socket.socket) -> None:
         link.settimeout(None)
@@ -34,20 +42,39 @@ class RankLine:
         self.connection = Connection(link.detach())
 
     def send(self, message: Any) -> None:
-        """Raises ``OSError`` when the other side is gone or takes nothing in."""
+        """Raises ``OSError`` if the other process has ended or does not receive."""
         self.connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def receive(self) -> Any:
-        """Waits. Raises ``OSError`` or ``EOFError`` when the other side is gone."""
+        """Waits without a limit. Raises ``OSError`` or ``EOFError`` if the other process has ended."""
         return pickle.loads(self.connection.recv_bytes())
 
-    def close(self) -> None:
-        self.connection.close()
+
+class SharedMemory:
+    """Memory that all ranks map. ``phi``: slow weights of all parameters. ``window``: data in transit. Flat fp32."""
+
+    def __init__(self, descriptor: int, numel: int, window: int) -> None:
+        size = _BYTES * (numel + window)
+        try:
+            os.posix_fallocate(descriptor, 0, size)  # the first rank allocates, for the others this changes nothing
+        except OSError as error:
+            raise UserError(
+                f"{size / 2**30:.2f} GiB for the slow weights cannot be allocated: {error.strerror}; "
+                "end other programs, or choose a smaller model"
+            ) from None
+        whole = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.float32)
+        self._whole, self.phi, self.window = whole, whole[:numel], whole[numel:]
+
+    def pin(self) -> None:
+        """Pin the memory, so that this process's GPU copies from it and to it directly."""
+        code = int(torch.cuda.cudart().cudaHostRegister(self._whole.data_ptr(), self._whole.nbytes, 0))
+        if code:
+            log.warning("the slow weights cannot be pinned, so copies to the GPU take longer: CUDA error %d", code)
 
 
 def gather(rank: Rank) -> tuple[int, dict[int, RankLine]]:
-    """In rank 0: memory to share, as a file descriptor, and the lines to the other ranks."""
-    memory = os.memfd_create("noloco-ranks")  # not /dev/shm, which is small in containers, and gone with the last rank
+    """In rank 0: the shared memory, as a file descriptor, and the lines to the other ranks."""
+    memory = os.memfd_create("noloco-ranks")  # not /dev/shm, which is small in containers; freed with the last rank
     lines: dict[int, RankLine] = {}
     until = time.monotonic() + RANKS_TIMEOUT
     with socket.socket(socket.AF_UNIX) as server:
@@ -59,13 +86,13 @@ def gather(rank: Rank) -> tuple[int, dict[int, RankLine]]:
                 link, _ = server.accept()
             except TimeoutError:
                 raise RunError(
-                    f"{len(lines) + 1} of {rank.size} ranks came in {RANKS_TIMEOUT:.0f} s; see their output"
+                    f"{len(lines) + 1} of {rank.size} ranks connected in {RANKS_TIMEOUT:.0f} s; see their output"
                 ) from None
             link.settimeout(RANK_NUMBER_TIMEOUT)
             try:
                 number = _NUMBER.unpack(link.recv(_NUMBER.size))[0]
                 if not _is_mine(link) or number in lines:
-                    raise OSError("not one of us")
+                    raise OSError("not a rank of this peer")
                 socket.send_fds(link, [b"."], [memory])
             except (OSError, struct.error):
                 link.close()
@@ -86,7 +113,7 @@ def join(rank: Rank) -> tuple[int, RankLine]:
             link.close()
             if time.monotonic() > until:
                 raise RunError(
-                    f"rank {rank.number}: rank 0 did not come in {RANKS_TIMEOUT:.0f} s; see its output"
+                    f"rank {rank.number}: rank 0 did not listen in {RANKS_TIMEOUT:.0f} s; see its output"
                 ) from None
             time.sleep(RETRY_SECONDS)
     link.settimeout(RANK_NUMBER_TIMEOUT)
@@ -105,6 +132,6 @@ def _name(rank: Rank) -> str:
 
 
 def _is_mine(link: socket.socket) -> bool:
-    """Is the other side a process of the same user? A name like ours has no permissions."""
+    """Whether the other process is of the same user: an abstract socket has no permissions."""
     said = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(said)[1] == os.getuid())

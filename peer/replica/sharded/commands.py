@@ -1,13 +1,12 @@
-"""What rank 0 tells the other ranks to do, in the order in which all of them do it, and what they answer.
+"""The commands of rank 0 to the other ranks, which all of them carry out in the same order, and the answers.
 
-``start`` and ``stop`` are borders in the flat vector of all parameters; ``key`` is the optimizer's name of a moment,
-or empty for the weights themselves.
+``start`` and ``stop`` are positions in the flat vector of all parameters. ``key`` is the optimizer's name of a moment,
+or empty for the weights.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +19,19 @@ TokenRows = NDArray[np.int64]  # token ids, this rank's share of a batch
 
 @dataclass(frozen=True)
 class ReplicaPlan:
-    """The first command: what every rank builds its part of the replica from."""
+    """The first command: build your part of the replica."""
 
     config: Config
     device: str  # cpu or cuda
     bf16: bool
     numel: int  # of all parameters
-    window: int  # elements of the memory through which weights pass
-    buffers: dict[str, Tensor]  # what the model keeps beside its parameters
+    window: int  # elements of the window in shared memory
+    buffers: dict[str, Tensor]  # of the model
 
 
 @dataclass(frozen=True)
 class Step:
-    """One inner step. No answer: the ranks meet in it."""
+    """One inner step. No answer: the step has a collective."""
 
     rows: TokenRows
     rate: float
@@ -40,14 +39,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """The loss over some batches. No answer either."""
+    """The loss over some batches. No answer: the evaluation has a collective."""
 
     batches: list[TokenRows]
 
 
 @dataclass(frozen=True)
 class ReadElements:
-    """Copy what you have of these elements into the window."""
+    """Copy your part of these elements into the window."""
 
     key: str
     start: int
@@ -56,7 +55,7 @@ class ReadElements:
 
 @dataclass(frozen=True)
 class FillElements:
-    """Take what you have of these elements from the window."""
+    """Copy your part of these elements from the window."""
 
     key: str
     start: int
@@ -81,7 +80,7 @@ class AddToFast:
 
 @dataclass(frozen=True)
 class NewMoments:
-    """Begin the optimizer anew. By parameter and key: a number, or ``None`` for what :class:`FillElements` fills."""
+    """Reset the optimizer. By parameter and key: a number, or ``None`` for values that :class:`FillElements` sets."""
 
     kinds: dict[str, dict[str, float | None]]
 
@@ -94,24 +93,4 @@ class Leave:
 
 
 Command = ReplicaPlan | Step | Evaluate | ReadElements | FillElements | WriteFast | AddToFast | NewMoments | Leave
-
-
-@dataclass(frozen=True)
-class CommandDone:
-    """The command is carried out."""
-
-
-@dataclass(frozen=True)
-class CommandFailed:
-    """This rank cannot go on."""
-
-    text: str
-
-
-RankAnswer = CommandDone | CommandFailed
-
-
-def rows_of(batch: Tensor, number: int, size: int) -> Any:
-    """The share of rank ``number`` in ``batch`` (``[B, T + 1]``, B a multiple of ``size``)."""
-    each = batch.shape[0] // size
-    return batch[number * each : (number + 1) * each].numpy()
+RankAnswer = str  # why the rank cannot go on; empty: it has carried out the command

@@ -1,4 +1,4 @@
-"""Is this process one rank of several, and does the run fit that many?
+"""The place of this process among the ranks that torchrun has started, and whether the run fits their number.
 
 torchrun --standalone --nproc-per-node 2 -m peer train --config configs/demo.yaml
 """
@@ -15,17 +15,17 @@ from peer.errors import UserError
 
 @dataclass(frozen=True)
 class Rank:
-    """This process among the ``size`` ranks of its peer."""
+    """Number ``number`` of the ``size`` ranks of a peer."""
 
     number: int
     size: int
-    port: int  # of torchrun's store: no other peer on this machine has it
+    port: int  # of torchrun's store; no other peer on this machine has it
 
 
 def of(environment: Mapping[str, str]) -> Rank | None:
-    """What torchrun says; ``None`` in a process that it did not start, and in one that is alone.
+    """The rank from torchrun's variables; ``None`` without torchrun, and for a single rank.
 
-    Raises :class:`UserError` for ranks that cannot be one peer, in one of the ranks of a machine only.
+    Raises :class:`UserError`, in one rank of each machine, for ranks that cannot be one peer.
     """
     if "TORCHELASTIC_RUN_ID" not in environment or environment["WORLD_SIZE"] == "1":
         return None
@@ -42,7 +42,7 @@ def of(environment: Mapping[str, str]) -> Rank | None:
 
 
 def require_fit(config: Config, size: int, gpus: int | None) -> None:
-    """Raise :class:`UserError` unless each of ``size`` ranks has equal work and, where there are any, its own GPU."""
+    """Raise :class:`UserError` unless the ranks have equal work and each has its own GPU (``None``: on the CPU)."""
     batch, micro = config.run.batch_size, config.peer.micro_batch
     if gpus is not None and gpus < size:
         raise UserError(f"torchrun: {size} ranks for {gpus} GPUs; use --nproc-per-node {gpus}, or peer.device: cpu")

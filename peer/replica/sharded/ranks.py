@@ -1,7 +1,7 @@
-"""Rank 0's side of the other ranks of the peer: tell them what to do, and notice when one is gone.
+"""Rank 0 commands the other ranks of the peer and detects the loss of one.
 
-A rank that is lost takes the peer with it: its shard of the weights is nowhere else. The peer leaves the swarm, says
-why in one line, and its next start resumes.
+The loss of a rank ends the peer, because no other rank has its shard of the weights. The peer leaves the swarm and
+reports the reason in one line. Its next start resumes.
 """
 
 from __future__ import annotations
@@ -20,38 +20,34 @@ from peer.errors import RunError, UserError
 from peer.logs import get_logger
 from peer.process import slices
 from peer.replica.sharded import channel
-from peer.replica.sharded.commands import Command, CommandFailed, Leave, RankAnswer
+from peer.replica.sharded.commands import Command, Leave, RankAnswer
 from peer.replica.sharded.launch import Rank
 
 log = get_logger("ranks")
 
-RANK_TIMEOUT = 600.0  # seconds for a command; the first one builds the model
-END_SECONDS = 20.0  # seconds from the loss of a rank to the end of the process, and for the others to go
-NOTICE_SECONDS = 5.0  # seconds from an error between ranks until it is known that one is lost
+RANK_TIMEOUT = 600.0  # seconds for a command; the first command builds the model
+END_SECONDS = 20.0  # seconds from the loss of a rank to the end of the process, and for the other ranks to end
+NOTICE_SECONDS = 5.0  # seconds from an error between ranks until the loss of a rank is known
 
 
 class Ranks:
-    """The other ranks. ``give_up`` says a sentence and ends the process at once: for a main thread that hangs."""
+    """The other ranks. ``give_up`` prints a sentence and ends the process at once, for a main thread that hangs.
+    ``lock``: held by the thread that uses the shared window.
+    """
 
     def __init__(self, rank: Rank, give_up: Callable[[str], None]) -> None:
         self.rank, self._give_up = rank, give_up
         self.lost = ""  # why the peer cannot go on
         self._dismissed = False
         self._noticed, self._gone = threading.Event(), threading.Event()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self.memory, self._lines = channel.gather(rank)
         self._answers: dict[int, queue.SimpleQueue[RankAnswer | None]] = {it: queue.SimpleQueue() for it in self._lines}
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """While one thread uses the window that all commands share."""
-        with self._lock:
-            yield
-
     def tell(self, command: Callable[[int], Command]) -> None:
-        """``command(rank)`` to every rank; they carry out their commands one after the other."""
-        with self._lock:
+        """Send ``command(rank)`` to every rank. A rank carries out its commands one after the other."""
+        with self.lock:
             for number, line in self._lines.items():
                 self._require()
                 try:
@@ -62,11 +58,11 @@ class Ranks:
                     raise RunError(f"rank {number} of this peer takes no commands; start again, it resumes") from None
 
     def ask(self, command: Command, meanwhile: Callable[[], None]) -> None:
-        """One command to all, this rank's own part of it, and wait until everybody has done theirs."""
-        with self._lock:
+        """Send a command to all ranks, run this rank's part of it, and wait until all ranks are done."""
+        with self.lock:
             self.tell(lambda _: command)
             meanwhile()
-            waits = slices(RANK_TIMEOUT)  # for all of them
+            waits = slices(RANK_TIMEOUT)  # for all ranks together
             for number in self._answers:
                 if self._answer_of(number, waits) is None:
                     self._require()
@@ -79,7 +75,7 @@ class Ranks:
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Around what all ranks do in step: when one is gone the others see nothing but a broken connection."""
+        """Around a collective: after the loss of a rank the others see a broken connection only."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -91,7 +87,7 @@ class Ranks:
             raise RunError(f"the ranks of this peer cannot go on together: {said}") from error
 
     def dismiss(self, code: int) -> None:
-        """Send everybody home, with this exit code."""
+        """End all other ranks with this exit code."""
         self._dismissed = True
         for line in self._lines.values():
             with contextlib.suppress(OSError):
@@ -118,8 +114,8 @@ class Ranks:
                         f"rank {number} of this peer has ended, and a part of the weights with it; see its output"
                     )
                     continue
-                if isinstance(answer, CommandFailed):
-                    self._lose(f"rank {number} of this peer: {answer.text}")
+                if answer:
+                    self._lose(f"rank {number} of this peer: {answer}")
                 else:
                     self._answers[number].put(answer)
         self._gone.set()
@@ -136,14 +132,14 @@ class Ranks:
         last.start()
 
     def _end(self) -> None:
-        """The main thread has not come round: it stands in a collective that will never end."""
+        """The main thread has not ended: it waits in a collective that will never finish."""
         if not self._dismissed:
             self._give_up(self.lost)
 
 
 @contextmanager
 def leading(rank: Rank | None, give_up: Callable[[str], None]) -> Iterator[Ranks | None]:
-    """The other ranks, in rank 0, dismissed at the end; ``None`` for a peer of one rank."""
+    """The other ranks, in rank 0, which end at the exit; ``None`` for a peer of one rank."""
     if rank is None:
         yield None
         return
@@ -153,7 +149,7 @@ def leading(rank: Rank | None, give_up: Callable[[str], None]) -> Iterator[Ranks
         yield ranks
         code = 0
     except KeyboardInterrupt:
-        if ranks.lost:  # torchrun has told us to end because of that
+        if ranks.lost:  # torchrun sent the signal because of the lost rank
             raise RunError(ranks.lost) from None
         code = 0
         raise

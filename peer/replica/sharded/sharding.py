@@ -1,4 +1,4 @@
-"""One replica over all ranks by FSDP2: each block of the model is gathered when it computes, and only then."""
+"""Shard a replica over all ranks by FSDP2. Each block of the model is gathered only while it computes."""
 
 from __future__ import annotations
 
@@ -15,33 +15,18 @@ from peer.replica import model
 from peer.replica.sharded.commands import ReplicaPlan
 from peer.replica.sharded.launch import Rank
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # deadline of every collective; the first one may wait for a compiler
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # of every collective; the first one may wait for a compiler
 
 
-def device_of(plan: ReplicaPlan, rank: Rank) -> torch.device:
-    """This rank's own, made the process's default."""
-    if plan.device == "cpu":
-        return torch.device("cpu")
-    device = torch.device("cuda", rank.number)
-    torch.cuda.set_device(device)
-    return device
+def sharded(plan: ReplicaPlan, rank: Rank) -> tuple[nn.Module, torch.device]:
+    """The run's model with this rank's shard of every parameter, without values yet, and the rank's device.
 
-
-def open_group(device: torch.device, size: int) -> DeviceMesh:
-    """Meet the other ranks; torchrun's environment says where."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine; its name may lead elsewhere
-    if device.type == "cuda":
-        distributed.init_process_group("nccl", timeout=COLLECTIVE_TIMEOUT, device_id=device)
-    else:
-        distributed.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
-    return init_device_mesh(device.type, (size,))
-
-
-def sharded(plan: ReplicaPlan, mesh: DeviceMesh, device: torch.device) -> nn.Module:
-    """The run's model with this rank's shard of every parameter, not yet filled. Nothing whole is made on the way."""
-    run, own = plan.config.run, plan.config.peer
-    vocabulary = run.data.tokenizer.vocabulary
-    network = model.outline(run.model, sequence_length=run.data.sequence_length, vocabulary=vocabulary)
+    Waits for the other ranks. The model is never whole in memory. Raises :class:`UserError` if FSDP2 cannot shard it.
+    """
+    device = _device_of(plan, rank)
+    mesh = _open_group(device, rank.size)
+    own = plan.config.peer
+    network = model.outline(plan.config.run)
     if own.gradient_checkpointing:
         model.checkpoint_activations(network)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -57,24 +42,43 @@ def sharded(plan: ReplicaPlan, mesh: DeviceMesh, device: torch.device) -> nn.Mod
         for block in blocks:
             block.compile()
     _materialize(network, device, plan.buffers)
-    return network
+    return network, device
+
+
+def _device_of(plan: ReplicaPlan, rank: Rank) -> torch.device:
+    """The rank's own device, which becomes the default of the process."""
+    if plan.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", rank.number)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _open_group(device: torch.device, size: int) -> DeviceMesh:
+    """Connect to the other ranks, by torchrun's environment."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would use the host name, which may be another address
+    if device.type == "cuda":
+        distributed.init_process_group("nccl", timeout=COLLECTIVE_TIMEOUT, device_id=device)
+    else:
+        distributed.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
+    return init_device_mesh(device.type, (size,))
 
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:
-    """What transformers says must stay in one piece: the layers. Inner ones first."""
+    """The modules that transformers says must not be split: the layers. Inner modules come first."""
     names = set(getattr(network, "_no_split_modules", None) or ())
     return [module for module in network.modules() if type(module).__name__ in names][::-1]
 
 
 def reshard(network: nn.Module) -> None:
-    """Free what a forward pass without a backward pass has left gathered: it would go stale."""
+    """Free what stays gathered after a forward pass without a backward pass: it would become stale."""
     for module in network.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def _materialize(network: nn.Module, device: torch.device, buffers: dict[str, torch.Tensor]) -> None:
-    """From the meta device to ``device``; tied parameters stay tied, which ``to_empty`` forgets."""
+    """Move ``network`` from the meta device to ``device``. ``to_empty`` alone would untie tied parameters."""
     users: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False):

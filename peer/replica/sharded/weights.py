@@ -1,12 +1,13 @@
-"""Fast weights that lie in shards on several ranks, beside slow weights that all ranks map.
+"""Fast weights that are sharded over several ranks, and slow weights in memory that all ranks map.
 
-FSDP2 gives rank r the r-th of equal parts of a parameter's rows: a contiguous piece of the flat vector. So each rank
-copies its own pieces, and the flat vector is that of a peer of one rank, element by element.
+FSDP2 divides a parameter's rows into equal parts and gives rank r the r-th part, which is a contiguous piece of the
+flat vector. So each rank copies its own pieces, and the flat vector equals that of a peer of one rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,26 +15,27 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from peer.outer.slow_weights import SlowWeights, Span, moments_of
+from peer.replica.sharded.channel import SharedMemory
 from peer.replica.sharded.commands import AddToFast, FillElements, NewMoments, ReadElements, WriteFast
+from peer.replica.sharded.launch import Rank
 from peer.replica.sharded.ranks import Ranks
-from peer.replica.sharded.shared import SharedMemory
 
-FAST = ""  # the key of the weights themselves; every other one is the optimizer's
+FAST = ""  # the key of the weights; all other keys are the optimizer's
 
 
 class WeightShards(SlowWeights):
-    """What one rank has. Its methods touch this rank's elements only."""
+    """The weights of one rank. The methods change this rank's elements only."""
 
     def __init__(
         self,
         parameters: Iterable[tuple[str, nn.Parameter]],
         optimizer: Optimizer,
         shared: SharedMemory,
-        rank: tuple[int, int],
+        rank: Rank,
     ) -> None:
         super().__init__(parameters, shared.phi)
         self.optimizer, self.window = optimizer, shared.window
-        self._number, self._size = rank
+        self._rank = rank
         if self._pinned:
             shared.pin()
 
@@ -68,14 +70,14 @@ class WeightShards(SlowWeights):
         return self._pieces(start, stop, local)
 
     def _first(self, span: Span) -> int:
-        """This rank's first element of a parameter: rows are dealt out as by torch.chunk."""
+        """This rank's first element of a parameter: rows are divided as by torch.chunk."""
         rows = span.parameter.shape[0]
-        each = -(-rows // self._size)
-        return min(self._number * each, rows) * (span.parameter.numel() // rows)
+        each = -(-rows // self._rank.size)
+        return min(self._rank.number * each, rows) * (span.parameter.numel() // rows)
 
 
 class GatheredWeights(WeightShards):
-    """In rank 0: as :class:`SlowWeights` for everybody who uses it; the other ranks do their part at once."""
+    """:class:`SlowWeights` in rank 0: each method gives the other ranks a command for their shards."""
 
     def __init__(self, *parts: Any, ranks: Ranks) -> None:
         super().__init__(*parts)
@@ -86,14 +88,14 @@ class GatheredWeights(WeightShards):
 
     def write_fast(self, start: int = 0, stop: int | None = None) -> None:
         until = self.numel if stop is None else stop
-        self._ranks.ask(WriteFast(start, until), lambda: super(GatheredWeights, self).write_fast(start, until))
+        self._ranks.ask(WriteFast(start, until), partial(super().write_fast, start, until))
 
     def add_to_fast(self, change: Tensor, start: int = 0) -> None:
         for low, high in self._windows(start, start + change.numel()):
-            with self._ranks.exclusive():  # with the window
+            with self._ranks.lock:  # the commands share the window
                 part = self.window[: high - low]
                 part.copy_(change[low - start : high - start])
-                self._ranks.ask(AddToFast(low, high), self._add(part, low))
+                self._ranks.ask(AddToFast(low, high), partial(super().add_to_fast, part, low))
 
     def tensors(self) -> dict[str, Tensor]:
         return {span.name: self._whole(FAST, span) for span in self.spans}
@@ -116,7 +118,7 @@ class GatheredWeights(WeightShards):
             kept, shape = moments_of(span, tensors), span.parameter.shape
             if kept:
                 kinds[span.name] = {key: None if it.shape == shape else float(it) for key, it in kept.items()}
-        self._ranks.ask(NewMoments(kinds), lambda: self.new_moments(kinds))
+        self._ranks.ask(NewMoments(kinds), partial(self.new_moments, kinds))
         for span in self.spans:
             for key, value in kinds.get(span.name, {}).items():
                 if value is None:
@@ -129,29 +131,20 @@ class GatheredWeights(WeightShards):
 
     def _gather(self, key: str, start: int, out: Tensor) -> None:
         for low, high in self._windows(start, start + out.numel()):
-            with self._ranks.exclusive():
-                self._ranks.ask(ReadElements(key, low, high), self._read(key, low, high))
+            with self._ranks.lock:
+                self._ranks.ask(ReadElements(key, low, high), partial(self.read, key, low, high))
                 out[low - start : high - start].copy_(self.window[: high - low])
 
     def _scatter(self, key: str, span: Span, value: Tensor) -> None:
         flat = value.reshape(-1)
         for low, high in self._windows(span.start, span.stop):
-            with self._ranks.exclusive():
+            with self._ranks.lock:
                 self.window[: high - low].copy_(flat[low - span.start : high - span.start])
-                self._ranks.ask(FillElements(key, low, high), self._fill(key, low, high))
+                self._ranks.ask(FillElements(key, low, high), partial(self.fill, key, low, high))
 
     def _windows(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         size = self.window.numel()
         return ((low, min(low + size, stop)) for low in range(start, stop, size))
-
-    def _read(self, key: str, low: int, high: int) -> Callable[[], None]:
-        return lambda: self.read(key, low, high)
-
-    def _fill(self, key: str, low: int, high: int) -> Callable[[], None]:
-        return lambda: self.fill(key, low, high)
-
-    def _add(self, part: Tensor, low: int) -> Callable[[], None]:
-        return lambda: super(GatheredWeights, self).add_to_fast(part, low)
 
 
 def _moment(parameter: nn.Parameter, value: float | None) -> Tensor:

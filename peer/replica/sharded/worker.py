@@ -1,6 +1,6 @@
-"""What a rank other than 0 does: wait for a command of rank 0, carry it out, until it is sent home.
+"""A rank other than 0: it waits for commands of rank 0 and carries them out, until rank 0 ends it.
 
-It knows no swarm, no data and no files. The end of rank 0 is its own, wherever it stands.
+It knows no swarm, no data and no files. When rank 0 ends, it ends too, even within a command.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from peer import logs
 from peer.errors import RunError, UserError
 from peer.process import LoopContext
 from peer.replica.inner_loop import out_of_memory
-from peer.replica.sharded import channel, commands, sharding
-from peer.replica.sharded.channel import RankLine
-from peer.replica.sharded.commands import Command, CommandDone, CommandFailed, ReplicaPlan
+from peer.replica.sharded import channel, commands
+from peer.replica.sharded.channel import RankLine, SharedMemory
+from peer.replica.sharded.commands import Command, ReplicaPlan
 from peer.replica.sharded.inner_loop import RankLoop
 from peer.replica.sharded.launch import Rank
-from peer.replica.sharded.shared import SharedMemory
+from peer.replica.sharded.sharding import sharded
 from peer.replica.sharded.weights import WeightShards
 
-LEAVE_SECONDS = 10.0  # seconds for what was asked before, and to take leave of the others
-AFTER_LOSS = 2.0  # seconds: let the loss of another rank be known before what follows from it
+LEAVE_SECONDS = 10.0  # seconds for the earlier commands, and to close the process group
+AFTER_LOSS = 2.0  # seconds: rank 0 must see the loss of a rank before the errors that follow from it
 
 
 def run(rank: Rank) -> int:
-    """The exit code."""
+    """Run this rank until its end. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logs.setup(f"rank-{rank.number}")
     memory, line = channel.join(rank)
     inbox = Inbox(line, rank)
-    first = inbox.next()
+    first = inbox.commands.get()
     if isinstance(first, commands.Leave):
         return first.code
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to all: rank 0 decides, and sends us home
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun signals all ranks: rank 0 decides when they end
     assert isinstance(first, ReplicaPlan)
     try:
         replica = WorkerReplica(first, rank, memory)
         inbox.grace = LEAVE_SECONDS
-        while not isinstance(command := inbox.next(), commands.Leave):
+        while not isinstance(command := inbox.commands.get(), commands.Leave):
             if replica.carry_out(command):
-                line.send(CommandDone())
+                line.send("")
     except (UserError, RunError, RuntimeError, OSError) as error:
         return _fail(line, error, first.config.peer.micro_batch)
     with contextlib.suppress(RuntimeError):
@@ -56,17 +56,13 @@ def run(rank: Rank) -> int:
 
 
 class Inbox:
-    """Commands, read by a thread that ends the process when rank 0 is gone and this rank hangs."""
+    """The commands of rank 0. Their thread ends the process when rank 0 has ended or this rank hangs at the end."""
 
     def __init__(self, line: RankLine, rank: Rank) -> None:
         self._line, self._rank = line, rank
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self.grace = 0.0  # seconds to end in an orderly way
+        self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self.grace = 0.0  # seconds for an orderly end
         threading.Thread(target=self._read, name="commands", daemon=True).start()
-
-    def next(self) -> Command:
-        """Waits as long as rank 0 lives: it may look for a partner for minutes."""
-        return self._commands.get()
 
     def _read(self) -> None:
         while True:
@@ -76,30 +72,27 @@ class Inbox:
                 if self._rank.number == 1:
                     sys.stderr.write("error: rank 0 of this peer has ended; start again, it resumes\n")
                 os._exit(1)
-            self._commands.put(command)
+            self.commands.put(command)
             if isinstance(command, commands.Leave):
                 time.sleep(self.grace if command.code == 0 else 0.0)
                 os._exit(command.code)
 
 
 class WorkerReplica:
-    """This rank's part of the replica."""
+    """The part of the replica on this rank."""
 
     def __init__(self, plan: ReplicaPlan, rank: Rank, memory: int) -> None:
         run, own = plan.config.run, plan.config.peer
         if own.threads:
             torch.set_num_threads(own.threads)
-        torch.manual_seed(run.seed + rank.number)  # of dropout, where a model has it
-        device = sharding.device_of(plan, rank)
-        mesh = sharding.open_group(device, rank.size)
-        network = sharding.sharded(plan, mesh, device)
+        torch.manual_seed(run.seed + rank.number)  # for dropout
+        network, device = sharded(plan, rank)
         self._loop = RankLoop(network, plan, device, rank.size, LoopContext())
-        place = (rank.number, rank.size)
         shared = SharedMemory(memory, plan.numel, plan.window)
-        self._shards = WeightShards(network.named_parameters(), self._loop.optimizer, shared, place)
+        self._shards = WeightShards(network.named_parameters(), self._loop.optimizer, shared, rank)
 
     def carry_out(self, command: Command) -> bool:
-        """Carry out one command. ``True`` when rank 0 waits for that."""
+        """Carry out one command. ``True`` if rank 0 waits for the answer."""
         match command:
             case commands.Step(rows, rate):
                 self._loop.train_rows(torch.from_numpy(rows), rate)
@@ -118,12 +111,12 @@ class WorkerReplica:
             case commands.NewMoments(kinds):
                 self._shards.new_moments(kinds)
             case _:
-                raise RunError(f"rank 0 gave a command that is not known here: {command}")
+                raise RunError(f"unknown command of rank 0: {command}")
         return True
 
 
 def _fail(line: RankLine, error: Exception, micro_batch: int | None) -> int:
-    """Tell rank 0, which says it to the user, and end: what others wait for in a collective then breaks off."""
+    """Report the error to rank 0, which prints it. The end of this process breaks the collectives of the others."""
     if isinstance(error, torch.OutOfMemoryError):
         text = out_of_memory(error, micro_batch)
     else:
@@ -131,5 +124,5 @@ def _fail(line: RankLine, error: Exception, micro_batch: int | None) -> int:
     if not isinstance(error, UserError | RunError | torch.OutOfMemoryError):
         time.sleep(AFTER_LOSS)
     with contextlib.suppress(OSError):
-        line.send(CommandFailed(text))
+        line.send(text)
     return 1

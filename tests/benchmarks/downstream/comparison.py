@@ -78,7 +78,7 @@ def run_one(job: Job) -> list[Row]:
     run = job.case.config().run if job.case.steps else replace(job.case, steps=1).config().run
     text = corpus.load(run.data)
     task = make(text.in_memory, text.validation, learn=job.learn, test=job.test, seed=job.case.seed)
-    validation = open.validation(run, text)
+    validation = open.validation(run, text.validation)
     rows = []
     for start, network in starts(job.case):
         val_loss = mean_loss(network, validation, torch.device("cpu"))
@@ -93,11 +93,11 @@ def starts(case: Case) -> Iterator[tuple[str, nn.Module]]:
     """The models of a pre-training: the average of the replicas, and the first replica if they differ."""
     from peer.commands.simulate.options import Method, Options
     from peer.commands.simulate.simulation import Simulation
-    from peer.config.schema import EvaluationConfig
+    from peer.config.schema import EvaluationConfig, RunConfig
     from peer.outer.slow_weights import SlowWeights
     from peer.replica import model
 
-    network = model.build(SMALL.model, sequence_length=SMALL.sequence_length, seed=case.seed)
+    network = model.build(RunConfig(model=SMALL.model, seed=case.seed))
     if not case.steps:
         yield case.label, network
         return

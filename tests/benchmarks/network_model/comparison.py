@@ -49,7 +49,7 @@ def overrides(rounds: int) -> tuple[str, ...]:
 def conditions(peers: int, rounds: int) -> Conditions:
     """The conditions of :func:`measured`."""
     run = settings.load(Path("configs/demo.yaml"), []).run
-    numel = model.parameters_of(run.model, sequence_length=run.data.sequence_length)
+    numel = model.parameters_of(run)
     return Conditions(
         peers=peers,
         rounds=rounds,

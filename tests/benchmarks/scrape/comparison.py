@@ -77,7 +77,7 @@ def ratio(pairs: int) -> tuple[float, float]:
     stream = TokenStream(
         corpus.load(RUN.data).train, batch_size=RUN.batch_size, sequence_length=LENGTH, seed=0, stream=1
     )
-    inner = inner_loop(model.build(RUN.model, sequence_length=LENGTH, seed=0))
+    inner = inner_loop(model.build(RUN))
     metrics = Metrics(method=RUN.outer.name, run=RUN.name, config="0" * 64)
     phase = PhaseClock(metrics, lambda: None)
     ratios, answered, watched = [], 0, 0.0

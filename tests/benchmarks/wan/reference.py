@@ -77,7 +77,7 @@ def replica(seat: Seat) -> tuple[PeerState, list[Tensor], int]:
     config = load.load(Path(seat.config), list(seat.overrides))
     text = corpus.load(config.run.data)
     state = build.replica(config, text.train, stream=seat.index, device=torch.device("cpu"), context=LoopContext())
-    return state, open.validation(config.run, text), config.run.inner_steps
+    return state, open.validation(config.run, text.validation), config.run.inner_steps
 
 
 @contextmanager

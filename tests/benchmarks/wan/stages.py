@@ -51,7 +51,7 @@ class Stage:
 
     def parameters(self) -> int:
         run = settings.load(Path("configs/demo.yaml"), list(self.sets)).run
-        return model.parameters_of(run.model, sequence_length=run.data.sequence_length)
+        return model.parameters_of(run)
 
 
 def stages(*, quick: bool) -> list[Stage]:

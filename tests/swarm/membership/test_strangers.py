@@ -119,7 +119,7 @@ def mirror(checkpoints: Checkpoints) -> None:
     saved = checkpoints.newest()
     assert saved is not None
     run = load(DEMO, TINY).run
-    names = [name for name, _ in outline(run.model, sequence_length=16, vocabulary=257).named_parameters()]
+    names = [name for name, _ in outline(run).named_parameters()]
     model = saved.tensors["model"]
     assert set(names) == set(model)
     changed = {name: mirrored(name, model[name]) for name in names}

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from peer.config.data import StdlibData
-from peer.config.schema import LlamaModel
+from peer.config.schema import LlamaModel, RunConfig
 from peer.data import corpus
 from peer.replica import model
 from tests.benchmarks.downstream.comparison import DDP, DDP_EARLY, DILOCO, NOLOCO, NOLOCO_ONE, STARTS, figures, jobs
@@ -36,7 +36,7 @@ def task() -> Task:
 
 def small() -> nn.Module:
     settings = LlamaModel(hidden_size=32, intermediate_size=64, layers=1, heads=2)
-    return model.build(settings, sequence_length=64, seed=0)
+    return model.build(RunConfig(model=settings))
 
 
 def test_a_question_is_of_one_file_and_its_right_answer_goes_on_where_it_ends(task: Task) -> None:

@@ -75,7 +75,7 @@ def loaded(folder: Path) -> Any:
 
 
 def loss_of(network: Any, settings: Config) -> float:
-    return mean_loss(network, validation(settings.run, corpus.load(settings.run.data)), CPU)
+    return mean_loss(network, validation(settings.run, corpus.load(settings.run.data).validation), CPU)
 
 
 def test_the_folder_is_the_training_model_to_the_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,7 +114,7 @@ def test_a_round_without_an_inner_step_has_no_loss(tmp_path: Path, capsys: Any, 
 
 
 def test_the_averaged_model_and_the_spread_are_of_the_newest_checkpoints(tmp_path: Path) -> None:
-    base = model.build(CONFIG.run.model, sequence_length=16, seed=0)
+    base = model.build(CONFIG.run)
     weights = {name: parameter.detach().clone() for name, parameter in base.named_parameters()}
     tails = []
     for name, shift in (("a", -0.5), ("b", 0.0), ("c", 0.5)):

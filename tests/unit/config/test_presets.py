@@ -77,7 +77,7 @@ def layers_of(shape: LlamaModel) -> int:
 def test_a_preset_has_the_papers_size(name: str, paper: float, layers: int, tolerance: float) -> None:
     run = load(name)
     assert isinstance(run.model, LlamaModel)
-    outline = model.outline(run.model, sequence_length=run.data.sequence_length)
+    outline = model.outline(run)
     assert {parameter.device.type for parameter in outline.parameters()} == {"meta"}
     embeddings = model.embedding_count(outline)
     assert embeddings == 2 * (run.model.vocabulary or 0) * run.model.hidden_size
@@ -96,7 +96,7 @@ def test_a_model_of_two_matrices_would_have_the_papers_figure() -> None:
 
 def test_opendilocos_1b_is_1_1b_with_its_embeddings() -> None:
     run = load("opendiloco-1b")
-    assert model.parameters_of(run.model, sequence_length=1024) == pytest.approx(1.1e9, rel=0.01)
+    assert model.parameters_of(run) == pytest.approx(1.1e9, rel=0.01)
 
 
 @pytest.mark.parametrize("size", ["125m", "1.3b", "6.8b"])

@@ -90,7 +90,7 @@ def _hugging_face(kind: str, folder: Path, rows: Sequence[str], same: dict[str, 
 
 
 def stream(settings: AnyData, number: int = 0, *, batch_size: int = BATCH, seed: int = 0) -> BatchStream:
-    """The training stream of a peer, as build.py makes it."""
+    """The training stream of a peer."""
     run = RunConfig(data=settings, batch_size=batch_size, seed=seed)
     return batches(run, corpus.load(settings).train, number)
 

@@ -19,7 +19,9 @@ TOKENS = np.arange(1000, dtype=np.uint16)
 
 
 def stream(number: int = 1, position: int = 0, seed: int = 0) -> TokenStream:
-    return TokenStream(TOKENS, batch_size=4, sequence_length=16, seed=seed, stream=number, position=position)
+    it = TokenStream(TOKENS, batch_size=4, sequence_length=16, seed=seed, stream=number)
+    it.resume(position, None)
+    return it
 
 
 def test_a_batch_depends_on_seed_stream_and_position_only() -> None:
@@ -109,7 +111,7 @@ def test_one_large_file_is_split_too_and_all_of_it_is_used(tmp_path: Path) -> No
     (tmp_path / "book.txt").write_bytes(data.tobytes())
     text = corpus.load(TextData(name="text", train=(f"{tmp_path}/book.txt",)))
     used = len(text.train) + len(text.validation)
-    assert used == len(data) + 100  # a separator behind every piece
+    assert used == len(data) + 100  # a separator after every piece
     assert 0 < len(text.validation) < len(text.train) / 5
     assert np.array_equal(np.sort(np.concatenate([text.train, text.validation]))[: len(data)], np.sort(data))
 

@@ -71,7 +71,7 @@ def test_a_stream_that_is_read_ahead_is_the_same_and_resumes_from_what_was_hande
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_document_comes_once_an_epoch_whole_and_behind_it_the_end_token(kind: str, tmp_path: Path) -> None:
+def test_every_document_comes_once_an_epoch_whole_and_with_its_end_token(kind: str, tmp_path: Path) -> None:
     rows = texts(1000)
     text = corpus.load(source(kind, tmp_path, rows))
     split = text.train

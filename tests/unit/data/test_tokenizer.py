@@ -43,7 +43,7 @@ def test_a_tokenizer_from_a_folder_gives_the_text_back_with_its_own_end_behind_i
 def test_a_tokenizer_json_alone_needs_to_be_told_its_end(tmp_path: Path) -> None:
     whole = bpe(tmp_path)
     alone = TokenizerConfig(name="small", vocabulary=300, path=tmp_path / "tokenizer.json")
-    with pytest.raises(UserError, match=r"run\.data\.tokenizer\.end: small has no end of text"):
+    with pytest.raises(UserError, match=r"run\.data\.tokenizer\.end: small has no end-of-text token"):
         load(alone)
     with pytest.raises(UserError, match="has no token '</s>'"):
         load(alone.model_copy(update={"end": "</s>"}))
@@ -55,7 +55,7 @@ def test_a_vocabulary_that_is_too_small_is_a_line_with_the_right_number(tmp_path
     with pytest.raises(UserError, match="small has 300 tokens; set it to 300 or more"):
         load(own.model_copy(update={"vocabulary": 257}))
     assert load(own.model_copy(update={"vocabulary": 304})).vocabulary == 304
-    with pytest.raises(UserError, match=r"run\.data\.tokenizer\.path: .*nowhere is not there"):
+    with pytest.raises(UserError, match=r"run\.data\.tokenizer\.path: .*nowhere does not exist"):
         load(own.model_copy(update={"path": tmp_path / "nowhere"}))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"cannot load .*empty") as caught:
@@ -78,11 +78,14 @@ def test_name_and_size_are_in_the_digest_and_the_place_is_not() -> None:
 
 
 def test_the_model_follows_the_tokenizer_and_one_that_does_not_fit_is_a_line() -> None:
-    network = model.build(SMALL, sequence_length=16, seed=0, vocabulary=300)
+    def run(shape: LlamaModel, vocabulary: int) -> RunConfig:
+        return RunConfig(model=shape, data=StdlibData(tokenizer=TokenizerConfig(name="x", vocabulary=vocabulary)))
+
+    network = model.build(run(SMALL, 300))
     assert network.get_input_embeddings().weight.shape[0] == 300  # type: ignore[operator,union-attr]
     fixed = SMALL.model_copy(update={"vocabulary": 300})
     with pytest.raises(UserError, match=r"run\.model\.vocabulary has 300 tokens, the data's tokenizer 301"):
-        model.build(fixed, sequence_length=16, seed=0, vocabulary=301)
+        model.build(run(fixed, 301))
 
 
 def test_local_text_by_a_tokenizer_is_the_whole_text(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def resident_peak() -> int:
 
 
 def torch_peak(state: PeerState) -> int:
-    """What the profiler saw allocated at the most in one step, beside what was there before it."""
+    """What the profiler saw allocated at most in one step, in addition to the bytes before it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         state.inner.run(state.stream.take(1))
     results = profiler.profiler.kineto_results  # type: ignore[union-attr]
@@ -51,7 +51,7 @@ def main() -> None:
     text = corpus.load(config.run.data)
     state = replica.replica(config, text.train, stream=1, device=torch.device("cpu"), context=LoopContext())
     buffer = torch.empty(state.outer.slow.numel)
-    state.inner.evaluate(validation(config.run, text))
+    state.inner.evaluate(validation(config.run, text.validation))
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2):
             state.inner.run(state.stream.take(1))

@@ -75,7 +75,7 @@ class RankProcesses:
 
 @contextmanager
 def ranks(size: int, folder: Path, program: Sequence[str] = PROGRAM) -> Iterator[RankProcesses]:
-    """They are sent home at the end, and come home."""
+    """The other ranks, which are dismissed at the end and exit."""
     it = RankProcesses(size, folder, program)
     before = dict(os.environ)
     os.environ.update(it.mine)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from peer.config.data import StdlibData
 from peer.config.digest import canonical, digest, first_difference
 from peer.config.model import AutoModel, LlamaModel
 from peer.config.schema import Config, RunConfig
@@ -54,8 +55,8 @@ def auto(source: object, **keys: Any) -> AutoModel:
     return AutoModel(name="auto", source=str(source), **keys)
 
 
-def built(settings: LlamaModel | AutoModel, seed: int = 0, length: int = 16) -> nn.Module:
-    return model.build(settings, sequence_length=length, seed=seed)
+def built(settings: LlamaModel | AutoModel, seed: int = 0) -> nn.Module:
+    return model.build(RunConfig(model=settings, data=StdlibData(sequence_length=16), seed=seed))
 
 
 def flat(network: nn.Module) -> torch.Tensor:

@@ -78,20 +78,20 @@ def test_fresh_weights_have_no_tokenizer_of_their_own(folder: Path) -> None:
 
 
 def test_a_folder_without_one_cannot_be_compared_and_says_so(folder: Path) -> None:
-    assert "brings none along" in compared(folder).text and not compared(folder).advice
+    assert "contains no tokenizer" in compared(folder).text and not compared(folder).advice
     (folder / "tokenizer.json").write_text("{", encoding="utf-8")
-    assert "brings none along" in compared(folder).text
+    assert "contains no tokenizer" in compared(folder).text
 
 
 def test_bytes_are_the_own_of_what_was_exported_from_a_run_with_bytes(folder: Path) -> None:
     byte_tokenizer.save(folder)
     assert compared(folder).text == f"bytes has the ids of {folder}'s own"
-    assert len(Bytes().words()) == 257
+    assert len(Bytes().tokens()) == 257
 
 
 def test_one_that_cannot_be_loaded_is_the_error_that_it_is_anyway(folder: Path, tmp_path: Path) -> None:
     bpe(folder)
-    with pytest.raises(UserError, match=r"run\.data\.tokenizer\.path: .*nowhere is not there"):
+    with pytest.raises(UserError, match=r"run\.data\.tokenizer\.path: .*nowhere does not exist"):
         pretrained_tokenizer.compare(run(folder, TokenizerConfig(name="x", vocabulary=300, path=tmp_path / "nowhere")))
 
 

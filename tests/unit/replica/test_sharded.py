@@ -14,7 +14,7 @@ import torch
 
 from peer.commands.cli import main
 from peer.errors import RunError, UserError
-from peer.replica.sharded import launch, shared
+from peer.replica.sharded import channel, launch
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
 from tests.unit.replica.ranks_harness import config, environment, ranks, replica, replica_on
@@ -36,7 +36,7 @@ def alone(state: PeerState) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_weights_conform(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What every kind of slow weights does with the fast ones, by the flat vector and by name."""
-    monkeypatch.setattr(shared, "WINDOW_ELEMENTS", 1000)
+    monkeypatch.setattr(channel, "WINDOW_ELEMENTS", 1000)
     settings = config(tmp_path)
     expected = replica(settings)
     with replica_on(size, settings, tmp_path) as state:

@@ -20,9 +20,7 @@ FIGURES_FILE = "network.json"
 def conditions(config: Config, args: argparse.Namespace) -> Conditions:
     """What the options and the run's configuration say; raises :class:`peer.errors.UserError`."""
     run = config.run
-    numel = model.parameters_of(
-        run.model, sequence_length=run.data.sequence_length, vocabulary=run.data.tokenizer.vocabulary
-    )
+    numel = model.parameters_of(run)
     found = Conditions(
         peers=args.replicas,
         rounds=args.rounds,
