@@ -1,4 +1,4 @@
-"""``noloco-peer``: the only file that sees the command line.
+"""``noloco-peer``: the options of all commands.
 
 noloco-peer train --config configs/demo.yaml --initial-peers ADDRESS
 noloco-peer swarm --peers 4 --config configs/demo.yaml
@@ -15,9 +15,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from peer import __version__, logs
+from peer.commands.simulate import command as simulation
 from peer.config import load
 from peer.config.digest import digest
 from peer.config.schema import Config
@@ -62,10 +64,13 @@ def _parser() -> argparse.ArgumentParser:
     swarm = commands.add_parser("swarm", help="a bootstrap node and N peers on this machine, with a live table")
     _common(swarm)
     swarm.add_argument("--peers", type=_positive, default=4, metavar="N", help="number of peers (default 4)")
-    swarm.add_argument("--resume", action="store_true", help="go on with the peers that are in run.dir")
+    swarm.add_argument("--resume", action="store_true", help="resume the peers in run.dir")
     swarm.set_defaults(run=_swarm)
 
-    _add_simulate(commands.add_parser("simulate", help="many replicas in one process: what a method does to the loss"))
+    simulate = commands.add_parser("simulate", help="many replicas in one process: the effect of a method on the loss")
+    _common(simulate)
+    simulation.add_options(simulate)
+    simulate.set_defaults(run=lambda args: simulation.run(load.load(args.config, args.overrides), args))
 
     tokenize = commands.add_parser("tokenize", help="text or JSON Lines into Parquet with token ids")
     tokenize.add_argument("sources", nargs="+", metavar="SOURCE", help="files: text, .jsonl, .jsonl.gz, .parquet")
@@ -76,37 +81,29 @@ def _parser() -> argparse.ArgumentParser:
     tokenize.set_defaults(run=_tokenize)
     check = commands.add_parser("check", help="can this machine join and be reached? One finding a line, with advice")
     _common(check, file_needed=False)
-    check.add_argument("--own-loop", action="store_true", help="of a program with peer.OuterLoop; needs no file")
+    check.add_argument("--own-loop", action="store_true", help="check a program with peer.OuterLoop; needs no file")
     _initial_peers(check)
     check.add_argument("--ranks", type=_positive, default=1, metavar="N", help="GPUs of the peer, as for torchrun")
     check.set_defaults(run=_check)
 
-    status = commands.add_parser("status", help="who is in a swarm, as a live table")
+    status = commands.add_parser("status", help="the members of a swarm, as a live table")
     status.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDR", help="any of the swarm's addresses")
-    status.add_argument("--invitation", type=Path, metavar="FILE", help="an invitation, where the swarm asks for one")
+    status.add_argument("--invitation", type=Path, metavar="FILE", help="an invitation, if the swarm requires one")
     status.set_defaults(run=_status)
 
-    _add_export(commands.add_parser("export", help="checkpoints into a Hugging Face folder; several are averaged"))
+    export = commands.add_parser("export", help="checkpoints into a Hugging Face folder; several are averaged")
+    found = "a checkpoint (step_NNN), or a peer's folder: its newest one; several are averaged"
+    export.add_argument("checkpoints", nargs="+", type=Path, metavar="CKPT", help=found)
+    export.add_argument("out", type=Path, metavar="OUT", help="the new folder")
+    export.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of the weights (default fp32)")
+    wish = "compute the validation loss (default: when the run's text is on this machine)"
+    export.add_argument("--evaluate", action=argparse.BooleanOptionalAction, default=None, help=wish)
+    export.set_defaults(run=_export)
 
     show = commands.add_parser("show-config", help="print the resolved configuration and its digest")
     _common(show)
     show.set_defaults(run=_show_config)
     return parser
-
-
-def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    from peer.commands.simulate import command
-
-    _common(parser)
-    command.add_options(parser)
-    parser.set_defaults(run=lambda args: command.run(load.load(args.config, args.overrides), args))
-
-
-def _add_export(parser: argparse.ArgumentParser) -> None:
-    from peer.commands.export import command
-
-    command.add_options(parser)
-    parser.set_defaults(run=command.run)
 
 
 def _common(parser: argparse.ArgumentParser, *, file_needed: bool = True) -> None:
@@ -191,11 +188,9 @@ def _swarm(args: argparse.Namespace) -> int:
 def _tokenize(args: argparse.Namespace) -> int:
     from peer.commands import tokenize as tokenizing
 
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # all cores: nothing is trained meanwhile
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # all cores: no training at the same time
 
-    def say(line: str) -> None:
-        print(line, flush=True)
-
+    say = partial(print, flush=True)
     tokenizing.run(args.sources, args.out, args.tokenizer, end=args.end, column=args.column, say=say)
     return 0
 
@@ -214,7 +209,7 @@ def _check(args: argparse.Namespace) -> int:
 
     config: Config | OwnConfig
     if args.own_loop and args.ranks > 1:
-        raise UserError("check: --ranks is for a peer of several GPUs; a loop of one's own is one process")
+        raise UserError("check: --ranks is for a peer of several GPUs; a program with its own loop is one process")
     if args.own_loop:
         config = load.resolve(OwnConfig, args.config, load.overridden(_overrides(args)))
     elif args.config is None:
@@ -223,7 +218,15 @@ def _check(args: argparse.Namespace) -> int:
         from peer.replica import model_source
 
         config = model_source.pinned(_loaded(args))
-    return run(config, lambda line: print(line, flush=True), args.ranks)
+    return run(config, partial(print, flush=True), args.ranks)
+
+
+def _export(args: argparse.Namespace) -> int:
+    from peer.commands.export.work import export
+
+    for line in export(args.checkpoints, args.out, dtype=args.dtype, evaluate=args.evaluate):
+        print(line, flush=True)
+    return 0
 
 
 def _show_config(args: argparse.Namespace) -> int:

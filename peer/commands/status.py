@@ -1,4 +1,4 @@
-"""``noloco-peer status``: who is in a swarm, as a table that renews itself on a terminal, or once elsewhere.
+"""``noloco-peer status``: the members of a swarm as a table, live on a terminal, printed once elsewhere.
 
 noloco-peer status --initial-peers ADDRESS
 """
@@ -22,9 +22,9 @@ from peer.swarm.directory.reader import Entry, Onlooker
 from peer.swarm.directory.records import LIFETIME, MemberRecord
 
 RunEntries = dict[str, Mapping[str, Entry]]
-REFRESH_SECONDS = 2.0  # seconds
-STATUS_TIMEOUT = STATUS_JOIN_TIMEOUT = 20.0
-FIRST_RECORD_SECONDS = 15.0  # seconds until somebody must have been found
+REFRESH_SECONDS = 2.0
+STATUS_TIMEOUT = 20.0  # seconds to join, and to read all records
+FIRST_RECORD_SECONDS = 15.0  # until the first record must be found
 TABLE_WIDTH = 160  # columns, when there is no terminal
 COLUMNS = (
     "peer",
@@ -44,14 +44,14 @@ LEFT_ALIGNED = ("peer", "state", "met last", "config")
 
 
 def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
-    """Show the swarm until interrupted, or once where there is no terminal; 1 when nobody is there."""
+    """Show the swarm until interrupted, or once without a terminal. Raises :class:`RunError` for an empty swarm."""
     if not initial_peers:
         raise UserError("--initial-peers: give an address that noloco-bootstrap or a peer printed")
     loopback = all(address.startswith("/ip4/127.") for address in initial_peers)
     host = "127.0.0.1" if loopback else "0.0.0.0"
     settings = NodeSettings(None, host, 0, initial_peers=tuple(initial_peers), join_timeout=FIRST_RECORD_SECONDS)
     with guest_node(settings, invitation) as (node, _):
-        node.call(node.join(node.connect(), client=True), STATUS_JOIN_TIMEOUT)
+        node.call(node.join(node.connect(), client=True), STATUS_TIMEOUT)
         onlooker = Onlooker(node)
         found = _first(node, onlooker)
         if not found:
@@ -91,7 +91,7 @@ def _tables(found: RunEntries) -> Iterator[Table]:
             table.add_column(heading, justify="left" if heading in LEFT_ALIGNED else "right")
         for entry in sorted(entries.values(), key=lambda entry: entry.record.name):
             age = max(0.0, now - entry.expires + LIFETIME)
-            table.add_row(*(Text(cell) for cell in _row(entry.record, age)))  # Text: a name is no markup
+            table.add_row(*(Text(cell) for cell in _row(entry.record, age)))  # Text: no markup in a name
         yield table
 
 
@@ -114,7 +114,7 @@ def _row(record: MemberRecord, age: float) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Names are a stranger's: nothing that a terminal would act on."""
+    """A name from another peer without its control characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 

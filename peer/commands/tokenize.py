@@ -1,8 +1,7 @@
-"""``noloco-peer tokenize``: text, JSON Lines or Parquet with texts into Parquet with token ids, read as
-``run.data.name: parquet``.
+"""``noloco-peer tokenize``: text, JSON Lines or Parquet into Parquet with token ids, for ``run.data.name: parquet``.
 
-One file becomes one file, which is there as a whole or not at all, so that a second call goes on where the first was
-interrupted. A row is a document with its end token; row groups have about a million tokens, pages a checksum.
+Each file becomes one file, written whole or not at all: a second call continues where the first was interrupted. A row
+is a document with its end token; row groups have about a million tokens, pages a checksum.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from peer.errors import RunError, UserError
 
 SOURCE_KEY = b"noloco.source"
 ROW_GROUP = 2**20  # tokens
-ANY_VOCABULARY = 2**31 - 1  # a vocabulary that every tokenizer fits in
+ANY_VOCABULARY = 2**31 - 1  # larger than every tokenizer's
 
 SayLine = Callable[[str], None]
 
@@ -40,7 +39,7 @@ def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, colum
         raise UserError(f"OUT: cannot make the folder {out}: {error.strerror}") from None
     for path in found:
         stem = Path(path.name.removesuffix(".gz")).stem
-        target = out / f"{stem}-{crc32(str(path).encode()):08x}.parquet"  # files of one name in two folders
+        target = out / f"{stem}-{crc32(str(path).encode()):08x}.parquet"  # two folders may have files of the same name
         made_of = {"file": str(path), "bytes": size(path), "column": column, "vocabulary": tokenizer.known}
         if target.exists() and _made_of(target) == (made_of, tokenizer.name):
             say(f"{path}: {target} is there already")
@@ -62,7 +61,7 @@ def _tokenizer(wish: str, end: str | None) -> Tokenizer:
 
 
 def _made_of(target: Path) -> tuple[Any, str] | None:
-    """What a file that is there was made of; ``None`` when it does not say."""
+    """The source and tokenizer that a file was made with; ``None`` when its metadata has none."""
     import pyarrow
     from pyarrow.parquet import read_schema
 
@@ -74,7 +73,7 @@ def _made_of(target: Path) -> tuple[Any, str] | None:
 
 
 def _write(path: Path, target: Path, tokenizer: Tokenizer, made_of: dict[str, Any]) -> tuple[int, int]:
-    """Documents and tokens."""
+    """Returns the numbers of documents and tokens."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
@@ -101,7 +100,7 @@ def _write(path: Path, target: Path, tokenizer: Tokenizer, made_of: dict[str, An
 
 
 def _groups(split: Split) -> Iterator[list[Tokens]]:
-    """Documents by the million tokens."""
+    """Documents in groups of about a million tokens."""
     group: list[Tokens] = []
     count = 0
     for tokens in split.in_order():

@@ -1,4 +1,4 @@
-"""What is checked, and what a check has found: one line, and what to do about it."""
+"""The subject of a check, and its findings: one line each, with advice."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal
 from peer.api.config import OwnConfig
 from peer.config.schema import Config
 
-Subject = Config | OwnConfig  # of a peer, or of a program with a loop of its own
+Subject = Config | OwnConfig  # of a peer, or of a program with its own loop
 Level = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """``warn``: it joins, and something is not as it could be; ``fail``: it cannot join, or not as it is set."""
+    """``warn``: the peer can join, but not at its best; ``fail``: it cannot join with this configuration."""
 
     level: Level
     topic: str
@@ -22,7 +22,7 @@ class Finding:
     advice: str = ""
 
     def line(self) -> str:
-        """One line for a terminal, without what a stranger may have put into it to look like another."""
+        """One line for a terminal. Control characters in it, which another peer may have sent, become spaces."""
         said = f"{self.text}; {self.advice}" if self.advice else self.text
         return f"{self.level:<5} {self.topic:<13} {''.join(it if it.isprintable() else ' ' for it in said)}"
 

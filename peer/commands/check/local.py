@@ -1,4 +1,4 @@
-"""What can be seen without the network: open files, the port, the identity file."""
+"""Checks without the network: open files, the port, the identity file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPEN_FILES = 1024  # the p2p daemon holds up to 512 connections, and the peer tw
 
 
 def limits() -> Iterator[Finding]:
-    """Open files: every connection is one."""
+    """The limit of open files: every connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
         advice = f"in the shell that starts the peer: ulimit -n {min(4096, hard) if hard > 0 else 4096}"
@@ -26,12 +26,12 @@ def limits() -> Iterator[Finding]:
 
 
 def port(config: Subject) -> Iterator[Finding]:
-    """Can the TCP port of the settings be taken?"""
+    """Can the peer listen on its TCP port?"""
     host, wanted = config.peer.network.host, config.peer.network.port
     try:
         _take(host, wanted)
     except PermissionError:
-        yield fail("port", f"TCP {wanted} is for root only", "set peer.network.port to one above 1023")
+        yield fail("port", f"only root may listen on TCP {wanted}", "set peer.network.port to one above 1023")
     except OSError as error:
         yield fail("port", f"cannot listen on {host} TCP {wanted}: {error.strerror}", _other_port(wanted))
     else:
@@ -42,7 +42,7 @@ def port(config: Subject) -> Iterator[Finding]:
 
 
 def port_is_free(host: str, wanted: int) -> bool:
-    """Could a peer listen there now?"""
+    """Can a peer listen there now?"""
     try:
         _take(host, wanted)
     except OSError:
@@ -64,7 +64,7 @@ def _other_port(wanted: int) -> str:
 
 
 def identity(config: Subject) -> Iterator[Finding]:
-    """The key's file; whether another process is alive with it, the network knows (members.py)."""
+    """The file of the key; members.py looks for another process with the same key."""
     if config.run.owner is not None:
         yield from _invitation(config)
         return
@@ -75,7 +75,7 @@ def identity(config: Subject) -> Iterator[Finding]:
     if path is None or not path.exists():
         yield ok("identity", f"a new one will be made{f' in {path}' if path else ''}")
         return
-    yield from _private(path, "identity")
+    yield from _private(path)
 
 
 def _invitation(config: Subject) -> Iterator[Finding]:
@@ -85,24 +85,24 @@ def _invitation(config: Subject) -> Iterator[Finding]:
     elif not path.exists():
         yield fail("identity", f"the invitation {path} does not exist", "correct peer.invitation")
     else:
-        yield from _private(path, "identity")
+        yield from _private(path)
 
 
-def _private(path: Path, topic: str) -> Iterator[Finding]:
+def _private(path: Path) -> Iterator[Finding]:
     try:
         mode = path.stat().st_mode
         path.open("rb").close()
     except OSError as error:
-        yield fail(topic, f"{path}: {error.strerror}", "check its owner and permissions")
+        yield fail("identity", f"{path}: {error.strerror}", "check its owner and permissions")
         return
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        yield warn(topic, f"others on this machine may read {path} and become this peer", f"chmod 600 {path}")
+        yield warn("identity", f"others on this machine may read {path} and become this peer", f"chmod 600 {path}")
     else:
-        yield ok(topic, f"{path}, for its owner only")
+        yield ok("identity", f"only its owner may read {path}")
 
 
 def identity_file(config: Subject) -> Path | None:
-    """Where the peer's key is or will be; ``None`` when its name is only known when it starts."""
+    """Path of the peer's key; ``None`` when the peer gets its name at its start."""
     own = config.peer
     if own.identity is not None:
         return own.identity
@@ -110,7 +110,7 @@ def identity_file(config: Subject) -> Path | None:
 
 
 def _is_running(folder: Path) -> bool:
-    """Is the lock of place.py held? Nothing is created."""
+    """Does a process hold the lock of training/run_folder.py? Creates no file."""
     try:
         lock = os.open(folder / ".lock", os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""Who is in the swarm: the same configuration, the same protocols, nobody else with this peer's key?"""
+"""The members of the swarm: do they have the same configuration and protocols, does one have this peer's key?"""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ASKED_MEMBERS = 3  # members
 def members(
     node: MemberNode, config: Subject, authority: Authority | None, answering: Sequence[str]
 ) -> Iterator[Finding]:
-    """Joins the DHT as a client; raises :class:`peer.errors.UserError` when it is not let in."""
+    """Join the DHT as a client; raises :class:`peer.errors.UserError` when it refuses."""
     from peer.swarm.directory.directory import Members
 
     node.call(node.join(answering, client=True), DHT_JOIN_TIMEOUT)
     yield from _duplicate(node, config, authority)
     present = Members(node, config.run.name, _nothing).refresh_all()
     if not present:
-        yield ok("swarm", f"nobody trains {config.run.name!r} there yet: this peer would begin it")
+        yield ok("swarm", f"no peer trains {config.run.name!r} there yet: this one would be the first")
         return
     own = digest(config.run)
     same = [record for record in present if record.config == own]
@@ -51,7 +51,7 @@ def _nothing() -> MemberRecord:
 
 
 def _duplicate(node: MemberNode, config: Subject, authority: Authority | None) -> Iterator[Finding]:
-    """Is a peer alive with the key that this one would use?"""
+    """Is a peer alive that has the key of this one?"""
     from peer.p2p import identity
     from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
 
@@ -67,7 +67,7 @@ def _duplicate(node: MemberNode, config: Subject, authority: Authority | None) -
 
 
 def _difference(node: MemberNode, config: Subject, record: MemberRecord) -> str:
-    """The first key in which a member's run differs, as it says itself."""
+    """The first key in which a member's run differs, from its refusal."""
     from peer.p2p.stream import BadMessage, Refused, StreamLost
     from peer.swarm.state_transfer.donor import STATE_ANSWER, STATE_PROTOCOL
 
@@ -99,9 +99,8 @@ def _versions(node: MemberNode, records: Sequence[MemberRecord]) -> Iterator[Fin
         try:
             it = node.call(heard(record), 2 * MEMBER_TIMEOUT)
         except (StreamLost, BadMessage, TimeoutError) as error:
-            yield warn(
-                "members", f"{record.name}: {str(error) or 'no answer'}", "it may have left, or cannot be dialled"
-            )
+            said = f"{record.name}: {str(error) or 'no answer'}"
+            yield warn("members", said, "it may have left, or cannot be dialled")
             continue
         if it is None:
             continue
@@ -110,10 +109,8 @@ def _versions(node: MemberNode, records: Sequence[MemberRecord]) -> Iterator[Fin
             said = f"{record.name} has noloco-peer {it.answer.version} and speaks {unlike[1]}, this one {unlike[0]}"
             yield fail("version", said, f"install the same version (here: {__version__})")
         elif it.answer.version != __version__:
-            said = (
-                f"{record.name} has noloco-peer {it.answer.version}, this is {__version__}: they understand each other"
-            )
-            yield ok("version", said)
+            said = f"{record.name} has noloco-peer {it.answer.version}, this one {__version__}"
+            yield ok("version", f"{said}: they have the same protocols")
         else:
             yield ok("version", f"{record.name} has noloco-peer {it.answer.version} too")
 
@@ -132,7 +129,7 @@ def spoken() -> list[str]:
 
 
 def unlike_protocols(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str] | None:
-    """The first two that are the same protocol in different versions: ``noloco/meet/1`` and ``noloco/meet/2``."""
+    """The first protocol with two versions, such as ``noloco/meet/1`` and ``noloco/meet/2``."""
     own = {it.rpartition("/")[0]: it for it in ours}
     for other in theirs:
         mine = own.get(other.rpartition("/")[0])

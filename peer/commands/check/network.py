@@ -1,8 +1,7 @@
-"""Through the network: do initial peers answer, do the clocks agree, can others dial this machine, who is in the swarm?
+"""Checks through the network: initial peers, clocks, reachability, members.
 
-It listens on the port of the settings, as the peer would, with a key of its own that is thrown away: a peer that is
-running with the real one is not disturbed. (In a swarm of invited peers it must be the invited key; not while the peer
-runs.)
+The check listens on the peer's port with a temporary key, so that a running peer is not disturbed. A swarm with
+invitations needs the invited key; there the check must not run at the same time as the peer.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ CLOCK_WARNING = 1.0  # seconds; hivemind refuses more than three
 
 
 def network(config: Subject) -> Iterator[Finding]:
-    """Starts a node, and stops it whatever happens."""
+    """Start a node, run the checks and stop it."""
     from peer.p2p.greeting import MemberIdentity, guest_node
     from peer.p2p.node import NodeSettings
 
     run, own = config.run, config.peer.network
     if run.owner is not None and config.peer.invitation is None:
-        raise UserError("without an invitation nothing of the network can be looked at")
+        raise UserError("the network cannot be checked without an invitation")
     port = own.port if port_is_free(own.host, own.port) else 0
     settings = NodeSettings.of(own.model_copy(update={"port": port}), None)
     invitation = None if run.owner is None else config.peer.invitation
-    # without the model's layout: a member with another configuration says that first
+    # the layout stays empty: a member compares the configurations first
     member = MemberIdentity("check", run.name, digest(run), canonical(run), layout="")
     with guest_node(settings, invitation, run.owner, member) as (node, authority):
         yield from _with(node, config, authority)
@@ -46,12 +45,12 @@ def network(config: Subject) -> Iterator[Finding]:
 
 def _with(node: MemberNode, config: Subject, authority: Authority | None) -> Iterator[Finding]:
     from peer.commands.check.members import members
+    from peer.p2p.reachability.decide import look
 
     wanted = config.peer.initial_peers
     if not wanted:
-        yield warn(
-            "initial peers", "none given: clock, reachability and the swarm are not looked at", "give --initial-peers"
-        )
+        said = "none given: clock, reachability and the swarm are not checked"
+        yield warn("initial peers", said, "give --initial-peers")
         return
     answering: list[str] = []
     for address in wanted:
@@ -60,13 +59,15 @@ def _with(node: MemberNode, config: Subject, authority: Authority | None) -> Ite
         if finding.level == "ok":
             answering.append(address)
     if not answering:
-        yield fail("initial peers", "none answers", "start one: noloco-bootstrap, and look at the lines above")
+        yield fail(
+            "initial peers", "none answers", "start a bootstrap node (noloco-bootstrap), and read the lines above"
+        )
         return
-    views = _views(node, answering, config.peer.network.upnp)
+    views, _ = node.call(look(node.open, node.visible, answering, config.peer.network.upnp), VIEW_TIMEOUT)
     for finding in clock(views, answering):
         yield finding
         if finding.level == "fail":
-            return  # the DHT would not take us
+            return  # the DHT would refuse this peer
     yield from reachability(views, config.peer.network)
     yield from relays(node, views, config.peer.network)
     yield from members(node, config, authority, answering)
@@ -88,32 +89,25 @@ def _dialled(node: MemberNode, address: str) -> Finding:
 
 def _why_silent(reason: str) -> str:
     if "mismatch" in reason:
-        return "another node has its place: take the address that noloco-bootstrap prints now"
+        return "another node has this address: use the address that noloco-bootstrap prints now"
     if "refused" in reason:
-        return "its machine answers and nothing listens there: is the node running, is that its port?"
+        return "its machine answers, but nothing listens there: is the node running, and is this its port?"
     return "is its machine on, and is the port open in its firewall and in yours?"
 
 
-def _views(node: MemberNode, answering: list[str], upnp: bool) -> list[View]:
-    from peer.p2p.reachability.decide import look
-
-    views, _ = node.call(look(node.open, node.visible, answering, upnp), VIEW_TIMEOUT)
-    return views
-
-
 def clock(views: list[View], answering: list[str]) -> Iterator[Finding]:
-    """By what the initial peers say; hivemind takes no part in it."""
+    """Compare this clock with those of the initial peers, without hivemind."""
     from peer.p2p.dht import CLOCK_TOLERANCE, wrong_clock
 
     if not views:
         yield warn("clock", "no initial peer tells its time", f"are they an older noloco-peer? ({answering[0]})")
         return
-    behind = median(it.heard.ahead for it in views)
-    apart = f"{abs(behind):.2f} s apart from the initial peers'"
-    if abs(behind) > CLOCK_TOLERANCE:
-        said, _, advice = wrong_clock(-behind, views[0].address).partition(". ")
+    ahead = median(it.heard.ahead for it in views)
+    apart = f"{abs(ahead):.2f} s apart from the initial peers', {CLOCK_TOLERANCE:.0f} s are allowed"
+    if abs(ahead) > CLOCK_TOLERANCE:
+        said, _, advice = wrong_clock(-ahead, views[0].address).partition(". ")
         yield fail("clock", said, advice)
-    elif abs(behind) > CLOCK_WARNING:
-        yield warn("clock", f"{apart}, {CLOCK_TOLERANCE:.0f} s are allowed", "timedatectl set-ntp true")
+    elif abs(ahead) > CLOCK_WARNING:
+        yield warn("clock", apart, "timedatectl set-ntp true")
     else:
-        yield ok("clock", f"{apart}, {CLOCK_TOLERANCE:.0f} s are allowed")
+        yield ok("clock", apart)

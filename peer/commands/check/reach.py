@@ -1,4 +1,4 @@
-"""Can others dial this machine, and which way is there when they cannot?"""
+"""Can others dial this machine, and is there a relay when they cannot?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 RELAY_TIMEOUT = 15.0  # seconds for one relay
 WHY = {
-    "refused": "the connection was refused: nothing listens there, or a firewall says so",
+    "refused": "the connection was refused: nothing listens there, or a firewall refuses it",
     "timeout": "no answer: a firewall or a NAT drops it",
     "another": "something else answers there",
     "not_yours": "not where this machine's connections come from",
@@ -22,7 +22,7 @@ WHY = {
 
 
 def reachability(views: list[View], network: NetworkConfig) -> Iterator[Finding]:
-    """One finding for each node that dialled back; one for an announced address that it does not see."""
+    """One finding for each node that dials back, and for each announced address that no node sees."""
     from peer.p2p.addresses import is_private
 
     asked = [it for it in views if it.heard.answer.observed]
@@ -53,7 +53,7 @@ def _advice(network: NetworkConfig) -> str:
 
 
 def _announced(asked: list[View], network: NetworkConfig) -> Iterator[Finding]:
-    """Announced addresses are taken as they are: say when the others see another one."""
+    """Announced addresses are not verified elsewhere: warn when the others see another one."""
     from peer.p2p.addresses import tcp_of
 
     seen = {it.heard.answer.observed for it in asked}
@@ -65,7 +65,7 @@ def _announced(asked: list[View], network: NetworkConfig) -> Iterator[Finding]:
 
 
 def relays(node: Node, views: list[View], network: NetworkConfig) -> Iterator[Finding]:
-    """For a machine that cannot be dialled: do the initial peers have a slot?"""
+    """Do the initial peers have a relay slot for a machine that cannot be dialled?"""
     asked = [it for it in views if it.heard.answer.observed]
     if network.reach != "relay" and (not asked or all(it.reached for it in asked)):
         return
@@ -83,5 +83,5 @@ def relays(node: Node, views: list[View], network: NetworkConfig) -> Iterator[Fi
 
 
 def _name(it: View) -> str:
-    """An initial peer, short."""
+    """The address of an initial peer without its identity."""
     return it.address.partition("/p2p/")[0]

@@ -1,10 +1,10 @@
-"""Runs the topics one after the other and prints a line for each finding as soon as it is known.
+"""Runs the topics one after the other and prints each finding at once.
 
 noloco-peer check --config configs/demo.yaml --initial-peers ADDRESS
 noloco-peer check --own-loop --set run.name=my-run --initial-peers ADDRESS
 
-Every topic has deadlines of its own, and one that breaks is a finding too: the others are still looked at. What takes
-long to load (torch, hivemind) is loaded by the topics that need it.
+Every topic has its own deadlines. An error in a topic is a finding, and the next topics still run. Only the topics that
+need torch or hivemind import them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from peer.commands.check.device import device
 from peer.commands.check.finding import Finding, Subject, fail
 from peer.commands.check.local import identity, limits, port
 from peer.commands.check.network import network
-from peer.commands.check.space import disk, memory
-from peer.commands.check.tokenizer import tokenizer
+from peer.commands.check.training import device, disk, memory, tokenizer
 from peer.config.schema import Config
 from peer.errors import RunError, UserError
 
@@ -25,7 +23,7 @@ Topics = tuple[tuple[str, Callable[[], Iterator[Finding]]], ...]
 
 
 def topics(config: Subject, ranks: int) -> Topics:
-    """In the order of the lines. Device, memory and data of a loop of one's own are its program's affair."""
+    """In the order of the lines. A program with its own loop chooses its device, memory and data itself."""
     joining: Topics = (
         ("limits", limits),
         ("port", partial(port, config)),
@@ -44,7 +42,7 @@ def topics(config: Subject, ranks: int) -> Topics:
 
 
 def run(config: Subject, say: Callable[[str], None], ranks: int = 1) -> int:
-    """Print all findings and a verdict; the exit code, 0 when this machine can join with a peer of so many ranks."""
+    """Print all findings and a verdict; returns the exit code, 0 when a peer of ``ranks`` GPUs can join."""
     found: list[Finding] = []
     for finding in findings(config, ranks):
         say(finding.line())
@@ -59,7 +57,7 @@ def run(config: Subject, say: Callable[[str], None], ranks: int = 1) -> int:
 
 
 def findings(config: Subject, ranks: int = 1) -> Iterator[Finding]:
-    """All topics; the errors that would end ``train`` are findings here."""
+    """The findings of all topics; an error that would end ``train`` is a finding too."""
     for name, topic in topics(config, ranks):
         try:
             yield from topic()

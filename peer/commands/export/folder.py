@@ -1,42 +1,47 @@
-"""Writes the Hugging Face folder: configuration, weights, tokenizer and model card. Whole, or not at all."""
+"""Writes the Hugging Face folder: configuration, weights, tokenizer and model card. All of it, or nothing."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+import yaml
 
-from peer.commands.export import tokenizer
-from peer.data.tokenizer import HuggingFace, Tokenizer
+from peer import __version__
+from peer.commands.export.mixing import Mixed
+from peer.commands.export.sources import ExportSource
+from peer.data.tokenizer import END_OF_TEXT, SEPARATOR, HuggingFace, Tokenizer, byte_letters
 from peer.errors import RunError, UserError
 
 EXPORT_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def require_free(out: Path) -> None:
-    """Raise :class:`UserError` when ``out`` has something in it: nothing is overwritten."""
+    """Raise :class:`UserError` when ``out`` is a file or has files in it: nothing is overwritten."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise UserError(f"{out} is there already; choose another name, or move it away")
 
 
-def write(network: Any, out: Path, *, dtype: str, card: str, words: Tokenizer) -> None:
-    """``network`` (a transformers model) in ``dtype``, with the tokenizer ``words`` and ``card`` as its README.
+def write(network: Any, out: Path, *, dtype: str, card: str, tokenizer: Tokenizer) -> None:
+    """``network`` (a transformers model) in ``dtype``, with ``tokenizer``, and with ``card`` as its README.
 
-    Written beside ``out`` and renamed. Raises :class:`RunError` when the disk does not take it.
+    A temporary folder is written and then renamed to ``out``. Raises :class:`RunError` when writing fails.
     """
     temporary = out.absolute().with_name(f".tmp-{out.name}")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        _for_generation(network, words.end)
+        for settings in (network.config, network.generation_config):
+            settings.use_cache = True  # training does without the cache of keys and values; generation needs it
+            settings.eos_token_id = settings.pad_token_id = tokenizer.end
         network.to(EXPORT_DTYPES[dtype]).save_pretrained(temporary)
-        if isinstance(words, HuggingFace):
-            words.save(temporary)
-        else:
+        if isinstance(tokenizer, HuggingFace):
             tokenizer.save(temporary)
+        else:
+            save_byte_tokenizer(temporary)
         (temporary / "README.md").write_text(card, encoding="utf-8")
         if out.exists():
             out.rmdir()
@@ -46,8 +51,60 @@ def write(network: Any, out: Path, *, dtype: str, card: str, words: Tokenizer) -
         raise RunError(f"{out}: cannot be written: {error.strerror or error}") from None
 
 
-def _for_generation(network: nn.Module, end: int) -> None:
-    """A text ends where a document does, and generating keeps the keys and values that training throws away."""
-    for settings in (network.config, network.generation_config):
-        settings.use_cache = True  # type: ignore[union-attr]
-        settings.eos_token_id = settings.pad_token_id = end  # type: ignore[union-attr]
+def save_byte_tokenizer(folder: Path) -> None:
+    """Write the byte-level tokenizer as files that ``AutoTokenizer`` loads: a byte is its own id, 256 ends a text."""
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as FastTokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {letter: byte for byte, letter in enumerate(byte_letters())}
+    tokenizer = FastTokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
+    assert tokenizer.token_to_id(END_OF_TEXT) == SEPARATOR
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT, clean_up_tokenization_spaces=False
+    )
+    fast.save_pretrained(folder)
+
+
+def card(sources: Sequence[ExportSource], mixed: Mixed, parameters: int, dtype: str) -> str:
+    """The model card: what was trained, how, and by which peers, as the checkpoints say."""
+    first = sources[0]
+    run = first.run
+    head = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["noloco", run.outer.name]}
+    steps = sorted({source.step for source in sources})
+    members = frozenset().union(*(source.partners for source in sources), {source.peer for source in sources})
+    rows = {
+        "run": run.name,
+        "method": f"{run.outer.name}, an outer step every {run.inner_steps} inner steps",
+        "parameters": f"{parameters:,} ({dtype})",
+        "inner steps": " to ".join(f"{step:,}" for step in {steps[0], steps[-1]}) + f" of {run.steps:,}",
+        "tokens": f"{sum(source.tokens for source in sources):,} by the exported peers",
+        "peers": f"{len(sources)} exported, {len(members)} seen by them",
+        "validation loss": "not computed" if mixed.loss is None else f"{mixed.loss:.4f} nats a token",
+        "configuration digest": f"`{first.config}`",
+        "written by": f"noloco-peer {__version__}",
+    }
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    resolved = yaml.safe_dump({"run": run.model_dump(mode="json")}, sort_keys=False)
+    return (
+        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {run.name}\n\n"
+        "Trained by peers that exchange their weights over the internet, with noloco-peer.\n\n"
+        f"| | |\n|---|---|\n{table}\n\n{_peers(sources, mixed)}"
+        f"The weights are the peers' fast weights{', averaged' if len(sources) > 1 else ''}. "
+        f"The whole shared configuration:\n\n```yaml\n{resolved}```\n"
+    )
+
+
+def _peers(sources: Sequence[ExportSource], mixed: Mixed) -> str:
+    """A table of the averaged peers; nothing for one peer."""
+    if len(sources) == 1:
+        return ""
+    rows = ["| peer | step | tokens | distance to the average | validation loss |", "|---|---|---|---|---|"]
+    for index, source in enumerate(sources):
+        loss = f"{mixed.losses[index]:.4f}" if mixed.losses else "not computed"
+        distance = f"{mixed.distances[index]:.3%}"
+        rows.append(f"| {source.peer} | {source.step:,} | {source.tokens:,} | {distance} | {loss} |")
+    return "\n".join(rows) + "\n\n"

@@ -1,6 +1,6 @@
-"""The average of several peers' weights, and how far from it each of them is.
+"""The average of several peers' weights, and the distance of each peer from it.
 
-The mean, one peer's weights and the network are in memory, whatever the number of peers.
+Memory holds the mean, one peer's weights and the network, whatever the number of peers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from peer.training.checkpoint import Tensors
 
 @dataclass(frozen=True)
 class Mixed:
-    """By source: ``distances`` ‖θᵢ − θ̄‖ / ‖θ̄‖ and ``losses``; ``loss`` is the average's. Losses only when asked for."""
+    """``distances`` ‖θᵢ − θ̄‖ / ‖θ̄‖ and ``losses`` by source, ``loss`` of the average; losses only where computed."""
 
     distances: list[float]
     losses: list[float]
@@ -36,18 +36,18 @@ def mix(network: nn.Module, sources: Sequence[ExportSource], loss_of: Callable[[
         weights = source.weights()
         distances.append((mean.square_distance(weights) / mean.square_norm()) ** 0.5)
         if loss_of is not None:
-            put(network, weights, source)
+            _put(network, weights, source)
             losses.append(loss_of(network))
-    put(network, mean.tensors, sources[0])
+    _put(network, mean.tensors, sources[0])
     return Mixed(distances, losses, None if loss_of is None else loss_of(network))
 
 
-def put(network: nn.Module, weights: Tensors, source: ExportSource) -> None:
-    """Copy ``weights`` into the parameters of the same names, which must be the same."""
+def _put(network: nn.Module, weights: Tensors, source: ExportSource) -> None:
+    """Copy ``weights`` into the parameters. Raises :class:`UserError` when names or shapes differ."""
     parameters = dict(network.named_parameters())
     shapes = {name: value.shape for name, value in parameters.items()}
     if shapes != {name: value.shape for name, value in weights.items()}:
-        raise UserError(f"{source.path}: its weights are not those of the model that it says it is of")
+        raise UserError(f"{source.path}: its weights do not fit the model that its configuration names")
     with torch.no_grad():
         for name, value in weights.items():
             parameters[name].copy_(value)

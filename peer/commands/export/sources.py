@@ -1,7 +1,7 @@
-"""Which checkpoints are exported, what they say of themselves, and whether they belong together.
+"""Which checkpoints are exported, what they contain, and whether they are of one run.
 
-The weights are the fast ones, θ: what training evaluates. After an outer step θ = φ; in a checkpoint that a stop
-made between two of them, θ has the inner steps in it that φ has not seen yet.
+The weights are the fast weights θ, which training evaluates. After an outer step θ = φ. A stop may save a checkpoint
+between two outer steps; its θ includes inner steps that φ has not seen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from peer.config.digest import canonical, first_difference
 from peer.config.schema import RunConfig
 from peer.errors import UserError
-from peer.telemetry.run_log import EVALS, ROUNDS, Row, read_rows
+from peer.telemetry.run_log import ROUNDS, read_rows
 from peer.training.checkpoint import STATE, Checkpoints, Saved, Tensors, load
 
 WEIGHTS_PART = "model"  # the file of a checkpoint with θ
@@ -24,7 +24,7 @@ WEIGHTS_PART = "model"  # the file of a checkpoint with θ
 
 @dataclass(frozen=True)
 class ExportSource:
-    """One peer's checkpoint. ``partners``: whom it has merged with; ``val_loss``: its last own evaluation."""
+    """One peer's checkpoint. ``partners``: the names of the peers that it has merged with."""
 
     peer: str
     path: Path
@@ -34,10 +34,9 @@ class ExportSource:
     run: RunConfig
     architecture: dict[str, Any]
     partners: frozenset[str]
-    val_loss: float | None
 
     def weights(self) -> Tensors:
-        """θ by parameter, fp32 on the host; read from disk at every call, so that few are in memory at once."""
+        """θ by parameter, fp32 on the host; read from disk at every call, so that memory holds few of them."""
         return _load(self.path).tensors[WEIGHTS_PART]
 
 
@@ -45,8 +44,8 @@ def find(paths: Sequence[Path]) -> list[ExportSource]:
     """The checkpoints that ``paths`` name. Raises :class:`UserError` unless whole, different and of one run."""
     sources = [_source(_checkpoint(path)) for path in paths]
     first = sources[0]
-    for place, source in enumerate(sources):
-        twice = next((other for other in sources[:place] if other.path.resolve() == source.path.resolve()), None)
+    for index, source in enumerate(sources):
+        twice = next((other for other in sources[:index] if other.path.resolve() == source.path.resolve()), None)
         if twice is not None:
             raise UserError(f"{source.path} is given twice")
         if source.config != first.config or source.architecture != first.architecture:
@@ -95,8 +94,9 @@ def _source(saved: Saved) -> ExportSource:
         version = origin.get("version") if isinstance(origin, dict) else None
         raise UserError(f"{path} was written by another version of noloco-peer ({version}); use that one") from None
     home = path.absolute().parent.parent
-    partners = {row.get("partner") for row in _rows(home / ROUNDS, step) if row.get("outcome") == "merged"}
-    losses = [row.get("val_loss") for row in _rows(home / EVALS, step)]
+    merged = [row for row in read_rows(home / ROUNDS) if row.get("outcome") == "merged"]
+    before = [row for row in merged if isinstance(row.get("step"), int) and row["step"] <= step]
+    partners = [row["partner"] for row in before if isinstance(row.get("partner"), str)]
     return ExportSource(
         peer=home.name,
         path=path,
@@ -105,11 +105,5 @@ def _source(saved: Saved) -> ExportSource:
         config=config,
         run=run,
         architecture=architecture,
-        partners=frozenset(name for it in partners if isinstance(it, str) for name in it.split(",")),
-        val_loss=next((loss for loss in reversed(losses) if isinstance(loss, float)), None),
+        partners=frozenset(name for names in partners for name in names.split(",")),
     )
-
-
-def _rows(file: Path, step: int) -> list[Row]:
-    """The rows up to ``step`` that a peer wrote beside its checkpoints; none when it was moved away from them."""
-    return [row for row in read_rows(file) if isinstance(row.get("step"), int) and row["step"] <= step]

@@ -1,4 +1,4 @@
-"""The work of ``noloco-peer export``, in its order: find, average, evaluate, write."""
+"""The steps of ``noloco-peer export``: find the checkpoints, average them, evaluate, write the folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from peer.commands.export import folder, sources
-from peer.commands.export.card import card
 from peer.commands.export.mixing import Mixed, mix
 from peer.commands.export.sources import ExportSource
 from peer.config.model import AutoModel
@@ -24,7 +23,7 @@ from peer.replica.inner_loop import mean_loss
 
 
 def export(checkpoints: Sequence[Path], out: Path, *, dtype: str, evaluate: bool | None) -> Iterator[str]:
-    """Yields the lines to print. ``evaluate``: the validation loss; ``None``: if the run's text is here.
+    """Yields the lines to print. ``evaluate``: compute the validation loss; ``None``: when this machine has the text.
 
     Raises :class:`UserError` for what cannot be exported.
     """
@@ -33,36 +32,37 @@ def export(checkpoints: Sequence[Path], out: Path, *, dtype: str, evaluate: bool
     logging.disable_progress_bar()
     folder.require_free(out)
     found = sources.find(checkpoints)
-    words = load_tokenizer(found[0].run.data.tokenizer)  # before the work, not after it
+    tokenizer = load_tokenizer(found[0].run.data.tokenizer)  # an error comes before the work, not after it
     loss_of, why_not = _evaluation(found[0], evaluate)
     network = _network(found[0])
     mixed = mix(network, found, loss_of)
     yield from _in_words(found, mixed)
     if why_not:
         yield f"validation loss not computed: {why_not}"
-    text = card(found, mixed, model.parameter_count(network), dtype)
-    folder.write(network, out, dtype=dtype, card=text, words=words)
-    yield f"{out}: {model.parameter_count(network):,} parameters in {dtype}, with tokenizer and model card"
+    parameters = model.parameter_count(network)
+    card = folder.card(found, mixed, parameters, dtype)
+    folder.write(network, out, dtype=dtype, card=card, tokenizer=tokenizer)
+    yield f"{out}: {parameters:,} parameters in {dtype}, with tokenizer and model card"
 
 
 def _in_words(found: Sequence[ExportSource], mixed: Mixed) -> Iterator[str]:
-    for place, source in enumerate(found):
+    for index, source in enumerate(found):
         said = f"{source.path}: step {source.step}, {source.tokens:,} tokens"
         if mixed.distances:
-            said += f", {mixed.distances[place]:.3%} from the average"
+            said += f", {mixed.distances[index]:.3%} from the average"
         if mixed.losses:
-            said += f", validation loss {mixed.losses[place]:.4f}"
+            said += f", validation loss {mixed.losses[index]:.4f}"
         yield said
     if mixed.loss is not None:
         yield f"validation loss{' of the average' if len(found) > 1 else ''}: {mixed.loss:.4f}"
 
 
 def _network(source: ExportSource) -> Any:
-    """A model of the source's architecture; its weights are to be replaced."""
+    """A model of the source's architecture with fresh weights."""
     from transformers import AutoConfig
 
     settings = source.run.model
-    if isinstance(settings, AutoModel) and settings.trust_remote_code:  # its classes are at its source only
+    if isinstance(settings, AutoModel) and settings.trust_remote_code:  # only its source has its classes
         return model.untrained(source.run)
     kind = source.architecture.get("model_type")
     others = {key: value for key, value in source.architecture.items() if key != "model_type"}

@@ -1,4 +1,4 @@
-"""Child processes that end when we do: each holds the other end of a pipe from us and stops when it closes."""
+"""Child processes that end with this process: each holds the other end of a pipe and stops when it closes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from peer.errors import RunError
 
-READY_LINE = re.compile(r" ready: .*\bhttp=(\S+)")  # what a bootstrap node says when it listens
-STOP_SECONDS = 60.0  # for finishing a step and a swap, and saving
+READY_LINE = re.compile(r" ready: .*\bhttp=(\S+)")  # a bootstrap node prints it when it listens
+STOP_SECONDS = 60.0  # to finish a step and a swap, and to save
 
 
 class Child:
@@ -39,23 +38,19 @@ class Child:
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def exit_code(self) -> int | None:
         """``None`` while it runs."""
         return self._process.poll()
 
     @property
     def crashed(self) -> bool:
-        """It has ended, and neither as it should (0) nor because it was started wrongly (2)."""
+        """It has ended, but neither regularly (0) nor because of wrong options (2)."""
         return self.exit_code() not in (None, 0, 2)
 
     def restart(self) -> str:
-        """Start it again; returns in words how it had ended."""
+        """Start it again; returns how it had ended, as text."""
         code = self._process.returncode
-        how = f"was killed by signal {-code}" if code < 0 else f"failed: {self.last_words()}"
+        how = f"was killed by signal {-code}" if code < 0 else f"failed: {self.last_line()}"
         if self._process.stdin is not None:
             self._process.stdin.close()
         self.restarts += 1
@@ -63,12 +58,12 @@ class Child:
         return how
 
     def ask_to_stop(self) -> None:
-        """Send SIGINT once; a second one would make it drop what it is doing."""
+        """Send SIGINT once; a second one would make it exit without saving."""
         if self.exit_code() is None:
             self._process.send_signal(signal.SIGINT)
 
     def wait(self, deadline: float) -> None:
-        """Wait until ``deadline`` (monotonic seconds), then end it."""
+        """Wait until ``deadline`` (monotonic seconds), then kill it."""
         try:
             self._process.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -77,21 +72,21 @@ class Child:
         if self._process.stdin is not None:
             self._process.stdin.close()
 
-    def said(self) -> str:
-        """Its output since it was last started."""
-        with self.console.open("rb") as output:
-            output.seek(self._begins)
-            return output.read().decode(errors="replace")
+    def output(self) -> str:
+        """Its output since the last start."""
+        with self.console.open("rb") as file:
+            file.seek(self._begins)
+            return file.read().decode(errors="replace")
 
-    def last_words(self) -> str:
-        """The last line of its output; an ``error:`` line when there is one."""
-        lines = self.said().strip().splitlines()[-200:]
+    def last_line(self) -> str:
+        """The last line of its output; the last ``error:`` line when there is one."""
+        lines = self.output().strip().splitlines()[-200:]
         errors = [line for line in lines if line.startswith("error:")]
-        return (errors or lines or ["it said nothing"])[-1]
+        return (errors or lines or ["it printed nothing"])[-1]
 
 
 def stop_all(children: Sequence[Child]) -> None:
-    """Ask all, then wait for all, with one deadline for the lot."""
+    """Ask all to stop, then wait for all, with one deadline."""
     for child in children:
         child.ask_to_stop()
     deadline = time.monotonic() + STOP_SECONDS
@@ -99,21 +94,13 @@ def stop_all(children: Sequence[Child]) -> None:
         child.wait(deadline)
 
 
-@dataclass(frozen=True)
-class BootstrapAddress:
-    """Where a bootstrap node is found: peers by ``addresses``, people by ``monitor`` (HOST:PORT)."""
-
-    addresses: list[str]
-    monitor: str
-
-
-def bootstrap_address(bootstrap: Child, addresses_file: Path, timeout: float) -> BootstrapAddress:
-    """Wait until the bootstrap node is ready; raises :class:`RunError` when it ends or is not in time."""
+def monitor_of(bootstrap: Child, timeout: float) -> str:
+    """Wait for the bootstrap node; HOST:PORT of its page. Raises :class:`RunError` when it ends or is late."""
     deadline = time.monotonic() + timeout
-    while not (ready := READY_LINE.search(bootstrap.said())):
+    while not (ready := READY_LINE.search(bootstrap.output())):
         if bootstrap.exit_code() is not None:
-            raise RunError(f"the bootstrap node ended: {bootstrap.last_words()}")
+            raise RunError(f"the bootstrap node ended: {bootstrap.last_line()}")
         if time.monotonic() > deadline:
             raise RunError(f"the bootstrap node did not start within {timeout:.0f} s; see {bootstrap.console}")
         time.sleep(0.05)
-    return BootstrapAddress(addresses_file.read_text(encoding="utf-8").split(), ready[1])
+    return ready[1]

@@ -1,4 +1,4 @@
-"""The end of a local swarm: ``summary.json`` and the same in words."""
+"""The figures of a local swarm at its end: ``summary.json`` and a few sentences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from peer.training.checkpoint import Checkpoints, Tensors
 
 
 def summarize(config: Config, tails: Sequence[Tail], wall_seconds: float) -> dict[str, Any]:
-    """The object that ``summary.json`` holds; see the README for its keys."""
+    """The object in ``summary.json``; peer/commands/README.md lists its keys."""
     peers = {tail.name: tail.summary() for tail in tails}
     losses = [row["val_loss"] for row in peers.values() if row["val_loss"] is not None]
     seconds = sum(tail.seconds for tail in tails)
@@ -44,7 +44,7 @@ def summarize(config: Config, tails: Sequence[Tail], wall_seconds: float) -> dic
 
 
 def in_words(summary: dict[str, Any]) -> str:
-    """A few sentences for the person who started the run."""
+    """A few sentences for a terminal."""
     peers, swarm = summary["peers"], summary["swarm"]
     first = [row["first_val_loss"] for row in peers.values() if row["first_val_loss"] is not None]
     total = sum(sum(row["rounds"].values()) for row in peers.values())
@@ -54,14 +54,11 @@ def in_words(summary: dict[str, Any]) -> str:
         f"in {swarm['wall_seconds']:.0f} s by {swarm['method']}."
     ]
     if first and swarm["val_loss_mean"] is not None:
+        averaged = swarm["val_loss_averaged_model"]
+        of_average = f", average of all peers' weights {averaged:.3f}" if averaged else ""
         lines.append(
             f"Validation loss: {mean(first):.3f} at the start, {swarm['val_loss_mean']:.3f} at the end "
-            f"(worst peer {swarm['val_loss_worst']:.3f}"
-            + (
-                f", average of all peers' weights {swarm['val_loss_averaged_model']:.3f})."
-                if swarm["val_loss_averaged_model"]
-                else ")."
-            )
+            f"(worst peer {swarm['val_loss_worst']:.3f}{of_average})."
         )
     if total:
         partners = [len(row["partners"]) for row in peers.values()]
@@ -78,7 +75,7 @@ def in_words(summary: dict[str, Any]) -> str:
 def _averaged_model(config: Config, tails: Sequence[Tail]) -> tuple[float | None, float | None]:
     """Validation loss of the mean of all replicas, and their spread √(Σᵢ‖θᵢ − θ̄‖² / (N · numel)).
 
-    From the newest checkpoints, which are read one after the other.
+    It reads the newest checkpoints, one after the other.
     """
     folders = [tail.folder / "checkpoints" for tail in tails]
     mean = MeanWeights()

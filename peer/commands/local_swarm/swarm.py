@@ -1,4 +1,4 @@
-"""A bootstrap node and N peers as separate processes on this machine, watched until they are done."""
+"""A bootstrap node and N peers as separate processes on this machine, until all of them have ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from peer.commands.local_swarm.processes import Child, bootstrap_address, stop_all
+from peer.commands.local_swarm.processes import Child, monitor_of, stop_all
 from peer.commands.local_swarm.summary import in_words, summarize
 from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
@@ -20,7 +20,7 @@ from peer.training.run_folder import set_aside
 
 POLL_SECONDS = 0.25
 START_SECONDS = 60.0
-RESTARTS = 3  # of a member that crashes; it goes on from its last checkpoint
+RESTARTS = 3  # of a member that crashes; it continues from its last checkpoint
 LOCAL_HOST = "127.0.0.1"
 
 
@@ -35,7 +35,7 @@ class LocalSwarm:
         self._names = [f"peer-{index}" for index in range(peers)]
         self._resume = resume
         self._interrupted = 0
-        self._page = ""  # where people find the swarm, until they have been told
+        self._page = ""  # the URL of the bootstrap node's page, until it is printed
         self._children: list[Child] = []
 
     def run(self) -> int:
@@ -48,7 +48,7 @@ class LocalSwarm:
         try:
             tails = [Tail(name, self._folder / name) for name in self._names]
             for tail in tails:
-                tail.poll()  # what a resumed run did before is not shown again
+                tail.poll()  # a resumed run does not show its earlier rounds again
             peers = self._start()
             failed = self._watch(peers, tails)
         finally:
@@ -56,9 +56,9 @@ class LocalSwarm:
         for tail in tails:
             tail.poll()
         if len(failed) == len(peers) and all(child.exit_code() == 2 for child in failed):
-            raise UserError(failed[0].last_words().removeprefix("error: "))
+            raise UserError(failed[0].last_line().removeprefix("error: "))
         for child in failed:
-            print(f"{child.name} failed: {child.last_words()} (see {child.console})")
+            print(f"{child.name} failed: {child.last_line()} (see {child.console})")
         summary = summarize(self._config, tails, time.monotonic() - began)
         path = self._folder / "summary.json"
         path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
@@ -77,16 +77,17 @@ class LocalSwarm:
                 *("--addresses-file", str(addresses_file)),
             ],
         )
-        entry = bootstrap_address(bootstrap, addresses_file, START_SECONDS)
+        monitor = monitor_of(bootstrap, START_SECONDS)
+        addresses = addresses_file.read_text(encoding="utf-8").split()
         threads = max(1, (os.cpu_count() or 1) // len(self._names))
         common = [f"peer.network.host={LOCAL_HOST}", f"peer.threads={threads}", f"peer.start_with={len(self._names)}"]
         common += [*self._overrides, "peer.metrics.port=0"]
-        common += ["run.admission=open", "run.owner=null", "peer.invitation=null"]  # all are ours, on this machine
+        common += ["run.admission=open", "run.owner=null", "peer.invitation=null"]  # every member is on this machine
         sets = [argument for override in common for argument in ("--set", override)]
-        self._page = f"http://{entry.monitor}/"
-        ports = {"--port": entry.addresses[0].partition("/tcp/")[2].partition("/")[0]}
-        ports["--http-port"] = entry.monitor.rpartition(":")[2]
-        for option, port in ports.items():  # should it have to be started again
+        self._page = f"http://{monitor}/"
+        ports = {"--port": addresses[0].partition("/tcp/")[2].partition("/")[0]}
+        ports["--http-port"] = monitor.rpartition(":")[2]
+        for option, port in ports.items():  # a restarted bootstrap node listens on the same ports
             bootstrap.arguments[bootstrap.arguments.index(option) + 1] = port
         return [
             self._spawn(
@@ -94,7 +95,7 @@ class LocalSwarm:
                 "peer",
                 [
                     *("train", "--config", *map(str, self._files), *sets, "--set", f"peer.name={name}"),
-                    *("--initial-peers", *entry.addresses, "--stop-with-parent"),
+                    *("--initial-peers", *addresses, "--stop-with-parent"),
                 ],
             )
             for name in self._names
@@ -106,13 +107,13 @@ class LocalSwarm:
         return child
 
     def _watch(self, peers: Sequence[Child], tails: Sequence[Tail]) -> list[Child]:
-        """Until all have ended. One that fails does not end the others: it is started again, a few times."""
+        """Until all have ended. A member that fails does not end the others; it is started again, a few times."""
         title = f"{self._config.run.name}: {self._config.run.outer.name}, {len(peers)} peers"
         with SwarmView(title, self._config.run.steps) as view:
             while not self._interrupted:
                 running = [child for child in peers if child.exit_code() is None]
                 fresh = [(tail, row) for tail in tails for row in tail.poll()]
-                if fresh and self._page:  # not before: a peer that is refused says one line, and nothing else is said
+                if fresh and self._page:  # not earlier: when a peer is refused, its error is the only line
                     view.say(f"the swarm as a page: {self._page}")
                     self._page = ""
                 view.show(tails, fresh)
@@ -125,16 +126,15 @@ class LocalSwarm:
         return [child for child in peers if child.exit_code() != 0]
 
     def _revive(self, view: SwarmView) -> bool:
-        """Start members again that have crashed, if any."""
+        """Restart the members that have crashed; returns whether there were any."""
         crashed = [child for child in self._children if child.crashed and child.restarts < RESTARTS]
         for child in crashed:
-            how = child.restart()
-            view.say(f"{child.name} {how}; started again ({child.restarts} of at most {RESTARTS} times)")
+            view.say(f"{child.name} {child.restart()}; started again ({child.restarts} of at most {RESTARTS} times)")
         return bool(crashed)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._interrupted += 1
         if self._interrupted == 1:
             return
-        for child in self._children:  # a second signal: now
+        for child in self._children:  # a second signal stops all at once
             child.ask_to_stop()

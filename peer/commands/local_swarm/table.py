@@ -18,7 +18,7 @@ OUTCOME_COLORS = {Outcome.MERGED: "green", Outcome.ALONE: "yellow"}
 
 
 class SwarmView:
-    """A context manager; :meth:`show` after every poll."""
+    """A context manager; call :meth:`show` after every poll."""
 
     def __init__(self, title: str, total_steps: int) -> None:
         self._title, self._total = title, total_steps
@@ -34,7 +34,7 @@ class SwarmView:
             self._live.stop()
 
     def show(self, tails: Sequence[Tail], fresh: Sequence[tuple[Tail, dict[str, Any]]]) -> None:
-        """``fresh``: rounds that were not shown yet."""
+        """``fresh``: rounds that have not been shown."""
         if self._live:
             self._live.update(self._table(tails), refresh=True)
             return
@@ -42,7 +42,7 @@ class SwarmView:
             print(_line(tail, row), flush=True)
 
     def say(self, line: str) -> None:
-        """A line beside the table."""
+        """Print a line above the table."""
         if self._live:
             self._live.console.print(line, markup=False, highlight=False)
         else:

@@ -1,4 +1,4 @@
-"""What a peer has written so far: its rounds and evaluations, read on while they grow."""
+"""Reads the rounds and evaluations of a peer from its files while they grow."""
 
 from __future__ import annotations
 
@@ -11,44 +11,28 @@ from peer.telemetry.series import IDLE_PHASES
 
 
 class Tail:
-    """One peer's folder."""
+    """One peer's folder. ``rounds`` and ``evals``: the rows that were read so far."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
         self._rounds, self._evals = RunLog(folder / ROUNDS), RunLog(folder / EVALS)
+        self.rounds, self.evals = self._rounds.rows, self._evals.rows
 
     def poll(self) -> list[Row]:
-        """Read what is new; returns the new rounds."""
+        """Read the new rows of both files; returns the new rounds."""
         self._evals.poll()
         return self._rounds.poll()
 
     @property
-    def rounds(self) -> list[Row]:
-        """Those that were read so far."""
-        return self._rounds.rows
-
-    @property
-    def evals(self) -> list[Row]:
-        """Evaluations that were read so far."""
-        return self._evals.rows
-
-    # -- figures
-
-    @property
     def partners(self) -> Counter[str]:
         """Merges by partner."""
-        return Counter(
-            name for row in self.rounds if row["outcome"] == Outcome.MERGED for name in row["partner"].split(",")
-        )
+        merged = [row for row in self.rounds if row["outcome"] == Outcome.MERGED]
+        return Counter(name for row in merged for name in row["partner"].split(","))
 
     @property
     def trained(self) -> list[Row]:
-        """Rounds with an inner step. A peer that takes over a state at a boundary begins with one that has none."""
+        """Rounds with an inner step. The first round of a peer that downloads a state at a boundary has none."""
         return [row for row in self.rounds if row["train_loss"] is not None]
-
-    @property
-    def outcomes(self) -> Counter[str]:
-        return Counter(row["outcome"] for row in self.rounds)
 
     @property
     def seconds(self) -> float:
@@ -63,6 +47,7 @@ class Tail:
         """This peer's part of ``summary.json``."""
         last = self.rounds[-1] if self.rounds else {}
         trained = self.trained
+        outcomes = Counter(row["outcome"] for row in self.rounds)
         return {
             "steps": last.get("step", 0),
             "tokens": last.get("tokens", 0),
@@ -70,7 +55,7 @@ class Tail:
             "last_train_loss": trained[-1]["train_loss"] if trained else None,
             "first_val_loss": self.evals[0]["val_loss"] if self.evals else None,
             "val_loss": self.evals[-1]["val_loss"] if self.evals else None,
-            "rounds": {outcome.value: self.outcomes[outcome] for outcome in Outcome},
+            "rounds": {outcome.value: outcomes[outcome] for outcome in Outcome},
             "idle_share": self.idle_seconds / self.seconds if self.seconds else None,
             "partners": dict(sorted(self.partners.items())),
             "bytes_sent": sum(row["bytes_sent"] for row in self.rounds),

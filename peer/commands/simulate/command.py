@@ -1,17 +1,21 @@
-"""``noloco-peer simulate``: its options, and what it prints. What it does is in simulation.py and network/."""
+"""``noloco-peer simulate``: its options, and what it prints. simulation.py and network/ do the work."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+from dataclasses import asdict
 
 from peer.commands.simulate.options import Method, Options, with_method
 from peer.config.schema import Config
 from peer.errors import UserError
 
+NETWORK_FILE = "network.json"
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this command, but for those that name the configuration."""
+    """The options of this command, except those that name the configuration."""
     parser.add_argument("--replicas", type=int, required=True, metavar="N", help="2 to 64; with --network to 10,000")
     parser.add_argument(
         "--method",
@@ -58,16 +62,24 @@ def run(loaded: Config, args: argparse.Namespace) -> int:
     if args.network:
         if args.method or args.drop or args.delay or args.non_iid:
             raise UserError("--network models time only: --method, --drop, --delay and --non-iid do not fit")
-        from peer.commands.simulate.network import command as network
-
-        print(network.run(loaded, args))
+        _network(loaded, args)
         return 0
     from peer.commands.simulate.simulation import Simulation, save
     from peer.training.run_folder import require_folder
 
     config, method = with_method(loaded, args.method)
-    simulation = Simulation(config, _options(args, method))
-    require_folder(config.run.dir)  # before the work, not after it
+    options = Options(
+        replicas=args.replicas,
+        method=method,
+        drop=args.drop,
+        delay=args.delay,
+        swap_steps=args.swap_steps,
+        speeds=tuple(args.speeds),
+        non_iid=args.non_iid,
+        workers=args.workers,
+    )
+    simulation = Simulation(config, options)
+    require_folder(config.run.dir)  # an error comes before the work, not after it
     summary = simulation.run(lambda line: print(line, flush=True))
     title = f"{config.run.name}: {method}, {args.replicas} replicas, H {config.run.inner_steps}"
     files = save(summary, config.run.dir, title)
@@ -80,14 +92,30 @@ def run(loaded: Config, args: argparse.Namespace) -> int:
     return 0
 
 
-def _options(args: argparse.Namespace, method: Method) -> Options:
-    return Options(
-        replicas=args.replicas,
-        method=method,
-        drop=args.drop,
-        delay=args.delay,
-        swap_steps=args.swap_steps,
-        speeds=tuple(args.speeds),
-        non_iid=args.non_iid,
-        workers=args.workers,
-    )
+def _network(config: Config, args: argparse.Namespace) -> None:
+    """Model pairs and groups, write ``network.json`` and print the figures."""
+    from peer.commands.simulate.network.conditions import conditions
+    from peer.commands.simulate.network.methods import groups, pairs, pairs_by_round, tree_to_pair
+    from peer.exchange.codec import payload_bytes
+    from peer.replica import model
+    from peer.training.run_folder import require_folder, set_aside
+
+    run = config.run
+    numel = model.parameters_of(run)
+    it = conditions(run, payload_bytes(run.exchange.codec, numel), args)
+    require_folder(run.dir)
+    set_aside(run.dir, [NETWORK_FILE])
+    rows = [method(it, run.seed) for method in (pairs, pairs_by_round, groups)]
+    tree = tree_to_pair(it, run.seed)
+    found = {"conditions": asdict(it), "methods": [asdict(row) for row in rows], "tree_to_pair": tree}
+    path = run.dir / NETWORK_FILE
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for row in rows:
+        print(
+            f"{row.method}: idle {row.idle_share:.1%}, {row.merged_share:.0%} of the rounds merged, "
+            f"{row.bytes_per_round / 2**20:.2f} MiB sent a peer and round, {row.seconds:.0f} s in all"
+        )
+    ratio = rows[2].seconds / rows[0].seconds
+    print(f"DiLoCo takes {ratio:.2f} times as long as NoLoCo for {it.rounds} rounds of {it.peers:,} peers")
+    print(f"By latency alone a tree all-reduce takes {tree:.1f} times as long as a pair's average")
+    print(f"Figures: {path}")

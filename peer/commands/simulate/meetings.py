@@ -1,4 +1,4 @@
-"""Who meets whom on the simulated clock: the rule of rounds/pairing_rule.py, for all replicas at once."""
+"""Pairing on the simulated clock: the rule of rounds/pairing_rule.py, for all replicas at once."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SAME_TIME = 1e-9
 
 @dataclass
 class Arrivals:
-    """Boundaries by simulated time. A replica that waits for its partner has arrived and is not asked again."""
+    """Boundaries by simulated time. A replica that waits for its partner is not in ``due``."""
 
-    due: dict[Replica, float] = field(default_factory=dict)  # next boundary of all that train
-    waiting: dict[Replica, tuple[Replica, float]] = field(default_factory=dict)  # for whom, since when
+    due: dict[Replica, float] = field(default_factory=dict)  # next boundary of each replica that trains
+    waiting: dict[Replica, tuple[Replica, float]] = field(default_factory=dict)  # partner, and since when
 
     def next(self) -> tuple[float, list[Replica]]:
         """The earliest boundaries and their time."""
@@ -35,10 +35,10 @@ def choose_pairs(
     chance: random.Random,
     avoided: Callable[[Replica, Replica], bool] = lambda one, two: False,
 ) -> list[tuple[Replica, Replica | None]]:
-    """Meetings that take place now; ``None``: alone. Others of ``here`` wait for a partner that is still training.
+    """The meetings of now; ``None``: alone. Other replicas of ``here`` wait for a partner that is still training.
 
-    A partner is drawn from those met longest ago, of all whose boundary is within ``window`` of the shorter inner
-    phase. With an odd number everybody takes turns at being alone.
+    Candidates have their boundary within ``window`` of the shorter inner phase; one of those met longest ago is drawn.
+    With an odd number of replicas each is alone in turn.
     """
     meetings: list[tuple[Replica, Replica | None]] = []
     for replica in here:
@@ -51,7 +51,7 @@ def choose_pairs(
     chance.shuffle(free)
     free.sort(key=lambda replica: -replica.outcomes[Outcome.ALONE])
     if len(free) % 2:
-        free.insert(0, free.pop())  # one is too many: who was alone least often looks among those still training
+        free.insert(0, free.pop())  # an odd number: the one that was alone least often looks among those still training
     odd = len(free) % 2
     while free:
         first = free.pop(0)

@@ -1,4 +1,4 @@
-"""What a simulation is told besides the run's configuration."""
+"""The options of a simulation in addition to the run's configuration."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MAX_REPLICAS = 64
 
 
 class Method(StrEnum):
-    """The configuration's methods, and controls that only a simulation has."""
+    """The methods of the configuration, and controls that only a simulation has."""
 
     NOLOCO = "noloco"
     DILOCO = "diloco"
     DECOUPLED = "decoupled"
     LOCAL = "local"
     DDP = "ddp"  # gradients averaged in every step: one model, all data
-    ONE_WORKER = "one-worker"  # DiLoCo's outer step with a group of one: what momentum alone does
+    ONE_WORKER = "one-worker"  # DiLoCo's outer step with a group of one: the effect of momentum alone
     AVERAGING = "averaging"  # pairs take the mean of their weights: NoLoCo with α 0, β 1, γ 1
 
 
@@ -29,15 +29,15 @@ class Options:
 
     replicas: int
     method: Method
-    drop: float = 0.0  # share of the swaps that fail; in a group, of the members that are missed
+    drop: float = 0.0  # share of the swaps that fail; in a group, share of the members that miss a round
     delay: int = 0  # inner steps between a boundary and the arrival of its result
-    swap_steps: int = 8  # inner steps beside which an overlapped swap takes place
+    swap_steps: int = 8  # inner steps during an overlapped swap
     speeds: tuple[float, ...] = (1.0,)
     non_iid: bool = False  # every replica reads its own part of the text
-    workers: int = 1  # replicas computed at the same time
+    workers: int = 1  # replicas trained at the same time
 
     def check(self, config: Config) -> None:
-        """Raises :class:`UserError` for what makes no sense."""
+        """Raises :class:`UserError` for options that do not fit."""
         ddp = self.method is Method.DDP
         if not 2 <= self.replicas <= MAX_REPLICAS:
             raise UserError(f"--replicas {self.replicas}: a simulation needs 2 to {MAX_REPLICAS}")
@@ -58,7 +58,7 @@ class Options:
 
 
 def with_method(config: Config, method: Method | None) -> tuple[Config, Method]:
-    """The configuration for ``method``; ``None`` is the one that it names. Its own settings stay where they fit."""
+    """The configuration for ``method``; ``None``: its own method. Its settings of that method stay."""
     outer = config.run.outer
     fresh = {
         Method.NOLOCO: NoLoCoConfig(),

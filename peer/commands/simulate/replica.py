@@ -1,4 +1,4 @@
-"""One replica on the simulated clock: the peer's own state, and what a summary wants to know of it."""
+"""One replica on the simulated clock: the state of a peer, and its figures for the summary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from peer.rounds.types import Outcome
 from peer.training.state import PeerState
 
 if TYPE_CHECKING:
-    from peer.commands.simulate.swap import Rolling
+    from peer.commands.simulate.exchanges import Rolling
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Pending:
 
 @dataclass(eq=False)
 class Replica:
-    """``speed``: inner steps in a unit of simulated time. ``steps``: after so many it is done."""
+    """``speed``: inner steps in a unit of simulated time. ``steps``: of the whole run."""
 
     name: str
     state: PeerState
@@ -51,7 +51,7 @@ class Replica:
     waited: float = 0.0  # simulated time
     first_loss: float | None = None
     last_loss: float | None = None
-    merged: int = 0  # rounds of a group of equals that its slow weights have in them
+    merged: int = 0  # rounds of a group of equal replicas that its slow weights include
     pending: Pending | None = None
     rolling: Rolling | None = None  # an overlapped swap that begins with the next inner phase
     target: int = 0  # the inner step at which the phase ends
@@ -66,23 +66,18 @@ class Replica:
         return phase_steps(self.inner_steps, self.steps - self.state.inner.step, self.state.outer.grouping)
 
     @property
-    def phase_time(self) -> float:
-        """The same in simulated time."""
-        return self.phase_steps / self.speed
-
-    @property
     def usual_time(self) -> float:
         """H inner steps in simulated time."""
         return self.inner_steps / self.speed
 
     def pair_contribution(self) -> Contribution:
-        """Of a method of pairs."""
+        """The contribution of a pairwise method."""
         outer = self.state.outer
         assert isinstance(outer, NoLoCo)
         return outer.contribution()
 
     def inner_phase(self) -> None:
-        """Train to the next boundary, taking in on the way what arrives late."""
+        """Train to the next boundary; apply a late result when it arrives."""
         if self.rolling is not None:
             self.rolling.run()
             self.rolling = None
@@ -102,7 +97,7 @@ class Replica:
             self.state.outer.apply(mean)
 
     def finish(self) -> None:
-        """The run is over: what is still under way arrives now."""
+        """The run has ended: apply what has not arrived."""
         if self.rolling is not None:
             self.rolling.run()
         if self.pending is not None:

@@ -1,9 +1,10 @@
-"""The swarm as a whole at one moment: every replica's validation loss, that of their mean, and their spread."""
+"""Samples of the whole swarm: validation loss of each replica and of their mean, spread; and their picture."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -18,20 +19,20 @@ SampleRow = dict[str, Any]
 
 
 class Sampler:
-    """Collects ``rows``, one a sample. ``scribble`` is a replica nobody trains, for the mean's loss."""
+    """Collects ``rows``, one a sample. ``untrained``: a replica that gets the mean weights, for their loss."""
 
-    def __init__(self, replicas: Sequence[Replica], scribble: Replica, validation: list[Tensor], workers: int) -> None:
-        self._replicas, self._scribble, self._validation = replicas, scribble, validation
+    def __init__(self, replicas: Sequence[Replica], untrained: Replica, validation: list[Tensor], workers: int) -> None:
+        self._replicas, self._untrained, self._validation = replicas, untrained, validation
         self._workers = workers
         self.losses: list[list[float]] = []
         self.rows: list[SampleRow] = []
 
     def sample(self, time: float) -> None:
-        """Evaluate everybody. ``time`` is in inner steps of a replica of speed 1."""
+        """Evaluate all replicas. ``time``: in inner steps of a replica of speed 1."""
         with ThreadPoolExecutor(self._workers) as pool:
             losses = list(pool.map(lambda replica: replica.state.inner.evaluate(self._validation), self._replicas))
         spread = self._mean_weights()
-        inner = self._scribble.state.inner
+        inner = self._untrained.state.inner
         self.losses.append(losses)
         self.rows.append(
             {
@@ -46,8 +47,8 @@ class Sampler:
         )
 
     def _mean_weights(self) -> float:
-        """θ of the scribble ← mean of all θ. Returns the spread √(Σᵢ‖θᵢ − θ̄‖² / (N · numel))."""
-        slow = self._scribble.state.outer.slow
+        """θ of the untrained replica ← mean of all θ. Returns the spread √(Σᵢ‖θᵢ − θ̄‖² / (N · numel))."""
+        slow = self._untrained.state.outer.slow
         room, square = scratch(slow.numel), 0.0
         for start, stop in parts(slow.numel):
             part, mean = {"weights": room[: stop - start]}, MeanWeights()
@@ -60,3 +61,29 @@ class Sampler:
             slow.phi[start:stop] = mean.tensors["weights"]
         slow.write_fast()
         return float((square / (len(self._replicas) * slow.numel)) ** 0.5)
+
+
+def draw(rows: Sequence[SampleRow], file: Path, title: str) -> None:
+    """Loss against tokens, spread of the replicas against step: a PNG of 1200 × 480 pixels."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    loss, spread = figure.subplots(1, 2)
+    tokens = [row["tokens"] / 1e6 for row in rows]
+    for key, label in (
+        ("val_loss_mean", "mean of the replicas"),
+        ("val_loss_worst", "worst replica"),
+        ("val_loss_averaged_model", "average of their weights"),
+    ):
+        loss.plot(tokens, [row[key] for row in rows], label=label, marker=".", markersize=3, linewidth=1.2)
+    loss.set(xlabel="tokens of all replicas, millions", ylabel="validation loss, nats a token")
+    loss.legend(frameon=False)
+    spread.plot([row["time"] for row in rows], [row["spread"] for row in rows], color="tab:purple", linewidth=1.2)
+    spread.set(xlabel="inner step", ylabel="spread: standard deviation of a weight")
+    for axes in (loss, spread):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file)

@@ -1,28 +1,27 @@
 """``noloco-peer simulate``: builds the replicas, runs the world, writes ``summary.json``, ``curves.json`` and a PNG.
 
-What comes from a simulation is about loss, bytes and waiting by the simulated clock; its wall-clock time says nothing
-about a swarm's.
+A simulation measures loss, bytes and waiting by the simulated clock. Its wall-clock time says nothing about a swarm.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from peer.commands.simulate.draw import draw
 from peer.commands.simulate.options import Method, Options
 from peer.commands.simulate.replica import Replica
-from peer.commands.simulate.sampling import Sampler, SampleRow
-from peer.commands.simulate.together import Together
+from peer.commands.simulate.sampling import Sampler, SampleRow, draw
 from peer.commands.simulate.world import World
 from peer.config.schema import Config, LocalConfig
 from peer.data import corpus
+from peer.data.batches import BatchStream, Cursor
 from peer.data.corpus import Corpus
 from peer.data.open import validation
 from peer.exchange import codecs
@@ -37,21 +36,21 @@ SIMULATION_FILES = ("summary.json", "curves.json", "simulation.png")
 
 
 class Simulation:
-    """``config`` is the method's, see :func:`peer.commands.simulate.options.with_method`."""
+    """``config``: as :func:`peer.commands.simulate.options.with_method` returns it."""
 
     def __init__(self, config: Config, options: Options) -> None:
         options.check(config)
         self.config, self.options = config, options
-        self.replicas: list[Replica] = []  # of the last run, as its end has left them
+        self.replicas: list[Replica] = []  # of the last run, at its end
         self._text = corpus.load(config.run.data)
 
     def run(self, say: Say) -> dict[str, Any]:
         """The summary, with the samples under ``curves``. ``say`` gets one line a sample."""
         began = time.monotonic()
-        torch.set_num_threads(1)  # small matrices: a thread a replica is faster than two threads a matrix
+        torch.set_num_threads(1)  # matrices are small: a thread a replica is faster than two threads a matrix
         self.replicas = replicas = self._replicas()
-        scribble = self._build("mean", self.config, self._text, 0)
-        sampler = Sampler(replicas, scribble, validation(self.config.run, self._text.validation), self.options.workers)
+        untrained = self._build("mean", self.config, self._text, 0)
+        sampler = Sampler(replicas, untrained, validation(self.config.run, self._text.validation), self.options.workers)
 
         def sample(at: float) -> None:
             if self.options.method is Method.DDP:
@@ -60,7 +59,7 @@ class Simulation:
             say(_line(at, sampler.rows[-1]))
 
         World(self.config, self.options, replicas, sample).run()
-        return self._summary(replicas, sampler, time.monotonic() - began)
+        return self._summary(sampler, time.monotonic() - began)
 
     def _replicas(self) -> list[Replica]:
         count, speeds = self.options.replicas, self.options.speeds
@@ -87,7 +86,7 @@ class Simulation:
         return Replica(name, state, speed, steps, run.inner_steps, codec, Guard())
 
     def _ddp(self) -> Replica:
-        """One model on the batches of all: the mean of their gradients is the gradient of their mean loss."""
+        """One model on the batches of all replicas: the mean of the gradients is the gradient of the mean loss."""
         peer = self.config.peer.model_copy(update={"micro_batch": self.config.run.batch_size})
         run = self.config.run.model_copy(update={"outer": LocalConfig(name="local")})
         config = self.config.model_copy(update={"peer": peer, "run": run})
@@ -100,23 +99,20 @@ class Simulation:
         return one
 
     def _count_ddp(self, one: Replica) -> None:
-        """An all-reduce of the gradients in every step, summed over all replicas."""
+        """The bytes of an all-reduce of the gradients in every step, summed over all replicas."""
         count = self.options.replicas
         one.bytes_sent = round(one.state.inner.step * 2 * (count - 1) * 4 * one.state.outer.slow.numel)
         one.bytes_received = one.bytes_sent
 
-    def _summary(self, replicas: list[Replica], sampler: Sampler, seconds: float) -> dict[str, Any]:
+    def _summary(self, sampler: Sampler, seconds: float) -> dict[str, Any]:
         last = sampler.rows[-1]
-        rows = [
-            _row(it, *(losses[i] for losses in (sampler.losses[0], sampler.losses[-1])))
-            for i, it in enumerate(replicas)
-        ]
+        rows = [_row(*it) for it in zip(self.replicas, sampler.losses[0], sampler.losses[-1], strict=True)]
         if self.options.method is Method.DDP:
             count = self.options.replicas
             shared = {key: rows[0][key] // count for key in ("tokens", "bytes_sent", "bytes_received")}
             rows = [{**rows[0], **shared} for _ in range(count)]
-        simulated = sum(it.steps / it.speed for it in replicas)
-        waited = sum(it.waited for it in replicas)
+        simulated = sum(it.steps / it.speed for it in self.replicas)
+        waited = sum(it.waited for it in self.replicas)
         return {
             "peers": {f"replica-{index}": row for index, row in enumerate(rows)},
             "swarm": {
@@ -130,6 +126,31 @@ class Simulation:
             },
             "curves": sampler.rows,
         }
+
+
+class Together:
+    """The data of data-parallel training: a batch joins one batch of each stream, ``[N · B, T + 1]`` token ids."""
+
+    cursor = None
+
+    def __init__(self, streams: Sequence[BatchStream]) -> None:
+        self._streams = streams
+        self.position = 0
+
+    def resume(self, position: int, cursor: Cursor | None) -> None:
+        """A simulation is not resumed."""
+        raise NotImplementedError
+
+    def take(self, count: int) -> Iterator[Tensor]:
+        """The next ``count`` batches."""
+        for _ in range(count):
+            self.position += 1
+            yield torch.cat([batch for stream in self._streams for batch in stream.take(1)])
+
+    def close(self) -> None:
+        """Close all streams."""
+        for stream in self._streams:
+            stream.close()
 
 
 def _row(it: Replica, first_val_loss: float, val_loss: float) -> SampleRow:

@@ -1,7 +1,7 @@
-"""The simulated swarm: replicas train, reach their boundaries in the order of the simulated clock, meet and average.
+"""The simulated swarm: replicas train, reach their boundaries in the order of the simulated clock, and average.
 
-Only one replica's activations and gradients exist for each worker thread; what is kept a replica is θ, φ, δ and
-AdamW's two moments. All chance comes from the run's seed, and no result depends on which thread was faster.
+A worker thread holds the activations and gradients of one replica. A replica holds θ, φ, δ and AdamW's two moments.
+All random numbers come from the run's seed. No result depends on the order of the threads.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from peer.commands.simulate.averaging import average
+from peer.commands.simulate.exchanges import Rolling, average, both_merged, swap
 from peer.commands.simulate.meetings import SAME_TIME, Arrivals, choose_pairs
 from peer.commands.simulate.options import Method, Options
 from peer.commands.simulate.replica import Replica
-from peer.commands.simulate.swap import Rolling, both_merged, swap
 from peer.config.schema import Config
 from peer.exchange.average import Verdict
 from peer.rounds.backoff import BACKOFF_PHASES, PeerBackoff
@@ -24,17 +23,17 @@ Sample = Callable[[float], None]
 
 
 class World:
-    """Runs ``replicas`` to their last step; ``sample(time)`` is called at time 0, now and then, and at the end."""
+    """Runs ``replicas`` to their last step; calls ``sample(time)`` at time 0, every few rounds, and at the end."""
 
     def __init__(self, config: Config, options: Options, replicas: Sequence[Replica], sample: Sample) -> None:
         self._config, self._options, self._replicas, self._sample = config, options, replicas, sample
         self._arrivals = Arrivals()
         self._chance = random.Random(config.run.seed)
         self._training: dict[Replica, Future[None]] = {}
-        self._flying: dict[Replica, Rolling] = {}  # overlapped swaps that are not counted yet
+        self._flying: dict[Replica, Rolling] = {}  # overlapped swaps without a verdict
         self._time = 0.0
         self._backoff = {replica: PeerBackoff(lambda: self._time) for replica in replicas}
-        self._group: list[tuple[Replica, float]] = []  # who waits for everyone, since when
+        self._group: list[tuple[Replica, float]] = []  # members that wait for the others, since when
 
     def run(self) -> None:
         """Raises :class:`peer.errors.RunError` when a replica's loss is not finite."""
@@ -48,37 +47,30 @@ class World:
                 time = self._time
                 for replica in here:
                     self._training.pop(replica).result()
-                    self._land(replica)
+                    self._count_overlapped(replica)
                 free = self._at_boundary(here, time)
                 if time >= sample_at - SAME_TIME:
                     sample_at += every
                     if any(not replica.done for replica in self._replicas):
-                        self._settle()
+                        for future in self._training.values():
+                            future.result()  # a sample sees every replica at the end of an inner phase
                         self._sample(time)
                 self._go_on(free, time)
-            self._end(self._time)
+        for replica in self._replicas:
+            replica.finish()
+            self._count_overlapped(replica)
+        self._sample(self._time)
 
     def _go_on(self, replicas: Sequence[Replica], time: float) -> None:
         for replica in replicas:
             if not replica.done:
-                self._arrivals.due[replica] = time + replica.phase_time
+                self._arrivals.due[replica] = time + replica.phase_steps / replica.speed
                 replica.target = replica.state.inner.step + replica.phase_steps
         for replica in replicas:
             if not replica.done:
                 self._training[replica] = self._pool.submit(replica.inner_phase)
 
-    def _settle(self) -> None:
-        """A sample sees everybody at the end of an inner phase, at the latest the one that is being computed."""
-        for future in self._training.values():
-            future.result()
-
-    def _end(self, time: float) -> None:
-        for replica in self._replicas:
-            replica.finish()
-            self._land(replica)
-        self._sample(time)
-
-    # -- boundaries; each returns who goes on
+    # -- boundaries; each method returns the replicas that go on
 
     def _at_boundary(self, here: Sequence[Replica], time: float) -> list[Replica]:
         if self._options.method in (Method.DDP, Method.ONE_WORKER, Method.LOCAL):
@@ -88,10 +80,9 @@ class World:
         return self._everyone(here, time)
 
     def _alone(self, replica: Replica, outcome: Outcome) -> list[Replica]:
-        """The same formula with a group of one."""
+        """The outer step of a group of one."""
         replica.codec.settle(False)
-        if replica in self._arrivals.due:
-            self._arrivals.due.pop(replica)
+        self._arrivals.due.pop(replica, None)
         replica.apply(average([replica])[0])
         replica.cross_boundary(outcome)
         return [replica]
@@ -120,20 +111,17 @@ class World:
                 one, two, self._options.swap_steps
             )
         else:
-            swapped = swap(one, two)
-            merged = both_merged(swapped.verdicts)
-            for replica, mean in zip((one, two), swapped.means, strict=True):
-                replica.apply(mean if merged else average([replica])[0], self._options.delay)
-                replica.bytes_sent += swapped.sent
-                replica.bytes_received += swapped.sent
-            self._count(one, two, swapped.verdicts)
-            self._count(two, one, swapped.verdicts[::-1])
+            means, verdicts = swap(one, two)
+            for replica, mean in zip((one, two), means, strict=True):
+                replica.apply(mean if both_merged(verdicts) else average([replica])[0], self._options.delay)
+            self._count(one, two, verdicts)
+            self._count(two, one, verdicts[::-1])
         for replica, other in ((one, two), (two, one)):
             replica.met[other.name] = replica.state.counters.round
             replica.state.cross_boundary()
 
-    def _land(self, replica: Replica) -> None:
-        """Its overlapped swap has ended beside the last inner phase."""
+    def _count_overlapped(self, replica: Replica) -> None:
+        """Count the overlapped swap that has ended during the last inner phase, if any."""
         rolling = self._flying.pop(replica, None)
         if rolling is not None and rolling.one is replica:
             self._count(replica, rolling.two, rolling.verdicts)
@@ -141,7 +129,7 @@ class World:
             self._count(replica, rolling.one, rolling.verdicts[::-1])
 
     def _count(self, replica: Replica, other: Replica, verdicts: tuple[Verdict, Verdict]) -> None:
-        """A swap has ended for ``replica``; its own verdict and the other's."""
+        """Count a swap of ``replica`` by its own verdict and the other's."""
         own, theirs = verdicts
         if both_merged(verdicts):
             replica.partners[other.name] += 1
@@ -165,7 +153,7 @@ class World:
         return self._average(came) + [member for replica in missed for member in self._miss(replica)]
 
     def _miss(self, replica: Replica) -> list[Replica]:
-        """Left out of a group's round: equals go on training and catch up at their next round."""
+        """A member has missed a group's round: equal replicas go on training and catch up at their next round."""
         if not replica.state.outer.equal_replicas:
             return self._alone(replica, Outcome.TIMEOUT)
         replica.cross_boundary(Outcome.TIMEOUT)

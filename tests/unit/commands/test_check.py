@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from peer.commands import cli
-from peer.commands.check import local, space
+from peer.commands.check import local, training
 from peer.commands.check.finding import Finding, warn
 from peer.commands.check.members import spoken, unlike_protocols
 from peer.config.load import load
@@ -73,12 +73,12 @@ def test_without_an_invitation_there_is_no_way_in() -> None:
 
 def test_too_little_disk_and_memory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = config(f"run.dir={tmp_path / 'not' / 'yet'}", "peer.device=cpu")
-    assert levels(space.disk(small)) == ["ok"] and levels(space.memory(small)) == ["ok"]
+    assert levels(training.disk(small)) == ["ok"] and levels(training.memory(small, 1)) == ["ok"]
     assert not (tmp_path / "not").exists()  # a check leaves nothing behind
-    usage = space.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(space.shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    monkeypatch.setattr(space, "available_memory", lambda: 2**28)
-    found = [*space.disk(small), *space.memory(small)]
+    usage = training.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(training.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr(training, "available_memory", lambda: 2**28)
+    found = [*training.disk(small), *training.memory(small, 1)]
     assert levels(found) == ["fail", "fail"]
     assert "peer.checkpoint.keep" in found[0].advice and "peer.micro_batch" in found[1].advice
 
@@ -88,8 +88,8 @@ def test_memory_that_is_short_only_while_newcomers_are_served_is_a_warning(monke
     needed = estimate(large.run, large.peer)
     usual, served = needed.device_bytes + needed.host_bytes, CLIENTS * needed.giving_bytes
     for free, level in ((usual + served / 2, "warn"), (1.2 * (usual + served), "ok"), (usual / 2, "fail")):
-        monkeypatch.setattr(space, "available_memory", lambda free=free: int(free))
-        assert levels(space.memory(large)) == [level], free
+        monkeypatch.setattr(training, "available_memory", lambda free=free: int(free))
+        assert levels(training.memory(large, 1)) == [level], free
 
 
 def test_protocols_of_another_version_are_named() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.commands.cli import main
-from peer.commands.export import tokenizer
+from peer.commands.export.folder import save_byte_tokenizer
 from peer.config.data import BYTE_VOCABULARY
 from peer.config.digest import digest
 from peer.config.schema import Config
@@ -234,7 +234,7 @@ def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from transformers import AutoTokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.save(folder)
+    save_byte_tokenizer(folder)
     return AutoTokenizer.from_pretrained(folder)
 
 

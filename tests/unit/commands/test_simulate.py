@@ -13,12 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.commands.simulate.averaging import average
+from peer.commands.simulate.exchanges import average, swap
 from peer.commands.simulate.meetings import Arrivals, choose_pairs
 from peer.commands.simulate.options import Method, Options, with_method
 from peer.commands.simulate.replica import Replica
 from peer.commands.simulate.simulation import Simulation, save
-from peer.commands.simulate.swap import swap
 from peer.config.schema import DecoupledConfig, DiLoCoConfig, ExchangeConfig, InnerConfig, NoLoCoConfig
 from peer.errors import RunError, UserError
 from peer.exchange.average import merge
@@ -185,7 +184,7 @@ def test_two_replicas_average_to_the_bits_of_the_pair_exchange() -> None:
     replicas = [replica_of(str(seed), 8, 4) for seed in range(2)]
     for replica in replicas:
         replica.inner_phase()
-    left, right = swap(*replicas).means
+    left, right = swap(*replicas)[0]
     own, theirs = (flat(replica) for replica in replicas)
     merge(Vector(own), theirs)
     assert torch.equal(left, theirs) and torch.equal(right, theirs)

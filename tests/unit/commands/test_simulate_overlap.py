@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from peer.commands.simulate.exchanges import Rolling, swap
 from peer.commands.simulate.replica import Replica
-from peer.commands.simulate.swap import Rolling, swap
 from peer.config.schema import CodecName, ExchangeConfig
 from tests.unit import parts
 from tests.unit.commands.simulate_harness import replica_of, simulate, without_clock
@@ -34,7 +34,7 @@ def test_an_overlapped_swap_of_no_steps_is_the_swap_that_is_waited_for() -> None
         return pair
 
     waited, rolled = pair(), pair()
-    for replica, mean in zip(waited, swap(*waited).means, strict=True):
+    for replica, mean in zip(waited, swap(*waited)[0], strict=True):
         replica.apply(mean)
     Rolling(*rolled, steps=3).run()  # their phases are over: nothing is trained meanwhile
     for one, other in zip(waited, rolled, strict=True):

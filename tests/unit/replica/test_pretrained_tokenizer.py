@@ -13,7 +13,7 @@ import pytest
 
 from peer.commands.check.finding import Finding
 from peer.commands.check.runner import findings
-from peer.commands.export import tokenizer as byte_tokenizer
+from peer.commands.export.folder import save_byte_tokenizer
 from peer.config import load
 from peer.config.data import StdlibData, TokenizerConfig
 from peer.config.model import AutoModel, LlamaModel
@@ -84,7 +84,7 @@ def test_a_folder_without_one_cannot_be_compared_and_says_so(folder: Path) -> No
 
 
 def test_bytes_are_the_own_of_what_was_exported_from_a_run_with_bytes(folder: Path) -> None:
-    byte_tokenizer.save(folder)
+    save_byte_tokenizer(folder)
     assert compared(folder).text == f"bytes has the ids of {folder}'s own"
     assert len(Bytes().tokens()) == 257
 

@@ -1,4 +1,4 @@
-"""``noloco-peer simulate --network``: thousands of peers by a model of time alone. Nothing is trained.
+"""``noloco-peer simulate --network``: a model of time for thousands of peers; nothing is trained.
 
-It says who waits how long on which network. Reading order: command.py, conditions.py, methods.py.
+It shows how long peers wait on a network. Reading order: conditions.py, methods.py.
 """

@@ -1,12 +1,14 @@
-"""What a modelled swarm is like, and what came of it."""
+"""The conditions of a modelled swarm, and the figures of a method."""
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peer.config.schema import RunConfig
 from peer.errors import UserError
 
 MAX_PEERS = 10_000
@@ -28,14 +30,14 @@ class Conditions:
     latency_sigma: float = 0.3
     up: float = 1.25e6  # bytes a second
     down: float = 6.25e6
-    loss: float = 0.0  # share of the swaps, or of a group's members, that are lost in the middle
-    churn: float = 0.0  # share of the peers that are replaced by newcomers in a round
-    stall: float = 10.0  # seconds without a byte after which a partner is given up
+    loss: float = 0.0  # share of the swaps, or of a group's members, that break off
+    churn: float = 0.0  # share of the peers that newcomers replace in a round
+    stall: float = 10.0  # seconds without a byte until a swap ends
     overlap: bool = False
     window: float = 0.5
 
     def check(self) -> None:
-        """Raises :class:`UserError` for what makes no sense."""
+        """Raises :class:`UserError` for values out of range."""
         if not 2 <= self.peers <= MAX_PEERS:
             raise UserError(f"--replicas {self.peers}: the network model takes 2 to {MAX_PEERS:,}")
         if self.rounds < 1:
@@ -52,9 +54,33 @@ class Conditions:
             raise UserError("--speeds: each from 0.01 to 100")
 
 
+def conditions(run: RunConfig, payload: int, args: argparse.Namespace) -> Conditions:
+    """The conditions that the options and the run's configuration describe. Raises :class:`UserError`."""
+    found = Conditions(
+        peers=args.replicas,
+        rounds=args.rounds,
+        inner_steps=run.inner_steps,
+        payload=payload,
+        step_seconds=args.step_seconds,
+        step_sigma=args.step_sigma,
+        speeds=tuple(args.speeds),
+        latency=args.latency_ms / 1000,
+        latency_sigma=args.latency_sigma,
+        up=args.up_mbit * 125_000,
+        down=args.down_mbit * 125_000,
+        loss=args.loss,
+        churn=args.churn,
+        stall=run.exchange.stall,
+        overlap=run.exchange.overlap,
+        window=run.rendezvous.window,
+    )
+    found.check()
+    return found
+
+
 @dataclass(frozen=True)
 class Figures:
-    """Means over peers and rounds, but ``seconds``: until the last peer had made all its rounds."""
+    """Means over peers and rounds. ``seconds``: until the last peer has made all its rounds."""
 
     method: str
     seconds: float
@@ -71,11 +97,11 @@ class Chance:
         self.rng = np.random.default_rng(seed)
         self.speed = np.resize(np.array(conditions.speeds), conditions.peers)
 
-    def phases(self, count: int | None = None) -> Times:
-        """Seconds of one inner phase of every peer, or of the first ``count``."""
-        speed = self.speed[:count]
-        steps = self._it.step_seconds * self.rng.lognormal(0.0, self._it.step_sigma, (len(speed), self._it.inner_steps))
-        return np.asarray(steps.sum(1) / speed)
+    def phases(self) -> Times:
+        """Seconds of one inner phase of every peer."""
+        shape = (self._it.peers, self._it.inner_steps)
+        steps = self._it.step_seconds * self.rng.lognormal(0.0, self._it.step_sigma, shape)
+        return np.asarray(steps.sum(1) / self.speed)
 
     def phase(self, peer: int) -> float:
         """Seconds of one inner phase of one peer."""
@@ -83,10 +109,10 @@ class Chance:
         return float(steps.sum() / self.speed[peer])
 
     def latency(self, count: int = 1) -> float:
-        """The longest of ``count`` messages that are sent at once."""
+        """Seconds of the slowest of ``count`` messages that are sent at once."""
         return float(self._it.latency * self.rng.lognormal(0.0, self._it.latency_sigma, count).max())
 
     def latencies(self, count: int) -> Times:
-        """``count`` times the longer of two messages."""
+        """``count`` times the slower of two messages."""
         both = self.rng.lognormal(0.0, self._it.latency_sigma, (2, count))
         return np.asarray(self._it.latency * both.max(0))

@@ -1,8 +1,8 @@
 """The clock of a round for each method: pairs as swarm/pairing makes them, and groups of everyone.
 
-A pair's swap: a round trip to greet, the payload at the slower uplink, a round trip to part. A group's round: everybody
-waits for the last one, then reduce-scatter and all-gather, 2 (n - 1) / n of the payload up, and six messages that each
-take as long as the slowest of n.
+A pair's swap: a round trip for the greeting, the payload at the slower uplink, a round trip for the verdicts. A group's
+round: all wait for the last member; reduce-scatter and all-gather upload 2 (n - 1) / n of the payload; six messages
+follow each other, each as slow as the slowest of n.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from peer.commands.simulate.network.conditions import Chance, Conditions, Figure
 from peer.rounds.pairing_rule import AT_BOUNDARY, OPENS, PROPOSAL_PAUSE, near
 
 ASKED_AT_BOUNDARY = 8  # peers asked at a boundary
-GOODPUT = 0.8  # of a line's rate, by what real swaps got (tests/benchmarks/wan_goodput.py, network_model.py)
+GOODPUT = 0.8  # share of a line's rate that real swaps reach (tests/benchmarks/wan, network_model)
 PAIR_MESSAGES, GROUP_MESSAGES = 4, 6  # one after the other
 
 
@@ -25,20 +25,20 @@ def pairs(it: Conditions, seed: int = 0) -> Figures:
 
 
 class _Pairs:
-    """By rounds/pairing_rule.py, but for the order: each asks peers at random."""
+    """The rule of rounds/pairing_rule.py, except for the order: each peer asks others at random."""
 
     def __init__(self, it: Conditions, seed: int) -> None:
         self.it, self.chance = it, Chance(it, seed)
-        self.phase = self.chance.phases()  # of now, for each peer
+        self.phase = self.chance.phases()  # seconds of the present phase, for each peer
         self.due = self.phase.copy()  # next boundary
         self.meeting = np.full(it.peers, -1)
-        self.arrived = np.full(it.peers, np.nan)  # since when it stands at its boundary
-        self.busy = np.zeros(it.peers)  # until when its overlapped swap is on its way
+        self.arrived = np.full(it.peers, np.nan)  # since when it is at its boundary
+        self.busy = np.zeros(it.peers)  # until when its overlapped swap takes
         self.rounds = np.zeros(it.peers, dtype=int)
         self.trained = np.zeros(it.peers)
         self.left = np.zeros(it.peers)  # when it had made its last round
         self.merged = 0
-        self.events: list[tuple[float, bool, int]] = []  # when, is it the boundary, whose
+        self.events: list[tuple[float, bool, int]] = []  # when, whether it is the boundary, whose
 
     def run(self) -> Figures:
         it = self.it
@@ -56,7 +56,7 @@ class _Pairs:
         return Figures("noloco", float(self.left.max()), idle, merged, merged * it.payload)
 
     def _begin(self, peer: int, time: float) -> None:
-        """An inner phase."""
+        """Begin an inner phase."""
         self.due[peer] = time + self.phase[peer]
         heapq.heappush(self.events, (float(self.due[peer]), True, peer))
         self._seek(peer, float(self.due[peer] - self.chance.rng.uniform(*OPENS) * self.phase[peer]))
@@ -66,7 +66,7 @@ class _Pairs:
             heapq.heappush(self.events, (time, False, peer))
 
     def _end(self, peer: int, time: float) -> None:
-        """A round."""
+        """End a round."""
         self.trained[peer] += self.phase[peer]
         self.rounds[peer] += 1
         self.left[peer] = time
@@ -75,27 +75,28 @@ class _Pairs:
             self._begin(peer, time + _join(self.it, self.chance))
 
     def _boundary(self, peer: int, time: float) -> list[tuple[int, float]]:
-        """Who goes on, and when."""
+        """The peers that go on, and when."""
         if self.busy[peer] > time:  # an overlapped swap takes longer than an inner phase: train on
             return [(peer, time)]
         partner = int(self.meeting[peer])
         if partner < 0:
             partner = self._agree(peer, time, AT_BOUNDARY, ASKED_AT_BOUNDARY)
-        if self.it.overlap:
-            self._beside(peer, partner, time)
-            return [(peer, time)]
+        overlap = self.it.overlap
         if partner < 0:
-            return [(peer, time + 2 * self.chance.latency())]
+            return [(peer, time if overlap else time + 2 * self.chance.latency())]
         if np.isnan(self.arrived[partner]):
             self.arrived[peer] = time
-            return []
+            return [(peer, time)] if overlap else []
+        done = time + self._swap()
         self.meeting[peer] = self.meeting[partner] = -1
         self.arrived[peer] = self.arrived[partner] = np.nan
-        done = time + self._swap(2)
+        if overlap:  # the swap begins when the second peer comes to its boundary; none of the two waits
+            self.busy[peer] = self.busy[partner] = done
+            return [(peer, time)]
         return [(peer, done), (partner, done)]
 
     def _agree(self, peer: int, time: float, window: float, tries: int) -> int:
-        """A random peer that has no meeting yet and comes to its boundary at about the same time; -1 when none does."""
+        """Meet a random free peer whose boundary is near; its number, or -1."""
         mine = max(time, float(self.due[peer]))
         for other in self.chance.rng.integers(0, self.it.peers, tries):
             close = near(mine, self.due[other], self.phase[peer], self.phase[other], window)
@@ -105,23 +106,12 @@ class _Pairs:
                 return int(other)
         return -1
 
-    def _beside(self, peer: int, partner: int, time: float) -> None:
-        """An overlapped swap begins when the second of the two comes to its boundary; nobody waits for it."""
-        if partner < 0:
-            return
-        if np.isnan(self.arrived[partner]):
-            self.arrived[peer] = time
-            return
-        self.busy[peer] = self.busy[partner] = time + self._swap(2)
-        self.meeting[peer] = self.meeting[partner] = -1
-        self.arrived[peer] = self.arrived[partner] = np.nan
-
-    def _swap(self, members: int) -> float:
+    def _swap(self) -> float:
         it, seconds = self.it, transfer(self.it, self.it.payload)
         seconds += sum(self.chance.latency() for _ in range(PAIR_MESSAGES))
         if self.chance.rng.random() < it.loss:
             return seconds * float(self.chance.rng.random()) + it.stall
-        self.merged += members
+        self.merged += 2
         return seconds
 
 
@@ -131,7 +121,7 @@ def transfer(it: Conditions, payload: float) -> float:
 
 
 def groups(it: Conditions, seed: int = 0) -> Figures:
-    """DiLoCo: one group of all peers; a round that is lost by a member is made again without it."""
+    """DiLoCo: one group of all peers; a round that loses a member is repeated without it."""
     chance = Chance(it, seed)
     trained, clock, merged = 0.0, 0.0, 0
     scatter = transfer(it, 2 * (it.peers - 1) / it.peers * it.payload)
@@ -140,7 +130,7 @@ def groups(it: Conditions, seed: int = 0) -> Figures:
         trained += float(phases.sum())
         clock += float((phases + [_join(it, chance) for _ in range(it.peers)]).max())
         reduce = scatter + sum(chance.latency(it.peers) for _ in range(GROUP_MESSAGES))
-        if chance.rng.random() < 1 - (1 - it.loss) ** it.peers:  # somebody is lost: notice it, and once more
+        if chance.rng.random() < 1 - (1 - it.loss) ** it.peers:  # a member is lost: the others notice it and repeat
             clock += reduce * float(chance.rng.random()) + it.stall
         clock += reduce
         merged += it.peers
@@ -150,12 +140,12 @@ def groups(it: Conditions, seed: int = 0) -> Figures:
 
 
 def _join(it: Conditions, chance: Chance) -> float:
-    """Seconds before a phase in which a newcomer that has taken this place fetches weights and momentum."""
+    """Seconds in which a newcomer that replaces this peer downloads weights and momentum."""
     return transfer(it, 2 * it.payload) if it.churn and chance.rng.random() < it.churn else 0.0
 
 
 def pairs_by_round(it: Conditions, seed: int = 0) -> Figures:
-    """The paper's pairs: random in every round, whatever their speed; each waits for its partner of that round."""
+    """The paper's pairs: random in every round, whatever their speed; each waits for its partner."""
     chance = Chance(it, seed)
     clock, trained = np.zeros(it.peers), np.zeros(it.peers)
     for _ in range(it.rounds):
@@ -171,10 +161,10 @@ def pairs_by_round(it: Conditions, seed: int = 0) -> Figures:
 
 
 def tree_to_pair(it: Conditions, seed: int = 0, draws: int = 200) -> float:
-    """Time of a tree all-reduce to that of a pair's average when only latency counts (arXiv 2506.10911, section 5.3).
+    """Time of a tree all-reduce over that of a pair's average when only latency counts (arXiv 2506.10911, section 5.3).
 
-    Both send messages to each other at once and wait for the longer one: a pair twice, a tree on every level up and
-    down. With messages of one length that is log2(n); with log-normal ones each level waits for its slowest.
+    Two peers send messages to each other at once and wait for the slower one: a pair twice, a tree on every level up
+    and down. Equal latencies give log2(n); with log-normal latencies each level waits for its slowest message.
     """
     chance = Chance(it, seed)
     pair = [2 * chance.latency(2) for _ in range(draws)]

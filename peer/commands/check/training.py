@@ -1,4 +1,4 @@
-"""Is there the memory and the disk that the run needs?"""
+"""Does this machine have what the training needs: a device, memory, disk, the tokenizer of the model?"""
 
 from __future__ import annotations
 
@@ -10,13 +10,41 @@ from pathlib import Path
 from peer.commands.check.finding import Finding, fail, ok, warn
 from peer.config.schema import Config
 
-CHECKPOINT_VECTORS = 5  # θ, φ, δ and AdamW's two moments, as in state.py
+CHECKPOINT_VECTORS = 5  # θ, φ, δ and AdamW's two moments, as in training/state.py
 TIGHT_SHARE = 0.87  # an estimate is within 15%
 GIB = 2**30
 
 
-def memory(config: Config, ranks: int = 1) -> Iterator[Finding]:
-    """The estimate of peer/replica/memory.py against what is free now."""
+def device(config: Config, ranks: int) -> Iterator[Finding]:
+    """The device of the model. Raises :class:`peer.errors.UserError` when the configured one is missing."""
+    import torch
+
+    from peer.replica.device import pick_device, wants_bf16
+
+    own = config.peer
+    found = pick_device(own.device)
+    if found.type == "cuda":
+        properties = torch.cuda.get_device_properties(found)
+        bf16 = "bf16" if wants_bf16(own.precision, found) else "fp32"
+        text = f"{properties.name}, {properties.total_memory / GIB:.1f} GiB, computes in {bf16}"
+        more = torch.cuda.device_count() - ranks
+        if more > 0:
+            advice = "one process uses one GPU: torchrun makes them one peer, CUDA_VISIBLE_DEVICES=1 another peer"
+            yield warn("device", f"{text}; {more} more not used", advice)
+        else:
+            yield ok("device", text)
+        return
+    threads = own.threads or torch.get_num_threads()
+    text = f"CPU with {threads} threads"
+    if own.device == "auto":
+        advice = "if this machine has a GPU, look at nvidia-smi and the torch build"
+        yield warn("device", f"torch finds no GPU; {text}", advice)
+    else:
+        yield ok("device", text)
+
+
+def memory(config: Config, ranks: int) -> Iterator[Finding]:
+    """The estimate of peer/replica/memory.py against the free memory."""
     import torch
 
     from peer.replica.device import pick_device
@@ -43,7 +71,7 @@ def memory(config: Config, ranks: int = 1) -> Iterator[Finding]:
 
 
 def disk(config: Config) -> Iterator[Finding]:
-    """For the checkpoints that are kept and one in the making, as checkpoint.py wants it."""
+    """Space for the checkpoints that are kept and for one more, as training/checkpoint.py requires."""
     folder = config.run.dir.absolute()
     there = next(it for it in (folder, *folder.parents) if it.exists())
     needed = CHECKPOINT_VECTORS * 4 * _parameters(config) * (config.peer.checkpoint.keep + 1)
@@ -58,29 +86,33 @@ def disk(config: Config) -> Iterator[Finding]:
         yield ok("disk", text)
 
 
+def tokenizer(config: Config) -> Iterator[Finding]:
+    """Does a pre-trained model get the token ids that it was trained with? No finding for fresh weights."""
+    from peer.replica.pretrained_tokenizer import compare
+
+    found = compare(config.run)
+    if found is not None:
+        yield warn("tokenizer", found.text, found.advice) if found.advice else ok("tokenizer", found.text)
+
+
 def available_memory() -> int | None:
-    """Bytes that can be had without swapping, as Linux says; ``None`` elsewhere. A container's limit counts."""
+    """Free bytes without swapping, as Linux reports, within a container's limit; ``None`` on other systems."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
         return None
-    return min([free, *_of_container()])
-
-
-def _of_container() -> list[int]:
-    """What the cgroup of this process leaves, where it has a limit."""
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
         used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
     except (OSError, ValueError):  # no cgroup, or "max"
-        return []
-    return [max(0, limit - used)]
+        return free
+    return min(free, max(0, limit - used))
 
 
 def _compared(topic: str, needed: int, free: int, what: str, advice: str, at_times: int = 0) -> Finding:
-    """``at_times``: what is needed on top of it, for a while only."""
-    more = f", up to {_gib(at_times)} more while newcomers take its weights" if at_times else ""
+    """``at_times``: bytes needed in addition while newcomers download."""
+    more = f", up to {_gib(at_times)} more while newcomers download the weights" if at_times else ""
     text = f"about {_gib(needed)} needed ({what}){more}, {_gib(free)} free"
     if TIGHT_SHARE * needed > free:
         return fail(topic, text, advice)

@@ -1,8 +1,9 @@
-"""The swap of two replicas in one process, through their codecs and guards: at once, or beside their inner steps."""
+"""Exchanges in one process: the mean of a group, and the swap of a pair, blocking or overlapped with inner steps."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,29 +12,35 @@ from torch import Tensor
 
 from peer.commands.simulate.replica import Replica
 from peer.config.schema import CodecName
-from peer.exchange.average import Verdict, merge
-from peer.exchange.codec import Codec, prepare, size
+from peer.exchange.average import Verdict, mean_of, mean_of_senders, merge
+from peer.exchange.codec import COEFFICIENT_BYTES, Codec, prepare, size
 from peer.exchange.guard import Judgement, judge
 from peer.exchange.pair.mailbox import overlapped_parts
 from peer.outer.noloco import NoLoCo
-from peer.rounds.contribution import Contribution
+from peer.rounds.contribution import Contribution, SparseContribution
 from peer.rounds.types import Outcome
 from peer.rounds.vectors import parts
 
 MERGED = Verdict(Outcome.MERGED)
 
 
-@dataclass(frozen=True)
-class Swapped:
-    """For both of the two. ``means``: flat fp32, to be used when both verdicts are merged; ``sent``: bytes each."""
+def average(group: Sequence[Replica]) -> tuple[Tensor, int]:
+    """The mean that every member of ``group`` gets, flat fp32, and the bytes that each member sends and receives.
 
-    means: tuple[Tensor, Tensor]
-    verdicts: tuple[Verdict, Verdict]
-    sent: int
+    The bytes leave out digests and headers of about 300 bytes.
+    """
+    contributions = [replica.state.outer.contribution() for replica in group]
+    out, others = torch.empty(contributions[0].numel), len(group) - 1
+    sparse = [it for it in contributions if isinstance(it, SparseContribution)]
+    if sparse:
+        mean_of_senders(sparse, out)
+        return out, others * COEFFICIENT_BYTES * sparse[0].values.numel()
+    mean_of([it for it in contributions if not isinstance(it, SparseContribution)], out)
+    return out, round(2 * others / len(group) * out.nbytes)
 
 
-def swap(one: Replica, two: Replica) -> Swapped:
-    """Both contributions cross, and each replica judges the other's."""
+def swap(one: Replica, two: Replica) -> tuple[tuple[Tensor, Tensor], tuple[Verdict, Verdict]]:
+    """A blocking swap: the mean, flat fp32, and the verdict of each replica. Means count when both have merged."""
     own, other = one.pair_contribution(), two.pair_contribution()
     for replica, contribution in ((one, own), (two, other)):
         prepare(replica.codec, contribution)
@@ -45,23 +52,25 @@ def swap(one: Replica, two: Replica) -> Swapped:
     for replica, contribution, mean in ((one, own, means[0]), (two, other, means[1])):
         merge(contribution, mean)
         replica.codec.settle(merged)
-    return Swapped(means, verdicts, sent)
+        replica.bytes_sent += sent
+        replica.bytes_received += sent
+    return means, verdicts
 
 
 def both_merged(verdicts: tuple[Verdict, Verdict]) -> bool:
-    """A side merges when its own verdict and its partner's say so."""
+    """Both replicas merge, or neither."""
     return all(verdict.outcome is Outcome.MERGED for verdict in verdicts)
 
 
 def introduce(one: Codec, two: Codec) -> None:
-    """What the headers of a swap tell."""
+    """Tell each codec what the other expects, as the headers of a swap do."""
     expect = one.expects, two.expects
     one.meet(expect[1])
     two.meet(expect[0])
 
 
 def _received(codec: Codec, own: Contribution, sender: Codec, theirs: Contribution) -> Tensor:
-    """What the sender's contribution is at the receiver ``codec``, whose own is ``own``."""
+    """The sender's contribution ``theirs`` after coding, at a receiver with ``codec`` and contribution ``own``."""
     out = torch.empty(own.numel)
     for start, stop in parts(own.numel):
         mine, part = torch.empty(stop - start), torch.empty(stop - start)
@@ -77,13 +86,13 @@ class _Side:
 
     replica: Replica
     judgement: Judgement
-    learns: bool  # the codec wants to know what was trained
+    learns: bool  # the codec needs what was trained
     verdict: Verdict = MERGED
-    digest: bytes = b""  # of the first part that came
-    held: list[tuple[int, Tensor]] = field(default_factory=list)  # corrections that are not to be used yet
+    digest: bytes = b""  # of the first part that arrived
+    held: list[tuple[int, Tensor]] = field(default_factory=list)  # corrections that may not be used yet
 
     def open(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """The outer step of a part, alone; its contribution, and what was trained of it."""
+        """The outer step of a part with its own contribution alone; returns that contribution and what was trained."""
         outer, own, change = self.replica.state.outer, torch.empty(stop - start), torch.empty(stop - start)
         assert isinstance(outer, NoLoCo)
         outer.open(start, own, change)
@@ -92,7 +101,7 @@ class _Side:
         return own, change
 
     def take(self, start: int, own: Tensor, change: Tensor, sender: CodecName, data: bytes) -> Tensor:
-        """The correction that the partner's part makes, once it was judged."""
+        """Judge the partner's part; returns the correction that it makes."""
         theirs = torch.empty_like(own)
         self.replica.codec.decode(sender, start, bytearray(data), own, theirs)
         self.replica.bytes_received += len(data)
@@ -116,9 +125,9 @@ class _Side:
 
 @dataclass(eq=False)
 class Rolling:
-    """An overlapped swap: a group of parts is opened between two inner steps, and amended one step later.
+    """An overlapped swap: it opens a group of parts between two inner steps, and amends it one step later.
 
-    Whichever replica's thread comes first makes the ``steps`` inner steps of both; the other finds them made.
+    The thread that calls :meth:`run` first makes the ``steps`` inner steps of both replicas.
     """
 
     one: Replica
@@ -142,14 +151,14 @@ class Rolling:
         ]
         introduce(self.one.codec, self.two.codec)
         pair = (self.one, self.two)
-        # at the end of a run phases are shorter than the swap: nothing is trained meanwhile, as in the peer
-        beside = self.steps if min(replica.target - replica.state.inner.step for replica in pair) > self.steps else 0
-        borders, groups = overlapped_parts(numel), max(1, beside)
+        # at the end of a run a phase is shorter than the swap: as in the peer, nothing is trained during the swap
+        overlap = self.steps if min(replica.target - replica.state.inner.step for replica in pair) > self.steps else 0
+        borders, groups = overlapped_parts(numel), max(1, overlap)
         late: list[tuple[int, list[Tensor]]] = []
         for group in range(groups):
             _amend(sides, late)
             late = [(start, _swap_part(sides, start, stop)) for start, stop in borders[group::groups]]
-            if beside:
+            if overlap:
                 for replica in pair:
                     replica.train(1)
         _amend(sides, late)
@@ -165,7 +174,7 @@ class Rolling:
 
 
 def _swap_part(sides: list[_Side], start: int, stop: int) -> list[Tensor]:
-    """The corrections for both; none from the part on that one of them refuses."""
+    """The corrections for both; none for a part that one of them refuses, nor for later parts."""
     opened = [side.open(start, stop) for side in sides]
     if any(side.verdict is not MERGED for side in sides):
         return []
