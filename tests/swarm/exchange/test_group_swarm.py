@@ -61,6 +61,7 @@ def test_a_lost_member_costs_a_deadline_and_the_others_stay_equal(swarm: Swarm, 
     assert_equal_weights(swarm, others)
 
 
+@pytest.mark.timeout(420)  # the steps take as long as the machine needs
 def test_a_frozen_member_catches_up_when_it_continues(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
     names = ["a", "b", "c"]
@@ -78,7 +79,7 @@ def test_a_frozen_member_catches_up_when_it_continues(swarm: Swarm) -> None:
     )
     peers[lost].signal(signal.SIGCONT)
     for name in names:
-        assert peers[name].exit_code(120) == 0, peers[name].output()
+        assert peers[name].exit_code(300) == 0, peers[name].output()
     assert "took the state of a member" in peers[lost].output()
     assert swarm.rounds(one)[-1]["outcome"] == "merged"
     rows = swarm.rounds(lost)
@@ -86,6 +87,7 @@ def test_a_frozen_member_catches_up_when_it_continues(swarm: Swarm) -> None:
     assert_equal_weights(swarm, names)
 
 
+@pytest.mark.timeout(420)  # the steps take as long as the machine needs
 def test_a_newcomer_is_in_the_group_from_its_first_boundary(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
     peers = {name: swarm.peer(name, *DILOCO, "run.steps=5000", address=address) for name in ("a", "b")}
@@ -95,7 +97,7 @@ def test_a_newcomer_is_in_the_group_from_its_first_boundary(swarm: Swarm) -> Non
     rows = swarm.wait_for_rounds("late", 4)
     assert [row["outcome"] for row in rows].count("merged") >= 3, [(row["outcome"], row["detail"]) for row in rows]
     for process in peers.values():
-        assert process.exit_code(120) == 0, process.output()
+        assert process.exit_code(300) == 0, process.output()
     assert_equal_weights(swarm, ["a", "b", "late"])
 
 
