@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from peer.config.schema import CodecName
+from peer.exchange.average import Verdict
 from peer.exchange.pair.protocol import both_ways
 from peer.exchange.pair.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Unusable
 from peer.p2p.payload import fp32_parts, receive_fp32, send_parts
@@ -190,7 +191,7 @@ def test_parts_that_have_arrived_are_judged_although_the_partner_has_closed_the_
 
     async def receiving() -> bytes:
         await asyncio.sleep(0.01)
-        raise Unusable(Outcome.POISONED, "far", Reason.FAR)
+        raise Unusable(Verdict(Outcome.POISONED, detail="far", reason=Reason.FAR))
 
     async def sending() -> None:
         raise StreamLost("closed")
