@@ -172,7 +172,7 @@ def test_a_check_reports_a_public_address(tmp_path: Path) -> None:
         assert found.returncode == 0, found.stdout + found.stderr
         place = f"/ip4/{swarm.lab.address(PUBLIC)}/tcp/31400"
         assert f"has dialled {place}" in found.stdout and "warn  reachability" not in found.stdout
-        assert "nobody trains 'demo' there yet" in found.stdout
+        assert "no peer trains 'demo' there yet" in found.stdout
 
 
 def check(swarm: LabSwarm, host: int) -> subprocess.CompletedProcess[str]:
