@@ -66,8 +66,8 @@ class Seat:
 class Assembly:
     """A group of everyone. ``seats`` are in the same order for all members; ``me``: this peer's place in it.
 
-    The convener, which gathered the group, has a stream to every other member in ``controls`` (by place); a member has
-    one, to the convener. ``token`` names this attempt.
+    The leader, which gathered the group, has a stream to every other member in ``controls`` (by place); a member has
+    one, to the leader. ``token`` names this attempt.
     """
 
     token: str

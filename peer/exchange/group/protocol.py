@@ -1,6 +1,6 @@
 """A group's average: all members have the whole result with the same digest, or nobody uses it.
 
-    members                                             convener
+    members                                             leader
        │ ◀──── streams between all, payloads both ways ────▶ │   all_reduce.py or all_gather.py
        │ report: digest of its result, or a culprit ───────▶ │   the first failure ends the attempt for all
        │ ◀──────────────────────────── verdict: use it, or not │   use it: all reported the same digest
@@ -113,7 +113,7 @@ class GroupProtocol(ABC, Generic[Each]):
     def _digest(self) -> str:
         return xxhash.xxh3_128_hexdigest(as_bytes(self._buffer))
 
-    # -- the convener
+    # -- the leader
 
     async def _lead(self, work: asyncio.Future[MemberReport], assembly: Assembly, limit: float) -> Settled:
         async def own() -> tuple[int, MemberReport]:

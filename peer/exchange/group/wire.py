@@ -24,7 +24,7 @@ class Hello(Message):
 
 
 class MemberReport(Message):
-    """A member to the convener: the digest of its result, or the culprit of its failure."""
+    """A member to the leader: the digest of its result, or the culprit of its failure."""
 
     kind: Literal["report"] = "report"
     digest: Annotated[str, Field(max_length=64)] = ""
@@ -34,7 +34,7 @@ class MemberReport(Message):
 
 
 class GroupVerdict(Message):
-    """The convener to all: use the result, because all have the same; or do not."""
+    """The leader to all: use the result, because all have the same; or do not."""
 
     kind: Literal["verdict"] = "verdict"
     commit: bool
