@@ -25,8 +25,7 @@ from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate
 from peer.swarm.directory.records import NO_REPORT, MemberRecord, Report
 from peer.swarm.grouping.gathering import GroupMatching
 from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT
-from peer.swarm.healing.divergence import DivergenceTracker
-from peer.swarm.healing.late_join import Origin
+from peer.swarm.healing import STALE_ROUNDS, DivergenceTracker, Origin, Replacement
 from peer.swarm.pairing.rendezvous import PairMatching
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL, Donor
 from peer.swarm.state_transfer.download import download_state
@@ -104,21 +103,19 @@ class Presence:
             stopped=lambda: self._context.stopping,
         )
 
-    def late(self, *, judged: bool) -> bool:
-        """This peer must take the weights of members that are further before it meets them: late_join.py."""
-        own = self._counters.round
-        if not self._matching.joins_late or own < self._joins_from:
-            return False
-        return self.origin.late_to(own, [(it.round, it.root) for it in self.others()], judged=judged)
-
-    def diverged_from(self) -> list[str]:
-        """Ids of members that have nothing in common with this peer and whose weights it must take: divergence.py.
+    def replacement(self, *, judged: bool) -> Replacement | None:
+        """The weights that this peer must take before it meets others (healing.py). ``judged``: it checks their loss.
 
         Divergent peers that have taken the weights of this peer's part are met again.
         """
-        others = self.others()
+        own, others = self._counters.round, self.others()
+        joins_late = self._matching.joins_late and own >= self._joins_from
+        if joins_late and self.origin.late_to(own, others, judged=judged):
+            return Replacement("the swarm is older than this peer", own + STALE_ROUNDS, adopt=not self.origin.since)
         self._forgive(self._divergence.replaced(others))
-        return self._divergence.larger_part(self._node.peer_id, self._counters.round, others)
+        ids = self._divergence.larger_part(self._node.peer_id, own, others)
+        why = "this peer has nothing in common with the swarm"
+        return Replacement(why, -1, adopt=True, ids=ids) if ids else None
 
     def settle(self, divergent: Collection[str], *, taken: bool) -> None:
         """This peer has ``taken`` the weights of others, or could not get them."""
@@ -180,7 +177,7 @@ class Presence:
         self.avoid(averaged.culprit, averaged.outcome)
         partner, merged = averaged.partner_id, averaged.outcome is Outcome.MERGED
         if partner and (merged or averaged.strange):
-            taken = next((record.taken for record in self.others() if record.peer_id == partner), 0)
+            taken = self._members.taken_by(partner)
             self._divergence.note(partner, divergent=not merged, ahead=averaged.ahead, taken=taken)
 
     def avoid(self, peer_id: str, outcome: Outcome) -> None:

@@ -13,6 +13,7 @@ from peer.outer.slow_weights import SlowWeights
 from peer.process import LoopContext, Stop
 from peer.replica import model
 from peer.replica.inner_loop import InnerLoop
+from peer.swarm.directory.records import MemberRecord
 from peer.training.state import PeerState
 
 LENGTH = 16
@@ -51,3 +52,20 @@ def peer_state() -> PeerState:
     net = network()
     outer = NoLoCo(SlowWeights(net.named_parameters()), NoLoCoConfig())
     return PeerState(inner_loop(net), outer, stream(), "digest")
+
+
+def member_record(peer_id: str, round: int = 10, *, taken: int = 0, root: str = "") -> MemberRecord:
+    """Of a member that trains."""
+    return MemberRecord(
+        peer_id=peer_id,
+        name=peer_id,
+        addresses=[],
+        config="c",
+        state="training",
+        step=round,
+        round=round,
+        tokens_per_second=1.0,
+        metrics=None,
+        taken=taken,
+        root=root,
+    )

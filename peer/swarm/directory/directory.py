@@ -55,12 +55,18 @@ class Members:
         The record of a killed peer stays valid for ``records.LIFETIME``.
         """
         after = max(time.time(), since + records.LIFETIME)
-        return [entry.record for entry in list(self._reader.known.values()) if entry.is_live(after)]
+        known = list(self._reader.known.values())
+        return [record for record, expires in known if expires > after and record.state != "left"]
 
     def name_of(self, peer_id: str) -> str:
         """The name in its record, or the end of its id."""
         known = self._reader.known.get(peer_id)
         return known.record.name if known is not None else peer_id[-6:]
+
+    def taken_by(self, peer_id: str) -> int:
+        """How often it has taken the weights of others, by its record."""
+        known = self._reader.known.get(peer_id)
+        return known.record.taken if known is not None else 0
 
     def forget(self, peer_id: str) -> None:
         """Drop a member that does not answer until its next record is read."""

@@ -16,7 +16,7 @@ from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.pairing_rule import AT_BOUNDARY, NEVER, OPENS, PROPOSAL_PAUSE, askable, in_order, near
 from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.healing.late_join import Origin
+from peer.swarm.healing import Origin
 from peer.swarm.pairing.agreement import PROPOSAL, PROPOSAL_ANSWER, Accept, Agreement, Propose
 
 log = get_logger("rendezvous")

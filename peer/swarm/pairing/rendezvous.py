@@ -21,7 +21,7 @@ from peer.p2p.stream import StreamLost
 from peer.rounds.backoff import BACKOFF_PHASES
 from peer.rounds.types import Group, Link
 from peer.swarm.context import Matching, SwarmContext
-from peer.swarm.healing.late_join import Origin
+from peer.swarm.healing import Origin
 from peer.swarm.pairing.agreement import Agreement, Meeting, PartnerReady
 from peer.swarm.pairing.proposals import MEET_PROTOCOL, MEET_TIMEOUT, Proposals
 

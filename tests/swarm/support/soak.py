@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from peer.commands.local_swarm.tail import Tail
-from peer.swarm.healing.late_join import STALE_ROUNDS
+from peer.swarm.healing import STALE_ROUNDS
 from tests.netlab.peers import Child, LabSwarm
 from tests.netlab.plan import load
 from tests.swarm.support.harness import TINY

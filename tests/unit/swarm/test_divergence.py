@@ -11,24 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.healing.divergence import MIN_DIVERGENT_SWAPS, REMEMBERED_PARTNERS, DivergenceTracker
+from peer.swarm.healing import MIN_DIVERGENT_SWAPS, REMEMBERED_PARTNERS, DivergenceTracker
+from tests.unit.parts import member_record
 
 PATIENCE = 60  # meetings of each
-
-
-def record(peer_id: str, round: int = 10, taken: int = 0) -> MemberRecord:
-    return MemberRecord(
-        peer_id=peer_id,
-        name=peer_id,
-        addresses=[],
-        config="c",
-        state="training",
-        step=round,
-        round=round,
-        tokens_per_second=1.0,
-        metrics=None,
-        taken=taken,
-    )
 
 
 @dataclass
@@ -47,7 +33,7 @@ class Member:
         return 10**6 if self.hostile else self.round
 
     def record(self) -> MemberRecord:
-        return record(self.peer_id, self.claims, self.taken)
+        return member_record(self.peer_id, self.claims, taken=self.taken)
 
     def meet(self, other: Member) -> None:
         ahead = other.claims - self.claims
@@ -143,10 +129,10 @@ def test_a_merge_and_a_change_of_sides_end_what_was_known() -> None:
         divergence = DivergenceTracker()
         for _ in range(MIN_DIVERGENT_SWAPS):
             divergence.note("b", divergent=True, taken=0)
-        assert divergence.larger_part("a", 10, [record("b")])
+        assert divergence.larger_part("a", 10, [member_record("b")])
         if ended == "merge":
             divergence.note("b", divergent=False, taken=0)
-        now = [record("b", taken=int(ended == "taken"))]
+        now = [member_record("b", taken=int(ended == "taken"))]
         assert not divergence.larger_part("a", 10, now)
         assert divergence.replaced(now) == (["b"] if ended == "taken" else [])
         assert divergence.replaced(now) == []

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.healing.late_join import STALE_ROUNDS, Origin
+from peer.swarm.healing import STALE_ROUNDS, Origin
+from tests.unit.parts import member_record
 
 ROUNDS = st.integers(0, 1000)
 ROOTS = st.sampled_from(["", "a", "b", "c"])
@@ -38,16 +39,18 @@ def test_halves_of_one_swarm_are_never_late(own: int, theirs: int) -> None:
 @given(st.lists(st.integers(100, 110), max_size=6), st.booleans())
 def test_a_single_liar_is_not_believed_against_two(honest: list[int], alone: bool) -> None:
     own = origin(50, alone=alone)
-    others = [(round, "a") for round in honest]
+    others = [member_record("b", round, root="a") for round in honest]
+    liar = member_record("b", 10**6, root="b")
     for judged in (False, True):
         assert not own.late_to(105, others, judged=judged)
-        assert own.late_to(105, [*others, (10**6, "b")], judged=judged) == (judged or len(honest) < 2)
+        assert own.late_to(105, [*others, liar], judged=judged) == (judged or len(honest) < 2)
 
 
 @given(ROUNDS, st.lists(st.tuples(ROUNDS, ROOTS), max_size=2))
 def test_one_or_two_others_are_believed(own: int, others: list[tuple[int, str]]) -> None:
     began = origin()
-    assert began.late_to(own, others, judged=False) == any(began.late(own, *it) for it in others)
+    records = [member_record("b", round, root=root) for round, root in others]
+    assert began.late_to(own, records, judged=False) == any(began.late(own, *it) for it in others)
 
 
 @given(ROOTS, ROOTS, ROOTS)

@@ -12,7 +12,7 @@ from torch import Tensor
 from peer.config.load import load
 from peer.errors import RunError
 from peer.rounds.state import State
-from peer.swarm.healing.late_join import Origin
+from peer.swarm.healing import STALE_ROUNDS, Origin, Replacement
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.training.catch_up import join_late
 from peer.training.state import PeerState
@@ -31,12 +31,11 @@ class Strangers:
         self.ids, self.liars, self.asked = ["b"], list[str](), list[str]()
         self._further = further  # a latecomer's swarm is, by as many rounds
 
-    def late(self, *, judged: bool) -> bool:
+    def replacement(self, *, judged: bool) -> Replacement | None:
         assert judged
-        return bool(self._further)
-
-    def diverged_from(self) -> list[str]:
-        return self.ids
+        if self._further:
+            return Replacement("late", 9 + STALE_ROUNDS, adopt=True)
+        return Replacement("diverged", -1, adopt=True, ids=self.ids) if self.ids else None
 
     def join(
         self, room: Sequence[Tensor], timeout: float, *, above: int, among: Collection[str], without: Collection[str]
