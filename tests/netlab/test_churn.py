@@ -12,7 +12,6 @@ from tests.swarm.support.soak import GROWTH, soak
 pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
 
 
-@pytest.mark.timeout(400)
 def test_killed_frozen_and_disconnected_peers_recover_and_no_merge_is_wrong(tmp_path: Path) -> None:
     found = soak(tmp_path, peers=5, seconds=60, pause=3, seed=1)
     assert found["faults"] >= 8, found

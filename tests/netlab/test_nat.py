@@ -35,7 +35,6 @@ def test_a_nat_drops_packets_from_hosts_that_its_host_has_not_sent_to() -> None:
         assert measure(lab, 1, "send", lab.address(0), "1")["bytes"] == 1e6  # TCP: the checksums are right
 
 
-@pytest.mark.timeout(400)
 def test_peers_behind_two_nats_train_with_all_others(tmp_path: Path) -> None:
     names = {PUBLIC: "open", CONE: "cone", SYMMETRIC: "symmetric"}
     with LabSwarm(HOMES, 4, tmp_path, warm=True) as swarm:
@@ -114,7 +113,6 @@ def two_homes(folder: Path, publics: int) -> Iterator[tuple[list[BareNode], list
         yield homes, [node.said() for node in homes]
 
 
-@pytest.mark.timeout(200)
 def test_hole_punching_connects_two_cone_nats_once_enough_peers_have_observed_them(tmp_path: Path) -> None:
     with two_homes(tmp_path, publics=4) as (homes, said):  # libp2p trusts an address that four peers observed
         assert all(is_circuit(it["addresses"][0]) for it in said)
@@ -127,7 +125,6 @@ def test_hole_punching_connects_two_cone_nats_once_enough_peers_have_observed_th
         assert direct and direct[0] is not None and direct[0][0] == f"{NETWORK}.0.6", ways
 
 
-@pytest.mark.timeout(200)
 def test_a_restarted_relay_relays_again(tmp_path: Path) -> None:
     with ExitStack() as stack:
         plan = Plan(network=NETWORK, nat={1: "cone", 2: "symmetric"}, path=Path_(rtt_ms=10))
@@ -151,7 +148,6 @@ def test_a_restarted_relay_relays_again(tmp_path: Path) -> None:
         assert all(map(is_circuit, ways))
 
 
-@pytest.mark.timeout(200)
 def test_an_address_that_only_other_peers_observe_is_found_and_announced(tmp_path: Path) -> None:
     with ExitStack() as stack:
         lab = stack.enter_context(Lab(Plan(network=NETWORK, nat={1: "forward"}, path=Path_(rtt_ms=10)), 2))
@@ -165,7 +161,6 @@ def test_an_address_that_only_other_peers_observe_is_found_and_announced(tmp_pat
         assert not any(map(is_circuit, said["addresses"]))
 
 
-@pytest.mark.timeout(200)
 def test_a_check_reports_a_public_address(tmp_path: Path) -> None:
     with LabSwarm(HOMES, 4, tmp_path, warm=True) as swarm:
         found = check(swarm, PUBLIC)

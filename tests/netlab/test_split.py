@@ -25,7 +25,6 @@ SETS = (
 SPLIT = 45.0  # seconds: longer than the lifetime of a member record
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("method", ["demo", "demo-diloco"])
 def test_two_halves_become_one_swarm_again(tmp_path: Path, method: str) -> None:
     with LabSwarm(load("lan"), len(NAMES), tmp_path, warm=True) as swarm:

@@ -35,7 +35,6 @@ def series(url: str) -> dict[str, Any]:
     return {family.name: family.samples for family in families}
 
 
-@pytest.mark.timeout(240)
 def test_the_monitor_sees_peers_join_train_merge_leave_and_die(swarm: Swarm) -> None:
     bootstrap, address = swarm.bootstrap()
     url = "http://" + bootstrap.line(r"http=(\S+)").group(1)

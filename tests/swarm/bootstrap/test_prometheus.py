@@ -40,7 +40,6 @@ def unanswered(server: Prometheus, asked: list[Query]) -> list[str]:
     return empty
 
 
-@pytest.mark.timeout(420)
 def test_a_real_prometheus_sees_a_real_swarm(swarm: Swarm) -> None:
     """One of three peers announces an endpoint that cannot be scraped; later it is killed."""
     bootstrap, address = swarm.bootstrap()

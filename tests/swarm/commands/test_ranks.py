@@ -46,7 +46,6 @@ def rank_1_of(process: Process) -> psutil.Process:
     return next(it for it in children if it.environ().get("RANK") == "1" and it.ppid() == process.pid)
 
 
-@pytest.mark.timeout(300)  # torchrun's ranks load their libraries themselves
 def test_peers_of_two_ranks_and_of_one_merge_and_survive_each_other(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
     many = by_torchrun(swarm, "many", *RUN, address=address)

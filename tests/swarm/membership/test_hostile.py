@@ -33,7 +33,6 @@ def test_a_peer_that_sends_poison_is_refused_and_then_avoided(swarm: Swarm, atta
         assert "avoids a peer: peer=hostile" in process.output()
 
 
-@pytest.mark.timeout(300)
 def test_a_newcomer_with_bad_weights_from_a_hostile_donor_recovers(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
     sets = ("run.inner_steps=50", "run.steps=1000000", "run.inner.learning_rate=3e-4")

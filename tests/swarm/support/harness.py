@@ -22,7 +22,8 @@ from tests.swarm.support.warm import Forked, warm
 T = TypeVar("T")
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "configs" / "demo.yaml"
-START = 60.0  # seconds for a process to be ready on a loaded machine
+START = 60.0  # seconds for a process to be ready
+PATIENCE = 5  # a wait is for an outcome: how long it may last on a busy machine says only when a test gives up
 
 TINY = [
     "run.model.hidden_size=16",
@@ -82,19 +83,19 @@ class Process:
     def exit_code(self, seconds: float = START) -> int:
         """Wait for the end of the process."""
         try:
-            return self.popen.wait(seconds)
+            return self.popen.wait(PATIENCE * seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {seconds} s:\n{self.output()}") from None
 
 
 def wait_for(look: Callable[[], T | None], seconds: float, failure: Callable[[], str] = lambda: "too late") -> T:
-    """Poll ``look``; its first true result."""
-    deadline = time.monotonic() + seconds
+    """Poll ``look``; its first true result. ``seconds``: on a machine that does nothing else."""
+    deadline = time.monotonic() + PATIENCE * seconds
     while True:
         found = look()
         if found:
             return found
-        assert time.monotonic() < deadline, f"not within {seconds} s: {failure()}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE} x {seconds} s: {failure()}"
         time.sleep(0.05)
 
 
