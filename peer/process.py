@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 
+from peer import clock
 from peer.logs import get_logger
 from peer.rounds.progress import Progress
 
@@ -69,9 +69,9 @@ def slices(seconds: float, length: float = SLICE) -> Iterator[float]:
     """Waiting times, one after the other, of ``seconds`` in total. The time of a freeze does not count."""
     left = seconds
     while left > 0:
-        began, patience = time.monotonic(), min(left, length)
+        began, patience = clock.monotonic(), min(left, length)
         yield patience
-        left -= min(time.monotonic() - began, patience + FREEZE)
+        left -= min(clock.monotonic() - began, patience + FREEZE)
 
 
 @dataclass(frozen=True)

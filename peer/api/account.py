@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from peer import clock
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.types import Outcome
 from peer.telemetry.report import RoundReport
@@ -77,7 +77,7 @@ class StepAccount:
             first_loss=losses[0] if losses else math.nan,
             grad_norm=math.nan,
             learning_rate=learning_rate,
-            seconds=time.monotonic() - self._began,
+            seconds=clock.monotonic() - self._began,
         )
         self._rate = self.tokens_per_step
         self.begin()
@@ -87,4 +87,4 @@ class StepAccount:
         """A phase begins: discard the added steps."""
         self._steps = self._tokens = 0
         self._losses: list[float | Tensor] = []
-        self._began = time.monotonic()
+        self._began = clock.monotonic()

@@ -12,7 +12,7 @@ the partner's progress and the difference of the slow weights. A contribution is
 "Usual" is the median of this peer's own βΔ and of each recent partner's last x, also of those refused, so a minority
 cannot move it. A long x is accepted while the two contributions have something in common: replicas that trained alone
 for long still had a cosine of about 0.3, and a refusal would keep them apart for longer. (Two with nothing in common:
-swarm/healing/divergence.py.) The direction of x is free: honest ones differ, and the harm of a false one is bounded
+swarm/healing.py.) The direction of x is free: honest ones differ, and the harm of a false one is bounded
 (tests/benchmarks/README.md, "One hostile peer in eight").
 """
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from hivemind.p2p import PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
+from peer import clock
 from peer.errors import UserError
 from peer.logs import get_logger
 from peer.p2p.addresses import CIRCUIT, is_circuit, owner_of, place_of
@@ -59,7 +59,7 @@ async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> lis
     """
     for address in addresses:
         check_address(address)
-    deadline, pause = time.monotonic() + timeout, 0.5
+    deadline, pause = clock.monotonic() + timeout, 0.5
     reasons: dict[str, str] = {}
     while addresses:
         reached: list[str] = []
@@ -75,7 +75,7 @@ async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> lis
             log.warning("initial peer %s: %s%s", address, reasons[address], "" if reached else "; trying again")
         if reached:
             return reached
-        if time.monotonic() + pause > deadline:
+        if clock.monotonic() + pause > deadline:
             tried = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
             raise UserError(
                 f"cannot reach any initial peer ({tried}). Check that the bootstrap node runs, that the address is "

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import threading
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
+from peer import clock
 from peer.errors import RunError
 from peer.logs import get_logger
 from peer.process import slices
@@ -29,11 +29,9 @@ class LoopThread:
     """Starts at once and runs until :meth:`close`."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop, self._thread = clock.start_loop("network")
         self.loop.set_exception_handler(_say_quietly)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="network", daemon=True)
-        self._thread.start()
 
     @property
     def alive(self) -> bool:
@@ -44,7 +42,7 @@ class LoopThread:
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         for patience in slices(timeout):
             try:
-                return future.result(patience)
+                return clock.result(future, patience)
             except concurrent.futures.TimeoutError:
                 if future.done():  # ``work`` itself raised it
                     raise

@@ -6,9 +6,10 @@ An id costs an attacker nothing, so the list is bounded: a new entry replaces th
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from peer import clock
 
 BACKOFF_PHASES = 4.0  # inner phases for which a peer is left out after its first offence
 KEPT = 1000  # ids
@@ -26,16 +27,16 @@ class Backoff:
 
 
 class PeerBackoff:
-    """Times in seconds of ``clock``. From any thread."""
+    """Times in seconds of ``now``. From any thread."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, now: Callable[[], float] = lambda: clock.monotonic()) -> None:
+        self._now = now
         self._held: dict[str, Backoff] = {}
         self._writing = threading.Lock()
 
     def note(self, peer_id: str, seconds: float, *, offence: bool) -> float:
         """Leave the peer out from now on, for ``seconds``, doubled for each earlier offence; returns how long."""
-        now = self._clock()
+        now = self._now()
         with self._writing:
             before = self._held.get(peer_id)
             if before is not None and before.offence and before.until > now and not offence:
@@ -54,17 +55,17 @@ class PeerBackoff:
         with self._writing:
             held = self._held.get(peer_id)
             if held is not None and held.strikes <= FORGIVEN:
-                held.until = self._clock()
+                held.until = self._now()
 
     def avoided(self, peer_id: str) -> bool:
         """Is the peer left out now?"""
         held = self._held.get(peer_id)
-        return held is not None and held.until > self._clock()
+        return held is not None and held.until > self._now()
 
     def welcome(self, peer_id: str) -> bool:
         """May a peer that calls by itself come in? Yes without an offence: its call ends the backoff of a timeout."""
         held = self._held.get(peer_id)
-        if held is None or held.until <= self._clock():
+        if held is None or held.until <= self._now():
             return True
         if not held.offence:
             held.until = 0.0

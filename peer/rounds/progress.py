@@ -6,8 +6,8 @@ The inner loop writes :class:`Progress` once a step (two float stores); the rend
 from __future__ import annotations
 
 import math
-import time
 
+from peer import clock
 from peer.rounds.types import Grouping
 
 STEP_SMOOTHING = 0.2
@@ -44,13 +44,13 @@ class Progress:
         ``steps``: H, the usual length of a phase.
         """
         self._steps, self._remaining = steps, remaining
-        self._last = time.monotonic()
+        self._last = clock.monotonic()
         self._limit, self._until = limit, self._last + limit
         self.phases += 1
 
     def tick(self) -> None:
         """One inner step is done."""
-        now = time.monotonic()
+        now = clock.monotonic()
         if self._last is not None:
             took = now - self._last
             seen = self.step_seconds
@@ -71,5 +71,5 @@ class Progress:
         """Seconds until the next boundary; ``None`` before the first step was timed."""
         if not self.step_seconds or self._last is None:
             return None
-        now = time.monotonic()
+        now = clock.monotonic()
         return max(0.0, min(self.step_seconds * self._remaining - (now - self._last), self._until - now))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
+from peer import clock
 from peer.config.schema import RendezvousConfig
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
@@ -149,13 +149,13 @@ class Presence:
     def await_others(self, count: int, seconds: float) -> None:
         """Return when ``count`` members are there, when one of them trains already, or after ``seconds``."""
         log.info("waiting for others: %s", fields(of=count, seconds=seconds))
-        self._wait(count, time.monotonic() + seconds)
+        self._wait(count, clock.monotonic() + seconds)
         self._waits = False
         with contextlib.suppress(TimeoutError, RunError):
             self._members.announce()  # the last newcomer waits for it
 
     def _wait(self, count: int, until: float) -> None:
-        began = time.time()
+        began = clock.unix()
         while not self._context.stopping:
             with contextlib.suppress(TimeoutError, RunError):  # the directory may answer the next time
                 self._members.announce()
@@ -163,10 +163,10 @@ class Presence:
             others = self.others(since=began)  # an older record may be that of a killed peer
             if len(others) + 1 >= count or any(record.state == "training" for record in others):
                 return
-            if time.monotonic() > until:
+            if clock.monotonic() > until:
                 log.warning("begins without all: %s", fields(members=len(others) + 1, of=count))
                 return
-            time.sleep(START_PERIOD)
+            clock.sleep(START_PERIOD)
 
     def group_for(self, round: int, after: int | None = None) -> Group:
         """The group that averages at the boundary that ends ``round``: see :meth:`Matching.group_for`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from peer import __version__
+from peer import __version__, clock
 from peer.errors import UserError
 from peer.telemetry.series import IDLE_PHASES, OF_PEER, PHASES, PREFIX, SECONDS
 
@@ -91,7 +90,7 @@ class PhaseClock:
         self._phase = "apply"
         metrics["phase_info"].labels("apply").set(1)
         metrics.refresh.append(self._book)
-        self._since = time.monotonic()
+        self._since = clock.monotonic()
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -129,7 +128,7 @@ class PhaseClock:
 
     def _book(self) -> None:
         with self._lock:
-            now = time.monotonic()
+            now = clock.monotonic()
             self._totals[self._phase] += now - self._since
             self._metrics["phase_seconds_total"].labels(self._phase).inc(now - self._since)
             self._since = now

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from peer import __version__
+from peer import __version__, clock
 from peer.logs import fields, get_logger
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
@@ -128,12 +127,12 @@ class Reporter:
         if averaged.outcome is not Outcome.ALONE:
             metrics["exchange_duration_seconds"].observe(averaged.seconds)
         if averaged.outcome is Outcome.MERGED:
-            self._partners, self._merged_at = averaged.partners, time.monotonic()
+            self._partners, self._merged_at = averaged.partners, clock.monotonic()
             self._merges += 1
             if averaged.distance is not None:
                 metrics["pair_distance"].set(averaged.distance)
             metrics["staleness_steps"].set(averaged.staleness)
-            metrics["last_merge_timestamp_seconds"].set(time.time())
+            metrics["last_merge_timestamp_seconds"].set(clock.unix())
         elif averaged.reason is not None:
             self._refused = self._refused + Counter(averaged.partners[:1])
 
@@ -163,7 +162,7 @@ class Reporter:
             members=members,
             partners=tuple(name[:64] for name in self._partners[:PARTNERS_SHOWN]),
             merges=self._merges,
-            merged_ago=None if merged_at is None else round(time.monotonic() - merged_at, 1),
+            merged_ago=None if merged_at is None else round(clock.monotonic() - merged_at, 1),
             refused=tuple((name[:64], count) for name, count in self._refused.most_common(REFUSED_SHOWN)),
         )
 
@@ -173,7 +172,7 @@ class Reporter:
 
     def saved(self) -> None:
         """A checkpoint was written."""
-        self._metrics["last_checkpoint_timestamp_seconds"].set(time.time())
+        self._metrics["last_checkpoint_timestamp_seconds"].set(clock.unix())
 
     def _open(self) -> None:
         self._rounds = (self._folder / ROUNDS).open("a", encoding="utf-8", buffering=1)

@@ -6,10 +6,10 @@ Implementations: blocking.py waits for the exchange, overlapped.py runs it durin
 from __future__ import annotations
 
 import math
-import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from peer import clock
 from peer.config.schema import SwarmRunConfig
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
@@ -72,7 +72,7 @@ class PhaseLength:
         if self._run.inner_time is not None:
             limit = self._run.inner_time * steps / self._run.inner_steps
         self._progress.begin(steps, self._run.inner_steps, limit)
-        self._until = time.monotonic() + limit
+        self._until = clock.monotonic() + limit
         return steps
 
     def remaining(self) -> int:
@@ -88,7 +88,7 @@ class PhaseLength:
     @property
     def time_up(self) -> bool:
         """The phase's time is over, whatever number of steps was made."""
-        return time.monotonic() >= self._until
+        return clock.monotonic() >= self._until
 
     def cut(self) -> None:
         """End the phase now: the swarm's step counts as if all steps had been made."""

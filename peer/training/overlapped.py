@@ -7,12 +7,12 @@ Without a partner all parts take the step of a group of one.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import torch
 
+from peer import clock
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.outer.method import PartwiseMethod
@@ -75,12 +75,12 @@ class Overlapped(Boundary):
         """Wait for the running swap until its deadline, or for ``STOP_PATIENCE`` after a stop request."""
         with self.phase("exchange"):
             self._launch()
-            until = time.monotonic() + STOP_PATIENCE
+            until = clock.monotonic() + STOP_PATIENCE
             while self._swap is not None:
                 self._advance(idle=True)
                 if self._swap is not None:
                     self._swap.mailbox.wait(LOOK_SECONDS)
-                    if self.context.stop.requested and time.monotonic() > until:
+                    if self.context.stop.requested and clock.monotonic() > until:
                         self._swap.mailbox.cancel()
 
     def _launch(self) -> None:

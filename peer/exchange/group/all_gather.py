@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import torch
 
+from peer import clock
 from peer.exchange.average import mean_of_senders
 from peer.exchange.codec import pack, unpack
 from peer.exchange.deadline import together
@@ -50,4 +49,4 @@ class AllGatherExchange(GroupProtocol[SparseContribution]):
             return theirs
 
         by_place = {streams.assembly.me: own, **await streams.with_all(swap)}
-        await asyncio.to_thread(mean_of_senders, [by_place[place] for place in sorted(by_place)], self._buffer)
+        await clock.in_thread(mean_of_senders, [by_place[place] for place in sorted(by_place)], self._buffer)

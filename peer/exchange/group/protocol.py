@@ -12,7 +12,6 @@ averager is not used: peer/exchange/README.md.
 from __future__ import annotations
 
 import asyncio
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any, Generic, TypeVar
@@ -20,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import torch
 import xxhash
 
+from peer import clock
 from peer.config.schema import ExchangeConfig
 from peer.exchange.deadline import THREAD_GRACE, Deadline, together
 from peer.exchange.group.streams import GroupNetwork, GroupStreams, IncomingStreams
@@ -53,11 +53,11 @@ class GroupProtocol(ABC, Generic[Each]):
             if group.lost:
                 return Averaged(self._buffer, Outcome.TIMEOUT, detail=group.lost)
             return Averaged(self._buffer, Outcome.ALONE, digest=self._digest())
-        began, limit = time.monotonic(), self._deadline.seconds
+        began, limit = clock.monotonic(), self._deadline.seconds
         longest = 2 * limit + 2 * self._settings.stall + THREAD_GRACE
         streams = GroupStreams(self._network, self._incoming, group.assembly, self._numel, self._settings.stall)
         verdict, digest = self._network.call(self._guarded(contribution, group.round, streams, limit), longest)
-        seconds = time.monotonic() - began
+        seconds = clock.monotonic() - began
         if verdict.commit:
             self._deadline.observe(seconds)
         else:
@@ -103,7 +103,7 @@ class GroupProtocol(ABC, Generic[Each]):
             async with asyncio.timeout(limit):
                 await streams.connect(round)
                 await self._combine(own, streams)
-                return MemberReport(digest=await asyncio.to_thread(self._digest))
+                return MemberReport(digest=await clock.in_thread(self._digest))
         except GroupFailure as failure:
             return MemberReport(culprit=failure.culprit, outcome=failure.outcome, detail=failure.detail[:200])
         except TimeoutError:

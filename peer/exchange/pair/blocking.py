@@ -14,6 +14,7 @@ from itertools import cycle
 import torch
 import xxhash
 
+from peer import clock
 from peer.config.schema import ExchangeConfig
 from peer.exchange.average import blend, copy_own
 from peer.exchange.codec import Codec, prepare, size
@@ -53,7 +54,7 @@ class PairExchange(PairProtocol):
             return self._codec.encode(start, part)
 
         for start, stop in parts(own.numel):
-            yield await asyncio.to_thread(encode, start, stop)
+            yield await clock.in_thread(encode, start, stop)
 
     async def _receive(self, own: Contribution, transfer: Transfer) -> bytes:
         """The buffer ← the mean of ``own`` and what the partner sends. Returns the digest of all parts' digests."""
@@ -76,7 +77,7 @@ class PairExchange(PairProtocol):
                 if decoding is not None:
                     await decoding
                 fingerprint.update(digest)
-                decoding = asyncio.ensure_future(asyncio.to_thread(decode, *borders[number], data))
+                decoding = asyncio.ensure_future(clock.in_thread(decode, *borders[number], data))
         finally:
             if decoding is not None:
                 await decoding  # also after a failure: nothing may write to the buffer after this

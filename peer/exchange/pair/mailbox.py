@@ -9,13 +9,13 @@ That keeps an overlapped swap as good as a blocking one (peer/exchange/README.md
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from peer import clock
 from peer.exchange.codec import BLOCK
 from peer.rounds.contribution import Averaged
 from peer.rounds.vectors import PART
@@ -46,7 +46,7 @@ class SwapMailbox:
         self.parts = overlapped_parts(numel)
         self.received_parts = self._sent_parts = self._forgotten = 0
         self._loop, self._wake = loop, asyncio.Event()
-        self._changed = threading.Condition()
+        self._changed = clock.event()
         self._close: Callable[[], None] | None = None
         self._opened: dict[int, OpenPart] = {}
         self._count = 0  # parts opened
@@ -94,9 +94,9 @@ class SwapMailbox:
 
     def wait(self, seconds: float) -> None:
         """Until a correction has come, parts can be opened or the swap has ended; at most ``seconds``."""
-        with self._changed:
-            if not self._corrections and self._result is None:
-                self._changed.wait(seconds)
+        self._changed.clear()
+        if not self._corrections and self._result is None:
+            self._changed.wait(seconds)
 
     @property
     def used_parts(self) -> int:
@@ -108,7 +108,7 @@ class SwapMailbox:
     def start(self, close: Callable[[], None]) -> None:
         """The partner is there: parts may be opened from now on. ``close`` ends the stream to it."""
         self._close = close
-        self._notify()
+        self._changed.set()
 
     async def opened(self, index: int, patience: float) -> OpenPart:
         """Part ``index``, once this peer has opened it; ``TimeoutError`` after ``patience`` seconds."""
@@ -126,7 +126,7 @@ class SwapMailbox:
             self._held.clear()
         self.received_parts += 1
         self._forget()
-        self._notify()
+        self._changed.set()
 
     def count_sent(self) -> None:
         """One more part has been sent, in order like the partner's."""
@@ -141,8 +141,4 @@ class SwapMailbox:
     def finish(self, result: Averaged | BaseException) -> None:
         """The swap has ended with a result or an error."""
         self._result = result
-        self._notify()
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        self._changed.set()

@@ -10,15 +10,14 @@ one. Each is right by itself, so nothing has to be taken back.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from peer import clock
 from peer.config.schema import ExchangeConfig
 from peer.exchange.codec import Codec, size
 from peer.exchange.guard import Guard
@@ -37,7 +36,7 @@ class OverlappedPairExchange(PairProtocol):
 
     def __init__(self, network: SwapNetwork, numel: int, codec: Codec, settings: ExchangeConfig, guard: Guard) -> None:
         super().__init__(network, numel, codec, settings, guard)
-        self._helper = ThreadPoolExecutor(1, thread_name_prefix="swap")
+        self._helper = clock.worker("swap")
 
     def start(self, pace: float, meet: Callable[[], Group]) -> SwapMailbox:
         """``meet`` finds the partner, on the helper thread; ``pace``: seconds of an inner step."""
@@ -75,7 +74,7 @@ class OverlappedPairExchange(PairProtocol):
             return self._codec.encode(start, opened.own)
 
         for number, (start, _) in enumerate(mailbox.parts):
-            yield await asyncio.to_thread(encode, start, await mailbox.opened(number, transfer.stall))
+            yield await clock.in_thread(encode, start, await mailbox.opened(number, transfer.stall))
             mailbox.count_sent()
 
     async def _receive(self, mailbox: SwapMailbox, transfer: Transfer) -> bytes:
@@ -98,6 +97,6 @@ class OverlappedPairExchange(PairProtocol):
         async for number, data, digest in receive_parts(transfer.stream, rooms, transfer.stall):
             fingerprint = fingerprint or digest
             opened = await mailbox.opened(number, transfer.stall)
-            corrected = await asyncio.to_thread(correction, mailbox.parts[number][0], data, opened)
+            corrected = await clock.in_thread(correction, mailbox.parts[number][0], data, opened)
             mailbox.add_correction(number, corrected, usable=transfer.judgement.usable)
         return fingerprint

@@ -15,13 +15,13 @@ too, within the swap's deadline.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from peer import clock
 from peer.config.schema import CodecName, ExchangeConfig
 from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec
@@ -79,7 +79,7 @@ class PairProtocol:
         stream = link.stream
         assert stream is not None
         judgement = self._guard.judgement(link.peer_id, self._numel)
-        limit, began, sent, received = self._deadline.seconds, time.monotonic(), stream.sent, stream.received
+        limit, began, sent, received = self._deadline.seconds, clock.monotonic(), stream.sent, stream.received
 
         async def converse() -> Verdict:
             stall = self._settings.stall
@@ -93,7 +93,7 @@ class PairProtocol:
             return await exchange_verdicts(stream, judgement.verdict(fingerprint), stall)
 
         verdict = self._network.call(guarded(converse(), stream, limit), limit + THREAD_GRACE)
-        merged, seconds = verdict.outcome is Outcome.MERGED, time.monotonic() - began
+        merged, seconds = verdict.outcome is Outcome.MERGED, clock.monotonic() - began
         self._codec.settle(merged)
         if merged:
             self._deadline.observe(seconds)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from hivemind.utils.auth import TokenAuthorizerBase
 from hivemind.utils.crypto import RSAPrivateKey
 from pydantic import ValidationError
 
+from peer import clock
 from peer.errors import UserError
 from peer.logs import fields, get_logger
 from peer.p2p import identity
@@ -162,7 +162,7 @@ async def keep_revocations(dht: Any, admission: Admission) -> None:
                     admission.learn(theirs)
                 known = admission.revocations
                 if known.number and (theirs is None or theirs.number < known.number or stored < known.number):
-                    expiration = time.time() + REVOCATIONS_LIFETIME
+                    expiration = clock.unix() + REVOCATIONS_LIFETIME
                     await dht.store(REVOCATIONS, known.model_dump_json(), expiration_time=expiration)
                     stored = known.number
         except Exception as error:  # noqa: BLE001 - whatever hivemind raises, the next look may be better

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import tempfile
-import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import Field, ValidationError
 
+from peer import clock
 from peer.errors import UserError
 from peer.p2p.identity import load_or_create
 from peer.p2p.stream import Message
@@ -88,8 +88,8 @@ class Owner:
 class Admission:
     """What a member knows: the swarm's owner, its own certificate, and the revoked ids."""
 
-    def __init__(self, owner: str, own: Certificate, clock: Callable[[], float] = time.time) -> None:
-        self.owner, self.own, self._clock = owner, own, clock
+    def __init__(self, owner: str, own: Certificate, now: Callable[[], float] = lambda: clock.unix()) -> None:
+        self.owner, self.own, self._now = owner, own, now
         self.revocations = Revocations(number=0, peer_ids=[])
         self._revoked: frozenset[str] = frozenset()
 
@@ -99,7 +99,7 @@ class Admission:
             return "the invitation is not signed by the owner of this swarm"
         if certificate.peer_id != peer_id:
             return "the invitation is for another peer"
-        if certificate.expires <= self._clock():
+        if certificate.expires <= self._now():
             return "the invitation has expired"
         return "the invitation was revoked" if peer_id in self._revoked else ""
 

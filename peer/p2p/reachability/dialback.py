@@ -10,7 +10,6 @@ beginning of a handshake. decide.py draws the conclusion.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from peer import __version__
+from peer import __version__, clock
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import is_circuit, tcp_of
 from peer.p2p.reachability.tls_probe import NotLibp2p, who_answers
@@ -78,15 +77,15 @@ Dial = Callable[[str, int, float], Awaitable[str]]
 
 
 class Allowance:
-    """Bounds the questions in a period. ``clock`` in seconds."""
+    """Bounds the questions in a period. ``now`` in seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, now: Callable[[], float] = lambda: clock.monotonic()) -> None:
+        self._now = now
         self._asked: deque[tuple[float, str]] = deque(maxlen=ALL)
 
     def wait(self, asker: str) -> float:
         """0 when ``asker`` may ask now (and counts it); else the seconds until it may."""
-        now = self._clock()
+        now = self._now()
         while self._asked and self._asked[0][0] <= now - ALLOWANCE_PERIOD:
             self._asked.popleft()
         own = [at for at, other in self._asked if other == asker]
@@ -120,7 +119,7 @@ class DialBack:
                 answer = Answer(
                     version=__version__,
                     protocols=sorted(self._served())[:NAMES],
-                    now=time.time(),
+                    now=clock.unix(),
                     observed=observed,
                     tried=tried,
                 )
@@ -158,11 +157,11 @@ class Heard:
 async def ask(stream: Stream, places: Sequence[str]) -> Heard | None:
     """One question on a new stream, which is closed; ``None`` when the other side is busy."""
     try:
-        began = time.time()
+        began = clock.unix()
         await stream.send(Ask(places=list(places[:PLACES])), DIALBACK_TIMEOUT)
         answer = await stream.receive(ANSWER, DIALBACK_TIMEOUT + DIAL_TIMEOUT)
         if isinstance(answer, Busy):
             return None
-        return Heard(answer, answer.now - (began + time.time()) / 2)
+        return Heard(answer, answer.now - (began + clock.unix()) / 2)
     finally:
         stream.close()

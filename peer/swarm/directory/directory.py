@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable
 
+from peer import clock
 from peer.logs import get_logger
 from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm.directory import buckets as directory
@@ -54,7 +54,7 @@ class Members:
 
         The record of a killed peer stays valid for ``records.LIFETIME``.
         """
-        after = max(time.time(), since + records.LIFETIME)
+        after = max(clock.unix(), since + records.LIFETIME)
         known = list(self._reader.known.values())
         return [record for record, expires in known if expires > after and record.state != "left"]
 
@@ -76,19 +76,19 @@ class Members:
 
     async def _keep_announcing(self) -> None:
         while True:
-            began = time.monotonic()
+            began = clock.monotonic()
             done = await asyncio.gather(
                 self._store(self._describe()), self._reader.look(directory.READS), return_exceptions=True
             )
             for error in done:  # hivemind raises many types; the next period may succeed
                 if isinstance(error, BaseException):
                     log.warning("the directory does not answer, trying again: %s", str(error) or type(error).__name__)
-            pause = records.ANNOUNCE_SECONDS * random.uniform(0.8, 1.2) - (time.monotonic() - began)
+            pause = records.ANNOUNCE_SECONDS * random.uniform(0.8, 1.2) - (clock.monotonic() - began)
             await asyncio.sleep(max(0.5, pause))
 
     async def _store(self, record: MemberRecord) -> None:
         # the DHT rejects a record that does not expire later than the one that it replaces
-        self._expiration = max(time.time() + records.LIFETIME, self._expiration + 0.01)
+        self._expiration = max(clock.unix() + records.LIFETIME, self._expiration + 0.01)
         before, self._written = self._written, directory.writes(self._node.peer_id, self._reader.members)
         buckets = {*before, *self._written} if record.state == "left" else self._written
         text = records.encode(record)

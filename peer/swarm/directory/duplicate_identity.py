@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Sequence
 from typing import Any
 
+from peer import clock
 from peer.p2p.addresses import is_circuit, owner_of_subkey, tcp_of
 from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm.directory import buckets, records
@@ -34,8 +34,8 @@ async def duplicate_of(node: Node, run: str, subkey: str = "") -> MemberRecord |
         found = await _own(node, keys, subkey)
         if found is None or not await _listens(found[0].addresses, node.addresses):
             return None
-        until = time.monotonic() + DUPLICATE_LOOK
-        while time.monotonic() < until:
+        until = clock.monotonic() + DUPLICATE_LOOK
+        while clock.monotonic() < until:
             await asyncio.sleep(LOOK_PAUSE)
             again = await _own(node, keys, subkey)
             if again is not None and again[1] > found[1]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from peer import __version__
+from peer import __version__, clock
 from peer.logs import get_logger
 from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm.directory import buckets as directory
@@ -66,7 +65,7 @@ class Reader:
     async def _take_in(self, buckets: Sequence[Bucket]) -> dict[Bucket, int]:
         """Read these buckets; returns how many live records of others each has."""
         found = await self._read(buckets)
-        now = time.time()
+        now = clock.unix()
         for entry in itertools.chain.from_iterable(found.values()):
             known = self.known.get(entry.record.peer_id)
             if known is None or known.expires < entry.expires:

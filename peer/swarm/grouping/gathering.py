@@ -10,9 +10,9 @@ The group waits for its slowest member: that is DiLoCo. It does not wait for a l
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 
+from peer import clock
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import Stream
 from peer.rounds.types import Group
@@ -57,7 +57,7 @@ class GroupMatching(Matching):
 
     async def _gather(self) -> Group:
         lost = "no member could be met"
-        until = time.monotonic() + self._patience + CATCH_UP_TIMEOUT  # the longest wait
+        until = clock.monotonic() + self._patience + CATCH_UP_TIMEOUT  # the longest wait
         with self._boundary.at_end_of(self._boundary.number):
             for _ in range(LEADER_TRIES):
                 leader = self._known.leader()
@@ -77,8 +77,8 @@ class GroupMatching(Matching):
         return found
 
     async def _lead(self) -> Group | str:
-        until = time.monotonic() + MEMBER_SLACK
-        while (missing := self._known.missing(self._leader.present)) and time.monotonic() < until:
+        until = clock.monotonic() + MEMBER_SLACK
+        while (missing := self._known.missing(self._leader.present)) and clock.monotonic() < until:
             if self._context.stopping:
                 break
             self._known.notify(missing)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.lineage import Lineage
@@ -70,7 +70,7 @@ class GroupLeader:
             earlier.leave()
         seat = replace(call.seat, peer_id=stream.remote)  # the authenticated id counts
         wait = min(1.5 * call.eta + MEMBER_SLACK, self._patience)
-        member = JoinedMember(stream, seat, call.round, time.monotonic() + wait)
+        member = JoinedMember(stream, seat, call.round, clock.monotonic() + wait)
         self._joined[stream.remote] = member
         self._spawn(self._listen(member))
         self._news.set()
@@ -106,11 +106,11 @@ class GroupLeader:
                 await self._update(me, outdated_members)
                 continue
             if self._due_to_tell():
-                seconds = max(member.until for member in late) - time.monotonic()
+                seconds = max(member.until for member in late) - clock.monotonic()
                 await self._tell_to_wait(seconds, ", ".join(member.seat.name for member in late))
             soonest = min(member.until for member in late)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(KEEP_ALIVE, max(0.0, soonest - time.monotonic()))):
+                async with asyncio.timeout(min(KEEP_ALIVE, max(0.0, soonest - clock.monotonic()))):
                     await self._news.wait()
 
     async def announce_delay(self, me: Seat, eta: float) -> None:
@@ -131,7 +131,7 @@ class GroupLeader:
         for peer_id, member in list(self._joined.items()):
             if member.gone:
                 self._joined.pop(peer_id)
-            elif member.ready is None and member.until < time.monotonic():
+            elif member.ready is None and member.until < clock.monotonic():
                 log.info("no longer waiting for a member: %s", fields(peer=member.seat.name))
                 self._joined.pop(peer_id).leave()
             elif member.ready is None and member.round <= due:
@@ -142,7 +142,7 @@ class GroupLeader:
         """Note a member's messages until its round begins or its stream ends."""
         try:
             while not member.gone:
-                patience = max(member.until - time.monotonic(), 0.0) + MEMBER_SLACK
+                patience = max(member.until - clock.monotonic(), 0.0) + MEMBER_SLACK
                 member.ready = await member.stream.receive(MEMBER_READY, patience)
                 member.changed.clear()
                 self._news.set()
@@ -156,8 +156,8 @@ class GroupLeader:
             self._news.set()
 
     def _due_to_tell(self) -> bool:
-        due = time.monotonic() - self._told > KEEP_ALIVE
-        self._told = time.monotonic() if due else self._told
+        due = clock.monotonic() - self._told > KEEP_ALIVE
+        self._told = clock.monotonic() if due else self._told
         return due
 
     async def _tell_to_wait(self, seconds: float, names: str) -> None:
@@ -167,9 +167,9 @@ class GroupLeader:
 
     async def _keep_waiting(self, me: Seat) -> None:
         """Send the others signs of life while this peer takes the group's weights."""
-        until = time.monotonic() + CATCH_UP_TIMEOUT
-        while not self._gathering and time.monotonic() < until:
-            await self._tell_to_wait(until - time.monotonic(), me.name)
+        until = clock.monotonic() + CATCH_UP_TIMEOUT
+        while not self._gathering and clock.monotonic() < until:
+            await self._tell_to_wait(until - clock.monotonic(), me.name)
             await asyncio.sleep(KEEP_ALIVE)
 
     # -- which slow weights count
@@ -193,7 +193,7 @@ class GroupLeader:
                 member.leave()
                 continue
             log.info("must take the group's weights: %s", fields(peer=member.seat.name, donor=donor.name))
-            member.ready, member.until, member.updated = None, time.monotonic() + CATCH_UP_TIMEOUT, True
+            member.ready, member.until, member.updated = None, clock.monotonic() + CATCH_UP_TIMEOUT, True
             await _tell(member, OutOfDate(donor=donor))
             member.changed.set()
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 
+from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Group, Link, Seat
@@ -126,7 +126,7 @@ class GroupMember:
     async def _decision(self, current: LeaderStream, round: int, until: float) -> Group | str:
         """The leader's decision. Raises :class:`StreamLost` or ``TimeoutError`` when the leader is gone."""
         while True:
-            async with asyncio.timeout(min(LEADER_SILENCE, until - time.monotonic())):
+            async with asyncio.timeout(min(LEADER_SILENCE, until - clock.monotonic())):
                 message = await current.messages.get()
             match message:
                 case WaitFor():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
+from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
 from peer.p2p.stream import StreamLost
@@ -37,7 +37,7 @@ class KnownMembers:
 
     def others(self) -> list[Seat]:
         """All possible members other than this peer."""
-        now = time.monotonic()
+        now = clock.monotonic()
         seats = {key: seat for key, (seat, until) in self._named.items() if until > now}
         for record in self._members.live():
             if record.config == self._node.member.config:
@@ -53,7 +53,7 @@ class KnownMembers:
 
     def learn(self, seat: Seat, seconds: float = LIFETIME) -> None:
         """A message named this member, or a round had it: it counts for ``seconds`` without a record."""
-        now = time.monotonic()
+        now = clock.monotonic()
         if len(self._named) >= NAMED_MEMBERS:
             self._named = {key: it for key, it in self._named.items() if it[1] > now}
         if seat.peer_id != self._node.peer_id and len(self._named) < NAMED_MEMBERS:
@@ -66,7 +66,7 @@ class KnownMembers:
 
     def notify(self, missing: Sequence[Seat]) -> None:
         """Tell members that have not joined that this peer leads; leave out those that cannot be reached."""
-        now = time.monotonic()
+        now = clock.monotonic()
         for seat in missing:
             if now - self._notified.get(seat.peer_id, -NOTICE_PERIOD) >= NOTICE_PERIOD:
                 self._notified[seat.peer_id] = now

@@ -6,12 +6,12 @@ proposer: Propose      other peer: Accept | Decline      at its boundary each si
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
 from peer.rounds.state import Root
@@ -58,12 +58,12 @@ class Meeting:
     name: str
     eta: float  # seconds until the partner's boundary, as announced at ``agreed``
     root: str = ""
-    agreed: float = field(default_factory=time.monotonic)
+    agreed: float = field(default_factory=lambda: clock.monotonic())
     came: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def their_eta(self) -> float:
         """Seconds until the partner's boundary, as announced."""
-        return max(0.0, self.eta - (time.monotonic() - self.agreed))
+        return max(0.0, self.eta - (clock.monotonic() - self.agreed))
 
     def settle(self, came: bool) -> None:
         """The partner is ready, or the meeting is cancelled; the first call counts."""

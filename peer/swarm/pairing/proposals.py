@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import time
 
+from peer import clock
 from peer.config.schema import RendezvousConfig
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
@@ -64,11 +64,11 @@ class Proposals:
             eta, phase = self._boundary.eta(), self._boundary.phase
             if eta is None or not phase:
                 continue
-            before = time.monotonic() - ASK_AGAIN_PHASES * phase
+            before = clock.monotonic() - ASK_AGAIN_PHASES * phase
             due = askable(self._candidates(), eta / phase, opens)
             candidate = next((it for it in due if asked.get(it.peer_id, -math.inf) < before), None)
             if candidate is not None:
-                asked[candidate.peer_id] = time.monotonic()
+                asked[candidate.peer_id] = clock.monotonic()
                 await self._propose(candidate)
         if agreement.meeting is not None and not self._boundary.here:
             agreement.cancel(agreement.meeting)  # before the checkpoint: the partner can find another one

@@ -12,8 +12,8 @@ boundary, two peers that have just met would always find each other first and ne
 from __future__ import annotations
 
 import asyncio
-import time
 
+from peer import clock
 from peer.config.schema import RendezvousConfig
 from peer.logs import fields, get_logger
 from peer.p2p.node import OPEN_TIMEOUT
@@ -65,13 +65,13 @@ class PairMatching(Matching):
 
     async def _meet(self, phase: int, linger: float) -> Group:
         """At the boundary that ends inner phase number ``phase``."""
-        agreement, until = self._agreement, time.monotonic() + linger
+        agreement, until = self._agreement, clock.monotonic() + linger
         try:
             with self._boundary.at_end_of(phase):
                 for _ in range(2):  # the agreed meeting, and another one if it fails
                     while agreement.meeting is None:
                         await self._proposals.ask_around()
-                        if agreement.meeting is not None or self._context.stopping or time.monotonic() >= until:
+                        if agreement.meeting is not None or self._context.stopping or clock.monotonic() >= until:
                             break
                         await asyncio.sleep(self._proposals.pause())
                     if agreement.meeting is None:
@@ -89,9 +89,9 @@ class PairMatching(Matching):
         reason = "left"
         try:
             await meeting.stream.send(PartnerReady(), MEET_TIMEOUT)
-            until = time.monotonic() + 1.5 * meeting.their_eta() + PARTNER_SLACK
-            while not meeting.came.done() and time.monotonic() < until and not self._context.stopping:
-                await asyncio.wait([meeting.came], timeout=min(0.2, until - time.monotonic()))
+            until = clock.monotonic() + 1.5 * meeting.their_eta() + PARTNER_SLACK
+            while not meeting.came.done() and clock.monotonic() < until and not self._context.stopping:
+                await asyncio.wait([meeting.came], timeout=min(0.2, until - clock.monotonic()))
             if meeting.came.done() and meeting.came.result():
                 self._origin.met(meeting.root)
                 return Link(meeting.stream.remote, meeting.name, meeting.stream)

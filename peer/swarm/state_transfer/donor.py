@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import Message, Stream
@@ -99,7 +100,7 @@ class Donor:
             stream.close()
 
     async def _give(self, stream: Stream, request: StateRequest) -> None:
-        state = await asyncio.to_thread(self._snapshot)
+        state = await clock.in_thread(self._snapshot)
         numel = state.vectors[0].numel()
         each = len(list(parts(numel)))
         goes_on = state.lineage == request.lineage and (not state.lineage.digest or state.round == request.round)

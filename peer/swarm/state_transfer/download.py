@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from peer import clock
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.p2p.greeting import MemberNode
@@ -110,14 +111,14 @@ async def _receive_parts(stream: Stream, partial: PartialState, part_limit: floa
     rooms = [room for vector in partial.room for room in fp32_rooms(vector)]
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(part_limit) as clock:
+        async with asyncio.timeout(part_limit) as limit:
             async for _, part, _ in receive_parts(stream, rooms[partial.have :], STATE_STALL):
-                if not await asyncio.to_thread(_finite, part):
+                if not await clock.in_thread(_finite, part):
                     raise BadMessage("a part is not finite")
                 partial.have += 1
-                clock.reschedule(loop.time() + part_limit)
+                limit.reschedule(loop.time() + part_limit)
     except TimeoutError:
-        if clock.expired():
+        if limit.expired():
             raise DonorSlow from None
         raise
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from peer import clock
 from peer.errors import RunError
 from peer.logs import fields, get_logger
 from peer.p2p.greeting import MemberNode
@@ -76,7 +76,7 @@ def take_state(
         if search.expired():
             why = "; ".join(search.reasons)[:300]
             raise RunError(f"no member gave its weights ({why}); try again, or look at their logs")
-        time.sleep(ASK_ALL_PAUSE)
+        clock.sleep(ASK_ALL_PAUSE)
 
 
 class _DonorSearch:
@@ -86,7 +86,7 @@ class _DonorSearch:
         self, node: MemberNode, members: Members, partial: PartialState, timeout: float, stopped: Callable[[], bool]
     ) -> None:
         self._node, self._members, self._partial, self._stopped = node, members, partial, stopped
-        now = time.monotonic()
+        now = clock.monotonic()
         self._timeout, self._deadline, self._end = timeout, now + timeout, now + LONGEST_JOIN
         self._slow, self._most, self._logged = 0, 0, float("-inf")
         self.reasons: list[str] = []
@@ -94,7 +94,7 @@ class _DonorSearch:
 
     def expired(self) -> bool:
         """Is it time to give up? Not while parts arrive or donors are busy, within bounds."""
-        now, more = time.monotonic(), self._partial.have > self._most
+        now, more = clock.monotonic(), self._partial.have > self._most
         self._most = max(self._most, self._partial.have)
         if self._timeout and (self._busy or more):
             self._deadline = min(now + self._timeout, self._end)

@@ -42,7 +42,7 @@ def admission(owner: Owner = OWNER, own: Certificate = OWN) -> Admission:
 
 def test_a_certificate_admits_its_peer_until_it_expires_or_is_revoked() -> None:
     now = [1000.0]
-    it = Admission(OWNER.public, OWN, clock=lambda: now[0])
+    it = Admission(OWNER.public, OWN, now=lambda: now[0])
     certificate = OWNER.certify(OTHER, "other", 2000.0)
     assert it.objection(certificate, OTHER) == ""
     assert "another peer" in it.objection(certificate, PEER)
