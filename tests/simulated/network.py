@@ -1,0 +1,395 @@
+"""An in-memory network with the interface of hivemind's ``P2P``: hosts, connections, streams with back pressure.
+
+Modelled after what was measured of the p2p daemon: no half-close (a stream that one side closes is over for both, and
+bytes under way may be lost without an error), no time-outs of its own, dials that fail when two hosts dial each other
+at once, connections that stay silent while a line is cut and go on some time after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import hashlib
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hivemind.p2p import PeerID
+from hivemind.utils.multiaddr import Multiaddr
+
+from tests.simulated.runtime import PROCESS, Process, VirtualLoop
+
+CHUNK = 64 * 1024  # bytes of one event on a line
+WINDOW = 256 * 1024  # bytes of a stream that may be under way or unread, as yamux has it at first
+DIAL_BACKOFF = 5.0  # seconds after a failed dial, as libp2p has it
+LOST_TAIL = 0.002  # probability that a close cuts off the bytes under way
+DEAD_CONNECTION = 60.0  # seconds of a cut after which a connection may be dead
+NOBODY = contextvars.Context()
+LoopHandler = Callable[[Any, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass(eq=False)
+class Host:
+    """A machine with one peer. ``up``, ``down``: bytes a second; ``latency``: seconds to the middle of the network."""
+
+    peer_id: str
+    address: str
+    latency: float
+    up: float
+    down: float
+    process: Process | None = None
+    handlers: dict[str, LoopHandler] = field(default_factory=dict)
+    links: dict[str, Connection] = field(default_factory=dict)  # by the other host's id
+    book: set[str] = field(default_factory=set)  # ids whose addresses it knows
+    backoff: dict[str, float] = field(default_factory=dict)  # id: when it may dial again
+    dialling: set[str] = field(default_factory=set)
+    sent_until: float = 0.0
+    received_until: float = 0.0
+    bytes_sent: int = 0
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and not self.process.dead
+
+
+def new_id(chance: random.Random) -> str:
+    """A valid libp2p id."""
+    return PeerID(b"\x12\x20" + hashlib.sha256(chance.randbytes(16)).digest()).to_base58()
+
+
+class Network:
+    """All hosts. ``cuts``: pairs of hosts without a way between them."""
+
+    def __init__(self, loop: VirtualLoop, chance: random.Random) -> None:
+        self.loop, self.chance = loop, chance
+        self.hosts: dict[str, Host] = {}
+        self._cuts: dict[frozenset[str], int] = {}
+        self.lost_tails = self.streams = 0
+
+    def add(self, latency: float, up: float, down: float) -> Host:
+        number = len(self.hosts) + 1
+        host = Host(new_id(self.chance), f"/ip4/10.0.{number // 250}.{number % 250 + 1}/tcp/4000", latency, up, down)
+        self.hosts[host.peer_id] = host
+        return host
+
+    # -- faults
+
+    def cut(self, one: Iterable[Host], other: Iterable[Host]) -> Callable[[], None]:
+        """No packet passes between the two groups; returns what ends it."""
+        pairs = [frozenset((a.peer_id, b.peer_id)) for a in one for b in other if a is not b]
+        began = self.loop.time()
+        for pair in pairs:
+            self._cuts[pair] = self._cuts.get(pair, 0) + 1
+
+        def heal() -> None:
+            for pair in pairs:
+                self._cuts[pair] -= 1
+                if not self._cuts[pair]:
+                    del self._cuts[pair]
+                    self._go_on(pair, self.loop.time() - began)
+
+        return heal
+
+    def reachable(self, one: Host, other: Host) -> bool:
+        return frozenset((one.peer_id, other.peer_id)) not in self._cuts
+
+    async def way(self, one: Host, other: Host) -> None:
+        """Until packets pass between the two: as long as a cut lasts."""
+        while not self.reachable(one, other):  # noqa: ASYNC110 - a cut has no event
+            await asyncio.sleep(1.0)
+
+    def drop(self, one: Host, other: Host) -> None:
+        """The connection of two hosts breaks."""
+        link = one.links.get(other.peer_id)
+        if link is not None:
+            link.end("connection reset by peer")
+
+    def drop_all(self, host: Host) -> None:
+        """The host's daemon ends: whoever can hear it learns so."""
+        host.handlers.clear()
+        for link in list(host.links.values()):
+            link.end("connection reset by peer")
+
+    def _go_on(self, pair: frozenset[str], cut: float) -> None:
+        one, other = (self.hosts[it] for it in sorted(pair))
+        link = one.links.get(other.peer_id)
+        if link is None:
+            return
+        if cut > DEAD_CONNECTION and self.chance.random() < 0.5:
+            link.end("connection timed out")
+        else:  # TCP sends again after a pause that has doubled during the cut
+            self.loop.call_later(self.chance.uniform(0.2, 0.2 + cut), link.go_on)
+
+    # -- the way of bytes
+
+    def delay(self, one: Host, other: Host) -> float:
+        return (one.latency + other.latency) * self.chance.uniform(1.0, 1.2)
+
+    def arrival(self, sender: Host, receiver: Host, size: int) -> float:
+        """When ``size`` bytes that leave now have arrived, behind all that both lines carry already."""
+        now = self.loop.time()
+        sender.sent_until = max(now, sender.sent_until) + size / sender.up
+        sender.bytes_sent += size
+        at = max(sender.sent_until + self.delay(sender, receiver), receiver.received_until)
+        receiver.received_until = at + size / receiver.down
+        return receiver.received_until
+
+    async def connect(self, own: Host, peer_id: str) -> Connection:
+        """A connection, new or not. Raises ``OSError`` with p2pd's words; waits for ever where packets vanish."""
+        link = own.links.get(peer_id)
+        if link is not None:
+            return link
+        other = self.hosts.get(peer_id)
+        if other is None or peer_id not in own.book:
+            raise OSError("failed to find any peer in table")
+        if own.backoff.get(peer_id, 0.0) > self.loop.time():
+            raise OSError("dial backoff")
+        own.dialling.add(peer_id)
+        try:
+            trip = 2 * self.delay(own, other)
+            await asyncio.sleep(trip)
+            await self.way(own, other)
+            await asyncio.sleep(trip)
+            if not other.alive:
+                raise OSError("connection refused")
+            if own.peer_id in other.dialling and self.chance.random() < 0.5:
+                other.backoff[own.peer_id] = self.loop.time() + DIAL_BACKOFF
+                raise OSError("simultaneous connect")
+        except OSError:
+            own.backoff[peer_id] = self.loop.time() + DIAL_BACKOFF
+            raise
+        finally:
+            own.dialling.discard(peer_id)
+        return own.links.get(peer_id) or Connection(self, own, other)
+
+
+class Connection:
+    """Of two hosts; it carries all their streams."""
+
+    def __init__(self, network: Network, one: Host, other: Host) -> None:
+        self.network, self.hosts, self.open = network, (one, other), True
+        self.streams: set[Pipe] = set()
+        one.links[other.peer_id] = other.links[one.peer_id] = self
+        one.book.add(other.peer_id)
+        other.book.add(one.peer_id)
+
+    def end(self, reason: str) -> None:
+        """Both sides lose all streams, each when the news can reach it."""
+        if not self.open:
+            return
+        self.open = False
+        one, other = self.hosts
+        one.links.pop(other.peer_id, None)
+        other.links.pop(one.peer_id, None)
+        for pipe in list(self.streams):
+            pipe.break_off(reason)
+
+    def go_on(self) -> None:
+        """The cut is over, and TCP has noticed it."""
+        for pipe in list(self.streams):
+            pipe.flush()
+
+
+class Pipe:
+    """One direction of a stream."""
+
+    def __init__(self, link: Connection, sender: Host, receiver: Host) -> None:
+        self.network, self.link, self.sender, self.receiver = link.network, link, sender, receiver
+        self.reader = asyncio.StreamReader(limit=WINDOW, loop=link.network.loop)
+        self.reader.set_transport(_Throttle(self))  # type: ignore[arg-type]
+        self.partner: Pipe = self
+        self.number = 0  # of the stream
+        self.closed = self.ended = False
+        self.reason = ""
+        self.unread = self.last = 0.0
+        self._stalled: list[tuple[bytes | None, float]] = []  # came to the end of a cut line
+        self._room: asyncio.Future[None] | None = None
+        self._under_way = 0
+        self.paused = False
+        link.streams.add(self)
+
+    # -- the sender's side
+
+    def send(self, data: bytes) -> None:
+        if self.closed or not self.sender.alive:
+            return
+        for start in range(0, len(data), CHUNK):
+            self._put(bytes(data[start : start + CHUNK]))
+
+    async def drain(self) -> None:
+        while not self.closed and self._under_way > WINDOW:
+            self._room = self._room or self.network.loop.create_future()
+            await asyncio.shield(self._room)
+        if self.reason:
+            raise ConnectionResetError(self.reason)
+
+    def close(self) -> None:
+        """By the sender, for both directions: the other side reads what is under way, and then an end."""
+        if self._under_way and self.network.chance.random() < LOST_TAIL:
+            self.network.lost_tails += 1
+            self._later(self.network.loop.time() + self.network.delay(self.sender, self.receiver), self._end, "")
+        self._put(None)
+        for pipe in (self, self.partner):
+            pipe.closed = True
+            pipe._wake()
+        self._later(self.network.loop.time(), self.partner._end, "")  # this side reads nothing more
+
+    def break_off(self, reason: str) -> None:
+        self.closed, self.reason = True, reason
+        self._wake()
+        self._later(self.network.loop.time() + self.network.delay(self.sender, self.receiver), self._end, reason)
+
+    # -- the line
+
+    def _later(self, at: float, work: Callable[[Any], None], argument: Any) -> None:
+        """The line is nobody's process: it works on when one is frozen or dead."""
+        self.network.loop.call_at(at, work, argument, context=NOBODY)
+
+    def _put(self, data: bytes | None) -> None:
+        network, size = self.network, len(data or b"")
+        self._under_way += size
+        at = max(network.arrival(self.sender, self.receiver, size), self.last)
+        self.last = at
+        self._later(at, self._arrive, data)
+
+    def _arrive(self, data: bytes | None) -> None:
+        if self._stalled or self.paused or not self.network.reachable(self.sender, self.receiver):
+            self._stalled.append((data, 0.0))
+        else:
+            self._deliver(data)
+
+    def _deliver(self, data: bytes | None) -> None:
+        if self.ended:
+            return
+        if data is None:
+            self._end("")
+            return
+        self._under_way -= len(data)
+        self._wake()
+        if self.receiver.alive:
+            self.reader.feed_data(data)
+
+    def flush(self) -> None:
+        """Deliver what has waited, as long as the line is open and the reader takes it."""
+        while self._stalled and not self.paused and self.network.reachable(self.sender, self.receiver):
+            self._deliver(self._stalled.pop(0)[0])
+
+    def _end(self, reason: str) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        self.link.streams.discard(self)
+        if reason and self.network.chance.random() < 0.5:
+            self.reader.set_exception(ConnectionResetError(reason))
+        else:
+            self.reader.feed_eof()  # a lost stream looks like an ended one
+
+    def _wake(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+        self._room = None
+
+
+class _Throttle:
+    """What a StreamReader asks of its transport when its buffer is full."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+
+    def pause_reading(self) -> None:
+        self._pipe.paused = True
+
+    def resume_reading(self) -> None:
+        self._pipe.paused = False
+        self._pipe.flush()
+
+    def is_closing(self) -> bool:
+        return self._pipe.closed
+
+
+class Writer:
+    """The methods of an ``asyncio.StreamWriter`` that are used. ``pipe``: identifies the stream for the ledger."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self.pipe = pipe
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.pipe.send(bytes(data))
+
+    async def drain(self) -> None:
+        await self.pipe.drain()
+
+    def close(self) -> None:
+        if self.pipe.sender.alive and not self.pipe.closed:
+            self.pipe.close()
+
+    def is_closing(self) -> bool:
+        return self.pipe.closed
+
+
+@dataclass(frozen=True)
+class StreamInfo:
+    """What hivemind tells a handler of an incoming stream."""
+
+    peer_id: PeerID
+    addr: Multiaddr
+
+
+class SimulatedP2P:
+    """hivemind's ``P2P`` of one host, as far as the product uses it."""
+
+    def __init__(self, network: Network, host: Host) -> None:
+        self.network, self.host = network, host
+        self.peer_id = PeerID.from_base58(host.peer_id)
+        self._client = self
+
+    async def call_binary_stream_handler(self, peer_id: PeerID, protocol: str) -> tuple[StreamInfo, Any, Any]:
+        other = peer_id.to_base58()
+        link = await self.network.connect(self.host, other)
+        called = self.network.hosts[other]
+        there, back = Pipe(link, self.host, called), Pipe(link, called, self.host)
+        there.partner, back.partner = back, there
+        self.network.streams += 1
+        there.number = back.number = self.network.streams
+        await asyncio.sleep(self.network.delay(self.host, called))
+        await self.network.way(self.host, called)
+        handler = called.handlers.get(protocol)
+        if not link.open or handler is None or not called.alive:
+            there.break_off("stream reset")
+            back.break_off("stream reset")
+            raise OSError("protocol not supported" if link.open else "stream reset")
+        info = StreamInfo(self.peer_id, Multiaddr(self.host.address))
+        self._serve(called, handler(info, there.reader, Writer(back)))  # type: ignore[arg-type]
+        await asyncio.sleep(self.network.delay(called, self.host))
+        return StreamInfo(peer_id, Multiaddr(called.address)), back.reader, Writer(there)
+
+    def _serve(self, host: Host, work: Awaitable[None]) -> None:
+        token = PROCESS.set(host.process)
+        try:
+            self.network.loop.create_task(work)  # type: ignore[arg-type]
+        finally:
+            PROCESS.reset(token)
+
+    async def add_binary_stream_handler(self, protocol: str, handler: LoopHandler) -> None:
+        self.host.handlers[protocol] = handler
+
+    async def connect(self, peer_id: PeerID, addresses: list[Multiaddr]) -> None:
+        self.host.book.add(peer_id.to_base58())
+        await self.network.connect(self.host, peer_id.to_base58())
+
+    async def disconnect(self, peer_id: PeerID) -> None:
+        link = self.host.links.get(peer_id.to_base58())
+        if link is not None:
+            link.end("connection closed")
+
+    async def list_peers(self) -> list[str]:
+        return list(self.host.links)
+
+    async def get_visible_maddrs(self, latest: bool = False) -> list[Multiaddr]:
+        return [Multiaddr(f"{self.host.address}/p2p/{self.host.peer_id}")]
+
+    async def shutdown(self) -> None:
+        with contextlib.suppress(KeyError):
+            self.network.drop_all(self.host)

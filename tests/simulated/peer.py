@@ -1,0 +1,105 @@
+"""One simulated peer: the product's trainer and membership on a simulated host."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from peer.config.digest import digest
+from peer.config.schema import Config
+from peer.errors import RunError, UserError
+from peer.outer.method import outer_method
+from peer.outer.slow_weights import SlowWeights
+from peer.process import LoopContext, Stop
+from peer.telemetry.metrics import Metrics, PhaseClock
+from peer.training.member import Membership
+from peer.training.resources import Resources
+from peer.training.run_folder import RunFolder
+from peer.training.trainer import Trainer
+from peer.training.validation import Validation
+from tests.simulated.network import Host
+from tests.simulated.runtime import Process
+from tests.simulated.training import Disk, DiskCheckpoints, PacedLoop, SimulatedState
+
+VOCABULARY = 256
+
+
+@dataclass(eq=False)
+class SimulatedPeer:
+    """A peer and its machine. ``lives``: how often its process was started."""
+
+    name: str
+    host: Host
+    config: Config
+    folder: Path
+    step_seconds: float
+    numel: int
+    seed: int
+    skew: float = 0.0
+    disk: Disk = field(default_factory=Disk)
+    lives: int = 0
+    process: Process | None = None
+    stop: Stop = field(default_factory=Stop)
+    trainer: Trainer | None = None
+    ended: str = ""  # why its process has ended
+
+    @property
+    def training(self) -> bool:
+        """It has joined, and its process runs."""
+        return self.trainer is not None and self.process is not None and not self.process.dead and not self.ended
+
+    def main(self, watch: Any) -> None:
+        """The process, from its start to its end. ``watch``: is called with this peer when it has joined."""
+        try:
+            self._train(watch)
+            self.ended = "done"
+        except (RunError, UserError) as error:
+            self.ended = f"{type(error).__name__}: {error}"
+        except Exception as error:
+            self.ended = f"DEFECT {type(error).__name__}: {error}"
+            raise
+
+    def _train(self, watch: Any) -> None:
+        run, own = self.config.run, self.config.peer
+        metrics, self.stop = Metrics(method=run.outer.name, run=run.name, config=digest(run)), Stop()
+        context = LoopContext(stop=self.stop)
+        state = self._state(context)
+        resources = Resources(
+            run=run,
+            own=own,
+            device=torch.device("cpu"),
+            folder=RunFolder(self.name, self.folder, -1),
+            key=self.folder / "identity.key",
+            authority=None,
+            peer_id=self.host.peer_id,
+            metrics=metrics,
+            metrics_address="",
+            phase=PhaseClock(metrics),
+            context=context,
+        )
+        member = Membership(resources, state, total=run.steps, tokens=lambda: 64.0)
+        try:
+            member.join(state.resume)
+            validation = Validation(state, resources.phase, VOCABULARY, [None], {})  # type: ignore[arg-type,list-item]
+            checkpoints: Any = DiskCheckpoints(self.disk, self.step_seconds)
+            self.trainer = Trainer(self.config, member, state, checkpoints, validation)  # type: ignore[arg-type]
+            watch(self)
+            self.trainer.run()
+        finally:
+            self.trainer = None
+            member.close()
+
+    def _state(self, context: LoopContext) -> SimulatedState:
+        common = torch.Generator().manual_seed(7)
+        first = torch.randn(self.numel, generator=common)
+        best = torch.randn(self.numel, generator=common)
+        own = torch.randn(self.numel, generator=torch.Generator().manual_seed(self.seed))
+        weights = nn.Parameter(first)
+        seed = random.Random(f"{self.seed} {self.lives}").getrandbits(32)
+        inner = PacedLoop(weights, best + 0.1 * own, self.step_seconds, context, seed)
+        return SimulatedState(inner, outer_method(self.config.run, SlowWeights([("w", weights)])), self.disk)

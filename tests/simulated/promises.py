@@ -1,0 +1,131 @@
+"""The promises that hold for every swarm, checked while it runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from peer.replica.inner_loop import InnerReport
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Outcome
+from peer.rounds.vectors import as_bytes
+from tests.simulated.peer import SimulatedPeer
+
+if TYPE_CHECKING:
+    from tests.simulated.world import World
+
+ALONE_PHASES = 4  # boundaries in a row without a merge beside somebody who has none either
+MOST_TASKS = 60  # of one process, and two for each other peer
+MOST_STREAMS = 12
+
+
+class Promises:
+    """Checks one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._alone: dict[str, dict[str, int]] = defaultdict(
+            lambda: defaultdict(int)
+        )  # boundaries, by two peers' names
+        self._lineages: dict[str, str] = {}  # digest of φ by digest of the lineage
+        self._saved: dict[str, int] = {}  # round of the checkpoint at a crash
+
+    def watch(self, peer: SimulatedPeer) -> None:
+        """This peer has joined."""
+        assert peer.trainer is not None
+        boundary: Any = peer.trainer.boundary
+        cross, ended = boundary.cross, boundary.presence.ended
+        saved = self._saved.pop(peer.name, 0)
+        if boundary.counters.round < saved:
+            self._world.violation(f"{peer.name} came back at round {boundary.counters.round}, its disk has {saved}")
+
+        def crossed(inner: InnerReport) -> bool:
+            over: bool = cross(inner)
+            self._bounded(peer)
+            if boundary.outer.equal_replicas:
+                self._equal(peer, boundary)
+            return over
+
+        def noted(averaged: Averaged) -> None:
+            ended(averaged)
+            self._note_alone(peer, merged=averaged.outcome is Outcome.MERGED)
+
+        boundary.cross, boundary.presence.ended = crossed, noted
+
+    def crashed(self, peer: SimulatedPeer) -> None:
+        self._saved[peer.name] = peer.disk.scalars.get("round", 0)
+        self._alone.pop(peer.name, None)
+
+    # -- nobody stays alone
+
+    def _note_alone(self, peer: SimulatedPeer, *, merged: bool) -> None:
+        own = self._alone[peer.name]
+        if merged:
+            own.clear()
+            return
+        others = {
+            other.name: other for other in self._world.peers if other is not peer and self._could_meet(peer, other)
+        }
+        for name in list(own):
+            if name not in others:
+                del own[name]
+        for name in others:
+            own[name] += 1
+            if own[name] > ALONE_PHASES < self._alone[name][peer.name]:
+                self._world.violation(f"{peer.name} and {name} stay alone, and could meet")
+                own[name] = 0
+
+    def _could_meet(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
+        """Both train, see each other, and accept each other."""
+        if not (one.training and other.training) or not self._world.network.reachable(one.host, other.host):
+            return False
+        if max(one.step_seconds, other.step_seconds) > 2 * min(one.step_seconds, other.step_seconds):
+            return False
+        return self._sees(one, other) and self._sees(other, one)
+
+    def _sees(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
+        assert one.trainer is not None and one.process is not None
+        presence: Any = one.trainer.member.presence
+        known = any(record.peer_id == other.host.peer_id for record in presence.others())
+        return known and not one.process.frozen and not presence._context.backoff.avoided(other.host.peer_id)
+
+    # -- equal replicas
+
+    def _equal(self, peer: SimulatedPeer, boundary: Any) -> None:
+        lineage = boundary.counters.lineage.digest
+        digest = xxhash.xxh3_128_hexdigest(as_bytes(boundary.outer.slow.phi))
+        if lineage and self._lineages.setdefault(lineage, digest) != digest:
+            self._world.violation(f"{peer.name} has other slow weights than a peer of its lineage")
+
+    # -- everything is bounded
+
+    def _bounded(self, peer: SimulatedPeer) -> None:
+        assert peer.process is not None
+        count = len(self._world.peers)
+        if len(peer.process.tasks) > MOST_TASKS + 2 * count:
+            names = [task.get_coro().__qualname__ for task in peer.process.tasks]  # type: ignore[union-attr]
+            common = max(set(names), key=names.count)
+            self._world.violation(f"{peer.name} has {len(names)} tasks, most of them {common}")
+        streams = sum(len(link.streams) for link in peer.host.links.values())
+        if streams > 2 * (MOST_STREAMS + 2 * count):
+            self._world.violation(f"{peer.name} has {streams // 2} open streams")
+
+    # -- at the end
+
+    def at_the_end(self) -> None:
+        """Long after the last fault: all peers that train are one swarm."""
+        training = [peer for peer in self._world.peers if peer.training]
+        for peer in self._world.peers:
+            if not peer.training:
+                self._world.violation(f"{peer.name} does not train at the end: {peer.ended or 'it has not joined'}")
+        for peer in training:
+            assert peer.trainer is not None
+            seen = {record.peer_id for record in peer.trainer.member.presence.others()}
+            missing = [other.name for other in training if other is not peer and other.host.peer_id not in seen]
+            if missing:
+                self._world.violation(f"{peer.name} does not see {', '.join(missing)} at the end")
+        roots = {peer.trainer.state.counters.root for peer in training if peer.trainer is not None}
+        if len(roots) > 1 and self._world.scenario.kind != "group":
+            self._world.violation(f"the swarm has {len(roots)} roots at the end")

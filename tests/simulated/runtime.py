@@ -1,0 +1,301 @@
+"""Virtual time: an event loop whose clock jumps to the next event, and processes that it can freeze and kill.
+
+The product's coroutines run on the loop. Its threads (a peer's main thread, the helper of an overlapped swap) are
+greenlets: one that waits gives control to the loop. So everything runs in one thread, and a seed decides the order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import heapq
+import random
+import selectors
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import greenlet
+
+from peer import clock
+
+Result = TypeVar("Result")
+EPOCH = 1.7e9  # unix seconds at virtual time 0
+IN_THREAD = (1e-4, 3e-3)  # seconds of a computation in another thread
+WAKE = 1e-5  # seconds until a thread runs again
+
+
+class Crashed(greenlet.GreenletExit):
+    """Raised in the threads of a killed process wherever they wait."""
+
+
+class Stuck(Exception):
+    """Nothing will ever happen again although somebody waits."""
+
+
+class Process:
+    """One peer's process. ``skew``: seconds by which its machine's clock is ahead."""
+
+    def __init__(self, name: str, skew: float = 0.0) -> None:
+        self.name, self.skew = name, skew
+        self.dead = self.frozen = False
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.threads: set[greenlet.greenlet] = set()
+        self._held: list[tuple[Callable[..., object], tuple[Any, ...], contextvars.Context]] = []
+
+    def freeze(self) -> None:
+        """Nothing of it runs until :meth:`thaw`."""
+        self.frozen = True
+
+    def thaw(self, loop: VirtualLoop) -> None:
+        self.frozen, held = False, self._held
+        self._held = []
+        for work, arguments, context in held:
+            loop.call_soon(work, *arguments, context=context)
+
+    def hold(self, work: Callable[..., object], arguments: tuple[Any, ...], context: contextvars.Context) -> None:
+        """Its turn came while it was frozen. A dead process has no further turn."""
+        if not self.dead:
+            self._held.append((work, arguments, context))
+
+
+PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+class _Handle(asyncio.Handle):
+    __slots__ = ()
+
+    def _run(self) -> None:
+        process = self._context.get(PROCESS)  # type: ignore[attr-defined]
+        if process is not None and (process.dead or process.frozen):
+            process.hold(self._callback, self._args, self._context)  # type: ignore[attr-defined]
+        else:
+            super()._run()
+
+
+class _TimerHandle(asyncio.TimerHandle, _Handle):
+    __slots__ = ()
+
+
+class _Clock(selectors.BaseSelector):
+    """Waits for the next timer by moving the clock there."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise Stuck
+        self.now += max(timeout, 0.0)
+        return []
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> Any: ...
+
+    def unregister(self, fileobj: Any) -> Any: ...
+
+    def get_map(self) -> Any:
+        return {}
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """``steps``: callbacks that were scheduled."""
+
+    def __init__(self) -> None:
+        self._virtual = _Clock()
+        super().__init__(self._virtual)
+        self.steps = 0
+        self.complain: Callable[[dict[str, Any]], None] = lambda context: None
+        self.hub = greenlet.getcurrent()
+        self._clock_resolution = 1e-9
+        self.set_task_factory(_owned_task)
+
+    def time(self) -> float:
+        return self._virtual.now
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        timer = _TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def _call_soon(self, callback: Any, args: Any, context: Any) -> asyncio.Handle:
+        self.steps += 1
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def set_exception_handler(self, handler: Any) -> None:
+        """``complain`` gets what the product would only log."""
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.complain(context)
+
+    def _make_self_pipe(self) -> None: ...
+
+    def _close_self_pipe(self) -> None: ...
+
+    def _write_to_self(self) -> None: ...
+
+
+def _owned_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
+    process = (options.get("context") or contextvars.copy_context()).get(PROCESS)
+    if process is not None:
+        process.tasks.add(task)
+        task.add_done_callback(process.tasks.discard)
+    return task
+
+
+class Runtime:
+    """What :mod:`peer.clock` is in a simulation. ``chance``: decides all that the machine would."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.loop, self._chance = VirtualLoop(), chance
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Within the context the product runs in virtual time."""
+        names = ("monotonic", "unix", "sleep", "result", "event", "worker", "in_thread", "start_loop")
+        real = {name: getattr(clock, name) for name in names}
+        try:
+            for name in names:
+                setattr(clock, name, getattr(self, name))
+            yield
+        finally:
+            for name, function in real.items():
+                setattr(clock, name, function)
+
+    def start(self, process: Process, work: Callable[..., object], *args: object) -> None:
+        """Run ``work`` as a thread of ``process``."""
+
+        def body() -> None:
+            try:
+                work(*args)
+            finally:
+                process.threads.discard(thread)
+
+        thread = greenlet.greenlet(body, parent=self.loop.hub)
+        context = contextvars.Context()
+        context.run(PROCESS.set, process)
+        thread.gr_context = context.copy()
+        process.threads.add(thread)
+        self.loop.call_soon(thread.switch, context=context)
+
+    def kill(self, process: Process) -> None:
+        """As SIGKILL: nothing of it runs any more, its ``finally`` clauses do, and reach nobody."""
+        process.dead = True
+        for task in process.tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        for thread in list(process.threads):
+            if thread is not greenlet.getcurrent():
+                thread.parent = greenlet.getcurrent()
+                thread.throw(Crashed())
+
+    # -- what peer.clock offers
+
+    def monotonic(self) -> float:
+        return self.loop.time()
+
+    def unix(self) -> float:
+        process = PROCESS.get()
+        return EPOCH + self.loop.time() + (process.skew if process is not None else 0.0)
+
+    def sleep(self, seconds: float) -> None:
+        self.wait(lambda wake: None, seconds)
+
+    def result(self, future: concurrent.futures.Future[Result], seconds: float) -> Result:
+        if not future.done():
+            self.wait(lambda wake: future.add_done_callback(lambda _: wake()), seconds)
+        return future.result(0)
+
+    def event(self) -> threading.Event:
+        return _Event(self)
+
+    def worker(self, name: str) -> concurrent.futures.Executor:
+        return _Worker(self)
+
+    async def in_thread(self, work: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+        """``work`` runs some time after the call; as in a thread, a cancelled caller does not prevent it."""
+        done: asyncio.Future[Result] = self.loop.create_future()
+
+        def run() -> None:
+            try:
+                value = work(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - the caller gets it
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(value)
+
+        self.loop.call_later(self._chance.uniform(*IN_THREAD), run)
+        return await done
+
+    def start_loop(self, name: str) -> tuple[asyncio.AbstractEventLoop, clock.RunningThread]:
+        return self.loop, _NetworkThread()
+
+    # -- greenlets
+
+    def wait(self, register: Callable[[Callable[[], None]], None], seconds: float) -> None:
+        """Suspend this thread until the function that ``register`` gets is called, at most ``seconds``."""
+        me, process = greenlet.getcurrent(), PROCESS.get()
+        assert me is not self.loop.hub, "the event loop must not wait"
+        if process is not None and process.dead:
+            raise Crashed
+        context, woken = contextvars.copy_context(), False
+
+        def wake() -> None:
+            nonlocal woken
+            if not woken:
+                woken = True
+                self.loop.call_later(WAKE, me.switch, context=context)
+
+        timer = self.loop.call_later(seconds, wake)
+        register(wake)
+        self.loop.hub.switch()
+        timer.cancel()
+
+
+class _Event(threading.Event):
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__()
+        self._runtime, self._wake = runtime, lambda: None
+
+    def set(self) -> None:
+        super().set()
+        self._wake()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self.is_set():
+            self._runtime.wait(lambda wake: setattr(self, "_wake", wake), 1e9 if timeout is None else timeout)
+        return self.is_set()
+
+
+class _Worker(concurrent.futures.Executor):
+    """One thread for each piece of work; the product gives it one at a time."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        process = PROCESS.get()
+        assert process is not None and not kwargs
+        self._runtime.start(process, work, *args)
+        return concurrent.futures.Future()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
+
+
+class _NetworkThread:
+    """The loop is everybody's; a peer that closes its network stops it for itself only."""
+
+    def is_alive(self) -> bool:
+        process = PROCESS.get()
+        return process is None or not process.dead
+
+    def join(self, timeout: float) -> None: ...

@@ -1,0 +1,108 @@
+"""The inner half of a simulated peer: a model of time, with a quadratic loss whose weights are exchanged for real."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from peer import clock
+from peer.outer.method import OuterMethod
+from peer.process import LoopContext
+from peer.replica.inner_loop import InnerReport
+from peer.rounds.lineage import Lineage
+from peer.training.outer_state import OuterState
+
+RATE = 0.05  # share of the way to its optimum that a peer goes in one step
+TOKENS = 64  # of an inner step
+
+
+class PacedLoop:
+    """Each step takes about ``seconds`` and goes towards this peer's optimum, which is near everybody's."""
+
+    def __init__(self, weights: nn.Parameter, optimum: Tensor, seconds: float, context: LoopContext, seed: int) -> None:
+        self.step = 0
+        self._weights, self._optimum, self._seconds = weights, optimum, seconds
+        self._context, self._chance = context, random.Random(seed)
+
+    def run(self, batches: Iterable[None]) -> InnerReport:
+        began, steps, losses = clock.monotonic(), 0, [math.nan]
+        for _ in batches:
+            clock.sleep(self._seconds * self._chance.uniform(0.9, 1.1))
+            with torch.no_grad():
+                self._weights.add_(self._optimum - self._weights, alpha=RATE * self._chance.uniform(0.5, 1.5))
+            losses.append(self._loss())
+            steps, self.step = steps + 1, self.step + 1
+            self._context.progress.tick()
+            if self._context.stop.requested:
+                break
+        return InnerReport(steps, steps * TOKENS, losses[-1], losses[-1], 1.0, 1e-3, clock.monotonic() - began)
+
+    def evaluate(self, batches: Iterable[None]) -> float:
+        clock.sleep(self._seconds)
+        return self._loss()
+
+    def _loss(self) -> float:
+        return float((self._weights.detach() - self._optimum).square().mean())
+
+
+class Endless:
+    """A data stream."""
+
+    def take(self, count: int) -> Iterator[None]:
+        return iter([None] * count)
+
+
+@dataclass
+class Disk:
+    """What outlives a process: the last checkpoint."""
+
+    scalars: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+class SimulatedState(OuterState):
+    """The state of a peer on ``disk``."""
+
+    inner: PacedLoop
+
+    def __init__(self, inner: PacedLoop, outer: OuterMethod, disk: Disk) -> None:
+        super().__init__(inner, outer)
+        self.stream, self._disk = Endless(), disk
+
+    def forget(self) -> None: ...
+
+    def scalars(self) -> dict[str, Any]:
+        return {"inner_step": self.inner.step, **vars(self.counters)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        named = {**self.outer.slow.tensors(), **self.named_vectors()}
+        return {name: tensor.clone() for name, tensor in named.items()}
+
+    def resume(self) -> None:
+        """Continue from the disk, if it has a checkpoint."""
+        if not self._disk.scalars:
+            return
+        self.outer.slow.take(self._disk.tensors)
+        self.take_outer(self._disk.tensors)
+        self.inner.step = self._disk.scalars["inner_step"]
+        for name in vars(self.counters):
+            setattr(self.counters, name, self._disk.scalars[name])
+        self.counters.lineage = Lineage(*self.counters.lineage)
+
+
+class DiskCheckpoints:
+    """The product's ``Checkpoints`` in memory: a checkpoint is whole or absent."""
+
+    def __init__(self, disk: Disk, seconds: float) -> None:
+        self._disk, self._seconds = disk, seconds
+
+    def save(self, step: int, scalars: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
+        clock.sleep(self._seconds)
+        self._disk.scalars, self._disk.tensors = scalars, tensors
+        return True

@@ -1,0 +1,261 @@
+"""One simulation from its scenario: starts the peers, lets faults happen, and notes every violation of a promise."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peer import clock
+from peer.config.schema import Config
+from peer.p2p.greeting import MemberIdentity
+from peer.p2p.node import NodeSettings
+from peer.training import member
+from tests.simulated import promises
+from tests.simulated.dht import SimulatedDHT
+from tests.simulated.ledger import Ledger
+from tests.simulated.network import Host, Network
+from tests.simulated.node import SimulatedNode
+from tests.simulated.peer import SimulatedPeer
+from tests.simulated.runtime import PROCESS, Process, Runtime, Stuck
+from tests.simulated.scenario import Fault, Machine, Scenario
+
+FOLDERS = "/dev/shm" if Path("/dev/shm").is_dir() else None
+RESTART = 2.0  # seconds from the end of a process to its next start
+STOPPING = 400.0  # virtual seconds for all peers to end after they were asked to
+
+
+@dataclass
+class Report:
+    """What a simulation came to."""
+
+    scenario: Scenario
+    virtual_seconds: float = 0.0
+    steps: int = 0
+    merges: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+    trace: list[str] = field(default_factory=list)
+
+
+class World:
+    """``say`` prints the trace as it grows, if it is given."""
+
+    def __init__(self, scenario: Scenario, folder: Path, say: Callable[[str], None] | None = None) -> None:
+        self.scenario, self.report, self._print = scenario, Report(scenario), say
+        chance = random.Random(f"world {scenario.seed}")
+        self.chance, self.runtime = chance, Runtime(chance)
+        self.loop = self.runtime.loop
+        self.loop.complain = lambda context: self.say("loop", f"{context.get('message')} {context.get('exception')!r}")
+        self.network = Network(self.loop, chance)
+        self.nodes: dict[str, SimulatedDHT] = {}
+        self.bootstrap = self.network.add(0.005, 1e9, 1e9)
+        self.bootstrap_process = Process("bootstrap")
+        self.ledger = Ledger(self.violation, lambda peer, line: self.say(peer.name, line))
+        self.peers = [self._peer(number, machine, folder) for number, machine in enumerate(scenario.machines)]
+        self.promises = promises.Promises(self)
+        self._stopping = False
+
+    # -- notes
+
+    def say(self, who: str, line: str) -> None:
+        entry = f"{self.loop.time():9.3f}  {who:10}  {line}"
+        self.report.trace.append(entry)
+        if self._print is not None:
+            self._print(entry)
+
+    def violation(self, what: str) -> None:
+        self.report.violations.append(f"at {self.loop.time():.3f} s: {what}")
+        self.say("VIOLATION", what)
+
+    # -- the swarm
+
+    def _peer(self, number: int, machine: Machine, folder: Path) -> SimulatedPeer:
+        host = self.network.add(machine.latency, machine.up, machine.down)
+        path = folder / f"peer{number}"
+        path.mkdir()
+        return SimulatedPeer(
+            name=f"peer{number}",
+            host=host,
+            config=self._config(),
+            folder=path,
+            step_seconds=machine.step_seconds,
+            numel=self.scenario.numel,
+            seed=self.scenario.seed * 1000 + number,
+            skew=machine.skew,
+        )
+
+    def _config(self) -> Config:
+        scenario, overlap = self.scenario, self.scenario.kind == "overlapped"
+        outer = {"name": "diloco"} if scenario.kind == "group" else {"name": "noloco"}
+        run = {
+            "name": "simulated",
+            "steps": 10**6,
+            "inner_steps": scenario.inner_steps,
+            "outer": outer,
+            "exchange": {"overlap": overlap, "codec": scenario.codec},
+            "rendezvous": {"patience": 60.0},
+        }
+        own = {
+            "initial_peers": [f"{self.bootstrap.address}/p2p/{self.bootstrap.peer_id}"],
+            "network": {"reach": "public", "upnp": False, "host": "10.0.0.1"},
+            "checkpoint": {"every_rounds": 2},
+        }
+        return Config.model_validate({"run": run, "peer": own})
+
+    def start(self, peer: SimulatedPeer) -> None:
+        """Start a process of this peer, unless one runs."""
+        if self._stopping or (peer.process is not None and not peer.process.dead and not peer.ended):
+            return
+        peer.lives, peer.ended = peer.lives + 1, ""
+        peer.process = Process(peer.name, peer.skew)
+        self.say(peer.name, f"starts (life {peer.lives})")
+        self.runtime.start(peer.process, self._live, peer)
+
+    def _live(self, peer: SimulatedPeer) -> None:
+        def joined(peer: SimulatedPeer) -> None:
+            self.say(peer.name, "has joined")
+            self.ledger.watch(peer)
+            self.promises.watch(peer)
+
+        peer.main(joined)
+        clock.sleep(0.2)  # its tasks end
+        self.say(peer.name, f"ended: {peer.ended}")
+        if peer.ended.startswith("RunError: the network thread gave no answer"):
+            self.violation(f"{peer.name} waited beyond a deadline: {peer.ended}")
+        assert peer.process is not None
+        peer.process.dead = True
+        if not self._stopping and peer.ended != "done":  # as a user would
+            self.loop.call_later(RESTART + 10, self.start, peer)
+
+    def _boot(self) -> None:
+        self.bootstrap_process = Process("bootstrap")
+        self.runtime.start(self.bootstrap_process, self._be_bootstrap)
+
+    def _be_bootstrap(self) -> None:
+        settings = NodeSettings(identity=None, host="10.0.0.1", port=0)
+        who = MemberIdentity("bootstrap", run="", config="", canonical="", layout="")
+        self.node(settings, None, who, host=self.bootstrap).start()
+
+    def node(self, *arguments: Any, host: Host | None = None) -> SimulatedNode:
+        """What the product gets for ``MemberNode``."""
+        process = PROCESS.get()
+        if host is None:
+            host = next(peer.host for peer in self.peers if peer.process is process)
+        return SimulatedNode(*arguments, network=self.network, host=host, everyone=self.nodes)
+
+    # -- the run
+
+    def run(self) -> Report:
+        """Until all peers have ended."""
+        before = member.MemberNode
+        member.MemberNode = self.node  # type: ignore[assignment,misc]
+        state = random.getstate()
+        random.seed(f"product {self.scenario.seed}")
+        try:
+            with self.runtime.installed():
+                self._schedule()
+                self.loop.run_until_complete(self._whole())
+        except Stuck:
+            self.violation("nothing happens any more, and somebody waits")
+        finally:
+            member.MemberNode = before  # type: ignore[misc]
+            random.setstate(state)
+            self.report.virtual_seconds, self.report.steps = self.loop.time(), self.loop.steps
+            self.report.merges, self.report.outcomes = self.ledger.merged, self.ledger.outcomes
+        return self.report
+
+    def _schedule(self) -> None:
+        self._boot()
+        for peer, machine in zip(self.peers, self.scenario.machines, strict=True):
+            self.loop.call_later(1.0 + machine.starts, self.start, peer)
+        for fault in self.scenario.faults:
+            self.loop.call_later(fault.at, self._happen, fault)
+
+    async def _whole(self) -> None:
+        await asyncio.sleep(self.scenario.seconds)
+        self.promises.at_the_end()
+        self._stopping = True
+        self.say("world", "all are asked to stop")
+        for peer in self.peers:
+            peer.stop.request()
+        until = self.loop.time() + STOPPING
+        while any(peer.process is not None and not peer.process.dead for peer in self.peers):
+            if self.loop.time() > until:
+                left = [peer.name for peer in self.peers if peer.process is not None and not peer.process.dead]
+                self.violation(f"{', '.join(left)} did not end within {STOPPING:.0f} s")
+                break
+            await asyncio.sleep(0.5)
+
+    # -- faults
+
+    def _happen(self, fault: Fault) -> None:
+        peers = [self.peers[number] for number in fault.peers]
+        names = ", ".join(peer.name for peer in peers)
+        self.report.faults[fault.kind] += 1
+        self.say("fault", f"{fault.kind} of {names} for {fault.seconds:.1f} s")
+        getattr(self, f"_{fault.kind}")(peers, fault.seconds)
+
+    def _crash(self, peers: list[SimulatedPeer], seconds: float) -> None:
+        for peer in peers:
+            if peer.process is not None and not peer.process.dead:
+                self.promises.crashed(peer)
+                self.runtime.kill(peer.process)
+                self.network.drop_all(peer.host)
+                peer.trainer = None
+                self.loop.call_later(RESTART + seconds, self.start, peer)
+
+    def _freeze(self, peers: list[SimulatedPeer], seconds: float) -> None:
+        for peer in peers:
+            if peer.process is not None and not peer.process.dead:
+                peer.process.freeze()
+                self.loop.call_later(seconds, peer.process.thaw, self.loop)
+
+    def _cut(self, peers: list[SimulatedPeer], seconds: float) -> None:
+        heal = self.network.cut([peer.host for peer in peers], self.network.hosts.values())
+        self.loop.call_later(seconds, heal)
+
+    def _split(self, peers: list[SimulatedPeer], seconds: float) -> None:
+        ours = [peer.host for peer in peers]
+        rest = [host for host in self.network.hosts.values() if host not in ours]
+        self.loop.call_later(seconds, self.network.cut(ours, rest))
+
+    def _drop(self, peers: list[SimulatedPeer], seconds: float) -> None:
+        self.network.drop(peers[0].host, peers[-1].host)
+
+    def _leave(self, peers: list[SimulatedPeer], seconds: float) -> None:
+        for peer in peers:
+            peer.stop.request()
+            self.loop.call_later(60 + seconds, self.start, peer)
+
+    def _bootstrap(self, peers: list[SimulatedPeer], seconds: float) -> None:
+        if not self.bootstrap_process.dead:
+            self.runtime.kill(self.bootstrap_process)
+            self.network.drop_all(self.bootstrap)
+            self.loop.call_later(seconds, self._boot)
+
+    def _slow(self, peers: list[SimulatedPeer], seconds: float) -> None:
+        for peer in peers:
+            before, peer.host.down = peer.host.down, peer.host.down / 20
+            self.loop.call_later(seconds, setattr, peer.host, "down", before)
+
+
+def simulate(scenario: Scenario, say: Callable[[str], None] | None = None) -> Report:
+    """Run one scenario in a folder of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=FOLDERS))
+    logging.getLogger().setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    try:
+        return World(scenario, folder, say).run()
+    finally:
+        shutil.rmtree(folder)
