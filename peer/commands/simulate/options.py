@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -32,7 +33,7 @@ class Options:
     drop: float = 0.0  # share of the swaps that fail; in a group, share of the members that miss a round
     delay: int = 0  # inner steps between a boundary and the arrival of its result
     swap_steps: int = 8  # inner steps during an overlapped swap
-    speeds: tuple[float, ...] = (1.0,)
+    speeds: Sequence[float] = (1.0,)
     non_iid: bool = False  # every replica reads its own part of the text
     workers: int = 1  # replicas trained at the same time
 

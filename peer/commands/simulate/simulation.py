@@ -23,7 +23,7 @@ from peer.config.schema import Config, LocalConfig
 from peer.data import corpus
 from peer.data.batches import BatchStream, Cursor
 from peer.data.corpus import Corpus
-from peer.data.open import validation
+from peer.data.open import batches, validation
 from peer.exchange import codecs
 from peer.exchange.guard import Guard
 from peer.process import LoopContext
@@ -56,7 +56,12 @@ class Simulation:
             if self.options.method is Method.DDP:
                 self._count_ddp(replicas[0])
             sampler.sample(at)
-            say(_line(at, sampler.rows[-1]))
+            row = sampler.rows[-1]
+            say(
+                f"step {at:.0f}: {row['tokens']:,} tokens, validation loss {row['val_loss_mean']:.4f} "
+                f"(worst {row['val_loss_worst']:.4f}, averaged model {row['val_loss_averaged_model']:.4f}), "
+                f"spread {row['spread']:.2g}"
+            )
 
         World(self.config, self.options, replicas, sample).run()
         return self._summary(sampler, time.monotonic() - began)
@@ -91,11 +96,9 @@ class Simulation:
         run = self.config.run.model_copy(update={"outer": LocalConfig(name="local")})
         config = self.config.model_copy(update={"peer": peer, "run": run})
         one = self._build("replica-0", config, self._text, 0)
-        streams = [
-            self._build("stream", config, self._part(index), index).state.stream
-            for index in range(self.options.replicas)
-        ]
-        one.state.stream = Together(streams)
+        one.state.stream = Together(
+            [batches(run, self._part(index).train, index) for index in range(self.options.replicas)]
+        )
         return one
 
     def _count_ddp(self, one: Replica) -> None:
@@ -167,14 +170,6 @@ def _row(it: Replica, first_val_loss: float, val_loss: float) -> SampleRow:
         "bytes_sent": it.bytes_sent,
         "bytes_received": it.bytes_received,
     }
-
-
-def _line(at: float, row: SampleRow) -> str:
-    return (
-        f"step {at:.0f}: {row['tokens']:,} tokens, validation loss {row['val_loss_mean']:.4f} "
-        f"(worst {row['val_loss_worst']:.4f}, averaged model {row['val_loss_averaged_model']:.4f}), "
-        f"spread {row['spread']:.2g}"
-    )
 
 
 def save(summary: dict[str, Any], folder: Path, title: str) -> list[Path]:

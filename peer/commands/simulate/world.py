@@ -10,14 +10,16 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from peer.commands.simulate.exchanges import Rolling, average, both_merged, swap
-from peer.commands.simulate.meetings import SAME_TIME, Arrivals, choose_pairs
+from peer.commands.simulate.exchanges import OverlappedSwap, average, both_merged, swap
+from peer.commands.simulate.meetings import Arrivals, choose_pairs
 from peer.commands.simulate.options import Method, Options
 from peer.commands.simulate.replica import Replica
 from peer.config.schema import Config
 from peer.exchange.average import Verdict
 from peer.rounds.backoff import BACKOFF_PHASES, PeerBackoff
 from peer.rounds.types import Grouping, Outcome
+
+SAME_TIME = 1e-9
 
 Sample = Callable[[float], None]
 
@@ -30,7 +32,7 @@ class World:
         self._arrivals = Arrivals()
         self._chance = random.Random(config.run.seed)
         self._training: dict[Replica, Future[None]] = {}
-        self._flying: dict[Replica, Rolling] = {}  # overlapped swaps without a verdict
+        self._flying: dict[Replica, OverlappedSwap] = {}  # overlapped swaps without a verdict
         self._time = 0.0
         self._backoff = {replica: PeerBackoff(lambda: self._time) for replica in replicas}
         self._group: list[tuple[Replica, float]] = []  # members that wait for the others, since when
@@ -43,8 +45,8 @@ class World:
         with ThreadPoolExecutor(self._options.workers) as self._pool:
             self._go_on(self._replicas, 0.0)
             while self._arrivals.due:
-                self._time, here = self._arrivals.next()
-                time = self._time
+                self._time = time = min(self._arrivals.due.values())
+                here = [replica for replica, due in self._arrivals.due.items() if due - time < SAME_TIME]
                 for replica in here:
                     self._training.pop(replica).result()
                     self._count_overlapped(replica)
@@ -57,7 +59,7 @@ class World:
                         self._sample(time)
                 self._go_on(free, time)
         for replica in self._replicas:
-            replica.finish()
+            replica.inner_phase()  # of no steps: what has not arrived is applied
             self._count_overlapped(replica)
         self._sample(self._time)
 
@@ -107,9 +109,8 @@ class World:
 
     def _swap(self, one: Replica, two: Replica) -> None:
         if self._config.run.exchange.overlap:
-            one.rolling = two.rolling = self._flying[one] = self._flying[two] = Rolling(
-                one, two, self._options.swap_steps
-            )
+            overlapped = OverlappedSwap(one, two, self._options.swap_steps)
+            one.overlapped = two.overlapped = self._flying[one] = self._flying[two] = overlapped
         else:
             means, verdicts = swap(one, two)
             for replica, mean in zip((one, two), means, strict=True):
@@ -122,11 +123,11 @@ class World:
 
     def _count_overlapped(self, replica: Replica) -> None:
         """Count the overlapped swap that has ended during the last inner phase, if any."""
-        rolling = self._flying.pop(replica, None)
-        if rolling is not None and rolling.one is replica:
-            self._count(replica, rolling.two, rolling.verdicts)
-        elif rolling is not None:
-            self._count(replica, rolling.one, rolling.verdicts[::-1])
+        overlapped = self._flying.pop(replica, None)
+        if overlapped is not None and overlapped.one is replica:
+            self._count(replica, overlapped.two, overlapped.verdicts)
+        elif overlapped is not None:
+            self._count(replica, overlapped.one, overlapped.verdicts[::-1])
 
     def _count(self, replica: Replica, other: Replica, verdicts: tuple[Verdict, Verdict]) -> None:
         """Count a swap of ``replica`` by its own verdict and the other's."""

@@ -155,7 +155,7 @@ def test_a_delay_of_zero_steps_trained_is_no_delay() -> None:
     replica.inner_phase()
     mean = average([replica])[0] + 0.01
     replica.apply(mean, delay=2)
-    replica.finish()
+    replica.inner_phase()
     late = replica.fast_weights()
     other = replica_of("b", 100, 4)
     other.inner_phase()
