@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from peer.api.config import OwnConfig
@@ -27,13 +28,4 @@ class Finding:
         return f"{self.level:<5} {self.topic:<13} {''.join(it if it.isprintable() else ' ' for it in said)}"
 
 
-def ok(topic: str, text: str) -> Finding:
-    return Finding("ok", topic, text)
-
-
-def warn(topic: str, text: str, advice: str) -> Finding:
-    return Finding("warn", topic, text, advice)
-
-
-def fail(topic: str, text: str, advice: str) -> Finding:
-    return Finding("fail", topic, text, advice)
+ok, warn, fail = partial(Finding, "ok"), partial(Finding, "warn"), partial(Finding, "fail")
