@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
@@ -47,12 +47,12 @@ class Monitor:
 
     def __init__(self, node: Node, host: str, port: int) -> None:
         self._node, self._watch = node, Watch(node)
-        self._registry = CollectorRegistry()
-        self._registry.register(SwarmCollector(self._watch))
+        registry = CollectorRegistry()
+        registry.register(SwarmCollector(self._watch))
         routes: dict[str, Callable[[], HttpAnswer]] = {
             "/healthz": self._healthz,
             "/targets": self._targets,
-            "/metrics": self._metrics,
+            "/metrics": lambda: HttpAnswer(200, generate_latest(registry), CONTENT_TYPE_LATEST),
             "/swarm.json": self._swarm,
         }
         handler = type("Handler", (_Handler,), {"routes": routes})
@@ -89,16 +89,13 @@ class Monitor:
         with self._watch.lock:
             return _json(200, targets(self._watch.runs))
 
-    def _metrics(self) -> HttpAnswer:
-        return HttpAnswer(200, generate_latest(self._registry), CONTENT_TYPE_LATEST)
-
     def _swarm(self) -> HttpAnswer:
         watch, now = self._watch, time.time()
         if watch.failure:
             return _json(503, {"error": watch.failure})
         with watch.lock:
             runs = [run_view(name, run, now) for name, run in sorted(watch.runs.items())]
-        body: dict[str, Any] = {
+        body = {
             "now": now,
             "version": __version__,
             "peer_id": self._node.peer_id,
