@@ -13,7 +13,7 @@ from peer.rounds.types import Outcome
 
 @dataclass
 class Arrivals:
-    """Boundaries by simulated time. A replica that waits for its partner is not in ``due``."""
+    """Boundaries by simulated time. A replica at its boundary, or waiting there for its partner, is not in ``due``."""
 
     due: dict[Replica, float] = field(default_factory=dict)  # next boundary of each replica that trains
     waiting: dict[Replica, tuple[Replica, float]] = field(default_factory=dict)  # partner, and since when
@@ -33,8 +33,6 @@ def choose_pairs(
     With an odd number of replicas each is alone in turn.
     """
     meetings: list[tuple[Replica, Replica | None]] = []
-    for replica in here:
-        arrivals.due.pop(replica)
     came_for = {expected: host for host, (expected, _) in arrivals.waiting.items()}
     free = [replica for replica in here if replica not in came_for]
     for replica in (replica for replica in here if replica in came_for):

@@ -48,10 +48,9 @@ class Options:
             raise UserError(f"--delay {self.delay}: from 0 to below run.inner_steps ({config.run.inner_steps})")
         if self.delay and config.run.exchange.overlap:
             raise UserError("--delay is for a result that arrives late as a whole; with run.exchange.overlap none does")
-        if self.workers < 1:
-            raise UserError(f"--workers {self.workers}: at least 1")
-        if self.swap_steps < 1:
-            raise UserError(f"--swap-steps {self.swap_steps}: at least 1")
+        for name, value in (("--workers", self.workers), ("--swap-steps", self.swap_steps)):
+            if value < 1:
+                raise UserError(f"{name} {value}: at least 1")
         if any(not 0.01 <= speed <= 100 for speed in self.speeds):
             raise UserError("--speeds: each from 0.01 to 100")
         if ddp and (self.drop or self.delay or set(self.speeds) != {self.speeds[0]}):
