@@ -10,17 +10,16 @@ from peer.api.config import OwnConfig
 from peer.config.schema import Config
 
 Subject = Config | OwnConfig  # of a peer, or of a program with its own loop
-Level = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True)
 class Finding:
     """``warn``: the peer can join, but not at its best; ``fail``: it cannot join with this configuration."""
 
-    level: Level
+    level: Literal["ok", "warn", "fail"]
     topic: str
     text: str
-    advice: str = ""
+    advice: str
 
     def line(self) -> str:
         """One line for a terminal. Control characters in it, which another peer may have sent, become spaces."""
@@ -28,4 +27,4 @@ class Finding:
         return f"{self.level:<5} {self.topic:<13} {''.join(it if it.isprintable() else ' ' for it in said)}"
 
 
-ok, warn, fail = partial(Finding, "ok"), partial(Finding, "warn"), partial(Finding, "fail")
+ok, warn, fail = partial(Finding, "ok", advice=""), partial(Finding, "warn"), partial(Finding, "fail")
