@@ -80,10 +80,8 @@ class LocalSwarm:
         common += ["run.admission=open", "run.owner=null", "peer.invitation=null"]  # every member is on this machine
         sets = [argument for override in common for argument in ("--set", override)]
         self._page = f"http://{monitor}/"
-        ports = {"--port": addresses[0].partition("/tcp/")[2].partition("/")[0]}
-        ports["--http-port"] = monitor.rpartition(":")[2]
-        for option, port in ports.items():  # a restarted bootstrap node listens on the same ports
-            bootstrap.arguments[bootstrap.arguments.index(option) + 1] = port
+        bootstrap.arguments += ["--port", addresses[0].partition("/tcp/")[2].partition("/")[0]]
+        bootstrap.arguments += ["--http-port", monitor.rpartition(":")[2]]  # a restarted one listens on the same ports
         train = ["train", "--config", *map(str, self._files), *sets]
         train += ["--initial-peers", *addresses, "--stop-with-parent"]
         return [self._spawn(name, "peer", [*train, "--set", f"peer.name={name}"]) for name in self._names]
