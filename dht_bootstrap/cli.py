@@ -46,16 +46,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="noloco-bootstrap", description="The address by which peers find a swarm.")
     parser.add_argument("--version", action="version", version=f"noloco-bootstrap {__version__}")
     parser.add_argument("--host", default="0.0.0.0", help="IPv4 address to listen on (default: all)")
-    parser.add_argument(
-        "--port", type=int, default=DEFAULT_DHT_PORT, help=f"TCP port (default {DEFAULT_DHT_PORT}; 0: any)"
-    )
+    parser.add_argument("--port", type=int, default=DEFAULT_DHT_PORT, help="TCP port (default %(default)s; 0: any)")
     parser.add_argument("--announce", nargs="+", default=[], metavar="ADDR", help="multiaddrs to announce instead")
-    parser.add_argument(
-        "--identity", type=Path, default=Path("bootstrap.key"), metavar="FILE", help="key file; keeps the address"
-    )
+    kept = "key file; keeps the address"
+    parser.add_argument("--identity", type=Path, default=Path("bootstrap.key"), metavar="FILE", help=kept)
     parser.add_argument("--http-host", default="127.0.0.1", help="address of the monitor (default: this machine only)")
     parser.add_argument(
-        "--http-port", type=int, default=DEFAULT_HTTP_PORT, help=f"its port (default {DEFAULT_HTTP_PORT}; 0: any)"
+        "--http-port", type=int, default=DEFAULT_HTTP_PORT, help="its port (default %(default)s; 0: any)"
     )
     parser.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDR", help="other bootstrap nodes to join")
     parser.add_argument("--addresses-file", type=Path, metavar="FILE", help="write the addresses here, one a line")

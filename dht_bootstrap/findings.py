@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
@@ -31,71 +32,34 @@ def findings(run: RunHistory) -> list[RunFinding]:
     usual = median(rates) if len(rates) >= 3 else 0.0
     most = Counter(peer.record.config for peer in live.values()).most_common(1)
     refused = run.refusals()
-    found: list[RunFinding] = []
-    for peer_id, peer in live.items():
-        texts = {
-            "split": _split(peer, len(live)),
-            "clock": _clock(peer),
-            "straggler": _straggler(peer, usual),
-            "refused": _refused(peer, refused[peer_id]),
-            "config": _config(peer, most[0][0]),
-            "stuck": _stuck(peer, len(live)),
-        }
-        found += [RunFinding(kind, peer_id, text) for kind, text in texts.items() if text]
-    return found
+    return [
+        RunFinding(kind, peer_id, text)
+        for peer_id, peer in live.items()
+        for kind, text in _of_peer(peer, refused[peer_id], len(live), usual, most[0][0])
+    ]
 
 
-def _split(peer: PeerHistory, members: int) -> str:
-    sees = peer.record.report.members
-    if members < 3 or peer.record.report.seconds < SETTLED_SECONDS or sees >= SEES * members:
-        return ""
-    return (
-        f"{peer.record.name} sees {sees} of {members} members: the swarm may be split; "
-        "check its network and its initial peers"
-    )
-
-
-def _clock(peer: PeerHistory) -> str:
+def _of_peer(peer: PeerHistory, refused: int, members: int, usual: float, most: str) -> Iterator[tuple[str, str]]:
+    """Kind and text. ``usual``: tokens a second of the others; ``most``: the configuration that most run."""
+    record, report, name = peer.record, peer.record.report, peer.record.name
+    if members >= 3 and report.seconds >= SETTLED_SECONDS and report.members < SEES * members:
+        said = f"{name} sees {report.members} of {members} members: the swarm may be split"
+        yield "split", f"{said}; check its network and its initial peers"
     ahead = peer.clock_ahead()
-    if ahead is None or -BEHIND <= ahead <= AHEAD:
-        return ""
-    side = "ahead of" if ahead > 0 else "behind"
-    return f"the clock of {peer.record.name} is about {abs(ahead):.0f} s {side} this node's: set it by NTP"
-
-
-def _straggler(peer: PeerHistory, usual: float) -> str:
-    rate = peer.record.tokens_per_second
-    if not 0 < rate < SLOW_SHARE * usual:
-        return ""
-    return (
-        f"{peer.record.name} trains {rate:.0f} tokens/s, half of the others have {usual:.0f} or more; "
-        "run.inner_time lets unlike peers do what they can in the same time"
-    )
-
-
-def _refused(peer: PeerHistory, count: int) -> str:
-    if count < OFTEN:
-        return ""
-    return f"others have refused what {peer.record.name} sent {count} times: look at its log, or revoke its invitation"
-
-
-def _config(peer: PeerHistory, most: str) -> str:
-    if peer.record.config == most:
-        return ""
-    return (
-        f"{peer.record.name} runs another configuration ({peer.record.config[:12]}) than most ({most[:12]}), so nobody "
-        "meets it: compare noloco-peer show-config"
-    )
-
-
-def _stuck(peer: PeerHistory, members: int) -> str:
-    report = peer.record.report
-    if members < 2 or report.merges < 2 or report.merged_ago is None:
-        return ""
-    usual = (report.seconds - report.merged_ago) / report.merges
-    if report.merged_ago < PERIODS * usual + MERGE_SLACK:
-        return ""
-    return (
-        f"{peer.record.name} has merged with nobody for {report.merged_ago:.0f} s, usually every {usual:.0f} s: "
-        "look at its log"
-    )
+    if ahead is not None and not -BEHIND <= ahead <= AHEAD:
+        side = "ahead of" if ahead > 0 else "behind"
+        yield "clock", f"the clock of {name} is about {abs(ahead):.0f} s {side} this node's: set it by NTP"
+    if 0 < record.tokens_per_second < SLOW_SHARE * usual:
+        said = f"{name} trains {record.tokens_per_second:.0f} tokens/s, half of the others have {usual:.0f} or more"
+        yield "straggler", f"{said}; run.inner_time lets unlike peers do what they can in the same time"
+    if refused >= OFTEN:
+        said = f"others have refused what {name} sent {refused} times"
+        yield "refused", f"{said}: look at its log, or revoke its invitation"
+    if record.config != most:
+        said = f"{name} runs another configuration ({record.config[:12]}) than most ({most[:12]}), so nobody meets it"
+        yield "config", f"{said}: compare noloco-peer show-config"
+    if members >= 2 and report.merges >= 2 and report.merged_ago is not None:
+        period = (report.seconds - report.merged_ago) / report.merges
+        if report.merged_ago >= PERIODS * period + MERGE_SLACK:
+            said = f"{name} has merged with nobody for {report.merged_ago:.0f} s, usually every {period:.0f} s"
+            yield "stuck", f"{said}: look at its log"

@@ -55,8 +55,7 @@ class PeerHistory:
 
     def __init__(self, record: MemberRecord) -> None:
         self.record = record
-        self.gone_at: float | None = None
-        self.gone_as = ""
+        self.gone_at, self.gone_as = 0.0, ""  # when, and the event; no event while it is live
         self.curve = Curve()
         self.partners: deque[str] = deque(maxlen=PARTNERS)  # ids
         self._times: deque[tuple[float, float, float]] = deque()  # when, seconds and idle seconds of the process
@@ -65,12 +64,12 @@ class PeerHistory:
 
     @property
     def live(self) -> bool:
-        return self.gone_at is None
+        return not self.gone_as
 
     @property
     def state(self) -> str:
         """What its record says; ``left`` or ``lost`` when it is gone."""
-        return self.record.state if self.live else self.gone_as
+        return self.gone_as or self.record.state
 
     def see(self, entry: Entry, now: float) -> int:
         """A record was read; returns the number of merges since the one before."""
@@ -128,7 +127,7 @@ class RunHistory:
                 self._here(peer_id, entry, now)
         for peer_id in self.live().keys() - entries.keys():
             self._gone(peer_id, "lost", now)
-        self.peers = {key: it for key, it in self.peers.items() if it.live or now - (it.gone_at or 0) < FORGET}
+        self.peers = {key: it for key, it in self.peers.items() if it.live or now - it.gone_at < FORGET}
         while self.meetings and self.meetings[0][0] < now - FORGET:
             self.meetings.popleft()
 
@@ -148,7 +147,7 @@ class RunHistory:
         if not peer.live and entry.expires - LIFETIME <= peer.written:
             return  # a record from before it left
         if fresh or not peer.live:
-            peer.gone_at = None
+            peer.gone_as = ""
             self._say("joined", entry.record, peer_id, now)
         merges = peer.see(entry, now)
         ids = self._ids()

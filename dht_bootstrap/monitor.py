@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from dht_bootstrap import page
 from dht_bootstrap.collector import SwarmCollector, targets
+from dht_bootstrap.history import RunHistory
 from dht_bootstrap.view import run_view
 from dht_bootstrap.watch import Watch
 from peer import __version__
@@ -47,13 +48,13 @@ class Monitor:
 
     def __init__(self, node: Node, host: str, port: int) -> None:
         self._node, self._watch = node, Watch(node)
-        self._registry = CollectorRegistry()
-        self._registry.register(SwarmCollector(self._watch))
+        registry = CollectorRegistry()
+        registry.register(SwarmCollector(self._watch))
         routes: dict[str, Callable[[], HttpAnswer]] = {
             "/healthz": self._healthz,
-            "/targets": self._targets,
-            "/metrics": self._metrics,
-            "/swarm.json": self._swarm,
+            "/targets": lambda: self._of_runs(targets),
+            "/metrics": lambda: HttpAnswer(200, generate_latest(registry), CONTENT_TYPE_LATEST),
+            "/swarm.json": lambda: self._of_runs(self._swarm),
         }
         handler = type("Handler", (_Handler,), {"routes": routes})
         try:
@@ -83,22 +84,16 @@ class Monitor:
             return _json(503, {"status": "failing", "reason": self._node.failure or str(error)})
         return _json(200, {"status": "ok", "peer_id": self._node.peer_id, "connected_peers": peers})
 
-    def _targets(self) -> HttpAnswer:
+    def _of_runs(self, made: Callable[[dict[str, RunHistory]], object]) -> HttpAnswer:
         if self._watch.failure:  # Prometheus keeps what it had; with an empty list it would forget all
             return _json(503, {"error": self._watch.failure})
         with self._watch.lock:
-            return _json(200, targets(self._watch.runs))
+            body = made(self._watch.runs)
+        return _json(200, body)
 
-    def _metrics(self) -> HttpAnswer:
-        return HttpAnswer(200, generate_latest(self._registry), CONTENT_TYPE_LATEST)
-
-    def _swarm(self) -> HttpAnswer:
+    def _swarm(self, runs: dict[str, RunHistory]) -> dict[str, Any]:
         watch, now = self._watch, time.time()
-        if watch.failure:
-            return _json(503, {"error": watch.failure})
-        with watch.lock:
-            runs = [run_view(name, run, now) for name, run in sorted(watch.runs.items())]
-        body: dict[str, Any] = {
+        return {
             "now": now,
             "version": __version__,
             "peer_id": self._node.peer_id,
@@ -106,9 +101,8 @@ class Monitor:
             "connected_peers": watch.connected,
             "read_age": watch.read_age,
             "read_seconds": watch.read_seconds,
-            "runs": runs,
+            "runs": [run_view(name, run, now) for name, run in sorted(runs.items())],
         }
-        return _json(200, body)
 
 
 class _Server(ThreadingHTTPServer):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from peer.errors import UserError
 from peer.p2p import identity
@@ -26,20 +26,18 @@ PRIVATE = 0o600  # only the owner may read it
 SERVES = 3650  # days for which a bootstrap node invites itself
 
 
-class InvitedPeer(BaseModel):
+class InvitedPeer(BaseModel, extra="forbid"):
     """One invitation."""
 
-    model_config = ConfigDict(extra="forbid")
     name: str
     peer_id: str
     expires: float  # unix seconds
     revoked: bool = False
 
 
-class Book(BaseModel):
+class Book(BaseModel, extra="forbid"):
     """``number`` grows with every revocation."""
 
-    model_config = ConfigDict(extra="forbid")
     number: int = 0
     invited: list[InvitedPeer] = []
 

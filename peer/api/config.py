@@ -55,9 +55,7 @@ class OwnConfig(Section):
 
 
 def resolve(
-    config: OwnConfig | Path | str | None,
-    values: Mapping[str, Any],
-    environment: Mapping[str, str] | None = None,
+    config: OwnConfig | Path | str | None, values: Mapping[str, Any], environment: Mapping[str, str] | None = None
 ) -> OwnConfig:
     """Defaults < file < environment < ``values``, by keys such as ``run.steps``."""
     if isinstance(config, OwnConfig):

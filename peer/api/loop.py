@@ -38,8 +38,6 @@ from peer.training.resources import open_resources
 
 log = logs.get_logger("outer_loop")
 
-Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
-
 
 class OuterLoop:
     """One member of a swarm. :meth:`start` makes it, the training thread uses it, :meth:`close` ends it."""
@@ -81,7 +79,7 @@ class OuterLoop:
         model: nn.Module,
         *,
         config: OwnConfig | Path | str | None = None,
-        optimizer: Optimizers | None = None,
+        optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
         state: Mapping[str, Any] | None = None,
         run: str | None = None,
         method: str | None = None,

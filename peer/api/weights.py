@@ -6,6 +6,7 @@ checkpointing are removed from it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from peer.errors import RunError, UserError
 from peer.outer.slow_weights import Span
 
-WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # in the names of parameters
+WRAPPERS = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.")  # in the names of parameters
 
 Named = list[tuple[str, nn.Parameter]]
 
@@ -85,12 +86,7 @@ def require_trains(optimizers: Iterable[torch.optim.Optimizer], named: Named) ->
 
 def _named(model: nn.Module) -> Named:
     """Tied weights once, under their first name."""
-    named = []
-    for name, parameter in model.named_parameters():
-        for wrapper in WRAPPERS:
-            name = name.replace(wrapper, "")
-        named.append((name, parameter))
-    return named
+    return [(WRAPPERS.sub("", name), parameter) for name, parameter in model.named_parameters()]
 
 
 def _objection(parameter: nn.Parameter, device: torch.device) -> str:

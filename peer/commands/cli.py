@@ -34,10 +34,8 @@ def main(arguments: list[str] | None = None) -> None:
     logs.setup(args.command)
     try:
         code = args.run(args)
-    except UserError as error:
-        code = _say(error, 2)
-    except RunError as error:
-        code = _say(error, 1)
+    except (UserError, RunError) as error:
+        code = _say(error)
     except KeyboardInterrupt:
         code = 0
     sys.stdout.flush()
@@ -45,9 +43,10 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _say(error: Exception, code: int) -> int:
+def _say(error: UserError | RunError) -> int:
+    """Print the error; returns its exit code."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return code
+    return 2 if isinstance(error, UserError) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     simulate = commands.add_parser("simulate", help="many replicas in one process: the effect of a method on the loss")
     _common(simulate)
     simulation.add_options(simulate)
-    simulate.set_defaults(run=lambda args: simulation.run(load.load(args.config, args.overrides), args))
+    simulate.set_defaults(run=lambda args: simulation.run(_loaded(args), args))
 
     tokenize = commands.add_parser("tokenize", help="text or JSON Lines into Parquet with token ids")
     tokenize.add_argument("sources", nargs="+", metavar="SOURCE", help="files: text, .jsonl, .jsonl.gz, .parquet")
@@ -107,27 +106,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _common(parser: argparse.ArgumentParser, *, file_needed: bool = True) -> None:
-    parser.add_argument(
-        "--config",
-        type=Path,
-        nargs="+",
-        required=file_needed,
-        metavar="FILE",
-        help="YAML files with run: and peer:; a later one's keys win",
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], dest="overrides", metavar="A.B=C", help="override one key; repeatable"
-    )
+    files = "YAML files with run: and peer:; a later one's keys win"
+    parser.add_argument("--config", type=Path, nargs="+", required=file_needed, metavar="FILE", help=files)
+    key = "override one key; repeatable"
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="A.B=C", help=key)
 
 
 def _initial_peers(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--initial-peers",
-        nargs="+",
-        default=[],
-        metavar="ADDR",
-        help="addresses that noloco-bootstrap or a peer printed",
-    )
+    printed = "addresses that noloco-bootstrap or a peer printed"
+    parser.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDR", help=printed)
 
 
 def _loaded(args: argparse.Namespace) -> Config:
@@ -135,8 +122,8 @@ def _loaded(args: argparse.Namespace) -> Config:
 
 
 def _overrides(args: argparse.Namespace) -> list[str]:
-    peers = [f"peer.initial_peers=[{', '.join(args.initial_peers)}]"] if args.initial_peers else []
-    return [*args.overrides, *peers]
+    peers = getattr(args, "initial_peers", [])
+    return [*args.overrides, f"peer.initial_peers=[{', '.join(peers)}]"] if peers else args.overrides
 
 
 def _positive(text: str) -> int:
@@ -165,7 +152,7 @@ def _train(args: argparse.Namespace) -> int:
     from peer.training.assemble import assembled
 
     def give_up(why: str) -> None:
-        _say(RunError(why), 1)
+        _say(RunError(why))
         signals.emergency()
         os._exit(1)
 
@@ -181,15 +168,13 @@ def _train(args: argparse.Namespace) -> int:
 def _swarm(args: argparse.Namespace) -> int:
     from peer.commands.local_swarm.swarm import LocalSwarm
 
-    config = load.load(args.config, args.overrides)
-    return LocalSwarm(config, args.config, args.overrides, peers=args.peers, resume=args.resume).run()
+    return LocalSwarm(_loaded(args), args.config, args.overrides, peers=args.peers, resume=args.resume).run()
 
 
 def _tokenize(args: argparse.Namespace) -> int:
     from peer.commands import tokenize as tokenizing
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # all cores: no training at the same time
-
     say = partial(print, flush=True)
     tokenizing.run(args.sources, args.out, args.tokenizer, end=args.end, column=args.column, say=say)
     return 0
@@ -232,7 +217,7 @@ def _export(args: argparse.Namespace) -> int:
 def _show_config(args: argparse.Namespace) -> int:
     from peer.replica import model, model_source
 
-    config: Config = model_source.pinned(load.load(args.config, args.overrides))
+    config: Config = model_source.pinned(_loaded(args))
     outline = model.outline(config.run)
     parameters, embeddings = model.parameter_count(outline), model.embedding_count(outline)
     print(f"# digest {digest(config.run)}: equal in the whole swarm for everything under run, paths left out")

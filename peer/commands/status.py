@@ -17,29 +17,14 @@ from rich.text import Text
 
 from peer.errors import RunError, UserError
 from peer.p2p.greeting import guest_node
-from peer.p2p.node import Node, NodeSettings
+from peer.p2p.node import NodeSettings
 from peer.swarm.directory.reader import Entry, Onlooker
 from peer.swarm.directory.records import LIFETIME, MemberRecord
 
-RunEntries = dict[str, Mapping[str, Entry]]
 REFRESH_SECONDS = 2.0
 STATUS_TIMEOUT = 20.0  # seconds to join, and to read all records
 FIRST_RECORD_SECONDS = 15.0  # until the first record must be found
 TABLE_WIDTH = 160  # columns, when there is no terminal
-COLUMNS = (
-    "peer",
-    "state",
-    "step",
-    "round",
-    "loss",
-    "val loss",
-    "idle",
-    "tokens/s",
-    "met last",
-    "sees",
-    "config",
-    "age",
-)
 LEFT_ALIGNED = ("peer", "state", "met last", "config")
 
 
@@ -53,9 +38,11 @@ def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
     with guest_node(settings, invitation) as (node, _):
         node.call(node.join(node.connect(), client=True), STATUS_TIMEOUT)
         onlooker = Onlooker(node)
-        found = _first(node, onlooker)
-        if not found:
-            raise RunError(f"nobody is there: {initial_peers[0]} answers, but no peer has written a record")
+        until = time.monotonic() + FIRST_RECORD_SECONDS
+        while not (found := node.call(onlooker.look(), STATUS_TIMEOUT)):
+            if time.monotonic() > until:
+                raise RunError(f"nobody is there: {initial_peers[0]} answers, but no peer has written a record")
+            time.sleep(REFRESH_SECONDS / 4)
         if not sys.stdout.isatty():
             console = Console(width=TABLE_WIDTH)
             for table in _tables(found):
@@ -72,45 +59,39 @@ def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
         raise RunError(node.failure)
 
 
-def _first(node: Node, onlooker: Onlooker) -> RunEntries:
-    until = time.monotonic() + FIRST_RECORD_SECONDS
-    while True:
-        found = {run: entries for run, entries in node.call(onlooker.look(), STATUS_TIMEOUT).items() if entries}
-        if found or time.monotonic() > until:
-            return found
-        time.sleep(REFRESH_SECONDS / 4)
-
-
-def _tables(found: RunEntries) -> Iterator[Table]:
+def _tables(found: Mapping[str, Mapping[str, Entry]]) -> Iterator[Table]:
+    """A table for each run; each has a record."""
     now = time.time()
     for run_name, entries in found.items():
-        live = [entry for entry in entries.values() if entry.expires > now and entry.record.state != "left"]
+        live = [entry for entry in entries.values() if entry.is_live(now)]
         rate = sum(entry.record.tokens_per_second for entry in live)
         table = Table(title=Text(f"{run_name}: {len(live)} peers, {rate:.0f} tokens/s"))
-        for heading in COLUMNS:
+        ordered = sorted(entries.values(), key=lambda entry: entry.record.name)
+        rows = [_row(entry.record, max(0.0, now - entry.expires + LIFETIME)) for entry in ordered]
+        for heading in rows[0]:
             table.add_column(heading, justify="left" if heading in LEFT_ALIGNED else "right")
-        for entry in sorted(entries.values(), key=lambda entry: entry.record.name):
-            age = max(0.0, now - entry.expires + LIFETIME)
-            table.add_row(*(Text(cell) for cell in _row(entry.record, age)))  # Text: no markup in a name
+        for row in rows:
+            table.add_row(*map(Text, row.values()))  # Text: no markup in a name
         yield table
 
 
-def _row(record: MemberRecord, age: float) -> list[str]:
+def _row(record: MemberRecord, age: float) -> dict[str, str]:
+    """A member's cells by their heading."""
     report = record.report
-    return [
-        _plain(record.name),
-        record.state,
-        str(record.step),
-        str(record.round),
-        _number(report.train_loss),
-        _number(report.val_loss),
-        f"{report.idle_seconds / report.seconds:.1%}" if report.seconds else "",
-        f"{record.tokens_per_second:.0f}",
-        _plain(", ".join(report.partners)),
-        str(report.members or ""),
-        _plain(record.config[:12]),
-        f"{age:.0f} s",
-    ]
+    return {
+        "peer": _plain(record.name),
+        "state": record.state,
+        "step": str(record.step),
+        "round": str(record.round),
+        "loss": _number(report.train_loss),
+        "val loss": _number(report.val_loss),
+        "idle": f"{report.idle_seconds / report.seconds:.1%}" if report.seconds else "",
+        "tokens/s": f"{record.tokens_per_second:.0f}",
+        "met last": _plain(", ".join(report.partners)),
+        "sees": str(report.members or ""),
+        "config": _plain(record.config[:12]),
+        "age": f"{age:.0f} s",
+    }
 
 
 def _plain(text: str) -> str:

@@ -39,13 +39,8 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords for :meth:`peer.OuterLoop.start`."""
     others = {key: yaml.safe_load(text) for key, _, text in (it.partition("=") for it in args.set)}
-    return {
-        "steps": args.steps,
-        "inner_steps": args.inner_steps,
-        "initial_peers": args.initial_peers,
-        "name": args.name,
-        "settings": others,
-    }
+    named = {key: getattr(args, key) for key in ("steps", "inner_steps", "initial_peers", "name")}
+    return {**named, "settings": others}
 
 
 def text(megabytes: float = 1.0) -> Tensor:

@@ -105,8 +105,7 @@ def main() -> None:
             torch.save(states, args.checkpoint)
 
     state = None if saved is None else saved["outer"]
-    settings = common.settings(args)
-    with OuterLoop.start(model, run="nano-gpt", optimizer=optimizer, state=state, **settings) as outer:
+    with OuterLoop.start(model, run="nano-gpt", optimizer=optimizer, state=state, **common.settings(args)) as outer:
         while not outer.done:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(outer.swarm_step, args.steps)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from peer.api.config import OwnConfig
 from peer.config.schema import Config
 
 Subject = Config | OwnConfig  # of a peer, or of a program with its own loop
-Level = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True)
 class Finding:
     """``warn``: the peer can join, but not at its best; ``fail``: it cannot join with this configuration."""
 
-    level: Level
+    level: Literal["ok", "warn", "fail"]
     topic: str
     text: str
-    advice: str = ""
+    advice: str
 
     def line(self) -> str:
         """One line for a terminal. Control characters in it, which another peer may have sent, become spaces."""
@@ -27,13 +27,4 @@ class Finding:
         return f"{self.level:<5} {self.topic:<13} {''.join(it if it.isprintable() else ' ' for it in said)}"
 
 
-def ok(topic: str, text: str) -> Finding:
-    return Finding("ok", topic, text)
-
-
-def warn(topic: str, text: str, advice: str) -> Finding:
-    return Finding("warn", topic, text, advice)
-
-
-def fail(topic: str, text: str, advice: str) -> Finding:
-    return Finding("fail", topic, text, advice)
+ok, warn, fail = partial(Finding, "ok", advice=""), partial(Finding, "warn"), partial(Finding, "fail")

@@ -59,15 +59,14 @@ def _with(node: MemberNode, config: Subject, authority: Authority | None) -> Ite
         if finding.level == "ok":
             answering.append(address)
     if not answering:
-        yield fail(
-            "initial peers", "none answers", "start a bootstrap node (noloco-bootstrap), and read the lines above"
-        )
+        advice = "start a bootstrap node (noloco-bootstrap), and read the lines above"
+        yield fail("initial peers", "none answers", advice)
         return
     views, _ = node.call(look(node.open, node.visible, answering, config.peer.network.upnp), VIEW_TIMEOUT)
-    for finding in clock(views, answering):
-        yield finding
-        if finding.level == "fail":
-            return  # the DHT would refuse this peer
+    time = clock(views, answering[0])
+    yield time
+    if time.level == "fail":
+        return  # the DHT would refuse this peer
     yield from reachability(views, config.peer.network)
     yield from relays(node, views, config.peer.network)
     yield from members(node, config, authority, answering)
@@ -95,19 +94,15 @@ def _why_silent(reason: str) -> str:
     return "is its machine on, and is the port open in its firewall and in yours?"
 
 
-def clock(views: list[View], answering: list[str]) -> Iterator[Finding]:
+def clock(views: list[View], address: str) -> Finding:
     """Compare this clock with those of the initial peers, without hivemind."""
     from peer.p2p.dht import CLOCK_TOLERANCE, wrong_clock
 
     if not views:
-        yield warn("clock", "no initial peer tells its time", f"are they an older noloco-peer? ({answering[0]})")
-        return
+        return warn("clock", "no initial peer tells its time", f"are they an older noloco-peer? ({address})")
     ahead = median(it.heard.ahead for it in views)
     apart = f"{abs(ahead):.2f} s apart from the initial peers', {CLOCK_TOLERANCE:.0f} s are allowed"
     if abs(ahead) > CLOCK_TOLERANCE:
         said, _, advice = wrong_clock(-ahead, views[0].address).partition(". ")
-        yield fail("clock", said, advice)
-    elif abs(ahead) > CLOCK_WARNING:
-        yield warn("clock", apart, "timedatectl set-ntp true")
-    else:
-        yield ok("clock", apart)
+        return fail("clock", said, advice)
+    return warn("clock", apart, "timedatectl set-ntp true") if abs(ahead) > CLOCK_WARNING else ok("clock", apart)

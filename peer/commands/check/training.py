@@ -49,6 +49,7 @@ def memory(config: Config, ranks: int) -> Iterator[Finding]:
 
     from peer.replica.device import pick_device
     from peer.replica.memory import estimate
+    from peer.replica.model import parameters_of
     from peer.replica.sharded import launch
     from peer.swarm.state_transfer.donor import CLIENTS
 
@@ -57,7 +58,7 @@ def memory(config: Config, ranks: int) -> Iterator[Finding]:
         launch.require_fit(config, ranks, torch.cuda.device_count() if where.type == "cuda" else None)
     needed = estimate(config.run, config.peer, ranks)
     advice = "lower peer.micro_batch, set peer.gradient_checkpointing, or take a smaller model"
-    what = f"{_parameters(config):,} parameters, AdamW, activations"
+    what = f"{parameters_of(config.run):,} parameters, AdamW, activations"
     if where.type == "cuda":
         free, _ = torch.cuda.mem_get_info(where)
         text = f"{what}; on each of {ranks} GPUs" if ranks > 1 else what
@@ -72,9 +73,11 @@ def memory(config: Config, ranks: int) -> Iterator[Finding]:
 
 def disk(config: Config) -> Iterator[Finding]:
     """Space for the checkpoints that are kept and for one more, as training/checkpoint.py requires."""
+    from peer.replica.model import parameters_of
+
     folder = config.run.dir.absolute()
     there = next(it for it in (folder, *folder.parents) if it.exists())
-    needed = CHECKPOINT_VECTORS * 4 * _parameters(config) * (config.peer.checkpoint.keep + 1)
+    needed = CHECKPOINT_VECTORS * 4 * parameters_of(config.run) * (config.peer.checkpoint.keep + 1)
     if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
         yield fail("disk", f"cannot write to {there}", "set run.dir to a folder of yours")
         return
@@ -117,12 +120,6 @@ def _compared(topic: str, needed: int, free: int, what: str, advice: str, at_tim
     if TIGHT_SHARE * needed > free:
         return fail(topic, text, advice)
     return warn(topic, f"{text}: tight", advice) if needed + at_times > TIGHT_SHARE * free else ok(topic, text)
-
-
-def _parameters(config: Config) -> int:
-    from peer.replica.model import parameters_of
-
-    return parameters_of(config.run)
 
 
 def _gib(count: int) -> str:

@@ -2,6 +2,5 @@
 
 It knows checkpoints and models, and no network.
 
-Reading order: work.py (the steps), sources.py (which checkpoints), mixing.py (their average), folder.py
-(what is written).
+Reading order: work.py (the steps), sources.py (which checkpoints, and their average), folder.py (what is written).
 """

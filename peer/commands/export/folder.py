@@ -11,8 +11,7 @@ import torch
 import yaml
 
 from peer import __version__
-from peer.commands.export.mixing import Mixed
-from peer.commands.export.sources import ExportSource
+from peer.commands.export.sources import ExportSource, Mixed
 from peer.data.tokenizer import END_OF_TEXT, SEPARATOR, HuggingFace, Tokenizer, byte_letters
 from peer.errors import RunError, UserError
 

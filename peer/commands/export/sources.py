@@ -1,4 +1,4 @@
-"""Which checkpoints are exported, what they contain, and whether they are of one run.
+"""Which checkpoints are exported, what they contain, whether they are of one run, and the average of their weights.
 
 The weights are the fast weights θ, which training evaluates. After an outer step θ = φ. A stop may save a checkpoint
 between two outer steps; its θ includes inner steps that φ has not seen.
@@ -6,16 +6,18 @@ between two outer steps; its θ includes inner steps that φ has not seen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from torch import nn
 
 from peer.config.digest import canonical, first_difference
 from peer.config.schema import RunConfig
 from peer.errors import UserError
+from peer.replica.averaging import MeanWeights
 from peer.telemetry.run_log import ROUNDS, read_rows
 from peer.training.checkpoint import STATE, Checkpoints, Saved, Tensors, load
 
@@ -45,8 +47,7 @@ def find(paths: Sequence[Path]) -> list[ExportSource]:
     sources = [_source(_checkpoint(path)) for path in paths]
     first = sources[0]
     for index, source in enumerate(sources):
-        twice = next((other for other in sources[:index] if other.path.resolve() == source.path.resolve()), None)
-        if twice is not None:
+        if any(other.path.resolve() == source.path.resolve() for other in sources[:index]):
             raise UserError(f"{source.path} is given twice")
         if source.config != first.config or source.architecture != first.architecture:
             difference = first_difference(canonical(first.run), canonical(source.run))
@@ -107,3 +108,39 @@ def _source(saved: Saved) -> ExportSource:
         architecture=architecture,
         partners=frozenset(name for names in partners for name in names.split(",")),
     )
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """``distances`` ‖θᵢ − θ̄‖ / ‖θ̄‖ and ``losses`` by source, ``loss`` of the average; losses only where computed."""
+
+    distances: list[float]
+    losses: list[float]
+    loss: float | None
+
+
+def mix(network: nn.Module, sources: Sequence[ExportSource], loss_of: Callable[[nn.Module], float] | None) -> Mixed:
+    """Give ``network`` the mean of the weights of ``sources``; of one source, its weights to the bit.
+
+    Memory holds the mean, one peer's weights and the network, whatever the number of peers.
+    """
+    mean = MeanWeights()
+    for source in sources:
+        mean.add(source.weights())
+    distances, losses = [], []
+    for source in sources if len(sources) > 1 else ():
+        weights = source.weights()
+        distances.append((mean.square_distance(weights) / mean.square_norm()) ** 0.5)
+        if loss_of is not None:
+            _put(network, weights, source)
+            losses.append(loss_of(network))
+    _put(network, mean.tensors, sources[0])
+    return Mixed(distances, losses, None if loss_of is None else loss_of(network))
+
+
+def _put(network: nn.Module, weights: Tensors, source: ExportSource) -> None:
+    """Copy ``weights`` into the parameters. Raises :class:`UserError` when names or shapes differ."""
+    shapes = {name: value.shape for name, value in network.named_parameters()}
+    if shapes != {name: value.shape for name, value in weights.items()}:
+        raise UserError(f"{source.path}: its weights do not fit the model that its configuration names")
+    network.load_state_dict(weights, strict=False)

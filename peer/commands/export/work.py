@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from peer.commands.export import folder, sources
-from peer.commands.export.mixing import Mixed, mix
-from peer.commands.export.sources import ExportSource
+from peer.commands.export.sources import ExportSource, Mixed, mix
 from peer.config.model import AutoModel
 from peer.data import corpus
 from peer.data.open import validation

@@ -78,26 +78,22 @@ def _averaged_model(config: Config, tails: Sequence[Tail]) -> tuple[float | None
     It reads the newest checkpoints, one after the other.
     """
     folders = [tail.folder / "checkpoints" for tail in tails]
-    mean = MeanWeights()
+    average = MeanWeights()
     for folder in folders:
         weights = _weights(folder)
         if weights is None:
             return None, None
-        mean.add(weights)
-    square = sum(mean.square_distance(_weights(folder) or {}) for folder in folders)
-    numel = sum(value.numel() for value in mean.tensors.values())
-    return _loss_of(config, mean.tensors), (square / (len(folders) * numel)) ** 0.5
+        average.add(weights)
+    square = sum(average.square_distance(_weights(folder) or {}) for folder in folders)
+    numel = sum(value.numel() for value in average.tensors.values())
+    network = model.build(config.run)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter.copy_(average.tensors[name])
+    batches = validation(config.run, corpus.load(config.run.data).validation)
+    return mean_loss(network, batches, torch.device("cpu")), (square / (len(folders) * numel)) ** 0.5
 
 
 def _weights(folder: Path) -> Tensors | None:
     saved = Checkpoints(folder, keep=1).newest()
     return saved.tensors["model"] if saved else None
-
-
-def _loss_of(config: Config, weights: Tensors) -> float:
-    run = config.run
-    network = model.build(run)
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            parameter.copy_(weights[name])
-    return mean_loss(network, validation(run, corpus.load(run.data).validation), torch.device("cpu"))

@@ -68,15 +68,10 @@ class LocalSwarm:
     def _start(self) -> list[Child]:
         addresses_file = self._folder / "bootstrap" / "addresses"
         addresses_file.unlink(missing_ok=True)
-        bootstrap = self._spawn(
-            "bootstrap",
-            "dht_bootstrap",
-            [
-                *("--host", LOCAL_HOST, "--port", "0", "--http-port", "0", "--stop-with-parent"),
-                *("--identity", str(self._folder / "bootstrap" / "identity.key")),
-                *("--addresses-file", str(addresses_file)),
-            ],
-        )
+        arguments = ["--host", LOCAL_HOST, "--port", "0", "--http-port", "0", "--stop-with-parent"]
+        arguments += ["--identity", str(self._folder / "bootstrap" / "identity.key")]
+        arguments += ["--addresses-file", str(addresses_file)]
+        bootstrap = self._spawn("bootstrap", "dht_bootstrap", arguments)
         monitor = monitor_of(bootstrap, START_SECONDS)
         addresses = addresses_file.read_text(encoding="utf-8").split()
         threads = max(1, (os.cpu_count() or 1) // len(self._names))
@@ -85,21 +80,11 @@ class LocalSwarm:
         common += ["run.admission=open", "run.owner=null", "peer.invitation=null"]  # every member is on this machine
         sets = [argument for override in common for argument in ("--set", override)]
         self._page = f"http://{monitor}/"
-        ports = {"--port": addresses[0].partition("/tcp/")[2].partition("/")[0]}
-        ports["--http-port"] = monitor.rpartition(":")[2]
-        for option, port in ports.items():  # a restarted bootstrap node listens on the same ports
-            bootstrap.arguments[bootstrap.arguments.index(option) + 1] = port
-        return [
-            self._spawn(
-                name,
-                "peer",
-                [
-                    *("train", "--config", *map(str, self._files), *sets, "--set", f"peer.name={name}"),
-                    *("--initial-peers", *addresses, "--stop-with-parent"),
-                ],
-            )
-            for name in self._names
-        ]
+        bootstrap.arguments += ["--port", addresses[0].partition("/tcp/")[2].partition("/")[0]]
+        bootstrap.arguments += ["--http-port", monitor.rpartition(":")[2]]  # a restarted one listens on the same ports
+        train = ["train", "--config", *map(str, self._files), *sets]
+        train += ["--initial-peers", *addresses, "--stop-with-parent"]
+        return [self._spawn(name, "peer", [*train, "--set", f"peer.name={name}"]) for name in self._names]
 
     def _spawn(self, name: str, module: str, arguments: list[str]) -> Child:
         child = Child(name, module, arguments, self._folder / name / "console.log")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from peer.commands.simulate.options import Method, Options, with_method
 from peer.config.schema import Config
@@ -17,33 +17,17 @@ NETWORK_FILE = "network.json"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this command, except those that name the configuration."""
     parser.add_argument("--replicas", type=int, required=True, metavar="N", help="2 to 64; with --network to 10,000")
-    parser.add_argument(
-        "--method",
-        type=Method,
-        choices=list(Method),
-        metavar="|".join(Method),
-        help="instead of run.outer, with its defaults; the last three are controls",
-    )
+    instead = "instead of run.outer, with its defaults; the last three are controls"
+    parser.add_argument("--method", type=Method, choices=list(Method), metavar="|".join(Method), help=instead)
     parser.add_argument("--drop", type=float, default=0.0, metavar="SHARE", help="share of the swaps that fail")
     parser.add_argument("--delay", type=int, default=0, metavar="K", help="a result arrives K inner steps late")
-    parser.add_argument(
-        "--swap-steps", type=int, default=8, metavar="K", help="with run.exchange.overlap: a swap takes K inner steps"
-    )
-    parser.add_argument(
-        "--speeds", type=float, nargs="+", default=[1.0], metavar="S", help="speeds of the replicas, repeated"
-    )
+    swap = "with run.exchange.overlap: a swap takes K inner steps"
+    parser.add_argument("--swap-steps", type=int, default=8, metavar="K", help=swap)
+    speeds = "speeds of the replicas, repeated"
+    parser.add_argument("--speeds", type=float, nargs="+", default=[1.0], metavar="S", help=speeds)
     parser.add_argument("--non-iid", action="store_true", help="every replica reads its own part of the text")
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="replicas computed at once (default: cores)",
-    )
-    _add_network(parser)
-
-
-def _add_network(parser: argparse.ArgumentParser) -> None:
+    at_once = "replicas computed at once (default: cores)"
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help=at_once)
     group = parser.add_argument_group("with --network", "a model of time for up to 10,000 peers; nothing is trained")
     group.add_argument("--network", action="store_true", help="waiting instead of loss: NoLoCo and DiLoCo on a network")
     group.add_argument("--rounds", type=int, default=50, metavar="N", help="of each peer (default 50)")
@@ -68,16 +52,7 @@ def run(loaded: Config, args: argparse.Namespace) -> int:
     from peer.training.run_folder import require_folder
 
     config, method = with_method(loaded, args.method)
-    options = Options(
-        replicas=args.replicas,
-        method=method,
-        drop=args.drop,
-        delay=args.delay,
-        swap_steps=args.swap_steps,
-        speeds=tuple(args.speeds),
-        non_iid=args.non_iid,
-        workers=args.workers,
-    )
+    options = Options(**{it.name: getattr(args, it.name) for it in fields(Options)} | {"method": method})
     simulation = Simulation(config, options)
     require_folder(config.run.dir)  # an error comes before the work, not after it
     summary = simulation.run(lambda line: print(line, flush=True))

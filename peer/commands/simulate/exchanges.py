@@ -16,7 +16,6 @@ from peer.exchange.average import Verdict, mean_of, mean_of_senders, merge
 from peer.exchange.codec import COEFFICIENT_BYTES, Codec, prepare, size
 from peer.exchange.guard import Judgement, judge
 from peer.exchange.pair.mailbox import overlapped_parts
-from peer.outer.noloco import NoLoCo
 from peer.rounds.contribution import Contribution, SparseContribution
 from peer.rounds.types import Outcome
 from peer.rounds.vectors import parts
@@ -41,7 +40,7 @@ def average(group: Sequence[Replica]) -> tuple[Tensor, int]:
 
 def swap(one: Replica, two: Replica) -> tuple[tuple[Tensor, Tensor], tuple[Verdict, Verdict]]:
     """A blocking swap: the mean, flat fp32, and the verdict of each replica. Means count when both have merged."""
-    own, other = one.pair_contribution(), two.pair_contribution()
+    own, other = one.pairwise.contribution(), two.pairwise.contribution()
     for replica, contribution in ((one, own), (two, other)):
         prepare(replica.codec, contribution)
     introduce(one.codec, two.codec)
@@ -93,9 +92,8 @@ class _Side:
 
     def open(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """The outer step of a part with its own contribution alone; returns that contribution and what was trained."""
-        outer, own, change = self.replica.state.outer, torch.empty(stop - start), torch.empty(stop - start)
-        assert isinstance(outer, NoLoCo)
-        outer.open(start, own, change)
+        own, change = torch.empty(stop - start), torch.empty(stop - start)
+        self.replica.pairwise.open(start, own, change)
         if self.learns:
             self.replica.codec.learn(start, change)
         return own, change
@@ -114,18 +112,16 @@ class _Side:
         return theirs.sub_(own).mul_(0.5)
 
     def amend(self, start: int, correction: Tensor) -> None:
-        outer = self.replica.state.outer
-        assert isinstance(outer, NoLoCo)
         self.held.append((start, correction))
         if self.judgement.usable:
             for place, held in self.held:
-                outer.amend(place, held)
+                self.replica.pairwise.amend(place, held)
             self.held.clear()
 
 
 @dataclass(eq=False)
-class Rolling:
-    """An overlapped swap: it opens a group of parts between two inner steps, and amends it one step later.
+class OverlappedSwap:
+    """Opens a group of parts between two inner steps, and amends it one step later.
 
     The thread that calls :meth:`run` first makes the ``steps`` inner steps of both replicas.
     """
@@ -140,10 +136,10 @@ class Rolling:
     def run(self) -> None:
         with self._lock:
             if not self._done:
-                self._roll()
+                self._swap()
             self._done = True
 
-    def _roll(self) -> None:
+    def _swap(self) -> None:
         numel = self.one.state.outer.slow.numel
         sides = [
             _Side(me, me.guard.judgement(other.name, numel), me.codec.begin())

@@ -5,26 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from peer.commands.simulate.replica import Replica
 from peer.rounds.pairing_rule import NEVER, longest_ago, near
 from peer.rounds.types import Outcome
 
-SAME_TIME = 1e-9
-
 
 @dataclass
 class Arrivals:
-    """Boundaries by simulated time. A replica that waits for its partner is not in ``due``."""
+    """Boundaries by simulated time. A replica at its boundary, or waiting there for its partner, is not in ``due``."""
 
     due: dict[Replica, float] = field(default_factory=dict)  # next boundary of each replica that trains
     waiting: dict[Replica, tuple[Replica, float]] = field(default_factory=dict)  # partner, and since when
-
-    def next(self) -> tuple[float, list[Replica]]:
-        """The earliest boundaries and their time."""
-        time = min(self.due.values())
-        return time, [replica for replica, due in self.due.items() if due - time < SAME_TIME]
 
 
 def choose_pairs(
@@ -41,8 +33,6 @@ def choose_pairs(
     With an odd number of replicas each is alone in turn.
     """
     meetings: list[tuple[Replica, Replica | None]] = []
-    for replica in here:
-        arrivals.due.pop(replica)
     came_for = {expected: host for host, (expected, _) in arrivals.waiting.items()}
     free = [replica for replica in here if replica not in came_for]
     for replica in (replica for replica in here if replica in came_for):
@@ -65,7 +55,8 @@ def choose_pairs(
         if not candidates:
             meetings.append((first, None))
             continue
-        partner = chance.choice(longest_ago(candidates, partial(_met, first)))
+        met = {other: first.met.get(other.name, NEVER) for other in candidates}
+        partner = chance.choice(longest_ago(candidates, met.__getitem__))
         if partner in free:
             free.remove(partner)
             meetings.append((first, partner))
@@ -73,7 +64,3 @@ def choose_pairs(
             arrivals.waiting[first] = (partner, time)
             came_for[partner] = first
     return meetings
-
-
-def _met(one: Replica, other: Replica) -> int:
-    return one.met.get(other.name, NEVER)

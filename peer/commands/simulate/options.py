@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -32,7 +33,7 @@ class Options:
     drop: float = 0.0  # share of the swaps that fail; in a group, share of the members that miss a round
     delay: int = 0  # inner steps between a boundary and the arrival of its result
     swap_steps: int = 8  # inner steps during an overlapped swap
-    speeds: tuple[float, ...] = (1.0,)
+    speeds: Sequence[float] = (1.0,)
     non_iid: bool = False  # every replica reads its own part of the text
     workers: int = 1  # replicas trained at the same time
 
@@ -47,10 +48,9 @@ class Options:
             raise UserError(f"--delay {self.delay}: from 0 to below run.inner_steps ({config.run.inner_steps})")
         if self.delay and config.run.exchange.overlap:
             raise UserError("--delay is for a result that arrives late as a whole; with run.exchange.overlap none does")
-        if self.workers < 1:
-            raise UserError(f"--workers {self.workers}: at least 1")
-        if self.swap_steps < 1:
-            raise UserError(f"--swap-steps {self.swap_steps}: at least 1")
+        for name, value in (("--workers", self.workers), ("--swap-steps", self.swap_steps)):
+            if value < 1:
+                raise UserError(f"{name} {value}: at least 1")
         if any(not 0.01 <= speed <= 100 for speed in self.speeds):
             raise UserError("--speeds: each from 0.01 to 100")
         if ddp and (self.drop or self.delay or set(self.speeds) != {self.speeds[0]}):

@@ -14,13 +14,12 @@ from peer.errors import RunError
 from peer.exchange.codec import Codec
 from peer.exchange.guard import Guard
 from peer.outer.noloco import NoLoCo
-from peer.rounds.contribution import Contribution
 from peer.rounds.progress import phase_steps
 from peer.rounds.types import Outcome
 from peer.training.state import PeerState
 
 if TYPE_CHECKING:
-    from peer.commands.simulate.exchanges import Rolling
+    from peer.commands.simulate.exchanges import OverlappedSwap
 
 
 @dataclass
@@ -53,7 +52,7 @@ class Replica:
     last_loss: float | None = None
     merged: int = 0  # rounds of a group of equal replicas that its slow weights include
     pending: Pending | None = None
-    rolling: Rolling | None = None  # an overlapped swap that begins with the next inner phase
+    overlapped: OverlappedSwap | None = None  # a swap that begins with the next inner phase
     target: int = 0  # the inner step at which the phase ends
 
     @property
@@ -70,17 +69,17 @@ class Replica:
         """H inner steps in simulated time."""
         return self.inner_steps / self.speed
 
-    def pair_contribution(self) -> Contribution:
-        """The contribution of a pairwise method."""
-        outer = self.state.outer
-        assert isinstance(outer, NoLoCo)
-        return outer.contribution()
+    @property
+    def pairwise(self) -> NoLoCo:
+        """The outer method of a swarm that swaps in pairs."""
+        assert isinstance(self.state.outer, NoLoCo)
+        return self.state.outer
 
     def inner_phase(self) -> None:
-        """Train to the next boundary; apply a late result when it arrives."""
-        if self.rolling is not None:
-            self.rolling.run()
-            self.rolling = None
+        """Train to the next boundary; apply a late result when it arrives, or at the end of the phase."""
+        if self.overlapped is not None:
+            self.overlapped.run()
+            self.overlapped = None
         steps = self.target - self.state.inner.step
         if self.pending is not None:
             early = min(self.pending.steps, steps)
@@ -95,13 +94,6 @@ class Replica:
             self.pending = Pending(mean, delay, self.fast_weights())
         else:
             self.state.outer.apply(mean)
-
-    def finish(self) -> None:
-        """The run has ended: apply what has not arrived."""
-        if self.rolling is not None:
-            self.rolling.run()
-        if self.pending is not None:
-            self._arrive(self.pending)
 
     def cross_boundary(self, outcome: Outcome) -> None:
         self.outcomes[outcome] += 1

@@ -23,7 +23,7 @@ from peer.config.schema import Config, LocalConfig
 from peer.data import corpus
 from peer.data.batches import BatchStream, Cursor
 from peer.data.corpus import Corpus
-from peer.data.open import validation
+from peer.data.open import batches, validation
 from peer.exchange import codecs
 from peer.exchange.guard import Guard
 from peer.process import LoopContext
@@ -31,7 +31,6 @@ from peer.rounds.types import Outcome
 from peer.training import replica
 from peer.training.run_folder import require_folder, set_aside
 
-Say = Callable[[str], None]
 SIMULATION_FILES = ("summary.json", "curves.json", "simulation.png")
 
 
@@ -44,19 +43,24 @@ class Simulation:
         self.replicas: list[Replica] = []  # of the last run, at its end
         self._text = corpus.load(config.run.data)
 
-    def run(self, say: Say) -> dict[str, Any]:
+    def run(self, say: Callable[[str], None]) -> dict[str, Any]:
         """The summary, with the samples under ``curves``. ``say`` gets one line a sample."""
         began = time.monotonic()
         torch.set_num_threads(1)  # matrices are small: a thread a replica is faster than two threads a matrix
         self.replicas = replicas = self._replicas()
-        untrained = self._build("mean", self.config, self._text, 0)
+        untrained = self._build("mean", self.config, 0)
         sampler = Sampler(replicas, untrained, validation(self.config.run, self._text.validation), self.options.workers)
 
         def sample(at: float) -> None:
             if self.options.method is Method.DDP:
                 self._count_ddp(replicas[0])
             sampler.sample(at)
-            say(_line(at, sampler.rows[-1]))
+            row = sampler.rows[-1]
+            say(
+                f"step {at:.0f}: {row['tokens']:,} tokens, validation loss {row['val_loss_mean']:.4f} "
+                f"(worst {row['val_loss_worst']:.4f}, averaged model {row['val_loss_averaged_model']:.4f}), "
+                f"spread {row['spread']:.2g}"
+            )
 
         World(self.config, self.options, replicas, sample).run()
         return self._summary(sampler, time.monotonic() - began)
@@ -66,8 +70,7 @@ class Simulation:
         if self.options.method is Method.DDP:
             return [self._ddp()]
         return [
-            self._build(f"replica-{index}", self.config, self._part(index), index, speeds[index % len(speeds)])
-            for index in range(count)
+            self._build(f"replica-{index}", self.config, index, speeds[index % len(speeds)]) for index in range(count)
         ]
 
     def _part(self, index: int) -> Corpus:
@@ -77,11 +80,12 @@ class Simulation:
         borders = np.linspace(0, len(whole), self.options.replicas + 1).astype(int)
         return Corpus(whole[borders[index] : borders[index + 1]], self._text.validation)
 
-    def _build(self, name: str, config: Config, text: Corpus, stream: int, speed: float = 1.0) -> Replica:
+    def _build(self, name: str, config: Config, index: int, speed: float = 1.0) -> Replica:
         steps = max(1, round(config.run.steps * speed))
         run = config.run.model_copy(update={"steps": steps})
         config = config.model_copy(update={"run": run})
-        state = replica.replica(config, text.train, stream=stream, device=torch.device("cpu"), context=LoopContext())
+        text, device = self._part(index), torch.device("cpu")
+        state = replica.replica(config, text.train, stream=index, device=device, context=LoopContext())
         codec = codecs.codec(run.exchange.codec, state.outer.slow.numel)
         return Replica(name, state, speed, steps, run.inner_steps, codec, Guard())
 
@@ -90,11 +94,8 @@ class Simulation:
         peer = self.config.peer.model_copy(update={"micro_batch": self.config.run.batch_size})
         run = self.config.run.model_copy(update={"outer": LocalConfig(name="local")})
         config = self.config.model_copy(update={"peer": peer, "run": run})
-        one = self._build("replica-0", config, self._text, 0)
-        streams = [
-            self._build("stream", config, self._part(index), index).state.stream
-            for index in range(self.options.replicas)
-        ]
+        one = self._build("replica-0", config, 0)
+        streams = [batches(run, self._part(index).train, index) for index in range(self.options.replicas)]
         one.state.stream = Together(streams)
         return one
 
@@ -167,14 +168,6 @@ def _row(it: Replica, first_val_loss: float, val_loss: float) -> SampleRow:
         "bytes_sent": it.bytes_sent,
         "bytes_received": it.bytes_received,
     }
-
-
-def _line(at: float, row: SampleRow) -> str:
-    return (
-        f"step {at:.0f}: {row['tokens']:,} tokens, validation loss {row['val_loss_mean']:.4f} "
-        f"(worst {row['val_loss_worst']:.4f}, averaged model {row['val_loss_averaged_model']:.4f}), "
-        f"spread {row['spread']:.2g}"
-    )
 
 
 def save(summary: dict[str, Any], folder: Path, title: str) -> list[Path]:

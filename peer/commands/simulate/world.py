@@ -10,14 +10,16 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from peer.commands.simulate.exchanges import Rolling, average, both_merged, swap
-from peer.commands.simulate.meetings import SAME_TIME, Arrivals, choose_pairs
+from peer.commands.simulate.exchanges import OverlappedSwap, average, both_merged, swap
+from peer.commands.simulate.meetings import Arrivals, choose_pairs
 from peer.commands.simulate.options import Method, Options
 from peer.commands.simulate.replica import Replica
 from peer.config.schema import Config
 from peer.exchange.average import Verdict
 from peer.rounds.backoff import BACKOFF_PHASES, PeerBackoff
 from peer.rounds.types import Grouping, Outcome
+
+SAME_TIME = 1e-9
 
 Sample = Callable[[float], None]
 
@@ -30,7 +32,7 @@ class World:
         self._arrivals = Arrivals()
         self._chance = random.Random(config.run.seed)
         self._training: dict[Replica, Future[None]] = {}
-        self._flying: dict[Replica, Rolling] = {}  # overlapped swaps without a verdict
+        self._flying: dict[Replica, OverlappedSwap] = {}  # overlapped swaps without a verdict
         self._time = 0.0
         self._backoff = {replica: PeerBackoff(lambda: self._time) for replica in replicas}
         self._group: list[tuple[Replica, float]] = []  # members that wait for the others, since when
@@ -41,65 +43,63 @@ class World:
         sample_at = every
         self._sample(0.0)
         with ThreadPoolExecutor(self._options.workers) as self._pool:
-            self._go_on(self._replicas, 0.0)
+            self._go_on(self._replicas)
             while self._arrivals.due:
-                self._time, here = self._arrivals.next()
-                time = self._time
+                self._time = time = min(self._arrivals.due.values())
+                here = [replica for replica, due in self._arrivals.due.items() if due - time < SAME_TIME]
                 for replica in here:
+                    del self._arrivals.due[replica]
                     self._training.pop(replica).result()
                     self._count_overlapped(replica)
-                free = self._at_boundary(here, time)
+                free = self._at_boundary(here)
                 if time >= sample_at - SAME_TIME:
                     sample_at += every
                     if any(not replica.done for replica in self._replicas):
                         for future in self._training.values():
                             future.result()  # a sample sees every replica at the end of an inner phase
                         self._sample(time)
-                self._go_on(free, time)
+                self._go_on(free)
         for replica in self._replicas:
-            replica.finish()
+            replica.inner_phase()  # of no steps: what has not arrived is applied
             self._count_overlapped(replica)
         self._sample(self._time)
 
-    def _go_on(self, replicas: Sequence[Replica], time: float) -> None:
-        for replica in replicas:
-            if not replica.done:
-                self._arrivals.due[replica] = time + replica.phase_steps / replica.speed
-                replica.target = replica.state.inner.step + replica.phase_steps
-        for replica in replicas:
-            if not replica.done:
-                self._training[replica] = self._pool.submit(replica.inner_phase)
+    def _go_on(self, replicas: Sequence[Replica]) -> None:
+        training = [replica for replica in replicas if not replica.done]
+        for replica in training:
+            self._arrivals.due[replica] = self._time + replica.phase_steps / replica.speed
+            replica.target = replica.state.inner.step + replica.phase_steps
+        for replica in training:
+            self._training[replica] = self._pool.submit(replica.inner_phase)
 
-    # -- boundaries; each method returns the replicas that go on
-
-    def _at_boundary(self, here: Sequence[Replica], time: float) -> list[Replica]:
+    def _at_boundary(self, here: Sequence[Replica]) -> Sequence[Replica]:
+        """The replicas that go on."""
         if self._options.method in (Method.DDP, Method.ONE_WORKER, Method.LOCAL):
-            return [member for replica in here for member in self._alone(replica, Outcome.ALONE)]
-        if self._replicas[0].state.outer.grouping is Grouping.PAIR:
-            return self._pairs(here, time)
-        return self._everyone(here, time)
+            for replica in here:
+                self._alone(replica, Outcome.ALONE)
+            return here
+        return self._pairs(here) if self._replicas[0].state.outer.grouping is Grouping.PAIR else self._everyone(here)
 
-    def _alone(self, replica: Replica, outcome: Outcome) -> list[Replica]:
+    def _alone(self, replica: Replica, outcome: Outcome) -> None:
         """The outer step of a group of one."""
         replica.codec.settle(False)
-        self._arrivals.due.pop(replica, None)
         replica.apply(average([replica])[0])
         replica.cross_boundary(outcome)
-        return [replica]
 
-    def _pairs(self, here: Sequence[Replica], time: float) -> list[Replica]:
-        window = self._config.run.rendezvous.window
+    def _pairs(self, here: Sequence[Replica]) -> list[Replica]:
+        time, window = self._time, self._config.run.rendezvous.window
         since = {replica: start for replica, (_, start) in self._arrivals.waiting.items()}
         free: list[Replica] = []
         for first, second in choose_pairs(self._arrivals, here, time, window, self._chance, self._avoided):
             first.waited += time - since.get(first, time)
+            free += [first] if second is None else [first, second]
             if second is None:
-                free += self._alone(first, Outcome.ALONE)
+                self._alone(first, Outcome.ALONE)
             elif self._chance.random() < self._options.drop:
-                free += self._alone(first, Outcome.TIMEOUT) + self._alone(second, Outcome.TIMEOUT)
+                self._alone(first, Outcome.TIMEOUT)
+                self._alone(second, Outcome.TIMEOUT)
             else:
                 self._swap(first, second)
-                free += [first, second]
         return free
 
     def _avoided(self, one: Replica, two: Replica) -> bool:
@@ -107,9 +107,8 @@ class World:
 
     def _swap(self, one: Replica, two: Replica) -> None:
         if self._config.run.exchange.overlap:
-            one.rolling = two.rolling = self._flying[one] = self._flying[two] = Rolling(
-                one, two, self._options.swap_steps
-            )
+            overlapped = OverlappedSwap(one, two, self._options.swap_steps)
+            one.overlapped = two.overlapped = self._flying[one] = self._flying[two] = overlapped
         else:
             means, verdicts = swap(one, two)
             for replica, mean in zip((one, two), means, strict=True):
@@ -122,11 +121,11 @@ class World:
 
     def _count_overlapped(self, replica: Replica) -> None:
         """Count the overlapped swap that has ended during the last inner phase, if any."""
-        rolling = self._flying.pop(replica, None)
-        if rolling is not None and rolling.one is replica:
-            self._count(replica, rolling.two, rolling.verdicts)
-        elif rolling is not None:
-            self._count(replica, rolling.one, rolling.verdicts[::-1])
+        overlapped = self._flying.pop(replica, None)
+        if overlapped is not None and overlapped.one is replica:
+            self._count(replica, overlapped.two, overlapped.verdicts)
+        elif overlapped is not None:
+            self._count(replica, overlapped.one, overlapped.verdicts[::-1])
 
     def _count(self, replica: Replica, other: Replica, verdicts: tuple[Verdict, Verdict]) -> None:
         """Count a swap of ``replica`` by its own verdict and the other's."""
@@ -138,38 +137,33 @@ class World:
         refused = own.outcome is Outcome.MERGED and theirs.outcome is not Outcome.MERGED
         replica.outcomes[Outcome.REFUSED if refused else own.outcome] += 1
 
-    def _everyone(self, here: Sequence[Replica], time: float) -> list[Replica]:
-        for replica in here:
-            self._arrivals.due.pop(replica)
-            self._group.append((replica, time))
+    def _everyone(self, here: Sequence[Replica]) -> list[Replica]:
+        self._group += [(replica, self._time) for replica in here]
         if self._arrivals.due:
             return []
         came: list[Replica] = []
         missed: list[Replica] = []
         for replica, since in sorted(self._group, key=lambda entry: self._replicas.index(entry[0])):
-            replica.waited += time - since
+            replica.waited += self._time - since
             (missed if self._chance.random() < self._options.drop else came).append(replica)
         self._group.clear()
-        return self._average(came) + [member for replica in missed for member in self._miss(replica)]
+        if came:
+            self._average(came)
+        for replica in missed:
+            if replica.state.outer.equal_replicas:  # it goes on training and catches up at its next round
+                replica.cross_boundary(Outcome.TIMEOUT)
+            else:
+                self._alone(replica, Outcome.TIMEOUT)
+        return came + missed
 
-    def _miss(self, replica: Replica) -> list[Replica]:
-        """A member has missed a group's round: equal replicas go on training and catch up at their next round."""
-        if not replica.state.outer.equal_replicas:
-            return self._alone(replica, Outcome.TIMEOUT)
-        replica.cross_boundary(Outcome.TIMEOUT)
-        return [replica]
-
-    def _average(self, group: list[Replica]) -> list[Replica]:
-        if not group:
-            return []
+    def _average(self, group: list[Replica]) -> None:
         if group[0].state.outer.equal_replicas:
             newest = max(self._replicas, key=lambda replica: replica.merged)
+            merged = newest.merged
             for replica in group:
-                if replica.merged < newest.merged:
+                if replica.merged < merged:
                     replica.state.catch_up(newest.state.snapshot())
-                replica.merged = newest.merged
-            for replica in group:
-                replica.merged += 1
+                replica.merged = merged + 1
         mean, size = average(group)
         for replica in group:
             replica.apply(mean, self._options.delay)
@@ -178,4 +172,3 @@ class World:
             others = [other.name for other in group if other is not replica]
             replica.partners.update(others)
             replica.cross_boundary(Outcome.MERGED if len(group) > 1 else Outcome.ALONE)
-        return group

@@ -60,8 +60,8 @@ def test_data_parallel_training_is_one_model_on_all_the_data() -> None:
     chosen, method = with_method(run, Method.DDP)
     simulation = Simulation(chosen, Options(replicas=2, method=method))
     ddp = simulation._replicas()[0].state
-    streams = [simulation._build("", chosen, simulation._text, index).state.stream for index in range(2)]
-    net = simulation._build("", chosen, simulation._text, 0).state.inner.model
+    streams = [simulation._build("", chosen, index).state.stream for index in range(2)]
+    net = simulation._build("", chosen, 0).state.inner.model
     logits = [net(input_ids=batch[:, :-1]).logits for batch in (stream.batch(0) for stream in streams)]
     losses = [
         torch.nn.functional.cross_entropy(it.flatten(0, 1), stream.batch(0)[:, 1:].flatten())
@@ -101,8 +101,7 @@ def pairings(rounds: int, remember: bool) -> Counter[frozenset[str]]:
     replicas = [replica_of(str(index), 10**9, 10) for index in range(6)]
     chance, met = random.Random(0), Counter[frozenset[str]]()
     for number in range(rounds):
-        arrivals = Arrivals(due=dict.fromkeys(replicas, 0.0))
-        for one, two in choose_pairs(arrivals, replicas, 0.0, 0.5, chance):
+        for one, two in choose_pairs(Arrivals(), replicas, 0.0, 0.5, chance):
             assert two is not None
             met[frozenset((one.name, two.name))] += 1
             if remember:
@@ -155,7 +154,7 @@ def test_a_delay_of_zero_steps_trained_is_no_delay() -> None:
     replica.inner_phase()
     mean = average([replica])[0] + 0.01
     replica.apply(mean, delay=2)
-    replica.finish()
+    replica.inner_phase()
     late = replica.fast_weights()
     other = replica_of("b", 100, 4)
     other.inner_phase()

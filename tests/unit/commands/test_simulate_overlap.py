@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from peer.commands.simulate.exchanges import Rolling, swap
+from peer.commands.simulate.exchanges import OverlappedSwap, swap
 from peer.commands.simulate.replica import Replica
 from peer.config.schema import CodecName, ExchangeConfig
 from tests.unit import parts
@@ -33,11 +33,11 @@ def test_an_overlapped_swap_of_no_steps_is_the_swap_that_is_waited_for() -> None
             replica.inner_phase()
         return pair
 
-    waited, rolled = pair(), pair()
+    waited, overlapped = pair(), pair()
     for replica, mean in zip(waited, swap(*waited)[0], strict=True):
         replica.apply(mean)
-    Rolling(*rolled, steps=3).run()  # their phases are over: nothing is trained meanwhile
-    for one, other in zip(waited, rolled, strict=True):
+    OverlappedSwap(*overlapped, steps=3).run()  # their phases are over: nothing is trained meanwhile
+    for one, other in zip(waited, overlapped, strict=True):
         torch.testing.assert_close(one.fast_weights(), other.fast_weights(), atol=1e-7, rtol=1e-5)
         torch.testing.assert_close(one.state.outer.momentum, other.state.outer.momentum, atol=1e-7, rtol=1e-5)
         torch.testing.assert_close(one.state.outer.slow.phi, other.state.outer.slow.phi, atol=1e-7, rtol=1e-5)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ class Conditions:
     payload: int  # of one contribution
     step_seconds: float  # median
     step_sigma: float = 0.2
-    speeds: tuple[float, ...] = (1.0,)  # repeated over the peers
+    speeds: Sequence[float] = (1.0,)  # repeated over the peers
     latency: float = 0.03  # one way, median
     latency_sigma: float = 0.3
     up: float = 1.25e6  # bytes a second
@@ -57,19 +58,13 @@ class Conditions:
 def conditions(run: RunConfig, payload: int, args: argparse.Namespace) -> Conditions:
     """The conditions that the options and the run's configuration describe. Raises :class:`UserError`."""
     found = Conditions(
+        **{it.name: getattr(args, it.name) for it in fields(Conditions) if it.name in args},
         peers=args.replicas,
-        rounds=args.rounds,
         inner_steps=run.inner_steps,
         payload=payload,
-        step_seconds=args.step_seconds,
-        step_sigma=args.step_sigma,
-        speeds=tuple(args.speeds),
         latency=args.latency_ms / 1000,
-        latency_sigma=args.latency_sigma,
         up=args.up_mbit * 125_000,
         down=args.down_mbit * 125_000,
-        loss=args.loss,
-        churn=args.churn,
         stall=run.exchange.stall,
         overlap=run.exchange.overlap,
         window=run.rendezvous.window,

@@ -123,20 +123,17 @@ def transfer(it: Conditions, payload: float) -> float:
 def groups(it: Conditions, seed: int = 0) -> Figures:
     """DiLoCo: one group of all peers; a round that loses a member is repeated without it."""
     chance = Chance(it, seed)
-    trained, clock, merged = 0.0, 0.0, 0
-    scatter = transfer(it, 2 * (it.peers - 1) / it.peers * it.payload)
+    trained = clock = 0.0
+    sent = 2 * (it.peers - 1) / it.peers * it.payload
     for _ in range(it.rounds):
         phases = chance.phases()
         trained += float(phases.sum())
         clock += float((phases + [_join(it, chance) for _ in range(it.peers)]).max())
-        reduce = scatter + sum(chance.latency(it.peers) for _ in range(GROUP_MESSAGES))
+        reduce = transfer(it, sent) + sum(chance.latency(it.peers) for _ in range(GROUP_MESSAGES))
         if chance.rng.random() < 1 - (1 - it.loss) ** it.peers:  # a member is lost: the others notice it and repeat
             clock += reduce * float(chance.rng.random()) + it.stall
         clock += reduce
-        merged += it.peers
-    rounds = it.peers * it.rounds
-    sent = 2 * (it.peers - 1) / it.peers * it.payload
-    return Figures("diloco", clock, 1 - trained / (it.peers * clock), merged / rounds, sent)
+    return Figures("diloco", clock, 1 - trained / (it.peers * clock), 1.0, sent)
 
 
 def _join(it: Conditions, chance: Chance) -> float:
