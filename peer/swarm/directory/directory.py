@@ -55,8 +55,7 @@ class Members:
         The record of a killed peer stays valid for ``records.LIFETIME``.
         """
         after = max(clock.unix(), since + records.LIFETIME)
-        known = list(self._reader.known.values())
-        return [record for record, expires in known if expires > after and record.state != "left"]
+        return [entry.record for entry in list(self._reader.known.values()) if entry.is_live(after)]
 
     def name_of(self, peer_id: str) -> str:
         """The name in its record, or the end of its id."""

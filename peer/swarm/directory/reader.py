@@ -31,6 +31,10 @@ class Entry(NamedTuple):
     record: MemberRecord
     expires: float
 
+    def is_live(self, now: float) -> bool:
+        """It has neither expired nor been withdrawn."""
+        return self.expires > now and self.record.state != "left"
+
 
 class Reader:
     """The newest record of each peer of one run, until it expires, and an estimate of the run's size.
@@ -71,10 +75,7 @@ class Reader:
             if known is None or known.expires < entry.expires:
                 self.known[entry.record.peer_id] = entry
         self.known = {key: entry for key, entry in self.known.items() if entry.expires > now}
-        return {
-            bucket: sum(expires > now and record.state != "left" for record, expires in entries)
-            for bucket, entries in found.items()
-        }
+        return {bucket: sum(entry.is_live(now) for entry in entries) for bucket, entries in found.items()}
 
     async def _read(self, buckets: Sequence[Bucket]) -> dict[Bucket, list[Entry]]:
         """The records in each of these buckets without this node's own. Raises what hivemind raises."""
