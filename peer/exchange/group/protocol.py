@@ -23,7 +23,7 @@ import xxhash
 from peer.config.schema import ExchangeConfig
 from peer.exchange.deadline import THREAD_GRACE, Deadline, together
 from peer.exchange.group.streams import GroupNetwork, GroupStreams, IncomingStreams
-from peer.exchange.group.wire import GROUP_VERDICT, MEMBER_REPORT, GroupFailure, GroupVerdict, MemberReport
+from peer.exchange.group.wire import GroupFailure, GroupVerdict, MemberReport
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Assembly, Group, Outcome
@@ -121,7 +121,7 @@ class GroupProtocol(ABC, Generic[Each]):
 
         async def of(place: int, control: Stream) -> tuple[int, MemberReport]:
             try:
-                return place, _checked(await control.receive(MEMBER_REPORT, limit + self._settings.stall))
+                return place, _checked(await control.receive(MemberReport, limit + self._settings.stall))
             except (TimeoutError, StreamLost, BadMessage) as error:
                 detail = f"{assembly.seats[place].name} did not report: {str(error) or 'no answer'}"
                 raise GroupFailure(place, Outcome.TIMEOUT, detail) from None
@@ -145,7 +145,7 @@ class GroupProtocol(ABC, Generic[Each]):
 
     async def _follow(self, work: asyncio.Future[MemberReport], assembly: Assembly, limit: float) -> Settled:
         control = assembly.controls[assembly.convener]
-        hearing = asyncio.ensure_future(control.receive(GROUP_VERDICT, 2 * limit + self._settings.stall))
+        hearing = asyncio.ensure_future(control.receive(GroupVerdict, 2 * limit + self._settings.stall))
         first: list[asyncio.Future[Any]] = [work, hearing]
         try:
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)

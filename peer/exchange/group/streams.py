@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from peer.exchange.codec import payload_bytes
 from peer.exchange.deadline import together
-from peer.exchange.group.wire import HELLO, GroupFailure, Hello
+from peer.exchange.group.wire import GroupFailure, Hello
 from peer.exchange.pair.wire import Header, objection
 from peer.p2p.payload import CorruptPart
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
@@ -37,7 +37,7 @@ class IncomingStreams:
 
     async def accept(self, stream: Stream) -> None:
         """Handler of :data:`REDUCE_PROTOCOL`."""
-        hello = await stream.receive(HELLO, HELLO_TIMEOUT)
+        hello = await stream.receive(Hello, HELLO_TIMEOUT)
         async with self._came:
             while len(self._waiting) >= MOST_WAITING:
                 oldest = next(iter(self._waiting))
@@ -111,7 +111,7 @@ class GroupStreams:
             stream = await self._network.open_to_member(seat.peer_id, REDUCE_PROTOCOL, seat.addresses)
             self.by_place[place] = stream
             await stream.send(mine, self._stall)
-            theirs = await stream.receive(HELLO, self._stall)
+            theirs = await stream.receive(Hello, self._stall)
         else:
             stream, theirs = await self._incoming.take(self.assembly.token, seat.peer_id, self._stall)
             self.by_place[place] = stream

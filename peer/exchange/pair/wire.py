@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import xxhash
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from peer.config.schema import CodecName
 from peer.exchange.average import Verdict
@@ -36,10 +36,6 @@ class Acknowledgement(Message):
     detail: Annotated[str, Field(max_length=200)] = ""
 
 
-HEADER: TypeAdapter[Header] = TypeAdapter(Header)
-ACKNOWLEDGEMENT: TypeAdapter[Acknowledgement] = TypeAdapter(Acknowledgement)
-
-
 def objection(header: Header, numel: int) -> str:
     """Why ``header`` does not announce a contribution of ``numel`` elements; empty when it does."""
     expected = payload_bytes(header.codec, numel)
@@ -67,7 +63,7 @@ async def exchange_headers(stream: Stream, numel: int, codec: Codec, group: Grou
         pace=pace,
     )
     await stream.send(own, stall)
-    header = await stream.receive(HEADER, stall)
+    header = await stream.receive(Header, stall)
     refusal = objection(header, numel)
     if not codec.understands(header.codec):
         refusal = f"codec is {header.codec} there and {codec.sends} here"
@@ -89,9 +85,9 @@ async def exchange_verdicts(stream: Stream, verdict: Verdict, stall: float) -> V
     try:
         if stream.initiator:
             await stream.send(mine, stall)
-            theirs = await stream.receive(ACKNOWLEDGEMENT, stall)
+            theirs = await stream.receive(Acknowledgement, stall)
         else:
-            theirs = await stream.receive(ACKNOWLEDGEMENT, stall)
+            theirs = await stream.receive(Acknowledgement, stall)
             await stream.send(mine, stall)
             await stream.until_closed(stall)
     except (TimeoutError, StreamLost, BadMessage):

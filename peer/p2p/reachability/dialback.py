@@ -72,7 +72,6 @@ class Busy(Message):
     seconds: Annotated[float, Field(ge=0, le=ALLOWANCE_PERIOD, allow_inf_nan=False)]
 
 
-ASK: TypeAdapter[Ask] = TypeAdapter(Ask)
 ANSWER: TypeAdapter[Answer | Busy] = TypeAdapter(Annotated[Answer | Busy, Field(discriminator="kind")])
 Dial = Callable[[str, int, float], Awaitable[str]]
 
@@ -108,7 +107,7 @@ class DialBack:
     async def answer(self, stream: Stream) -> None:
         """One stream."""
         try:
-            asked = await stream.receive(ASK, DIALBACK_TIMEOUT)
+            asked = await stream.receive(Ask, DIALBACK_TIMEOUT)
             place = "" if is_circuit(stream.origin) else stream.origin
             observed = (tcp_of(place) or ("", 0))[0]
             seconds = self._allowance.wait(observed)

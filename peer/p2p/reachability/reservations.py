@@ -13,7 +13,6 @@ from typing import Any
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import CIRCUIT, owner_of
 from peer.p2p.reachability.relay import (
-    PING,
     PING_SECONDS,
     PONG_TIMEOUT,
     RELAY_PROTOCOL,
@@ -113,7 +112,7 @@ class Reservations:
                 raise StreamLost("the stream ended")
             number += 1
             await stream.send(Ping(number=number), RESERVE_TIMEOUT)
-            if (await stream.receive(PING, PONG_TIMEOUT)).number != number:
+            if (await stream.receive(Ping, PONG_TIMEOUT)).number != number:
                 raise BadMessage("a ping came back with another number")
 
 

@@ -19,7 +19,7 @@ from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.lineage import Lineage
 from peer.rounds.types import Assembly, Group, Link, Seat
-from peer.swarm.grouping.messages import MEMBER_READY, JoinGroup, MemberReady, OtherLeader, OutOfDate, Roster, WaitFor
+from peer.swarm.grouping.messages import JoinGroup, MemberReady, OtherLeader, OutOfDate, Roster, WaitFor
 from peer.swarm.grouping.roster import GATHER_TIMEOUT
 
 log = get_logger("gathering")
@@ -143,7 +143,7 @@ class GroupLeader:
         try:
             while not member.gone:
                 patience = max(member.until - time.monotonic(), 0.0) + MEMBER_SLACK
-                member.ready = await member.stream.receive(MEMBER_READY, patience)
+                member.ready = await member.stream.receive(MemberReady, patience)
                 member.changed.clear()
                 self._news.set()
                 await member.changed.wait()  # it was told to catch up, is gone, or is in the roster

@@ -86,7 +86,6 @@ GROUP_CALL: TypeAdapter[JoinGroup | LeaderNotice] = TypeAdapter(
 JOIN_ANSWER: TypeAdapter[Admitted | OtherLeader | Decline] = TypeAdapter(
     Annotated[Admitted | OtherLeader | Decline, Field(discriminator="kind")]
 )
-MEMBER_READY: TypeAdapter[MemberReady] = TypeAdapter(MemberReady)
 LEADER_MESSAGE: TypeAdapter[WaitFor | OtherLeader | OutOfDate | Roster] = TypeAdapter(
     Annotated[WaitFor | OtherLeader | OutOfDate | Roster, Field(discriminator="kind")]
 )

@@ -17,7 +17,7 @@ from peer.rounds.pairing_rule import AT_BOUNDARY, NEVER, OPENS, PROPOSAL_PAUSE, 
 from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.healing.late_join import Origin
-from peer.swarm.pairing.agreement import PROPOSAL, PROPOSAL_ANSWER, Accept, Agreement, Propose
+from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Accept, Agreement, Propose
 
 log = get_logger("rendezvous")
 
@@ -140,7 +140,7 @@ class Proposals:
 
     async def answer(self, stream: Stream) -> None:
         """Commit to a peer's proposal or decline it at once."""
-        proposal = await stream.receive(PROPOSAL, MEET_TIMEOUT)
+        proposal = await stream.receive(Propose, MEET_TIMEOUT)
         decline = self._objection(proposal, stream.remote)
         if decline is not None:
             await stream.send_last(decline, MEET_TIMEOUT)

@@ -68,11 +68,9 @@ class StateReceived(Message):
     kind: Literal["received"] = "received"
 
 
-STATE_REQUEST: TypeAdapter[StateRequest] = TypeAdapter(StateRequest)
 STATE_ANSWER: TypeAdapter[StateHeader | DonorFull] = TypeAdapter(
     Annotated[StateHeader | DonorFull, Field(discriminator="kind")]
 )
-STATE_RECEIVED: TypeAdapter[StateReceived] = TypeAdapter(StateReceived)
 
 
 class Donor:
@@ -85,7 +83,7 @@ class Donor:
     async def serve(self, stream: Stream) -> None:
         """One newcomer's stream, from request to acknowledgement."""
         try:
-            request = await stream.receive(STATE_REQUEST, STATE_TIMEOUT)
+            request = await stream.receive(StateRequest, STATE_TIMEOUT)
             if self._clients >= CLIENTS:
                 await stream.send_last(DonorFull(), STATE_TIMEOUT)
                 return
@@ -117,5 +115,5 @@ class Donor:
         await stream.send(header, STATE_TIMEOUT)
         for index, vector in enumerate(state.vectors):
             await send_parts(stream, fp32_parts(Vector(vector), max(0, first - index * each)), STATE_STALL)
-        await stream.receive(STATE_RECEIVED, STATE_STALL)
+        await stream.receive(StateReceived, STATE_STALL)
         log.info("gave the state away: %s", fields(peer=stream.remote[-6:], step=state.step, first=first))

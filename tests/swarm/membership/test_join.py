@@ -29,7 +29,6 @@ from peer.swarm.state_transfer.donor import (
     CLIENTS,
     STATE_ANSWER,
     STATE_PROTOCOL,
-    STATE_REQUEST,
     StateHeader,
     StateRequest,
 )
@@ -139,7 +138,7 @@ def test_a_stop_ends_the_wait_for_a_donor(tmp_path: Path) -> None:
 
 def test_a_donor_that_sends_too_slowly_is_left_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def drops(stream: Stream) -> None:
-        await stream.receive(STATE_REQUEST, 10)
+        await stream.receive(StateRequest, 10)
         header = StateHeader(step=30, round=3, phase_steps_done=0, lineage=NO_ROUNDS, vectors=2, numel=NUMEL, first=0)
         await stream.send(header, 10)
         for _ in range(100):  # a byte every second: no stall
