@@ -19,7 +19,7 @@ swarm/healing/divergence.py.) The direction of x is free: honest ones differ, an
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import deque
 from dataclasses import dataclass
 from statistics import median_low
 from typing import TypeVar
@@ -28,11 +28,9 @@ import xxhash
 from torch import Tensor
 
 from peer.exchange.average import Verdict, square
-from peer.rounds.contribution import Contribution
+from peer.rounds.contribution import Contribution, parts, scratch
 from peer.rounds.types import Outcome, Reason
-from peer.rounds.vectors import parts, scratch
 
-Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 NORMS = 2.0  # largest ratio of two contributions' norms
@@ -52,11 +50,9 @@ class Guard:
     def __init__(self, max_norm_ratio: float = NORMS) -> None:
         self.max_norm_ratio = max_norm_ratio
         self._change = 0.0  # ‖βΔ‖ of this peer in its last swap
-        self._partners: OrderedDict[str, float] = OrderedDict()  # length of the last x by partner, newest last
-        self._known: OrderedDict[str, None] = (
-            OrderedDict()
-        )  # partners whose last contribution was accepted, newest last
-        self._payloads: OrderedDict[tuple[str, bytes], None] = OrderedDict()  # partner and digest of what was merged
+        self._partners: dict[str, float] = {}  # length of the last x by partner, newest last
+        self._known: dict[str, None] = {}  # partners whose last contribution was accepted, newest last
+        self._merged: deque[tuple[str, bytes]] = deque(maxlen=REMEMBERED)  # partner and digest of each payload
 
     def judgement(self, partner: str, numel: int) -> Judgement:
         """A swap of ``numel`` elements with ``partner`` (its id) begins."""
@@ -64,12 +60,12 @@ class Guard:
 
     def usual(self, change: float) -> float:
         """The usual length of x; ``change``: the present ‖βΔ‖ over the parts so far."""
-        lengths = [length for length in (self._change or change, *self._partners.values()) if length]
+        lengths = list(filter(None, (self._change or change, *self._partners.values())))
         return median_low(lengths) if lengths else 0.0
 
     def replayed(self, partner: str, digest: bytes) -> bool:
         """Was this payload of ``partner`` merged before? (Two newcomers with one donor may send the same.)"""
-        return (partner, digest) in self._payloads
+        return (partner, digest) in self._merged
 
     def learn(self, judgement: Judgement) -> None:
         """A contribution has been judged, in part or whole, whatever the verdict."""
@@ -82,7 +78,7 @@ class Guard:
     def remember(self, partner: str, digest: bytes) -> None:
         """A payload of ``partner`` was merged."""
         _newest(self._known, partner, None, KNOWN_PARTNERS)
-        _newest(self._payloads, (partner, digest), None, REMEMBERED)
+        self._merged.append((partner, digest))
 
 
 @dataclass
@@ -167,8 +163,8 @@ def _poisoned(reason: Reason, detail: str) -> Verdict:
     return Verdict(Outcome.POISONED, detail=detail, reason=reason)
 
 
-def _newest(kept: OrderedDict[Key, Value], key: Key, value: Value, count: int) -> None:
+def _newest(kept: dict[str, Value], key: str, value: Value, count: int) -> None:
+    kept.pop(key, None)
     kept[key] = value
-    kept.move_to_end(key)
-    while len(kept) > count:
-        kept.popitem(last=False)
+    if len(kept) > count:
+        del kept[next(iter(kept))]

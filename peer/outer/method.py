@@ -16,20 +16,6 @@ from peer.rounds.contribution import Contribution, SparseContribution
 from peer.rounds.types import Grouping
 
 
-class PartwiseMethod(Protocol):
-    """An outer step part by part: first with a group of one, then corrected when the partner's part has arrived."""
-
-    slow: SlowWeights
-
-    def open(self, start: int, own: Tensor, change: Tensor) -> None:
-        """The step of elements ``start : start + len(own)`` with a group of one; before it ``own`` (fp32, host) ← their
-        contribution and ``change`` ← its change by the inner steps.
-        """
-
-    def amend(self, start: int, correction: Tensor) -> None:
-        """``correction`` (fp32, host): the mean over the group, less this peer's own contribution."""
-
-
 class OuterMethod(Protocol):
     """One outer step: ``apply(mean of contribution() over the group)``. A group of one is the formula with n = 1."""
 

@@ -25,9 +25,8 @@ from peer.exchange.deadline import THREAD_GRACE, Deadline, together
 from peer.exchange.group.streams import GroupNetwork, GroupStreams, IncomingStreams
 from peer.exchange.group.wire import GroupFailure, GroupVerdict, MemberReport
 from peer.p2p.stream import BadMessage, Stream, StreamLost
-from peer.rounds.contribution import Averaged
+from peer.rounds.contribution import Averaged, as_bytes
 from peer.rounds.types import Assembly, Group, Outcome
-from peer.rounds.vectors import as_bytes
 
 Each = TypeVar("Each")
 Settled = tuple[GroupVerdict, str]  # and the digest of this peer's result, where it has one

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from peer.exchange.codec import payload_bytes
+from peer.exchange.codec import size
 from peer.exchange.deadline import together
 from peer.exchange.group.wire import GroupFailure, Hello
 from peer.exchange.pair.wire import Header, objection
@@ -105,7 +105,7 @@ class GroupStreams:
 
     async def _connect(self, place: int, round: int) -> None:
         seat, me = self.assembly.seats[place], self.assembly.me
-        header = Header(payload_bytes=payload_bytes("none", self._numel), round=round)
+        header = Header(payload_bytes=size("none", self._numel), round=round)
         mine = Hello(token=self.assembly.token, index=me, header=header)
         if me < place:
             stream = await self._network.open_to_member(seat.peer_id, REDUCE_PROTOCOL, seat.addresses)

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from peer.exchange.codec import BLOCK
-from peer.rounds.contribution import Averaged
-from peer.rounds.vectors import PART
+from peer.rounds.contribution import PART, Averaged
 
 LEAST_PARTS = 64  # where the model has that many blocks
 LEAST_OPEN = 2  # parts open at once

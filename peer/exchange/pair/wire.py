@@ -9,7 +9,7 @@ from pydantic import Field
 
 from peer.config.schema import CodecName
 from peer.exchange.average import Verdict
-from peer.exchange.codec import Codec, payload_bytes
+from peer.exchange.codec import Codec, size
 from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
 from peer.rounds.types import Group, Outcome, Reason
 
@@ -38,7 +38,7 @@ class Acknowledgement(Message):
 
 def objection(header: Header, numel: int) -> str:
     """Why ``header`` does not announce a contribution of ``numel`` elements; empty when it does."""
-    expected = payload_bytes(header.codec, numel)
+    expected = size(header.codec, numel)
     if header.payload_bytes == expected:
         return ""
     return f"payload_bytes is {header.payload_bytes} there and {expected} here"
@@ -56,7 +56,7 @@ async def exchange_headers(stream: Stream, numel: int, codec: Codec, group: Grou
     """The partner's header; raises :class:`Unusable` when it does not fit ours."""
     own = Header(
         codec=codec.sends,
-        payload_bytes=payload_bytes(codec.sends, numel),
+        payload_bytes=size(codec.sends, numel),
         round=group.round,
         tokens=group.tokens,
         expects=codec.expects,

@@ -106,27 +106,19 @@ class DialBack:
 
     async def answer(self, stream: Stream) -> None:
         """One stream."""
-        try:
-            asked = await stream.receive(Ask, DIALBACK_TIMEOUT)
-            place = "" if is_circuit(stream.origin) else stream.origin
-            observed = (tcp_of(place) or ("", 0))[0]
-            seconds = self._allowance.wait(observed)
-            if seconds or self._room.locked():
-                await stream.send(Busy(seconds=min(seconds or DIAL_TIMEOUT, ALLOWANCE_PERIOD)), DIALBACK_TIMEOUT)
-            else:
-                async with self._room:
-                    tried = await asyncio.gather(*(self._try(it, observed, stream.remote) for it in asked.places))
-                answer = Answer(
-                    version=__version__,
-                    protocols=sorted(self._served())[:NAMES],
-                    now=time.time(),
-                    observed=observed,
-                    tried=tried,
-                )
-                await stream.send(answer, DIALBACK_TIMEOUT)
-            await stream.until_closed(DIALBACK_TIMEOUT)
-        finally:
-            stream.close()
+        asked = await stream.receive(Ask, DIALBACK_TIMEOUT)
+        place = "" if is_circuit(stream.origin) else stream.origin
+        observed = (tcp_of(place) or ("", 0))[0]
+        seconds = self._allowance.wait(observed)
+        if seconds or self._room.locked():
+            busy = Busy(seconds=min(seconds or DIAL_TIMEOUT, ALLOWANCE_PERIOD))
+            await stream.send_last(busy, DIALBACK_TIMEOUT)
+            return
+        async with self._room:
+            tried = await asyncio.gather(*(self._try(it, observed, stream.remote) for it in asked.places))
+        protocols = sorted(self._served())[:NAMES]
+        answer = Answer(version=__version__, protocols=protocols, now=time.time(), observed=observed, tried=tried)
+        await stream.send_last(answer, DIALBACK_TIMEOUT)
 
     async def _try(self, place: str, observed: str, asker: str) -> Tried:
         found = tcp_of(place)

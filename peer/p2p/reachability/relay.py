@@ -81,8 +81,7 @@ class Relay:
         try:
             await stream.receive(Reserve, RESERVE_TIMEOUT)
             if holder not in self._slots and len(self._slots) >= RESERVATIONS:
-                await stream.send(Full(), RESERVE_TIMEOUT)
-                await stream.until_closed(RESERVE_TIMEOUT)
+                await stream.send_last(Full(), RESERVE_TIMEOUT)
                 return
             self._slots[holder] = stream  # a later stream of the same peer replaces one that hangs
             await stream.send(Granted(), RESERVE_TIMEOUT)

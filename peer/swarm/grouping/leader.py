@@ -17,7 +17,7 @@ from typing import Any
 
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
-from peer.rounds.lineage import Lineage
+from peer.rounds.state import Lineage
 from peer.rounds.types import Assembly, Group, Link, Seat
 from peer.swarm.grouping.messages import JoinGroup, MemberReady, OtherLeader, OutOfDate, Roster, WaitFor
 from peer.swarm.grouping.roster import GATHER_TIMEOUT

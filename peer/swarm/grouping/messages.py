@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from peer.p2p.stream import Message
-from peer.rounds.lineage import Lineage
+from peer.rounds.state import Lineage
 from peer.rounds.types import Seat
 from peer.swarm.context import Decline, Seconds
 

@@ -99,7 +99,13 @@ class Proposals:
             return
         self._asking = record.peer_id
         self._answered.clear()
-        proposal = self._proposal()
+        proposal = Propose(
+            name=self._node.member.name,
+            eta=self._boundary.eta() or 0.0,
+            phase=self._boundary.phase or 0.0,
+            round=self._agreement.round,
+            root=self._origin.root,
+        )
         try:
             stream = await self._node.open_to_member(record.peer_id, MEET_PROTOCOL, record.addresses)
             try:
@@ -120,15 +126,6 @@ class Proposals:
         finally:
             self._asking = ""
             self._answered.set()
-
-    def _proposal(self) -> Propose:
-        return Propose(
-            name=self._node.member.name,
-            eta=self._boundary.eta() or 0.0,
-            phase=self._boundary.phase or 0.0,
-            round=self._agreement.round,
-            root=self._origin.root,
-        )
 
     def _consider(self, reply: Accept | Decline, mine: Propose, stream: Stream, name: str) -> None:
         if isinstance(reply, Accept) and self._agreement.meeting is None:

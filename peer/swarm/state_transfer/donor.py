@@ -17,9 +17,8 @@ from pydantic import Field, TypeAdapter
 from peer.logs import fields, get_logger
 from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import Message, Stream
-from peer.rounds.lineage import NO_ROUNDS, Lineage
-from peer.rounds.state import Root, State
-from peer.rounds.vectors import Vector, parts
+from peer.rounds.contribution import Vector, parts
+from peer.rounds.state import NO_ROUNDS, Lineage, Root, State
 
 log = get_logger("join")
 
@@ -82,24 +81,22 @@ class Donor:
 
     async def serve(self, stream: Stream) -> None:
         """One newcomer's stream, from request to acknowledgement."""
+        request = await stream.receive(StateRequest, STATE_TIMEOUT)
+        if self._clients >= CLIENTS:
+            await stream.send_last(DonorFull(), STATE_TIMEOUT)
+            return
+        self._clients += 1
         try:
-            request = await stream.receive(StateRequest, STATE_TIMEOUT)
-            if self._clients >= CLIENTS:
-                await stream.send_last(DonorFull(), STATE_TIMEOUT)
-                return
-            self._clients += 1
-            try:
-                async with asyncio.timeout(TRANSFER_LIMIT):
-                    await self._give(stream, request)
-            finally:
-                self._clients -= 1
+            async with asyncio.timeout(TRANSFER_LIMIT):
+                await self._give(stream, request)
         finally:
+            self._clients -= 1
             stream.close()
 
     async def _give(self, stream: Stream, request: StateRequest) -> None:
         state = await asyncio.to_thread(self._snapshot)
         numel = state.vectors[0].numel()
-        each = len(list(parts(numel)))
+        each = len(parts(numel))
         goes_on = state.lineage == request.lineage and (not state.lineage.digest or state.round == request.round)
         first = request.have if goes_on and request.have < each * len(state.vectors) else 0
         header = StateHeader(

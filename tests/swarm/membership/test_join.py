@@ -18,10 +18,9 @@ from peer.p2p.dht import DHT_TIMEOUT
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import Node, NodeSettings
 from peer.p2p.stream import Stream, StreamLost
-from peer.rounds.lineage import NO_ROUNDS, Lineage
-from peer.rounds.state import State
+from peer.rounds.contribution import PART
+from peer.rounds.state import NO_ROUNDS, Lineage, State
 from peer.rounds.types import Seat
-from peer.rounds.vectors import PART
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer import join

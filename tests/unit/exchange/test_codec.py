@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peer.config.schema import CodecName
 from peer.exchange import codecs
-from peer.exchange.codec import BLOCK, Codec, payload_bytes, size
+from peer.exchange.codec import BLOCK, Codec, size
 from peer.exchange.modulo import MARGIN, WIDEN, Modulo
 
 NAMES: tuple[CodecName, ...] = get_args(CodecName)
@@ -61,9 +61,9 @@ def test_a_part_has_the_announced_size(name: CodecName, numel: int) -> None:
 
 def test_four_bits_are_at_most_13_percent_of_the_bytes() -> None:
     numel = 10_000_000
-    assert payload_bytes("int4", numel) <= 0.13 * 4 * numel
-    assert payload_bytes("int8", numel) <= 0.26 * 4 * numel
-    assert payload_bytes("fp16", numel) == 2 * numel
+    assert size("int4", numel) <= 0.13 * 4 * numel
+    assert size("int8", numel) <= 0.26 * 4 * numel
+    assert size("fp16", numel) == 2 * numel
 
 
 @pytest.mark.parametrize(("name", "bits"), [("fp16", 11), ("bf16", 8)])

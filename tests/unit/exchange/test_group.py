@@ -23,9 +23,8 @@ from peer.exchange.group.flow_control import ACKNOWLEDGED, FlowControlledStream
 from peer.exchange.group.streams import GroupStreams
 from peer.exchange.group.wire import GroupVerdict, MemberReport
 from peer.p2p.payload import Channel
-from peer.rounds.contribution import Averaged, Readable, SparseContribution
+from peer.rounds.contribution import PART, Averaged, Readable, SparseContribution, Vector
 from peer.rounds.types import Group, Outcome
-from peer.rounds.vectors import PART, Vector
 from tests.unit.exchange.group_harness import many
 from tests.unit.exchange.pair_harness import FAST
 

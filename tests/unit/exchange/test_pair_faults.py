@@ -16,9 +16,8 @@ from peer.exchange.pair.protocol import both_ways
 from peer.exchange.pair.wire import Acknowledgement, Header, Unusable
 from peer.p2p.payload import fp32_parts, receive_fp32, send_parts
 from peer.p2p.stream import Stream, StreamLost
-from peer.rounds.contribution import Averaged
+from peer.rounds.contribution import PART, Averaged, Vector
 from peer.rounds.types import Group, Link, Outcome, Reason
-from peer.rounds.vectors import PART, Vector
 from tests.unit.exchange.pair_harness import FAST, LoopThread, header, pair_exchange, stream_pair
 
 NUMEL = PART + 100

@@ -21,9 +21,8 @@ from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.exchange.pair.wire import Header
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
-from peer.rounds.contribution import Averaged
+from peer.rounds.contribution import PART, Averaged
 from peer.rounds.types import Group, Link, Outcome
-from peer.rounds.vectors import PART
 from tests.unit.exchange.pair_harness import FAST, header, stream_pair
 
 NUMEL = 40_000

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from peer.p2p.payload import DIGEST_BYTES, CorruptPart, fp32_parts, receive_fp32, send_parts
 from peer.p2p.stream import MESSAGE_CAP, WRITE_CHUNK, BadMessage, Message, Stream, StreamLost
-from peer.rounds.vectors import Vector
+from peer.rounds.contribution import Vector
 from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Propose
 from tests.unit.exchange.pair_harness import LoopThread, stream_pair
 
