@@ -29,6 +29,7 @@ class Codec(ABC):
     """
 
     sends: CodecName  # the codec of the next parts; not always the configured one
+    understands: tuple[CodecName, ...]  # the codecs that this peer can decode
 
     @abstractmethod
     def encode(self, start: int, part: Tensor) -> bytes:
@@ -37,10 +38,6 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> None:
         """``out`` ← the partner's elements from its ``data``, coded as ``name``; ``own``: this peer's own part."""
-
-    def understands(self, name: CodecName) -> bool:
-        """Can this peer decode ``name``?"""
-        return name == self.sends
 
     # -- for a codec that learns
 
@@ -94,7 +91,7 @@ class Cast(Codec):
     """Elements rounded to a floating point type."""
 
     def __init__(self, name: CodecName) -> None:
-        self.sends = name
+        self.sends, self.understands = name, (name,)
 
     def encode(self, start: int, part: Tensor) -> bytes:
         """Little endian. A copy: the transport may keep it."""

@@ -47,7 +47,7 @@ class Modulo(Codec):
 
     def __init__(self, name: Literal["int8", "int4"], numel: int) -> None:
         self._name: CodecName = name
-        self.sends: CodecName = name
+        self.sends, self.understands = self._name, (name, "fp16")
         self._exact = Cast("fp16")
         self._levels = 2.0 ** (8 if name == "int8" else 4)
         self._reach = torch.zeros(-(-numel // BLOCK))
@@ -57,9 +57,6 @@ class Modulo(Codec):
         self._wider = 1.0  # for all blocks
         self._partner = 1.0  # for all blocks in this round: a partner that was alone for longer expects more
         self._unresolved = 0
-
-    def understands(self, name: CodecName) -> bool:
-        return name in (self._name, "fp16")
 
     def begin(self) -> bool:
         self._seen.copy_(self._reach)
@@ -150,3 +147,10 @@ class Modulo(Codec):
 def _blocks(part: Tensor) -> Tensor:
     """``[n, BLOCK]``, padded with zeros."""
     return functional.pad(part, (0, -len(part) % BLOCK)).view(-1, BLOCK)
+
+
+def codec_named(name: CodecName, numel: int) -> Codec:
+    """The codec that ``run.exchange.codec`` names, for contributions of ``numel`` elements. The only place that picks
+    its class.
+    """
+    return Modulo(name, numel) if name in ("int8", "int4") else Cast(name)

@@ -32,9 +32,9 @@ from dht_bootstrap.view import run_view
 from peer.config import load
 from peer.config.schema import CodecName, Config
 from peer.errors import UserError
-from peer.exchange import codecs
 from peer.exchange.codec import size, unpack
 from peer.exchange.group import wire as group_wire
+from peer.exchange.modulo import codec_named
 from peer.exchange.pair import wire
 from peer.p2p import addresses, greeting
 from peer.p2p.addresses import owner_of_subkey
@@ -132,7 +132,7 @@ def payload(data: bytes) -> None:
     _loop().run_until_complete(receive())
     room = bytearray(size(name, NUMEL))
     room[: len(data)] = data[: len(room)]
-    codec = codecs.codec(name, NUMEL)
+    codec = codec_named(name, NUMEL)
     codec.begin()
     codec.decode(name, 0, room, own, torch.empty(NUMEL))
     codec.settle(True)

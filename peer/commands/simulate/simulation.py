@@ -24,8 +24,8 @@ from peer.data import corpus
 from peer.data.batches import BatchStream, Cursor
 from peer.data.corpus import Corpus
 from peer.data.open import validation
-from peer.exchange import codecs
 from peer.exchange.guard import Guard
+from peer.exchange.modulo import codec_named
 from peer.process import LoopContext
 from peer.rounds.types import Outcome
 from peer.training import replica
@@ -82,7 +82,7 @@ class Simulation:
         run = config.run.model_copy(update={"steps": steps})
         config = config.model_copy(update={"run": run})
         state = replica.replica(config, text.train, stream=stream, device=torch.device("cpu"), context=LoopContext())
-        codec = codecs.codec(run.exchange.codec, state.outer.slow.numel)
+        codec = codec_named(run.exchange.codec, state.outer.slow.numel)
         return Replica(name, state, speed, steps, run.inner_steps, codec, Guard())
 
     def _ddp(self) -> Replica:

@@ -22,8 +22,9 @@ import xxhash
 
 from peer.config.schema import ExchangeConfig
 from peer.exchange.deadline import THREAD_GRACE, Deadline, together
-from peer.exchange.group.streams import GroupNetwork, GroupStreams, IncomingStreams
+from peer.exchange.group.streams import GroupStreams, IncomingStreams
 from peer.exchange.group.wire import GroupFailure, GroupVerdict, MemberReport
+from peer.p2p.greeting import MemberNode
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged, as_bytes
 from peer.rounds.types import Assembly, Group, Outcome
@@ -40,7 +41,7 @@ class GroupProtocol(ABC, Generic[Each]):
     """
 
     def __init__(
-        self, network: GroupNetwork, incoming: IncomingStreams, numel: int, result: int, settings: ExchangeConfig
+        self, network: MemberNode, incoming: IncomingStreams, numel: int, result: int, settings: ExchangeConfig
     ) -> None:
         self._network, self._incoming, self._numel, self._settings = network, incoming, numel, settings
         self._deadline = Deadline(settings.timeout)

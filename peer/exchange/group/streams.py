@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from peer.exchange.codec import size
 from peer.exchange.deadline import together
 from peer.exchange.group.wire import GroupFailure, Hello
 from peer.exchange.pair.wire import Header, objection
+from peer.p2p.greeting import MemberNode
 from peer.p2p.payload import CorruptPart
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Outcome
@@ -18,14 +19,6 @@ GroupResult = TypeVar("GroupResult")
 REDUCE_PROTOCOL = "noloco/reduce/4"
 HELLO_TIMEOUT = 5.0  # seconds
 MOST_WAITING = 512  # incoming streams that were not taken yet
-
-
-class GroupNetwork(Protocol):
-    """What a group needs of the node."""
-
-    def call(self, work: Coroutine[Any, Any, GroupResult], timeout: float) -> GroupResult: ...
-
-    async def open_to_member(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream: ...
 
 
 class IncomingStreams:
@@ -62,7 +55,7 @@ class GroupStreams:
     """``by_place``: a stream to every other member, once :meth:`connect` has returned."""
 
     def __init__(
-        self, network: GroupNetwork, incoming: IncomingStreams, assembly: Assembly, numel: int, stall: float
+        self, network: MemberNode, incoming: IncomingStreams, assembly: Assembly, numel: int, stall: float
     ) -> None:
         self._network, self._incoming, self._stall = network, incoming, stall
         self.assembly, self._numel = assembly, numel

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import xxhash
 from pydantic import Field
 
 from peer.config.schema import CodecName
@@ -65,7 +64,7 @@ async def exchange_headers(stream: Stream, numel: int, codec: Codec, group: Grou
     await stream.send(own, stall)
     header = await stream.receive(Header, stall)
     refusal = objection(header, numel)
-    if not codec.understands(header.codec):
+    if header.codec not in codec.understands:
         refusal = f"codec is {header.codec} there and {codec.sends} here"
     if refusal:
         raise Unusable(Verdict(Outcome.REFUSED, detail=refusal, reason=Reason.HEADER))
@@ -97,8 +96,3 @@ async def exchange_verdicts(stream: Stream, verdict: Verdict, stall: float) -> V
     if verdict.outcome is Outcome.MERGED and theirs.verdict is not Outcome.MERGED:
         return Verdict(Outcome.REFUSED, detail=f"the partner refused: {theirs.verdict} {theirs.detail}".strip())
     return verdict
-
-
-def layout_digest(layout: str) -> str:
-    """Digest of a model's parameter names and shapes."""
-    return xxhash.xxh3_128_hexdigest(layout.encode())

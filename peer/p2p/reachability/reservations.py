@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import CIRCUIT, owner_of
@@ -97,10 +97,8 @@ class Reservations:
             return str(error) or "the stream ended"
         finally:
             stream.close()
-        return ""
 
-    async def _hold_on(self, stream: Stream, relay: str) -> None:
-        """Ends by an exception only."""
+    async def _hold_on(self, stream: Stream, relay: str) -> NoReturn:
         await _reserve(stream)
         self._held[relay] = None
         self._first.set()

@@ -19,7 +19,7 @@ from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.state import Lineage
 from peer.rounds.types import Assembly, Group, Link, Seat
-from peer.swarm.grouping.messages import JoinGroup, MemberReady, OtherLeader, OutOfDate, Roster, WaitFor
+from peer.swarm.grouping.messages import JoinGroup, LeaderMessage, MemberReady, OtherLeader, OutOfDate, Roster, WaitFor
 from peer.swarm.grouping.roster import GATHER_TIMEOUT
 
 log = get_logger("gathering")
@@ -215,7 +215,7 @@ class GroupLeader:
         return Group(round, links, Assembly(roster.token, seats, 0, 0, controls))
 
 
-async def _tell(member: JoinedMember, message: WaitFor | OtherLeader | OutOfDate | Roster) -> None:
+async def _tell(member: JoinedMember, message: LeaderMessage) -> None:
     try:
         await member.stream.send(message, GATHER_TIMEOUT)
     except (TimeoutError, StreamLost):

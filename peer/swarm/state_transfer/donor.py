@@ -67,9 +67,8 @@ class StateReceived(Message):
     kind: Literal["received"] = "received"
 
 
-STATE_ANSWER: TypeAdapter[StateHeader | DonorFull] = TypeAdapter(
-    Annotated[StateHeader | DonorFull, Field(discriminator="kind")]
-)
+StateAnswer = StateHeader | DonorFull
+STATE_ANSWER: TypeAdapter[StateAnswer] = TypeAdapter(Annotated[StateAnswer, Field(discriminator="kind")])
 
 
 class Donor:

@@ -14,10 +14,10 @@ from queue import Queue
 from torch import Tensor
 
 from peer.config.schema import CodecName, ExchangeConfig
-from peer.exchange import codecs
 from peer.exchange.average import Exchange
 from peer.exchange.codec import size
 from peer.exchange.guard import Guard
+from peer.exchange.modulo import codec_named
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.wire import Header
 from peer.p2p.event_loop import LoopThread
@@ -34,7 +34,7 @@ def header(numel: int, round: int = 0, codec: CodecName = "none", **told: float)
 
 
 def pair_exchange(network: LoopThread, numel: int, codec: CodecName = "none") -> PairExchange:
-    return PairExchange(network, numel, codecs.codec(codec, numel), FAST, Guard())
+    return PairExchange(network, numel, codec_named(codec, numel), FAST, Guard())
 
 
 async def stream_pair() -> tuple[Stream, Stream]:

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peer.config.schema import CodecName
-from peer.exchange import codecs
 from peer.exchange.codec import BLOCK, Codec, size
-from peer.exchange.modulo import MARGIN, WIDEN, Modulo
+from peer.exchange.modulo import MARGIN, WIDEN, Modulo, codec_named
 
 NAMES: tuple[CodecName, ...] = get_args(CodecName)
 MODULO: tuple[CodecName, ...] = ("int8", "int4")
@@ -47,13 +46,13 @@ def round_trip(pair: tuple[Codec, Codec], apart: float, numel: int = 5000, seed:
 
 
 def make(name: CodecName, numel: int = 5000) -> tuple[Codec, Codec]:
-    return codecs.codec(name, numel), codecs.codec(name, numel)
+    return codec_named(name, numel), codec_named(name, numel)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("numel", [1, BLOCK - 1, BLOCK, 3 * BLOCK + 7])
 def test_a_part_has_the_announced_size(name: CodecName, numel: int) -> None:
-    codec = codecs.codec(name, numel)
+    codec = codec_named(name, numel)
     codec.begin()
     codec.learn(0, torch.randn(numel))
     assert len(codec.encode(0, torch.randn(numel))) == size(name, numel)

@@ -14,8 +14,8 @@ import xxhash
 from torch import Tensor
 
 from peer.config.schema import CodecName
-from peer.exchange import codecs
 from peer.exchange.guard import Guard
+from peer.exchange.modulo import codec_named
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox, overlapped_parts
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.exchange.pair.wire import Header
@@ -35,7 +35,7 @@ class Trainee:
     def __init__(self, thread: LoopThread, vector: Tensor, codec: CodecName = "none", *, known: bool = True) -> None:
         numel = vector.numel()
         self.vector, self.pace = vector, PACE
-        coder, guard = codecs.codec(codec, numel), Guard()
+        coder, guard = codec_named(codec, numel), Guard()
         if known:  # the other one was met before
             guard.remember("B", b"")
         self.exchange = OverlappedPairExchange(thread, numel, coder, FAST, guard)
