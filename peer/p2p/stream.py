@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
@@ -155,6 +155,9 @@ class Stream:
             data = await self.reader.readexactly(count)
         self.received += count
         return data
+
+
+Open = Callable[[str, str, Sequence[str]], Awaitable[Stream]]  # to a peer, by a protocol, at addresses
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ class GroupProtocol(ABC, Generic[Each]):
     async def _guarded(self, own: Each, round: int, streams: GroupStreams, limit: float) -> Settled:
         """An attempt; each failure becomes a verdict."""
         assembly = streams.assembly
-        settle = self._lead if assembly.me == assembly.convener else self._follow
+        settle = self._lead if assembly.me == 0 else self._follow
         work = asyncio.ensure_future(self._attempt(own, round, streams, limit))
         try:
             return await settle(work, assembly, limit)
@@ -144,7 +144,7 @@ class GroupProtocol(ABC, Generic[Each]):
     # -- a member
 
     async def _follow(self, work: asyncio.Future[MemberReport], assembly: Assembly, limit: float) -> Settled:
-        control = assembly.controls[assembly.convener]
+        control = assembly.controls[0]
         hearing = asyncio.ensure_future(control.receive(GroupVerdict, 2 * limit + self._settings.stall))
         first: list[asyncio.Future[Any]] = [work, hearing]
         try:
@@ -157,9 +157,8 @@ class GroupProtocol(ABC, Generic[Each]):
             async with asyncio.timeout(limit if digest or not work.done() else self._settings.stall):
                 verdict = await hearing
         except (TimeoutError, StreamLost, BadMessage) as error:
-            name = assembly.seats[assembly.convener].name
-            detail = f"the leader {name} is gone: {str(error) or 'no verdict'}"
-            return _nobody(Outcome.TIMEOUT, detail, assembly.convener), ""
+            detail = f"the leader {assembly.seats[0].name} is gone: {str(error) or 'no verdict'}"
+            return _nobody(Outcome.TIMEOUT, detail, culprit=0), ""
         finally:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)

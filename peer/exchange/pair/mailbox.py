@@ -43,7 +43,7 @@ class SwapMailbox:
 
     def __init__(self, numel: int, loop: asyncio.AbstractEventLoop) -> None:
         self.parts = overlapped_parts(numel)
-        self.received_parts = self._sent_parts = self._forgotten = 0
+        self.received_parts = self._sent_parts = 0
         self._loop, self._wake = loop, asyncio.Event()
         self._changed = threading.Condition()
         self._close: Callable[[], None] | None = None
@@ -124,18 +124,15 @@ class SwapMailbox:
             self._corrections.extend(self._held)
             self._held.clear()
         self.received_parts += 1
-        self._forget()
+        if self.received_parts <= self._sent_parts:
+            del self._opened[self.received_parts - 1]
         self._notify()
 
     def count_sent(self) -> None:
         """One more part has been sent, in order like the partner's."""
         self._sent_parts += 1
-        self._forget()
-
-    def _forget(self) -> None:
-        while self._forgotten < min(self._sent_parts, self.received_parts):
-            del self._opened[self._forgotten]
-            self._forgotten += 1
+        if self._sent_parts <= self.received_parts:
+            del self._opened[self._sent_parts - 1]
 
     def finish(self, result: Averaged | BaseException) -> None:
         """The swap has ended with a result or an error."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn
 
 from peer.logs import fields, get_logger
@@ -22,14 +22,12 @@ from peer.p2p.reachability.relay import (
     Ping,
     Reserve,
 )
-from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.p2p.stream import BadMessage, Open, Stream, StreamLost
 
 log = get_logger("relay")
 
 RELAYS = 3  # at once
 PAUSE, LONGEST_PAUSE = 1.0, 20.0  # seconds between two tries
-
-Open = Callable[[str, str, Sequence[str]], Awaitable[Stream]]
 
 
 async def try_reservation(open_stream: Open, relay: str) -> None:

@@ -212,7 +212,7 @@ class GroupLeader:
             await _tell(member, roster)
         controls = {index: member.stream for index, member in enumerate(members, 1)}
         links = tuple(Link(seat.peer_id, seat.name) for seat in seats[1:])
-        return Group(round, links, Assembly(roster.token, seats, 0, 0, controls))
+        return Group(round, links, Assembly(roster.token, seats, 0, controls))
 
 
 async def _tell(member: JoinedMember, message: LeaderMessage) -> None:

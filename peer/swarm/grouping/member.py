@@ -149,4 +149,4 @@ class GroupMember:
             return f"{current.seat.name} sent a roster without this peer or itself"
         me = ids.index(self._node.peer_id)
         links = tuple(Link(seat.peer_id, seat.name) for index, seat in enumerate(seats) if index != me)
-        return Group(round, links, Assembly(roster.token, seats, me, 0, {0: current.stream}))
+        return Group(round, links, Assembly(roster.token, seats, me, {0: current.stream}))
