@@ -12,8 +12,8 @@ import xxhash
 from peer.errors import UserError
 from peer.logs import get_logger
 from peer.outer.method import OuterMethod
-from peer.rounds.lineage import Lineage
-from peer.rounds.vectors import parts
+from peer.rounds.contribution import parts
+from peer.rounds.state import Lineage
 from peer.training.outer_state import Counters, OuterState
 
 log = get_logger("outer_loop")

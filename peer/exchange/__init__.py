@@ -3,6 +3,6 @@
 It knows bytes, digests, deadlines and the arithmetic of a mean. It knows no outer method, no directory and no training.
 It is given open streams, or the addresses of a group's members.
 
-Reading order: average.py (the interface, and means), codec.py and modulo.py (elements become bytes), codecs.py (from a
-configuration to a codec), guard.py (what is refused), deadline.py, pair/, group/. Part format: p2p/payload.py.
+Reading order: average.py (the interface, and means), codec.py and modulo.py (elements become bytes), guard.py (what
+is refused), deadline.py, pair/, group/. Part format: p2p/payload.py.
 """

@@ -9,9 +9,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from peer.rounds.contribution import Averaged, Contribution, Readable, SparseContribution
+from peer.rounds.contribution import Averaged, Contribution, Readable, SparseContribution, parts, scratch
 from peer.rounds.types import Group, Outcome, Reason
-from peer.rounds.vectors import parts, scratch
 
 Given = TypeVar("Given", contravariant=True)
 

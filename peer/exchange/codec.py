@@ -14,19 +14,12 @@ import torch
 from torch import Tensor
 
 from peer.config.schema import CodecName
-from peer.rounds.contribution import Contribution, SparseContribution
-from peer.rounds.vectors import PART, parts, scratch
+from peer.rounds.contribution import Contribution, SparseContribution, parts, scratch
 
 Buffer = bytearray | memoryview
 BLOCK = 256  # elements with one range
 BLOCK_BYTES = 3  # the range as bf16, and a check
 COEFFICIENT_BYTES = 4  # 16 bits of position in its chunk, an fp16 value
-
-
-def payload_bytes(name: CodecName, numel: int) -> int:
-    """Bytes of all parts of a contribution, without digests."""
-    whole, rest = divmod(numel, PART)
-    return whole * size(name, PART) + size(name, rest)
 
 
 class Codec(ABC):
@@ -35,10 +28,8 @@ class Codec(ABC):
     A part is 1-D fp32 on the host. It begins at element ``start`` of the contribution, a multiple of ``BLOCK``.
     """
 
-    @property
-    @abstractmethod
-    def sends(self) -> CodecName:
-        """The codec of the next parts; not always the configured one."""
+    sends: CodecName  # the codec of the next parts; not always the configured one
+    understands: tuple[CodecName, ...]  # the codecs that this peer can decode
 
     @abstractmethod
     def encode(self, start: int, part: Tensor) -> bytes:
@@ -47,10 +38,6 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> None:
         """``out`` ← the partner's elements from its ``data``, coded as ``name``; ``own``: this peer's own part."""
-
-    def understands(self, name: CodecName) -> bool:
-        """Can this peer decode ``name``?"""
-        return name == self.sends
 
     # -- for a codec that learns
 
@@ -84,7 +71,7 @@ def prepare(codec: Codec, own: Contribution) -> None:
 
 
 def size(name: CodecName, numel: int) -> int:
-    """Bytes of one part of ``numel`` elements."""
+    """Bytes of ``numel`` elements, without digests: of one part, or of all, because the others are whole blocks."""
     blocks = -(-numel // BLOCK)
     match name:
         case "none":
@@ -104,27 +91,14 @@ class Cast(Codec):
     """Elements rounded to a floating point type."""
 
     def __init__(self, name: CodecName) -> None:
-        self._name = name
-
-    @property
-    def sends(self) -> CodecName:
-        return self._name
+        self.sends, self.understands = name, (name,)
 
     def encode(self, start: int, part: Tensor) -> bytes:
-        return cast(self._name, part)
+        """Little endian. A copy: the transport may keep it."""
+        return part.to(DTYPES[self.sends]).view(torch.uint8).numpy().tobytes()
 
     def decode(self, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> None:
-        uncast(name, data, out)
-
-
-def cast(name: CodecName, part: Tensor) -> bytes:
-    """``part`` in the floating point type ``name``, little endian. A copy: the transport may keep it."""
-    return part.to(DTYPES[name]).view(torch.uint8).numpy().tobytes()
-
-
-def uncast(name: CodecName, data: Buffer, out: Tensor) -> None:
-    """``out`` ← the elements that :func:`cast` has encoded."""
-    out.copy_(torch.frombuffer(data, dtype=DTYPES[name]))
+        out.copy_(torch.frombuffer(data, dtype=DTYPES[name]))
 
 
 def pack(sparse: SparseContribution) -> Tensor:

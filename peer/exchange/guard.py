@@ -19,21 +19,16 @@ swarm/healing.py.) The direction of x is free: honest ones differ, and the harm 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import deque
 from dataclasses import dataclass
 from statistics import median_low
-from typing import TypeVar
 
 import xxhash
 from torch import Tensor
 
 from peer.exchange.average import Verdict, square
-from peer.rounds.contribution import Contribution
+from peer.rounds.contribution import Contribution, parts, scratch
 from peer.rounds.types import Outcome, Reason
-from peer.rounds.vectors import parts, scratch
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 NORMS = 2.0  # largest ratio of two contributions' norms
 FAR = 2.0  # times the usual length of x
@@ -52,11 +47,10 @@ class Guard:
     def __init__(self, max_norm_ratio: float = NORMS) -> None:
         self.max_norm_ratio = max_norm_ratio
         self._change = 0.0  # ‖βΔ‖ of this peer in its last swap
-        self._partners: OrderedDict[str, float] = OrderedDict()  # length of the last x by partner, newest last
-        self._known: OrderedDict[str, None] = (
-            OrderedDict()
-        )  # partners whose last contribution was accepted, newest last
-        self._payloads: OrderedDict[tuple[str, bytes], None] = OrderedDict()  # partner and digest of what was merged
+        self._partners: dict[str, float] = {}  # length of the last x by partner, newest last
+        self._known: deque[str] = deque(maxlen=KNOWN_PARTNERS)  # partners whose last contribution was accepted
+        # partner and digest of each payload that was merged; two newcomers with one donor may send the same
+        self.merged: deque[tuple[str, bytes]] = deque(maxlen=REMEMBERED)
 
     def judgement(self, partner: str, numel: int) -> Judgement:
         """A swap of ``numel`` elements with ``partner`` (its id) begins."""
@@ -64,25 +58,25 @@ class Guard:
 
     def usual(self, change: float) -> float:
         """The usual length of x; ``change``: the present ‖βΔ‖ over the parts so far."""
-        lengths = [length for length in (self._change or change, *self._partners.values()) if length]
+        lengths = list(filter(None, (self._change or change, *self._partners.values())))
         return median_low(lengths) if lengths else 0.0
-
-    def replayed(self, partner: str, digest: bytes) -> bool:
-        """Was this payload of ``partner`` merged before? (Two newcomers with one donor may send the same.)"""
-        return (partner, digest) in self._payloads
 
     def learn(self, judgement: Judgement) -> None:
         """A contribution has been judged, in part or whole, whatever the verdict."""
-        self._known.pop(judgement.partner, None)
+        if judgement.partner in self._known:
+            self._known.remove(judgement.partner)
         if judgement.seen == judgement.numel:
             self._change = math.sqrt(judgement.change)
         if math.isfinite(judgement.length):
-            _newest(self._partners, judgement.partner, math.sqrt(judgement.length), RECENT_PARTNERS)
+            self._partners.pop(judgement.partner, None)
+            self._partners[judgement.partner] = math.sqrt(judgement.length)
+            if len(self._partners) > RECENT_PARTNERS:
+                del self._partners[next(iter(self._partners))]
 
     def remember(self, partner: str, digest: bytes) -> None:
-        """A payload of ``partner`` was merged."""
-        _newest(self._known, partner, None, KNOWN_PARTNERS)
-        _newest(self._payloads, (partner, digest), None, REMEMBERED)
+        """A payload of ``partner`` was merged, after :meth:`learn`."""
+        self._known.append(partner)
+        self.merged.append((partner, digest))
 
 
 @dataclass
@@ -114,7 +108,7 @@ class Judgement:
 
     def objection(self, digest: bytes) -> Verdict | None:
         """Why it must not be used, by the parts so far. ``digest``: of bytes that an honest peer never sends twice."""
-        if self.guard.replayed(self.partner, digest):
+        if (self.partner, digest) in self.guard.merged:
             return _poisoned(Reason.REPLAYED, "the partner sent what was merged before")
         if not math.isfinite(self.theirs):
             return _poisoned(Reason.NOT_FINITE, "the partner's contribution is not finite")
@@ -165,10 +159,3 @@ def judge(own: Contribution, theirs: Tensor, guard: Guard, partner: str) -> Verd
 
 def _poisoned(reason: Reason, detail: str) -> Verdict:
     return Verdict(Outcome.POISONED, detail=detail, reason=reason)
-
-
-def _newest(kept: OrderedDict[Key, Value], key: Key, value: Value, count: int) -> None:
-    kept[key] = value
-    kept.move_to_end(key)
-    while len(kept) > count:
-        kept.popitem(last=False)

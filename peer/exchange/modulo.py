@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from peer.config.schema import CodecName
-from peer.exchange.codec import BLOCK, BLOCK_BYTES, Buffer, Codec, cast, uncast
+from peer.exchange.codec import BLOCK, BLOCK_BYTES, Buffer, Cast, Codec
 from peer.logs import fields, get_logger
 
 log = get_logger("codec")
@@ -47,21 +47,16 @@ class Modulo(Codec):
 
     def __init__(self, name: Literal["int8", "int4"], numel: int) -> None:
         self._name: CodecName = name
+        self.sends, self.understands = self._name, (name, "fp16")
+        self._exact = Cast("fp16")
         self._levels = 2.0 ** (8 if name == "int8" else 4)
         self._reach = torch.zeros(-(-numel // BLOCK))
         self._seen = torch.zeros_like(self._reach)
-        self._known = self._lost = False
+        self._known = False
         self._floor = 0.0
         self._wider = 1.0  # for all blocks
         self._partner = 1.0  # for all blocks in this round: a partner that was alone for longer expects more
         self._unresolved = 0
-
-    @property
-    def sends(self) -> CodecName:
-        return "fp16" if self._lost else self._name
-
-    def understands(self, name: CodecName) -> bool:
-        return name in (self._name, "fp16")
 
     def begin(self) -> bool:
         self._seen.copy_(self._reach)
@@ -85,8 +80,8 @@ class Modulo(Codec):
         self._partner = min(max(1.0, expects / own), WIDEST) if own else 1.0
 
     def encode(self, start: int, part: Tensor) -> bytes:
-        if self._lost:
-            return cast("fp16", part)
+        if self.sends == "fp16":
+            return self._exact.encode(start, part)
         blocks = _blocks(part)
         reach = self._range(start, blocks)
         finest = blocks.abs().amax(1).mul_(EXACT).clamp_(min=TINY)
@@ -102,7 +97,7 @@ class Modulo(Codec):
         mine = _blocks(own)
         seen = self._at(self._seen, start, mine)
         if name == "fp16":
-            uncast(name, data, out)
+            self._exact.decode(name, start, data, own, out)
             seen.copy_(_blocks(out - own).abs().amax(1))
             return
         rows = torch.frombuffer(data, dtype=torch.uint8).view(len(mine), -1)
@@ -130,7 +125,7 @@ class Modulo(Codec):
         self._known = True
         torch.maximum(self._reach.mul_(SHRINK), self._seen.clamp_(max=HUGE), out=self._reach)
         share = self._unresolved / len(self._reach)
-        self._lost = share > LOST
+        self.sends = "fp16" if share > LOST else self._name
         self._wider = WIDEN if share > GROWING else 1.0
         if self._unresolved:
             log.debug("blocks not averaged: %s", fields(share=share, next=self.sends))
@@ -152,3 +147,10 @@ class Modulo(Codec):
 def _blocks(part: Tensor) -> Tensor:
     """``[n, BLOCK]``, padded with zeros."""
     return functional.pad(part, (0, -len(part) % BLOCK)).view(-1, BLOCK)
+
+
+def codec_named(name: CodecName, numel: int) -> Codec:
+    """The codec that ``run.exchange.codec`` names, for contributions of ``numel`` elements. The only place that picks
+    its class.
+    """
+    return Modulo(name, numel) if name in ("int8", "int4") else Cast(name)

@@ -1,4 +1,4 @@
-"""The interface of an outer method, and the method that a configuration names."""
+"""The interface of an outer method, the method of a peer alone, and the method that a configuration names."""
 
 from __future__ import annotations
 
@@ -9,25 +9,10 @@ from torch import Tensor
 from peer.config.schema import DecoupledConfig, DiLoCoConfig, LocalConfig, NoLoCoConfig, SwarmRunConfig
 from peer.outer.decoupled import Decoupled
 from peer.outer.diloco import DiLoCo
-from peer.outer.local import Local
 from peer.outer.noloco import NoLoCo
-from peer.outer.slow_weights import SlowWeights
+from peer.outer.slow_weights import DenseContribution, SlowWeights
 from peer.rounds.contribution import Contribution, SparseContribution
 from peer.rounds.types import Grouping
-
-
-class PartwiseMethod(Protocol):
-    """An outer step part by part: first with a group of one, then corrected when the partner's part has arrived."""
-
-    slow: SlowWeights
-
-    def open(self, start: int, own: Tensor, change: Tensor) -> None:
-        """The step of elements ``start : start + len(own)`` with a group of one; before it ``own`` (fp32, host) ← their
-        contribution and ``change`` ← its change by the inner steps.
-        """
-
-    def amend(self, start: int, correction: Tensor) -> None:
-        """``correction`` (fp32, host): the mean over the group, less this peer's own contribution."""
 
 
 class OuterMethod(Protocol):
@@ -47,6 +32,26 @@ class OuterMethod(Protocol):
 
     def apply(self, mean: Tensor) -> None:
         """New slow weights from ``mean`` (flat fp32, host, not changed), then θ ← φ."""
+
+
+class Local:
+    """A peer that trains alone, without exchange: φ ← θ. The control without communication."""
+
+    grouping: ClassVar[Grouping] = Grouping.NOBODY
+    equal_replicas: ClassVar[bool] = False
+
+    def __init__(self, slow: SlowWeights) -> None:
+        self.slow = slow
+        self.momentum = None
+
+    def contribution(self) -> DenseContribution:
+        """θ itself."""
+        return DenseContribution(self.slow, beta=1, gamma=1)
+
+    def apply(self, mean: Tensor) -> None:
+        """``mean``: θ, because the group is this peer alone. θ does not change."""
+        with self.slow.changing():
+            self.slow.phi.copy_(mean)
 
 
 def outer_method(run: SwarmRunConfig, slow: SlowWeights) -> OuterMethod:

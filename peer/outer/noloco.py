@@ -43,10 +43,12 @@ class NoLoCo:
             self.slow.phi.add_(self.momentum)
         self.slow.write_fast()
 
-    # -- part by part, during the inner steps (training/overlapped.py)
+    # -- part by part, during the inner steps (training/overlapped.py): first with a group of one, then corrected when
+    # the partner's part has arrived
 
     def open(self, start: int, own: Tensor, change: Tensor) -> None:
-        """``own`` ← s, ``change`` ← βΔ of elements ``start : start + len(own)``; then their step with a group of one.
+        """``own`` (fp32, host) ← s, ``change`` ← βΔ of elements ``start : start + len(own)``; then their step with a
+        group of one.
 
         Both formulas are linear in the mean, so :meth:`amend` with half the difference of the two s makes it the step
         of a group of two.
@@ -60,7 +62,9 @@ class NoLoCo:
         self.slow.write_fast(here.start, here.stop)
 
     def amend(self, start: int, correction: Tensor) -> None:
-        """Add ``correction`` to the mean afterwards: δ, φ and θ change by it; θ keeps its training since."""
+        """Add ``correction`` (fp32, host), the mean over the group less this peer's own contribution, to the mean
+        afterwards: δ, φ and θ change by it; θ keeps its training since.
+        """
         here = slice(start, start + correction.numel())
         with self.slow.changing():
             self.momentum[here].add_(correction)

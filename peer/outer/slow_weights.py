@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import takewhile
 
 import numpy as np
 import torch
@@ -136,7 +135,9 @@ class SlowWeights:
     ) -> Iterator[tuple[int, int, Tensor]]:
         """``local``: this process' share of a parameter, as the offset of its first element and a flat view."""
         first = bisect_right(self._starts, start) - 1
-        for span in takewhile(lambda span: span.start < stop, self.spans[first:]):
+        for span in self.spans[first:]:
+            if span.start >= stop:
+                break
             offset, here = local(span)
             begin = span.start + offset
             low, high = max(start, begin), min(stop, begin + here.numel())

@@ -16,7 +16,7 @@ from peer.errors import UserError
 from peer.logs import get_logger
 from peer.p2p.addresses import owner_of
 from peer.p2p.admission.dht_rules import Authority
-from peer.p2p.admission.gate import ADMISSION_PROTOCOL, ADMISSION_TIMEOUT, NOTICE, Knock, Notice, why_refused
+from peer.p2p.admission.gate import ADMISSION_PROTOCOL, ADMISSION_TIMEOUT, Knock, Notice, why_refused
 from peer.p2p.admission.invitation import Certificate
 from peer.p2p.dial import Unreachable, dial
 from peer.p2p.stream import Stream
@@ -107,7 +107,7 @@ async def notice_of(p2p: P2P, peer_id: str, own: Certificate | None) -> Notice |
             stream = Stream(reader, writer, remote=peer_id, initiator=True)
             try:
                 await stream.send(Knock(certificate=own), ADMISSION_TIMEOUT)
-                return await stream.receive(NOTICE, ADMISSION_TIMEOUT)
+                return await stream.receive(Notice, ADMISSION_TIMEOUT)
             finally:
                 stream.close()
     except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type

@@ -20,7 +20,6 @@ from peer.process import slices
 log = get_logger("network")
 LoopResult = TypeVar("LoopResult")
 
-SPAWN_TIMEOUT = 5.0  # seconds for a coroutine to be started
 CANCEL_TIMEOUT = 3.0  # seconds for cancelled tasks to end
 WIND_DOWN_TIMEOUT = 10.0  # seconds for the last coroutine
 
@@ -51,11 +50,7 @@ class LoopThread:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` in the background until it ends or the thread does. From any other thread."""
-
-        async def start() -> None:
-            self.background(work)
-
-        self.call(start(), SPAWN_TIMEOUT)
+        self.loop.call_soon_threadsafe(self.background, work)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         """As :meth:`spawn`, from the loop itself."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 
 from peer import __version__
 from peer.config.digest import first_difference
@@ -47,9 +47,6 @@ class Greeting(Message):
     layout: Short  # digest of the model's parameter names and shapes
 
 
-GREETING: TypeAdapter[Greeting] = TypeAdapter(Greeting)
-
-
 @dataclass(frozen=True)
 class MemberIdentity:
     """What this peer is to other members. ``canonical``: the run's configuration as one text; ``config`` and ``layout``
@@ -69,7 +66,7 @@ class MemberIdentity:
 
     async def admit(self, stream: Stream) -> None:
         """The called side: read the greeting. Raises :class:`StreamLost` after the refusal of another run's member."""
-        refusal = self.refusal(await stream.receive(GREETING, GREETING_TIMEOUT))
+        refusal = self.refusal(await stream.receive(Greeting, GREETING_TIMEOUT))
         if refusal is None:
             return
         await stream.send_last(refusal, GREETING_TIMEOUT)

@@ -9,6 +9,8 @@ from hivemind.p2p import P2P, PeerID
 
 from peer.errors import UserError
 
+INLINE = 42  # bytes of a public key that is its own id
+
 
 def load_or_create(path: Path) -> str:
     """Peer id (base58) of the key in ``path``; a new key is written when there is none."""
@@ -28,6 +30,13 @@ def load_or_create(path: Path) -> str:
         raise UserError(
             f"identity file {path}: not a key; restore it from a backup, or delete it to become a new peer"
         ) from None
+
+
+def id_of(public: bytes) -> str:
+    """Peer id (base58) of a public key as libp2p stores it: the key itself when it is short, else its SHA-256."""
+    short = len(public) <= INLINE
+    hashed = bytes([0, len(public)]) + public if short else b"\x12\x20" + hashlib.sha256(public).digest()
+    return str(PeerID(hashed).to_base58())
 
 
 def stream_of(peer_id: str) -> int:

@@ -13,8 +13,7 @@ import xxhash
 from torch import Tensor
 
 from peer.p2p.stream import BadMessage
-from peer.rounds.contribution import Readable
-from peer.rounds.vectors import as_bytes, parts, scratch
+from peer.rounds.contribution import Readable, as_bytes, parts, scratch
 
 DIGEST_BYTES = 16
 
@@ -62,7 +61,7 @@ async def receive_parts(
 async def fp32_parts(vector: Readable, first: int = 0) -> AsyncIterator[bytes]:
     """The parts of a vector as fp32, from number ``first`` on."""
     room = scratch(vector.numel)
-    for start, stop in list(parts(vector.numel))[first:]:
+    for start, stop in parts(vector.numel)[first:]:
         part = room[: stop - start]
         vector.read(start, part)
         yield part.numpy().tobytes()  # a copy: the transport may keep a reference

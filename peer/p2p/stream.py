@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
@@ -37,9 +37,6 @@ class Refusal(Message):
     run: str | None = None
 
 
-REFUSAL: TypeAdapter[Refusal] = TypeAdapter(Refusal)
-
-
 class StreamLost(Exception):
     """The other side has ended the stream or died."""
 
@@ -56,7 +53,7 @@ class BadMessage(Exception):
     """The other side sent something this protocol does not know."""
 
 
-M = TypeVar("M")
+M = TypeVar("M", bound=Message)
 
 
 @dataclass(eq=False)
@@ -83,8 +80,8 @@ class Stream:
             raise BadMessage(f"message of {len(body)} bytes is above the cap of {MESSAGE_CAP}")
         await self.write(len(body).to_bytes(_LENGTH_BYTES, "big") + body, timeout)
 
-    async def receive(self, kinds: TypeAdapter[M], timeout: float) -> M:
-        """Receive one message of the given kinds; its length is checked before it is read.
+    async def receive(self, kind: type[M] | TypeAdapter[M], timeout: float) -> M:
+        """Receive one message of a kind, or of several (an adapter); its length is checked before it is read.
 
         Raises :class:`Refused` when the side that was called refuses the greeting instead.
         """
@@ -95,11 +92,11 @@ class Stream:
                 raise BadMessage(f"announced message of {length} bytes is above the cap of {MESSAGE_CAP}")
             body = await self._exactly(length)
         try:
-            return kinds.validate_json(body)
+            return kind.validate_json(body) if isinstance(kind, TypeAdapter) else kind.model_validate_json(body)
         except ValidationError as error:
             if self.initiator:
                 with contextlib.suppress(ValidationError):
-                    raise Refused(REFUSAL.validate_json(body)) from None
+                    raise Refused(Refusal.model_validate_json(body)) from None
             first = error.errors(include_url=False, include_input=False)[0]
             raise BadMessage(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
@@ -158,6 +155,9 @@ class Stream:
             data = await self.reader.readexactly(count)
         self.received += count
         return data
+
+
+Open = Callable[[str, str, Sequence[str]], Awaitable[Stream]]  # to a peer, by a protocol, at addresses
 
 
 @contextlib.contextmanager

@@ -1,13 +1,34 @@
-"""Input and result of an exchange: contributions and their average."""
+"""Input and result of an exchange: flat host vectors, contributions and their average.
+
+They are computed part by part: no copy is longer than 1 MiB.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from peer.rounds.types import Outcome, Reason
+
+PART = 256 * 1024  # elements of fp32: 1 MiB, the size at which the p2p daemon is fastest
+
+
+def parts(numel: int) -> list[tuple[int, int]]:
+    """Borders ``(start, stop)`` of the parts of a vector of ``numel`` elements; with none it has one empty part."""
+    return [(start, min(start + PART, numel)) for start in range(0, max(numel, 1), PART)]
+
+
+def scratch(numel: int) -> Tensor:
+    """Room for one part, fp32 on the host."""
+    return torch.empty(min(PART, numel), dtype=torch.float32)
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous host tensor, to read and to write, without a copy."""
+    return memoryview(tensor.numpy().data).cast("B")
 
 
 class Readable(Protocol):
@@ -25,6 +46,21 @@ class Contribution(Readable, Protocol):
 
     def read_both(self, start: int, out: Tensor, change: Tensor) -> None:
         """As :meth:`read`, and ``change`` ← its change by the inner steps since the last average."""
+
+
+class Vector:
+    """A tensor as a contribution. 1-D fp32 on the host."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self.numel = tensor.numel()
+
+    def read(self, start: int, out: Tensor) -> None:
+        out.copy_(self._tensor[start : start + out.numel()])
+
+    def read_both(self, start: int, out: Tensor, change: Tensor) -> None:
+        self.read(start, out)
+        change.copy_(out)
 
 
 @dataclass(frozen=True)

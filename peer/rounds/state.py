@@ -1,15 +1,33 @@
-"""A peer's outer state at a boundary, for transfer to another peer."""
+"""A peer's outer state at a boundary, for transfer to another peer, and which averages of everyone it contains."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 from torch import Tensor
 
-from peer.rounds.lineage import NO_ROUNDS, Lineage
+Root = Annotated[str, Field(max_length=32)]
+
+
+class Lineage(NamedTuple):
+    """Peers with the same ``digest`` have had the same averages of everyone, in the same order. ``contributions``: how
+    many these averages contain; of two lineages the one with more contains more work.
+    """
+
+    digest: Annotated[str, Field(max_length=64)] = ""
+    contributions: Annotated[int, Field(ge=0, le=2**53)] = 0
+
+    def after(self, digest: str, members: int) -> Lineage:
+        """One more round, whose average of ``members`` peers has this digest."""
+        line = hashlib.sha256((self.digest + digest).encode()).hexdigest()[:32]
+        return Lineage(line, self.contributions + members)
+
+
+NO_ROUNDS = Lineage()
 
 
 @dataclass(frozen=True)
@@ -26,6 +44,3 @@ class State:
     phase_steps_done: int = 0
     root: str = ""
     donor: str = ""
-
-
-Root = Annotated[str, Field(max_length=32)]

@@ -66,14 +66,13 @@ class Seat:
 class Assembly:
     """A group of everyone. ``seats`` are in the same order for all members; ``me``: this peer's place in it.
 
-    The leader, which gathered the group, has a stream to every other member in ``controls`` (by place); a member has
-    one, to the leader. ``token`` names this attempt.
+    The leader, which gathered the group, has place 0 and a stream to every other member in ``controls`` (by place); a
+    member has one, to the leader. ``token`` names this attempt.
     """
 
     token: str
     seats: tuple[Seat, ...]
     me: int
-    convener: int
     controls: dict[int, Stream]
 
 

@@ -13,8 +13,8 @@ from peer.p2p.greeting import MemberNode
 from peer.p2p.stream import Message
 from peer.process import LoopContext
 from peer.rounds.backoff import PeerBackoff
-from peer.rounds.lineage import Lineage
 from peer.rounds.progress import Progress
+from peer.rounds.state import Lineage
 from peer.rounds.types import Group
 from peer.swarm.directory.directory import Members
 

@@ -9,16 +9,17 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import xxhash
+
 from peer.config.digest import canonical, digest
 from peer.exchange.average import Exchange
-from peer.exchange.codecs import codec
 from peer.exchange.group.all_gather import AllGatherExchange
 from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.exchange.group.streams import REDUCE_PROTOCOL, IncomingStreams
 from peer.exchange.guard import Guard
+from peer.exchange.modulo import codec_named
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.overlapped import OverlappedPairExchange
-from peer.exchange.pair.wire import layout_digest
 from peer.logs import fields, get_logger
 from peer.outer.decoupled import Decoupled
 from peer.outer.noloco import NoLoCo
@@ -50,7 +51,7 @@ class Membership:
         tracked = trackers.start(own.trackers, folder.path, run=run.name, peer=folder.name, peer_id=resources.peer_id)
         self.reporter = Reporter(folder.path, resources.metrics, tracked)
         self._stack.callback(self.reporter.close)
-        layout = layout_digest(slow.layout())
+        layout = xxhash.xxh3_128_hexdigest(slow.layout().encode())
         me = MemberIdentity(folder.name, run.name, digest(run), canonical(run), layout)
         settings = NodeSettings.of(own.network, resources.key, own.initial_peers)
         self.node = MemberNode(settings, resources.authority, me)
@@ -127,7 +128,7 @@ class Membership:
         if not settings.overlap:
             return Blocking(*parts, self._exchange())
         assert isinstance(method, NoLoCo), "checked with the configuration"
-        coder = codec(settings.codec, method.slow.numel)
+        coder = codec_named(settings.codec, method.slow.numel)
         exchange = OverlappedPairExchange(self.node, method.slow.numel, coder, settings, Guard())
         self._stack.callback(exchange.close)
         return Overlapped(*parts, exchange, method, self.phase_length)
@@ -136,7 +137,7 @@ class Membership:
         outer, settings, node = self.state.outer, self.resources.run.exchange, self.node
         numel = outer.slow.numel
         if outer.grouping is not Grouping.EVERYONE:
-            return PairExchange(node, numel, codec(settings.codec, numel), settings, Guard())
+            return PairExchange(node, numel, codec_named(settings.codec, numel), settings, Guard())
         incoming = IncomingStreams()
         node.call(node.serve_members(REDUCE_PROTOCOL, incoming.accept), OPEN_TIMEOUT)
         if isinstance(outer, Decoupled):

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from peer.outer.method import OuterMethod
-from peer.rounds.lineage import NO_ROUNDS, Lineage
-from peer.rounds.state import State
-from peer.rounds.vectors import parts
+from peer.rounds.contribution import parts
+from peer.rounds.state import NO_ROUNDS, Lineage, State
 
 
 class Trained(Protocol):

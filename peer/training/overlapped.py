@@ -15,7 +15,7 @@ import torch
 from peer import clock
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
 from peer.exchange.pair.overlapped import OverlappedPairExchange
-from peer.outer.method import PartwiseMethod
+from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.types import Group
 from peer.telemetry.report import BoundaryReport
@@ -49,7 +49,7 @@ class Overlapped(Boundary):
     """Runs one swap at a time and waits for it only at the end of the run. ``method``: the state's outer method."""
 
     exchange: OverlappedPairExchange
-    method: PartwiseMethod
+    method: NoLoCo
     phase_length: PhaseLength
     _ended: EndedPhase | None = None
     _swap: RunningSwap | None = None

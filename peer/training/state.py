@@ -13,7 +13,7 @@ import torch
 from peer.data.batches import BatchStream
 from peer.outer.method import OuterMethod
 from peer.replica.inner_loop import InnerLoop
-from peer.rounds.lineage import Lineage
+from peer.rounds.state import Lineage
 from peer.training.checkpoint import Saved, Tensors
 from peer.training.outer_state import OuterState
 

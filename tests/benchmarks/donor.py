@@ -23,13 +23,13 @@ from statistics import median
 from typing import Any
 
 import torch
+import xxhash
 
 from peer import logs
 from peer.commands.local_swarm.tail import Tail
 from peer.config import load as settings
 from peer.config.digest import canonical, digest
 from peer.data.corpus import load as load_text
-from peer.exchange.pair.wire import layout_digest
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.process import LoopContext
@@ -69,7 +69,7 @@ class Side:
             config, load_text(run.data).train, stream=0, device=torch.device("cpu"), context=LoopContext()
         )
         with tempfile.TemporaryDirectory() as folder:
-            layout = layout_digest(state.outer.slow.layout())
+            layout = xxhash.xxh3_128_hexdigest(state.outer.slow.layout().encode())
             me = MemberIdentity("side", run.name, digest(run), canonical(run), layout)
             node = node_on(own, Path(folder) / "key", (address,), me)
             yield cls(node, state)

@@ -22,8 +22,8 @@ from peer.p2p import identity
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import NodeSettings
 from peer.p2p.stream import Stream
+from peer.rounds.contribution import Vector
 from peer.rounds.types import Group, Link, Outcome
-from peer.rounds.vectors import Vector
 from tests.swarm.support.attacks import Unguarded
 
 PROTOCOL = "noloco/benchmark/1"

@@ -27,8 +27,8 @@ from peer.p2p import identity
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import Node, NodeSettings
 from peer.p2p.stream import Stream
+from peer.rounds.contribution import Vector
 from peer.rounds.types import Outcome
-from peer.rounds.vectors import Vector
 from tests.benchmarks.swap_partner import WAIT, bench_exchange, group_of
 from tests.netlab.lab import ROOT, Lab
 from tests.netlab.plan import Access, Path_, Plan

@@ -32,9 +32,9 @@ from dht_bootstrap.view import run_view
 from peer.config import load
 from peer.config.schema import CodecName, Config
 from peer.errors import UserError
-from peer.exchange import codecs
 from peer.exchange.codec import size, unpack
 from peer.exchange.group import wire as group_wire
+from peer.exchange.modulo import codec_named
 from peer.exchange.pair import wire
 from peer.p2p import addresses, greeting
 from peer.p2p.addresses import owner_of_subkey
@@ -43,7 +43,7 @@ from peer.p2p.admission.dht_rules import REVOCATIONS, Authority, decode_revocati
 from peer.p2p.admission.invitation import Admission, Certificate, Invitation, Owner, accept, invite
 from peer.p2p.payload import receive_fp32
 from peer.p2p.reachability import circuit_messages, dialback, relay
-from peer.p2p.stream import REFUSAL, BadMessage, Refusal, Stream, StreamLost
+from peer.p2p.stream import BadMessage, Refusal, Stream, StreamLost
 from peer.rounds.contribution import SparseContribution
 from peer.swarm.directory import records
 from peer.swarm.directory.reader import Entry
@@ -55,20 +55,14 @@ from peer.swarm.state_transfer import donor
 SECONDS = 1.0
 BYTES = 8 * 2**20
 NUMEL = 1000
-KINDS: tuple[TypeAdapter[Any], ...] = (
-    *(pairing.PROPOSAL, pairing.PROPOSAL_ANSWER, pairing.PARTNER_READY, wire.HEADER, wire.ACKNOWLEDGEMENT),
-    *(
-        group_wire.HELLO,
-        group_wire.MEMBER_REPORT,
-        group_wire.GROUP_VERDICT,
-        donor.STATE_REQUEST,
-        donor.STATE_ANSWER,
-        donor.STATE_RECEIVED,
-    ),
-    *(grouping.GROUP_CALL, grouping.JOIN_ANSWER, grouping.MEMBER_READY, grouping.LEADER_MESSAGE),
-    *(greeting.GREETING, REFUSAL),
-    *(gate.PASS, gate.KNOCK, gate.NOTICE),
-    *(dialback.ASK, dialback.ANSWER, relay.RESERVE, relay.REPLY, relay.PING),
+KINDS: tuple[type[Any] | TypeAdapter[Any], ...] = (
+    *(pairing.Propose, pairing.PROPOSAL_ANSWER, pairing.PartnerReady, wire.Header, wire.Acknowledgement),
+    *(group_wire.Hello, group_wire.MemberReport, group_wire.GroupVerdict),
+    *(donor.StateRequest, donor.STATE_ANSWER, donor.StateReceived),
+    *(grouping.GROUP_CALL, grouping.JOIN_ANSWER, grouping.MemberReady, grouping.LEADER_MESSAGE),
+    *(greeting.Greeting, Refusal),
+    *(gate.Pass, gate.Knock, gate.Notice),
+    *(dialback.Ask, dialback.ANSWER, relay.Reserve, relay.REPLY, relay.Ping),
 )
 CODECS: tuple[CodecName, ...] = get_args(CodecName)
 
@@ -138,7 +132,7 @@ def payload(data: bytes) -> None:
     _loop().run_until_complete(receive())
     room = bytearray(size(name, NUMEL))
     room[: len(data)] = data[: len(room)]
-    codec = codecs.codec(name, NUMEL)
+    codec = codec_named(name, NUMEL)
     codec.begin()
     codec.decode(name, 0, room, own, torch.empty(NUMEL))
     codec.settle(True)

@@ -53,6 +53,10 @@ class SimulatedNode(MemberNode):
 
     def close(self, goodbye: Coroutine[Any, Any, None] | None = None) -> None:
         """As :meth:`LoopThread.close`, for this process' tasks only: the loop is everybody's."""
+        if self._process.dead:
+            if goodbye is not None:
+                goodbye.close()
+            return
         if goodbye is not None:
             self.call(goodbye, 10.0)
         for task in list(self._process.tasks):

@@ -43,6 +43,7 @@ class SimulatedPeer:
     skew: float = 0.0
     disk: Disk = field(default_factory=Disk)
     lives: int = 0
+    due: float = float("inf")  # virtual time from which it was meant to run without a further interruption
     process: Process | None = None
     stop: Stop = field(default_factory=Stop)
     trainer: Trainer | None = None

@@ -15,7 +15,7 @@ from peer import clock
 from peer.outer.method import OuterMethod
 from peer.process import LoopContext
 from peer.replica.inner_loop import InnerReport
-from peer.rounds.lineage import Lineage
+from peer.rounds.state import Lineage
 from peer.training.outer_state import OuterState
 
 RATE = 0.05  # share of the way to its optimum that a peer goes in one step

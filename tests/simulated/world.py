@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -118,6 +119,7 @@ class World:
         if self._stopping or (peer.process is not None and not peer.process.dead and not peer.ended):
             return
         peer.lives, peer.ended = peer.lives + 1, ""
+        peer.due = min(peer.due, self.loop.time())
         peer.process = Process(peer.name, peer.skew)
         self.say(peer.name, f"starts (life {peer.lives})")
         self.runtime.start(peer.process, self._live, peer)
@@ -210,6 +212,7 @@ class World:
         for peer in peers:
             if peer.process is not None and not peer.process.dead:
                 self.promises.crashed(peer)
+                peer.due = float("inf")
                 self.runtime.kill(peer.process)
                 self.network.drop_all(peer.host)
                 peer.trainer = None
@@ -236,6 +239,7 @@ class World:
     def _leave(self, peers: list[SimulatedPeer], seconds: float) -> None:
         for peer in peers:
             peer.stop.request()
+            peer.due = float("inf")
             self.loop.call_later(60 + seconds, self.start, peer)
 
     def _bootstrap(self, peers: list[SimulatedPeer], seconds: float) -> None:
@@ -252,6 +256,7 @@ class World:
 
 def simulate(scenario: Scenario, say: Callable[[str], None] | None = None) -> Report:
     """Run one scenario in a folder of its own."""
+    sys.unraisablehook = lambda _: None  # what a killed process leaves ends without its event loop
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=FOLDERS))
     logging.getLogger().setLevel(logging.ERROR)
     torch.set_num_threads(1)

@@ -16,9 +16,8 @@ from peer.exchange.average import Verdict, mean_of, mean_of_senders, merge
 from peer.exchange.codec import COEFFICIENT_BYTES, Codec, prepare, size
 from peer.exchange.guard import Judgement, judge
 from peer.exchange.pair.mailbox import overlapped_parts
-from peer.rounds.contribution import Contribution, SparseContribution
+from peer.rounds.contribution import Contribution, SparseContribution, parts
 from peer.rounds.types import Outcome
-from peer.rounds.vectors import parts
 
 MERGED = Verdict(Outcome.MERGED)
 

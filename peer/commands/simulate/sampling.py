@@ -13,7 +13,7 @@ from torch import Tensor
 from peer.commands.simulate.replica import Replica
 from peer.replica.averaging import MeanWeights
 from peer.replica.inner_loop import mean_loss
-from peer.rounds.vectors import parts, scratch
+from peer.rounds.contribution import parts, scratch
 
 SampleRow = dict[str, Any]
 

@@ -24,8 +24,8 @@ from peer.data import corpus
 from peer.data.batches import BatchStream, Cursor
 from peer.data.corpus import Corpus
 from peer.data.open import batches, validation
-from peer.exchange import codecs
 from peer.exchange.guard import Guard
+from peer.exchange.modulo import codec_named
 from peer.process import LoopContext
 from peer.rounds.types import Outcome
 from peer.training import replica
@@ -86,7 +86,7 @@ class Simulation:
         config = config.model_copy(update={"run": run})
         text, device = self._part(index), torch.device("cpu")
         state = replica.replica(config, text.train, stream=index, device=device, context=LoopContext())
-        codec = codecs.codec(run.exchange.codec, state.outer.slow.numel)
+        codec = codec_named(run.exchange.codec, state.outer.slow.numel)
         return Replica(name, state, speed, steps, run.inner_steps, codec, Guard())
 
     def _ddp(self) -> Replica:

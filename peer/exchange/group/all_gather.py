@@ -12,8 +12,7 @@ from peer.exchange.group.flow_control import FlowControlledStream, turns
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.streams import GroupStreams
 from peer.p2p.payload import receive_fp32
-from peer.rounds.contribution import SparseContribution
-from peer.rounds.vectors import Vector
+from peer.rounds.contribution import SparseContribution, Vector
 
 
 class AllGatherExchange(GroupProtocol[SparseContribution]):

@@ -20,8 +20,7 @@ from peer.exchange.group.flow_control import FlowControlledStream, turns
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.streams import GroupStreams
 from peer.p2p.payload import receive_fp32, receive_parts
-from peer.rounds.contribution import Contribution
-from peer.rounds.vectors import Vector, as_bytes, parts, scratch
+from peer.rounds.contribution import Contribution, Vector, as_bytes, parts, scratch
 
 
 class AllReduceExchange(GroupProtocol[Contribution]):
@@ -71,7 +70,7 @@ class AllReduceExchange(GroupProtocol[Contribution]):
 async def _add(stream: FlowControlledStream, total: Tensor, stall: float) -> float:
     """``total`` += the payload on ``stream``; returns the norm of the payload."""
     square, room = 0.0, scratch(total.numel())
-    borders = list(parts(total.numel()))
+    borders = parts(total.numel())
     rooms = (as_bytes(room[: stop - start]) for start, stop in borders)
     async for number, _, _ in receive_parts(stream, rooms, stall):
         start, stop = borders[number]

@@ -22,12 +22,12 @@ import xxhash
 from peer import clock
 from peer.config.schema import ExchangeConfig
 from peer.exchange.deadline import THREAD_GRACE, Deadline, together
-from peer.exchange.group.streams import GroupNetwork, GroupStreams, IncomingStreams
-from peer.exchange.group.wire import GROUP_VERDICT, MEMBER_REPORT, GroupFailure, GroupVerdict, MemberReport
+from peer.exchange.group.streams import GroupStreams, IncomingStreams
+from peer.exchange.group.wire import GroupFailure, GroupVerdict, MemberReport
+from peer.p2p.greeting import MemberNode
 from peer.p2p.stream import BadMessage, Stream, StreamLost
-from peer.rounds.contribution import Averaged
+from peer.rounds.contribution import Averaged, as_bytes
 from peer.rounds.types import Assembly, Group, Outcome
-from peer.rounds.vectors import as_bytes
 
 Each = TypeVar("Each")
 Settled = tuple[GroupVerdict, str]  # and the digest of this peer's result, where it has one
@@ -41,7 +41,7 @@ class GroupProtocol(ABC, Generic[Each]):
     """
 
     def __init__(
-        self, network: GroupNetwork, incoming: IncomingStreams, numel: int, result: int, settings: ExchangeConfig
+        self, network: MemberNode, incoming: IncomingStreams, numel: int, result: int, settings: ExchangeConfig
     ) -> None:
         self._network, self._incoming, self._numel, self._settings = network, incoming, numel, settings
         self._deadline = Deadline(settings.timeout)
@@ -86,7 +86,7 @@ class GroupProtocol(ABC, Generic[Each]):
     async def _guarded(self, own: Each, round: int, streams: GroupStreams, limit: float) -> Settled:
         """An attempt; each failure becomes a verdict."""
         assembly = streams.assembly
-        settle = self._lead if assembly.me == assembly.convener else self._follow
+        settle = self._lead if assembly.me == 0 else self._follow
         work = asyncio.ensure_future(self._attempt(own, round, streams, limit))
         try:
             return await settle(work, assembly, limit)
@@ -121,7 +121,7 @@ class GroupProtocol(ABC, Generic[Each]):
 
         async def of(place: int, control: Stream) -> tuple[int, MemberReport]:
             try:
-                return place, _checked(await control.receive(MEMBER_REPORT, limit + self._settings.stall))
+                return place, _checked(await control.receive(MemberReport, limit + self._settings.stall))
             except (TimeoutError, StreamLost, BadMessage) as error:
                 detail = f"{assembly.seats[place].name} did not report: {str(error) or 'no answer'}"
                 raise GroupFailure(place, Outcome.TIMEOUT, detail) from None
@@ -144,8 +144,8 @@ class GroupProtocol(ABC, Generic[Each]):
     # -- a member
 
     async def _follow(self, work: asyncio.Future[MemberReport], assembly: Assembly, limit: float) -> Settled:
-        control = assembly.controls[assembly.convener]
-        hearing = asyncio.ensure_future(control.receive(GROUP_VERDICT, 2 * limit + self._settings.stall))
+        control = assembly.controls[0]
+        hearing = asyncio.ensure_future(control.receive(GroupVerdict, 2 * limit + self._settings.stall))
         first: list[asyncio.Future[Any]] = [work, hearing]
         try:
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -157,9 +157,8 @@ class GroupProtocol(ABC, Generic[Each]):
             async with asyncio.timeout(limit if digest or not work.done() else self._settings.stall):
                 verdict = await hearing
         except (TimeoutError, StreamLost, BadMessage) as error:
-            name = assembly.seats[assembly.convener].name
-            detail = f"the leader {name} is gone: {str(error) or 'no verdict'}"
-            return _nobody(Outcome.TIMEOUT, detail, assembly.convener), ""
+            detail = f"the leader {assembly.seats[0].name} is gone: {str(error) or 'no verdict'}"
+            return _nobody(Outcome.TIMEOUT, detail, culprit=0), ""
         finally:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
-from peer.exchange.codec import payload_bytes
+from peer.exchange.codec import size
 from peer.exchange.deadline import together
-from peer.exchange.group.wire import HELLO, GroupFailure, Hello
+from peer.exchange.group.wire import GroupFailure, Hello
 from peer.exchange.pair.wire import Header, objection
+from peer.p2p.greeting import MemberNode
 from peer.p2p.payload import CorruptPart
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Outcome
@@ -18,14 +19,6 @@ GroupResult = TypeVar("GroupResult")
 REDUCE_PROTOCOL = "noloco/reduce/4"
 HELLO_TIMEOUT = 5.0  # seconds
 MOST_WAITING = 512  # incoming streams that were not taken yet
-
-
-class GroupNetwork(Protocol):
-    """What a group needs of the node."""
-
-    def call(self, work: Coroutine[Any, Any, GroupResult], timeout: float) -> GroupResult: ...
-
-    async def open_to_member(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream: ...
 
 
 class IncomingStreams:
@@ -37,7 +30,7 @@ class IncomingStreams:
 
     async def accept(self, stream: Stream) -> None:
         """Handler of :data:`REDUCE_PROTOCOL`."""
-        hello = await stream.receive(HELLO, HELLO_TIMEOUT)
+        hello = await stream.receive(Hello, HELLO_TIMEOUT)
         async with self._came:
             while len(self._waiting) >= MOST_WAITING:
                 oldest = next(iter(self._waiting))
@@ -62,7 +55,7 @@ class GroupStreams:
     """``by_place``: a stream to every other member, once :meth:`connect` has returned."""
 
     def __init__(
-        self, network: GroupNetwork, incoming: IncomingStreams, assembly: Assembly, numel: int, stall: float
+        self, network: MemberNode, incoming: IncomingStreams, assembly: Assembly, numel: int, stall: float
     ) -> None:
         self._network, self._incoming, self._stall = network, incoming, stall
         self.assembly, self._numel = assembly, numel
@@ -105,13 +98,13 @@ class GroupStreams:
 
     async def _connect(self, place: int, round: int) -> None:
         seat, me = self.assembly.seats[place], self.assembly.me
-        header = Header(payload_bytes=payload_bytes("none", self._numel), round=round)
+        header = Header(payload_bytes=size("none", self._numel), round=round)
         mine = Hello(token=self.assembly.token, index=me, header=header)
         if me < place:
             stream = await self._network.open_to_member(seat.peer_id, REDUCE_PROTOCOL, seat.addresses)
             self.by_place[place] = stream
             await stream.send(mine, self._stall)
-            theirs = await stream.receive(HELLO, self._stall)
+            theirs = await stream.receive(Hello, self._stall)
         else:
             stream, theirs = await self._incoming.take(self.assembly.token, seat.peer_id, self._stall)
             self.by_place[place] = stream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from peer.exchange.pair.wire import Header
 from peer.p2p.stream import Message
@@ -41,11 +41,6 @@ class GroupVerdict(Message):
     culprit: Index | None = None
     outcome: Outcome = Outcome.MERGED
     detail: Detail = ""
-
-
-HELLO: TypeAdapter[Hello] = TypeAdapter(Hello)
-MEMBER_REPORT: TypeAdapter[MemberReport] = TypeAdapter(MemberReport)
-GROUP_VERDICT: TypeAdapter[GroupVerdict] = TypeAdapter(GroupVerdict)
 
 
 class GroupFailure(Exception):

@@ -19,17 +19,17 @@ from peer.config.schema import ExchangeConfig
 from peer.exchange.average import blend, copy_own
 from peer.exchange.codec import Codec, prepare, size
 from peer.exchange.guard import Guard
-from peer.exchange.pair.protocol import PairProtocol, SwapNetwork, Transfer
+from peer.exchange.pair.protocol import PairProtocol, Transfer
+from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import receive_parts
-from peer.rounds.contribution import Averaged, Contribution
+from peer.rounds.contribution import PART, Averaged, Contribution, parts, scratch
 from peer.rounds.types import Group, Outcome
-from peer.rounds.vectors import PART, parts, scratch
 
 
 class PairExchange(PairProtocol):
     """:class:`peer.exchange.average.Exchange` for groups of two."""
 
-    def __init__(self, network: SwapNetwork, numel: int, codec: Codec, settings: ExchangeConfig, guard: Guard) -> None:
+    def __init__(self, network: LoopThread, numel: int, codec: Codec, settings: ExchangeConfig, guard: Guard) -> None:
         super().__init__(network, numel, codec, settings, guard)
         self._buffer = torch.empty(numel, dtype=torch.float32)
 
@@ -58,7 +58,7 @@ class PairExchange(PairProtocol):
 
     async def _receive(self, own: Contribution, transfer: Transfer) -> bytes:
         """The buffer ← the mean of ``own`` and what the partner sends. Returns the digest of all parts' digests."""
-        borders, fingerprint = list(parts(own.numel)), xxhash.xxh3_128()
+        borders, fingerprint = parts(own.numel), xxhash.xxh3_128()
         room, room_of_change = scratch(own.numel), scratch(own.numel)
 
         def decode(start: int, stop: int, data: memoryview) -> None:

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from peer import clock
 from peer.exchange.codec import BLOCK
-from peer.rounds.contribution import Averaged
-from peer.rounds.vectors import PART
+from peer.rounds.contribution import PART, Averaged
 
 LEAST_PARTS = 64  # where the model has that many blocks
 LEAST_OPEN = 2  # parts open at once
@@ -44,7 +43,7 @@ class SwapMailbox:
 
     def __init__(self, numel: int, loop: asyncio.AbstractEventLoop) -> None:
         self.parts = overlapped_parts(numel)
-        self.received_parts = self._sent_parts = self._forgotten = 0
+        self.received_parts = self._sent_parts = 0
         self._loop, self._wake = loop, asyncio.Event()
         self._changed = clock.event()
         self._close: Callable[[], None] | None = None
@@ -125,18 +124,15 @@ class SwapMailbox:
             self._corrections.extend(self._held)
             self._held.clear()
         self.received_parts += 1
-        self._forget()
+        if self.received_parts <= self._sent_parts:
+            del self._opened[self.received_parts - 1]
         self._changed.set()
 
     def count_sent(self) -> None:
         """One more part has been sent, in order like the partner's."""
         self._sent_parts += 1
-        self._forget()
-
-    def _forget(self) -> None:
-        while self._forgotten < min(self._sent_parts, self.received_parts):
-            del self._opened[self._forgotten]
-            self._forgotten += 1
+        if self._sent_parts <= self.received_parts:
+            del self._opened[self._sent_parts - 1]
 
     def finish(self, result: Averaged | BaseException) -> None:
         """The swap has ended with a result or an error."""

@@ -22,8 +22,9 @@ from peer.config.schema import ExchangeConfig
 from peer.exchange.codec import Codec, size
 from peer.exchange.guard import Guard
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
-from peer.exchange.pair.protocol import PairProtocol, SwapNetwork, Transfer
+from peer.exchange.pair.protocol import PairProtocol, Transfer
 from peer.exchange.pair.wire import Unusable
+from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import receive_parts
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Outcome
@@ -34,7 +35,7 @@ NOTHING = torch.empty(0)
 class OverlappedPairExchange(PairProtocol):
     """Starts swaps, one at a time; each runs on a helper thread."""
 
-    def __init__(self, network: SwapNetwork, numel: int, codec: Codec, settings: ExchangeConfig, guard: Guard) -> None:
+    def __init__(self, network: LoopThread, numel: int, codec: Codec, settings: ExchangeConfig, guard: Guard) -> None:
         super().__init__(network, numel, codec, settings, guard)
         self._helper = clock.worker("swap")
 
@@ -52,20 +53,18 @@ class OverlappedPairExchange(PairProtocol):
         """``learns``: the codec needs each part's change."""
         try:
             group = meet()
-            if group.links:
-                mailbox.finish(self._with_partner(mailbox, group, pace, learns))
-            else:
+            if not group.links:
                 self._codec.settle(False)
                 mailbox.finish(Averaged(NOTHING, Outcome.ALONE))
+                return
+            encode, receive = partial(self._encode, mailbox, learns), partial(self._receive, mailbox)
+            averaged = self._swap(group, encode, receive, NOTHING, pace)
+            if averaged.outcome is not Outcome.MERGED and mailbox.used_parts:
+                parts = f"after {mailbox.used_parts} of {len(mailbox.parts)} parts"
+                averaged = replace(averaged, detail=f"{averaged.detail} ({parts})")
+            mailbox.finish(averaged)
         except BaseException as error:  # noqa: BLE001 - the training thread raises it
             mailbox.finish(error)
-
-    def _with_partner(self, mailbox: SwapMailbox, group: Group, pace: float, learns: bool) -> Averaged:
-        encode, receive = partial(self._encode, mailbox, learns), partial(self._receive, mailbox)
-        averaged = self._swap(group, encode, receive, NOTHING, pace)
-        if averaged.outcome is Outcome.MERGED or not mailbox.used_parts:
-            return averaged
-        return replace(averaged, detail=f"{averaged.detail} (after {mailbox.used_parts} of {len(mailbox.parts)} parts)")
 
     async def _encode(self, mailbox: SwapMailbox, learns: bool, transfer: Transfer) -> AsyncIterator[bytes]:
         def encode(start: int, opened: OpenPart) -> bytes:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from torch import Tensor
 
@@ -28,23 +28,14 @@ from peer.exchange.codec import Codec
 from peer.exchange.deadline import THREAD_GRACE, Deadline
 from peer.exchange.guard import Guard, Judgement
 from peer.exchange.pair.wire import Unusable, exchange_headers, exchange_verdicts, share
+from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import CorruptPart, send_parts
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Outcome, Reason
 
-SwapResult = TypeVar("SwapResult")
 OFFENCES = (Outcome.CORRUPT, Outcome.POISONED)
 PART_STEPS = 6.0  # inner steps of both peers without a part: a partner opens parts only between its steps
-
-
-class SwapNetwork(Protocol):
-    """What a swap needs of the node: its event loop, and a call that runs a coroutine there within a deadline."""
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
-
-    def call(self, work: Coroutine[Any, Any, SwapResult], timeout: float) -> SwapResult: ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +56,7 @@ Receive = Callable[[Transfer], Coroutine[Any, Any, bytes]]
 class PairProtocol:
     """Swaps with one partner at a time, over streams that the rendezvous has opened."""
 
-    def __init__(self, network: SwapNetwork, numel: int, codec: Codec, settings: ExchangeConfig, guard: Guard) -> None:
+    def __init__(self, network: LoopThread, numel: int, codec: Codec, settings: ExchangeConfig, guard: Guard) -> None:
         self._network, self._numel, self._codec, self._settings = network, numel, codec, settings
         self._deadline = Deadline(settings.timeout)
         self._guard = guard

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import xxhash
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from peer.config.schema import CodecName
 from peer.exchange.average import Verdict
-from peer.exchange.codec import Codec, payload_bytes
+from peer.exchange.codec import Codec, size
 from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
 from peer.rounds.types import Group, Outcome, Reason
 
@@ -36,13 +35,9 @@ class Acknowledgement(Message):
     detail: Annotated[str, Field(max_length=200)] = ""
 
 
-HEADER: TypeAdapter[Header] = TypeAdapter(Header)
-ACKNOWLEDGEMENT: TypeAdapter[Acknowledgement] = TypeAdapter(Acknowledgement)
-
-
 def objection(header: Header, numel: int) -> str:
     """Why ``header`` does not announce a contribution of ``numel`` elements; empty when it does."""
-    expected = payload_bytes(header.codec, numel)
+    expected = size(header.codec, numel)
     if header.payload_bytes == expected:
         return ""
     return f"payload_bytes is {header.payload_bytes} there and {expected} here"
@@ -60,16 +55,16 @@ async def exchange_headers(stream: Stream, numel: int, codec: Codec, group: Grou
     """The partner's header; raises :class:`Unusable` when it does not fit ours."""
     own = Header(
         codec=codec.sends,
-        payload_bytes=payload_bytes(codec.sends, numel),
+        payload_bytes=size(codec.sends, numel),
         round=group.round,
         tokens=group.tokens,
         expects=codec.expects,
         pace=pace,
     )
     await stream.send(own, stall)
-    header = await stream.receive(HEADER, stall)
+    header = await stream.receive(Header, stall)
     refusal = objection(header, numel)
-    if not codec.understands(header.codec):
+    if header.codec not in codec.understands:
         refusal = f"codec is {header.codec} there and {codec.sends} here"
     if refusal:
         raise Unusable(Verdict(Outcome.REFUSED, detail=refusal, reason=Reason.HEADER))
@@ -89,9 +84,9 @@ async def exchange_verdicts(stream: Stream, verdict: Verdict, stall: float) -> V
     try:
         if stream.initiator:
             await stream.send(mine, stall)
-            theirs = await stream.receive(ACKNOWLEDGEMENT, stall)
+            theirs = await stream.receive(Acknowledgement, stall)
         else:
-            theirs = await stream.receive(ACKNOWLEDGEMENT, stall)
+            theirs = await stream.receive(Acknowledgement, stall)
             await stream.send(mine, stall)
             await stream.until_closed(stall)
     except (TimeoutError, StreamLost, BadMessage):
@@ -101,8 +96,3 @@ async def exchange_verdicts(stream: Stream, verdict: Verdict, stall: float) -> V
     if verdict.outcome is Outcome.MERGED and theirs.verdict is not Outcome.MERGED:
         return Verdict(Outcome.REFUSED, detail=f"the partner refused: {theirs.verdict} {theirs.detail}".strip())
     return verdict
-
-
-def layout_digest(layout: str) -> str:
-    """Digest of a model's parameter names and shapes."""
-    return xxhash.xxh3_128_hexdigest(layout.encode())

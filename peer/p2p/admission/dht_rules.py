@@ -8,7 +8,6 @@ record is the owner's list of revocations: members read it, and each of them kee
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from cryptography.hazmat.primitives import serialization
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import CompositeValidator, DHTRecord, RecordValidatorBase
-from hivemind.p2p import PeerID
 from hivemind.proto import crypto_pb2
 from hivemind.proto.auth_pb2 import AccessToken
 from hivemind.utils import MSGPackSerializer
@@ -40,7 +38,6 @@ REVOCATIONS_BYTES = 64 * 1024
 REVOCATIONS_LIFETIME = 3600.0  # seconds
 REVOCATIONS_PERIOD = 10.0  # seconds
 REVOCATIONS_TIMEOUT = 10.0  # seconds for one look
-SHA2_256 = b"\x12\x20"  # a multihash says which hash it is, and its length
 
 
 class Authority:
@@ -122,8 +119,7 @@ def peer_id_of(public: bytes) -> str:
         key = serialization.load_ssh_public_key(public)
         encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         message = crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=key.public_bytes(encoding, form))
-        digest = hashlib.sha256(message.SerializeToString()).digest()
-        return str(PeerID(SHA2_256 + digest).to_base58())
+        return identity.id_of(message.SerializeToString())
     except Exception:  # noqa: BLE001 - a stranger's bytes, and every library of them has its own error
         return ""
 

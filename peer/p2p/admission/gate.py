@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from peer.logs import fields, get_logger
 from peer.p2p.admission.invitation import Admission, Certificate
@@ -44,11 +44,6 @@ class Notice(Message):
     objection: Annotated[str, Field(max_length=200, pattern=r"^[ -~]*$")]  # a part of one line
 
 
-PASS: TypeAdapter[Pass] = TypeAdapter(Pass)
-KNOCK: TypeAdapter[Knock] = TypeAdapter(Knock)
-NOTICE: TypeAdapter[Notice] = TypeAdapter(Notice)
-
-
 class Gate:
     """Belongs to the network thread."""
 
@@ -62,7 +57,7 @@ class Gate:
 
     async def check(self, stream: Stream) -> None:
         """Check the other side's certificate. Raises :class:`StreamLost` when it does not admit that peer."""
-        shown = await stream.receive(PASS, ADMISSION_TIMEOUT)
+        shown = await stream.receive(Pass, ADMISSION_TIMEOUT)
         objection = self._admission.objection(shown.certificate, stream.remote)
         if objection:
             if stream.remote not in self._refused and len(self._refused) < LOGGED_REFUSALS:
@@ -72,7 +67,7 @@ class Gate:
 
     async def answer(self, stream: Stream) -> None:
         """Handler of :data:`ADMISSION_PROTOCOL`, which is open to everybody."""
-        asked = await stream.receive(KNOCK, ADMISSION_TIMEOUT)
+        asked = await stream.receive(Knock, ADMISSION_TIMEOUT)
         objection = "it asks for an invitation"
         if asked.certificate is not None:
             objection = self._admission.objection(asked.certificate, stream.remote)

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -25,6 +25,7 @@ from peer.p2p.identity import load_or_create
 from peer.p2p.stream import Message
 
 REVOKED = 1000  # ids in a list
+Statement = TypeVar("Statement", bound="Signed")
 Id = Annotated[str, Field(max_length=64, pattern=r"^[1-9A-HJ-NP-Za-km-z]+$")]
 Seconds = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]  # unix time
 Signature = Annotated[str, Field(max_length=88)]  # base64
@@ -73,16 +74,15 @@ class Owner:
 
     def certify(self, peer_id: str, name: str, expires: float) -> Certificate:
         """``expires`` in unix seconds."""
-        blank = Certificate(peer_id=peer_id, name=name, expires=expires)
-        return blank.model_copy(update={"signature": self._sign(blank)})
+        return self._signed(Certificate(peer_id=peer_id, name=name, expires=expires))
 
     def revoke(self, number: int, peer_ids: list[str]) -> Revocations:
         """The list with this ``number``."""
-        blank = Revocations(number=number, peer_ids=peer_ids)
-        return blank.model_copy(update={"signature": self._sign(blank)})
+        return self._signed(Revocations(number=number, peer_ids=peer_ids))
 
-    def _sign(self, said: Signed) -> str:
-        return base64.b64encode(self._key.sign(said.payload())).decode()
+    def _signed(self, blank: Statement) -> Statement:
+        signature = base64.b64encode(self._key.sign(blank.payload())).decode()
+        return blank.model_copy(update={"signature": signature})
 
 
 class Admission:

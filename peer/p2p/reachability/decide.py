@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import is_loopback, owner_of, place_of, tcp_of, tcp_place
 from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL, Heard, ask
-from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.p2p.stream import BadMessage, Open, StreamLost
 
 log = get_logger("reach")
 
@@ -22,7 +22,6 @@ UPNP_SECONDS = 6.0  # for the router to answer
 UPNP_PAUSE = 1.0
 DECIDE_SECONDS = 45.0
 
-Open = Callable[[str, str, Sequence[str]], Awaitable[Stream]]
 Visible = Callable[[], Awaitable[Sequence[str]]]
 
 

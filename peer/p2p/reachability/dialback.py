@@ -71,7 +71,6 @@ class Busy(Message):
     seconds: Annotated[float, Field(ge=0, le=ALLOWANCE_PERIOD, allow_inf_nan=False)]
 
 
-ASK: TypeAdapter[Ask] = TypeAdapter(Ask)
 ANSWER: TypeAdapter[Answer | Busy] = TypeAdapter(Annotated[Answer | Busy, Field(discriminator="kind")])
 Dial = Callable[[str, int, float], Awaitable[str]]
 
@@ -106,27 +105,19 @@ class DialBack:
 
     async def answer(self, stream: Stream) -> None:
         """One stream."""
-        try:
-            asked = await stream.receive(ASK, DIALBACK_TIMEOUT)
-            place = "" if is_circuit(stream.origin) else stream.origin
-            observed = (tcp_of(place) or ("", 0))[0]
-            seconds = self._allowance.wait(observed)
-            if seconds or self._room.locked():
-                await stream.send(Busy(seconds=min(seconds or DIAL_TIMEOUT, ALLOWANCE_PERIOD)), DIALBACK_TIMEOUT)
-            else:
-                async with self._room:
-                    tried = await asyncio.gather(*(self._try(it, observed, stream.remote) for it in asked.places))
-                answer = Answer(
-                    version=__version__,
-                    protocols=sorted(self._served())[:NAMES],
-                    now=clock.unix(),
-                    observed=observed,
-                    tried=tried,
-                )
-                await stream.send(answer, DIALBACK_TIMEOUT)
-            await stream.until_closed(DIALBACK_TIMEOUT)
-        finally:
-            stream.close()
+        asked = await stream.receive(Ask, DIALBACK_TIMEOUT)
+        place = "" if is_circuit(stream.origin) else stream.origin
+        observed = (tcp_of(place) or ("", 0))[0]
+        seconds = self._allowance.wait(observed)
+        if seconds or self._room.locked():
+            busy = Busy(seconds=min(seconds or DIAL_TIMEOUT, ALLOWANCE_PERIOD))
+            await stream.send_last(busy, DIALBACK_TIMEOUT)
+            return
+        async with self._room:
+            tried = await asyncio.gather(*(self._try(it, observed, stream.remote) for it in asked.places))
+        protocols = sorted(self._served())[:NAMES]
+        answer = Answer(version=__version__, protocols=protocols, now=clock.unix(), observed=observed, tried=tried)
+        await stream.send_last(answer, DIALBACK_TIMEOUT)
 
     async def _try(self, place: str, observed: str, asker: str) -> Tried:
         found = tcp_of(place)

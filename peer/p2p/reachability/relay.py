@@ -63,9 +63,7 @@ class Ping(Message):
     number: Annotated[int, Field(ge=0, lt=2**53)]
 
 
-RESERVE: TypeAdapter[Reserve] = TypeAdapter(Reserve)
 REPLY: TypeAdapter[Granted | Full] = TypeAdapter(Annotated[Granted | Full, Field(discriminator="kind")])
-PING: TypeAdapter[Ping] = TypeAdapter(Ping)
 Raw = Callable[[str, str], Awaitable[Stream]]  # opens a stream without our own admission on it
 
 
@@ -81,16 +79,15 @@ class Relay:
         """Handler of :data:`RELAY_PROTOCOL`: a reservation lasts as long as this stream."""
         holder = stream.remote
         try:
-            await stream.receive(RESERVE, RESERVE_TIMEOUT)
+            await stream.receive(Reserve, RESERVE_TIMEOUT)
             if holder not in self._slots and len(self._slots) >= RESERVATIONS:
-                await stream.send(Full(), RESERVE_TIMEOUT)
-                await stream.until_closed(RESERVE_TIMEOUT)
+                await stream.send_last(Full(), RESERVE_TIMEOUT)
                 return
             self._slots[holder] = stream  # a later stream of the same peer replaces one that hangs
             await stream.send(Granted(), RESERVE_TIMEOUT)
             log.debug("a reservation is held: %s", fields(peer=holder[-6:], slots=len(self._slots)))
             while True:
-                ping = await stream.receive(PING, RESERVATION_SILENCE)
+                ping = await stream.receive(Ping, RESERVATION_SILENCE)
                 await stream.send(ping, RESERVE_TIMEOUT)
         finally:
             if self._slots.get(holder) is stream:

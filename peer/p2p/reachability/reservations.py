@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NoReturn
 
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import CIRCUIT, owner_of
 from peer.p2p.reachability.relay import (
-    PING,
     PING_SECONDS,
     PONG_TIMEOUT,
     RELAY_PROTOCOL,
@@ -23,14 +22,12 @@ from peer.p2p.reachability.relay import (
     Ping,
     Reserve,
 )
-from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.p2p.stream import BadMessage, Open, Stream, StreamLost
 
 log = get_logger("relay")
 
 RELAYS = 3  # at once
 PAUSE, LONGEST_PAUSE = 1.0, 20.0  # seconds between two tries
-
-Open = Callable[[str, str, Sequence[str]], Awaitable[Stream]]
 
 
 async def try_reservation(open_stream: Open, relay: str) -> None:
@@ -98,10 +95,8 @@ class Reservations:
             return str(error) or "the stream ended"
         finally:
             stream.close()
-        return ""
 
-    async def _hold_on(self, stream: Stream, relay: str) -> None:
-        """Ends by an exception only."""
+    async def _hold_on(self, stream: Stream, relay: str) -> NoReturn:
         await _reserve(stream)
         self._held[relay] = None
         self._first.set()
@@ -113,7 +108,7 @@ class Reservations:
                 raise StreamLost("the stream ended")
             number += 1
             await stream.send(Ping(number=number), RESERVE_TIMEOUT)
-            if (await stream.receive(PING, PONG_TIMEOUT)).number != number:
+            if (await stream.receive(Ping, PONG_TIMEOUT)).number != number:
                 raise BadMessage("a ping came back with another number")
 
 

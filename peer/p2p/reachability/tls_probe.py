@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import ssl
 
 from cryptography import x509
@@ -20,13 +19,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-from hivemind.p2p import PeerID
 from hivemind.proto import crypto_pb2
+
+from peer.p2p.identity import id_of
 
 _GREETING = (b"/multistream/1.0.0\n", b"/tls/1.0.0\n")
 _EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
 _SIGNED_PREFIX = b"libp2p-tls-handshake:"
-_INLINE = 42  # bytes of a public key that is its own id
 
 
 @asn1.sequence
@@ -84,8 +83,7 @@ def _peer_id(certificate: bytes | None) -> str:
         _verify(key, signature, _SIGNED_PREFIX + parsed.public_key().public_bytes(*form))
     except (ValueError, AssertionError, x509.ExtensionNotFound, InvalidSignature, UnsupportedAlgorithm):
         raise NotLibp2p("its certificate has no libp2p identity") from None
-    hashed = b"\x00" + bytes([len(key)]) + key if len(key) <= _INLINE else b"\x12\x20" + hashlib.sha256(key).digest()
-    return str(PeerID(hashed).to_base58())
+    return id_of(key)
 
 
 def _verify(key: bytes, signature: bytes, signed: bytes) -> None:

@@ -20,7 +20,7 @@ from peer.swarm.context import Decline, Matching, SwarmContext
 from peer.swarm.directory.records import LIFETIME
 from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT, MEMBER_SLACK, GroupLeader
 from peer.swarm.grouping.member import LEADER_PERIOD, LEADER_TRIES, GroupMember
-from peer.swarm.grouping.messages import GROUP_CALL, Admitted, JoinGroup, LeaderNotice, OtherLeader
+from peer.swarm.grouping.messages import GROUP_CALL, Admitted, JoinAnswer, JoinGroup, LeaderNotice, OtherLeader
 from peer.swarm.grouping.roster import GATHER_PROTOCOL, GATHER_TIMEOUT, KnownMembers
 
 TOO_LATE = 0.5  # a member whose boundary is nearer than this share of the time to our next one has missed our last
@@ -130,7 +130,7 @@ class GroupMatching(Matching):
         await stream.send(reply, GATHER_TIMEOUT)
         self._leader.admit(stream, call)
 
-    def _reply(self, call: JoinGroup, peer_id: str) -> Admitted | OtherLeader | Decline:
+    def _reply(self, call: JoinGroup, peer_id: str) -> JoinAnswer:
         if self._context.stopping:
             return Decline(reason="is leaving")
         if not self._context.backoff.welcome(peer_id):

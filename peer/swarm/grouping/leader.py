@@ -17,9 +17,9 @@ from typing import Any
 from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
-from peer.rounds.lineage import Lineage
+from peer.rounds.state import Lineage
 from peer.rounds.types import Assembly, Group, Link, Seat
-from peer.swarm.grouping.messages import MEMBER_READY, JoinGroup, MemberReady, OtherLeader, OutOfDate, Roster, WaitFor
+from peer.swarm.grouping.messages import JoinGroup, LeaderMessage, MemberReady, OtherLeader, OutOfDate, Roster, WaitFor
 from peer.swarm.grouping.roster import GATHER_TIMEOUT
 
 log = get_logger("gathering")
@@ -143,7 +143,7 @@ class GroupLeader:
         try:
             while not member.gone:
                 patience = max(member.until - clock.monotonic(), 0.0) + MEMBER_SLACK
-                member.ready = await member.stream.receive(MEMBER_READY, patience)
+                member.ready = await member.stream.receive(MemberReady, patience)
                 member.changed.clear()
                 self._news.set()
                 await member.changed.wait()  # it was told to catch up, is gone, or is in the roster
@@ -212,10 +212,10 @@ class GroupLeader:
             await _tell(member, roster)
         controls = {index: member.stream for index, member in enumerate(members, 1)}
         links = tuple(Link(seat.peer_id, seat.name) for seat in seats[1:])
-        return Group(round, links, Assembly(roster.token, seats, 0, 0, controls))
+        return Group(round, links, Assembly(roster.token, seats, 0, controls))
 
 
-async def _tell(member: JoinedMember, message: WaitFor | OtherLeader | OutOfDate | Roster) -> None:
+async def _tell(member: JoinedMember, message: LeaderMessage) -> None:
     try:
         await member.stream.send(message, GATHER_TIMEOUT)
     except (TimeoutError, StreamLost):

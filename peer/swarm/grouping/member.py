@@ -16,6 +16,7 @@ from peer.swarm.grouping.messages import (
     LEADER_MESSAGE,
     Admitted,
     JoinGroup,
+    LeaderMessage,
     MemberReady,
     OtherLeader,
     OutOfDate,
@@ -31,8 +32,6 @@ LEADER_PERIOD = 0.25  # seconds between two looks for the leader
 LEADER_TRIES = 12  # leaders asked at a boundary, redirections included
 REDIRECT_PAUSE = (LEADER_SILENCE + 2 * GATHER_TIMEOUT) / LEADER_TRIES  # seconds, after a redirection to a lost leader
 
-LeaderMessage = WaitFor | OtherLeader | OutOfDate | Roster | None
-
 
 @dataclass(eq=False)
 class LeaderStream:
@@ -40,7 +39,7 @@ class LeaderStream:
 
     stream: Stream
     seat: Seat
-    messages: asyncio.Queue[LeaderMessage] = field(default_factory=asyncio.Queue)
+    messages: asyncio.Queue[LeaderMessage | None] = field(default_factory=asyncio.Queue)
 
 
 class GroupMember:
@@ -150,4 +149,4 @@ class GroupMember:
             return f"{current.seat.name} sent a roster without this peer or itself"
         me = ids.index(self._node.peer_id)
         links = tuple(Link(seat.peer_id, seat.name) for index, seat in enumerate(seats) if index != me)
-        return Group(round, links, Assembly(roster.token, seats, me, 0, {0: current.stream}))
+        return Group(round, links, Assembly(roster.token, seats, me, {0: current.stream}))

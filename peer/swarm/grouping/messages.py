@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from peer.p2p.stream import Message
-from peer.rounds.lineage import Lineage
+from peer.rounds.state import Lineage
 from peer.rounds.types import Seat
 from peer.swarm.context import Decline, Seconds
 
@@ -80,13 +80,9 @@ class Roster(Message):
     members: Annotated[list[Seat], Field(min_length=2, max_length=MAX_MEMBERS)]
 
 
-GROUP_CALL: TypeAdapter[JoinGroup | LeaderNotice] = TypeAdapter(
-    Annotated[JoinGroup | LeaderNotice, Field(discriminator="kind")]
-)
-JOIN_ANSWER: TypeAdapter[Admitted | OtherLeader | Decline] = TypeAdapter(
-    Annotated[Admitted | OtherLeader | Decline, Field(discriminator="kind")]
-)
-MEMBER_READY: TypeAdapter[MemberReady] = TypeAdapter(MemberReady)
-LEADER_MESSAGE: TypeAdapter[WaitFor | OtherLeader | OutOfDate | Roster] = TypeAdapter(
-    Annotated[WaitFor | OtherLeader | OutOfDate | Roster, Field(discriminator="kind")]
-)
+GroupCall = JoinGroup | LeaderNotice
+JoinAnswer = Admitted | OtherLeader | Decline
+LeaderMessage = WaitFor | OtherLeader | OutOfDate | Roster
+GROUP_CALL: TypeAdapter[GroupCall] = TypeAdapter(Annotated[GroupCall, Field(discriminator="kind")])
+JOIN_ANSWER: TypeAdapter[JoinAnswer] = TypeAdapter(Annotated[JoinAnswer, Field(discriminator="kind")])
+LEADER_MESSAGE: TypeAdapter[LeaderMessage] = TypeAdapter(Annotated[LeaderMessage, Field(discriminator="kind")])

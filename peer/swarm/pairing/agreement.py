@@ -45,9 +45,7 @@ class PartnerReady(Message):
     kind: Literal["ready"] = "ready"
 
 
-PROPOSAL: TypeAdapter[Propose] = TypeAdapter(Propose)
 PROPOSAL_ANSWER: TypeAdapter[Accept | Decline] = TypeAdapter(Annotated[Accept | Decline, Field(discriminator="kind")])
-PARTNER_READY: TypeAdapter[PartnerReady] = TypeAdapter(PartnerReady)
 
 
 @dataclass(eq=False)
@@ -88,7 +86,7 @@ class Agreement:
         """Wait until the partner is ready. If the stream ends before the boundary, this peer can find another one."""
         patience = 2 * max(meeting.eta, self._boundary.eta() or 0.0) + 30
         try:
-            await meeting.stream.receive(PARTNER_READY, patience)
+            await meeting.stream.receive(PartnerReady, patience)
             meeting.settle(True)
         except (TimeoutError, StreamLost, BadMessage) as error:
             log.debug("meeting is off: %s", fields(partner=meeting.name, reason=str(error)))

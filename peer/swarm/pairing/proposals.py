@@ -17,7 +17,7 @@ from peer.rounds.pairing_rule import AT_BOUNDARY, NEVER, OPENS, PROPOSAL_PAUSE, 
 from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.healing import Origin
-from peer.swarm.pairing.agreement import PROPOSAL, PROPOSAL_ANSWER, Accept, Agreement, Propose
+from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Accept, Agreement, Propose
 
 log = get_logger("rendezvous")
 
@@ -99,7 +99,13 @@ class Proposals:
             return
         self._asking = record.peer_id
         self._answered.clear()
-        proposal = self._proposal()
+        proposal = Propose(
+            name=self._node.member.name,
+            eta=self._boundary.eta() or 0.0,
+            phase=self._boundary.phase or 0.0,
+            round=self._agreement.round,
+            root=self._origin.root,
+        )
         try:
             stream = await self._node.open_to_member(record.peer_id, MEET_PROTOCOL, record.addresses)
             try:
@@ -121,15 +127,6 @@ class Proposals:
             self._asking = ""
             self._answered.set()
 
-    def _proposal(self) -> Propose:
-        return Propose(
-            name=self._node.member.name,
-            eta=self._boundary.eta() or 0.0,
-            phase=self._boundary.phase or 0.0,
-            round=self._agreement.round,
-            root=self._origin.root,
-        )
-
     def _consider(self, reply: Accept | Decline, mine: Propose, stream: Stream, name: str) -> None:
         if isinstance(reply, Accept) and self._agreement.meeting is None:
             window = AT_BOUNDARY if self._boundary.here else self._settings.window
@@ -140,7 +137,7 @@ class Proposals:
 
     async def answer(self, stream: Stream) -> None:
         """Commit to a peer's proposal or decline it at once."""
-        proposal = await stream.receive(PROPOSAL, MEET_TIMEOUT)
+        proposal = await stream.receive(Propose, MEET_TIMEOUT)
         decline = self._objection(proposal, stream.remote)
         if decline is not None:
             await stream.send_last(decline, MEET_TIMEOUT)

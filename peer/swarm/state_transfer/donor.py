@@ -18,9 +18,8 @@ from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import Message, Stream
-from peer.rounds.lineage import NO_ROUNDS, Lineage
-from peer.rounds.state import Root, State
-from peer.rounds.vectors import Vector, parts
+from peer.rounds.contribution import Vector, parts
+from peer.rounds.state import NO_ROUNDS, Lineage, Root, State
 
 log = get_logger("join")
 
@@ -69,11 +68,8 @@ class StateReceived(Message):
     kind: Literal["received"] = "received"
 
 
-STATE_REQUEST: TypeAdapter[StateRequest] = TypeAdapter(StateRequest)
-STATE_ANSWER: TypeAdapter[StateHeader | DonorFull] = TypeAdapter(
-    Annotated[StateHeader | DonorFull, Field(discriminator="kind")]
-)
-STATE_RECEIVED: TypeAdapter[StateReceived] = TypeAdapter(StateReceived)
+StateAnswer = StateHeader | DonorFull
+STATE_ANSWER: TypeAdapter[StateAnswer] = TypeAdapter(Annotated[StateAnswer, Field(discriminator="kind")])
 
 
 class Donor:
@@ -85,24 +81,22 @@ class Donor:
 
     async def serve(self, stream: Stream) -> None:
         """One newcomer's stream, from request to acknowledgement."""
+        request = await stream.receive(StateRequest, STATE_TIMEOUT)
+        if self._clients >= CLIENTS:
+            await stream.send_last(DonorFull(), STATE_TIMEOUT)
+            return
+        self._clients += 1
         try:
-            request = await stream.receive(STATE_REQUEST, STATE_TIMEOUT)
-            if self._clients >= CLIENTS:
-                await stream.send_last(DonorFull(), STATE_TIMEOUT)
-                return
-            self._clients += 1
-            try:
-                async with asyncio.timeout(TRANSFER_LIMIT):
-                    await self._give(stream, request)
-            finally:
-                self._clients -= 1
+            async with asyncio.timeout(TRANSFER_LIMIT):
+                await self._give(stream, request)
         finally:
+            self._clients -= 1
             stream.close()
 
     async def _give(self, stream: Stream, request: StateRequest) -> None:
         state = await clock.in_thread(self._snapshot)
         numel = state.vectors[0].numel()
-        each = len(list(parts(numel)))
+        each = len(parts(numel))
         goes_on = state.lineage == request.lineage and (not state.lineage.digest or state.round == request.round)
         first = request.have if goes_on and request.have < each * len(state.vectors) else 0
         header = StateHeader(
@@ -118,5 +112,5 @@ class Donor:
         await stream.send(header, STATE_TIMEOUT)
         for index, vector in enumerate(state.vectors):
             await send_parts(stream, fp32_parts(Vector(vector), max(0, first - index * each)), STATE_STALL)
-        await stream.receive(STATE_RECEIVED, STATE_STALL)
+        await stream.receive(StateReceived, STATE_STALL)
         log.info("gave the state away: %s", fields(peer=stream.remote[-6:], step=state.step, first=first))

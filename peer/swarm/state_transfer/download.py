@@ -15,8 +15,7 @@ from peer.logs import fields, get_logger
 from peer.p2p.greeting import MemberNode
 from peer.p2p.payload import fp32_rooms, receive_parts
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
-from peer.rounds.lineage import NO_ROUNDS, Lineage
-from peer.rounds.state import State
+from peer.rounds.state import NO_ROUNDS, Lineage, State
 from peer.rounds.types import Seat
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer.donor import (

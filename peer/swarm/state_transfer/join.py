@@ -124,8 +124,7 @@ class _DonorSearch:
                 self.reasons.append(f"{record.name}: {error}")
             except (StreamLost, BadMessage, TimeoutError) as error:
                 self.reasons.append(f"{record.name}: {str(error) or 'does not answer'}")
-                what = fields(peer=record.name, reason=str(error), parts=self._partial.have)
-                log.warning("donor failed: %s", what)
+                log.warning("donor failed: %s", fields(peer=record.name, reason=str(error), parts=self._partial.have))
                 self._members.forget(record.peer_id)
         return None
 

@@ -30,11 +30,10 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
     from peer.exchange.group.all_reduce import AllReduceExchange
     from peer.exchange.group.streams import REDUCE_PROTOCOL, IncomingStreams
     from peer.process import LoopContext, Stop
-    from peer.rounds.lineage import Lineage
+    from peer.rounds.contribution import Vector
     from peer.rounds.progress import Progress
-    from peer.rounds.state import State
+    from peer.rounds.state import Lineage, State
     from peer.rounds.types import Grouping
-    from peer.rounds.vectors import Vector
     from peer.swarm.presence import Presence, Vitals
     from tests.benchmarks.swap_partner import peer_node
 

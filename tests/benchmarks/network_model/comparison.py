@@ -22,7 +22,7 @@ from typing import Any
 from peer.commands.simulate.network.conditions import Conditions, Figures
 from peer.commands.simulate.network.methods import groups, pairs
 from peer.config import load as settings
-from peer.exchange.codec import payload_bytes
+from peer.exchange.codec import size
 from peer.replica import model
 from peer.swarm.directory import buckets as directory
 from peer.swarm.directory import records
@@ -54,7 +54,7 @@ def conditions(peers: int, rounds: int) -> Conditions:
         peers=peers,
         rounds=rounds,
         inner_steps=H,
-        payload=payload_bytes("none", numel),
+        payload=size("none", numel),
         step_seconds=STEP,
         step_sigma=SIGMA,
         speeds=SPEEDS,

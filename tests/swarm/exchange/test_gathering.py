@@ -14,11 +14,9 @@ import torch
 from peer.config.schema import ExchangeConfig, RendezvousConfig
 from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.exchange.group.streams import REDUCE_PROTOCOL, IncomingStreams
-from peer.rounds.contribution import Averaged
-from peer.rounds.lineage import Lineage
-from peer.rounds.state import State
+from peer.rounds.contribution import Averaged, Vector
+from peer.rounds.state import Lineage, State
 from peer.rounds.types import Group, Grouping, Outcome
-from peer.rounds.vectors import Vector
 from peer.swarm.grouping import leader, member
 from tests.swarm.support.node_peer import STEP_SECONDS, STEPS, Peer, in_threads, join_all, train_all
 

@@ -18,10 +18,9 @@ from peer.p2p.dht import DHT_TIMEOUT
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import Node, NodeSettings
 from peer.p2p.stream import Stream, StreamLost
-from peer.rounds.lineage import NO_ROUNDS, Lineage
-from peer.rounds.state import State
+from peer.rounds.contribution import PART
+from peer.rounds.state import NO_ROUNDS, Lineage, State
 from peer.rounds.types import Seat
-from peer.rounds.vectors import PART
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer import join
@@ -29,7 +28,6 @@ from peer.swarm.state_transfer.donor import (
     CLIENTS,
     STATE_ANSWER,
     STATE_PROTOCOL,
-    STATE_REQUEST,
     StateHeader,
     StateRequest,
 )
@@ -139,7 +137,7 @@ def test_a_stop_ends_the_wait_for_a_donor(tmp_path: Path) -> None:
 
 def test_a_donor_that_sends_too_slowly_is_left_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def drops(stream: Stream) -> None:
-        await stream.receive(STATE_REQUEST, 10)
+        await stream.receive(StateRequest, 10)
         header = StateHeader(step=30, round=3, phase_steps_done=0, lineage=NO_ROUNDS, vectors=2, numel=NUMEL, first=0)
         await stream.send(header, 10)
         for _ in range(100):  # a byte every second: no stall

@@ -33,7 +33,7 @@ if __name__ == "__main__":
     if "FALSE_DONOR" in os.environ:
         OuterState.snapshot = false  # type: ignore[method-assign]
     if "HOSTILE" in os.environ:
-        member.codec = lambda name, numel: Hostile(Attack(os.environ["HOSTILE"]))
+        member.codec_named = lambda name, numel: Hostile(Attack(os.environ["HOSTILE"]))
     if "UNGUARDED" in os.environ:
         member.Guard = partial(Unguarded, ExchangeConfig().max_norm_ratio)  # type: ignore[misc, assignment]
     main()

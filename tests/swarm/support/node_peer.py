@@ -14,9 +14,8 @@ from peer.p2p import identity
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import NodeSettings
 from peer.process import LoopContext, Stop
-from peer.rounds.lineage import Lineage
 from peer.rounds.progress import Progress
-from peer.rounds.state import State
+from peer.rounds.state import Lineage, State
 from peer.rounds.types import Group, Grouping
 from peer.swarm.presence import Presence, Vitals
 

@@ -8,8 +8,8 @@ from peer.commands.simulate.options import Method, Options, with_method
 from peer.commands.simulate.replica import Replica
 from peer.commands.simulate.simulation import Simulation
 from peer.config.schema import Config, EvaluationConfig, InnerConfig, LlamaModel, RunConfig, StdlibData
-from peer.exchange.codecs import codec
 from peer.exchange.guard import Guard
+from peer.exchange.modulo import codec_named
 from tests.unit import parts
 
 MODEL = LlamaModel(hidden_size=16, intermediate_size=32, layers=1, heads=2)
@@ -29,7 +29,7 @@ def config(**run: Any) -> Config:
 
 def replica_of(name: str, steps: int, inner_steps: int) -> Replica:
     state = parts.peer_state()
-    replica = Replica(name, state, 1.0, steps, inner_steps, codec("none", state.outer.slow.numel), Guard())
+    replica = Replica(name, state, 1.0, steps, inner_steps, codec_named("none", state.outer.slow.numel), Guard())
     replica.target = inner_steps
     return replica
 

@@ -21,8 +21,8 @@ from peer.commands.simulate.simulation import Simulation, save
 from peer.config.schema import DecoupledConfig, DiLoCoConfig, ExchangeConfig, InnerConfig, NoLoCoConfig
 from peer.errors import RunError, UserError
 from peer.exchange.average import merge
+from peer.rounds.contribution import Vector
 from peer.rounds.types import Outcome
-from peer.rounds.vectors import Vector
 from tests.swarm.support.attacks import Attack, Hostile
 from tests.unit import parts
 from tests.unit.commands.simulate_harness import config, replica_of, simulate, without_clock

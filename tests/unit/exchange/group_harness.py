@@ -90,7 +90,7 @@ class Many:
             Group(
                 3,
                 tuple(Link(seat.peer_id, seat.name) for seat in self.seats if seat.peer_id != member.name),
-                Assembly(f"token-{self.tokens}", self.seats, place, 0, self.controls[place]),
+                Assembly(f"token-{self.tokens}", self.seats, place, self.controls[place]),
             )
             for place, member in enumerate(self.members)
         ]

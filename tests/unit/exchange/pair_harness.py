@@ -14,29 +14,27 @@ from queue import Queue
 from torch import Tensor
 
 from peer.config.schema import CodecName, ExchangeConfig
-from peer.exchange import codecs
 from peer.exchange.average import Exchange
-from peer.exchange.codec import payload_bytes
+from peer.exchange.codec import size
 from peer.exchange.guard import Guard
+from peer.exchange.modulo import codec_named
 from peer.exchange.pair.blocking import PairExchange
-from peer.exchange.pair.protocol import SwapNetwork
 from peer.exchange.pair.wire import Header
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
-from peer.rounds.contribution import Averaged, Contribution
+from peer.rounds.contribution import Averaged, Contribution, Vector
 from peer.rounds.types import Group, Link
-from peer.rounds.vectors import Vector
 from tests.unit.exchange.loopback import Hub, LoopbackExchange
 
 FAST = ExchangeConfig(stall=1.0, timeout=4.0)  # so that a fault is noticed within a test
 
 
 def header(numel: int, round: int = 0, codec: CodecName = "none", **told: float) -> Header:
-    return Header(codec=codec, payload_bytes=payload_bytes(codec, numel), round=round, **told)
+    return Header(codec=codec, payload_bytes=size(codec, numel), round=round, **told)
 
 
-def pair_exchange(network: SwapNetwork, numel: int, codec: CodecName = "none") -> PairExchange:
-    return PairExchange(network, numel, codecs.codec(codec, numel), FAST, Guard())
+def pair_exchange(network: LoopThread, numel: int, codec: CodecName = "none") -> PairExchange:
+    return PairExchange(network, numel, codec_named(codec, numel), FAST, Guard())
 
 
 async def stream_pair() -> tuple[Stream, Stream]:

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peer.config.schema import CodecName
-from peer.exchange import codecs
-from peer.exchange.codec import BLOCK, Codec, payload_bytes, size
-from peer.exchange.modulo import MARGIN, WIDEN, Modulo
+from peer.exchange.codec import BLOCK, Codec, size
+from peer.exchange.modulo import MARGIN, WIDEN, Modulo, codec_named
 
 NAMES: tuple[CodecName, ...] = get_args(CodecName)
 MODULO: tuple[CodecName, ...] = ("int8", "int4")
@@ -47,13 +46,13 @@ def round_trip(pair: tuple[Codec, Codec], apart: float, numel: int = 5000, seed:
 
 
 def make(name: CodecName, numel: int = 5000) -> tuple[Codec, Codec]:
-    return codecs.codec(name, numel), codecs.codec(name, numel)
+    return codec_named(name, numel), codec_named(name, numel)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("numel", [1, BLOCK - 1, BLOCK, 3 * BLOCK + 7])
 def test_a_part_has_the_announced_size(name: CodecName, numel: int) -> None:
-    codec = codecs.codec(name, numel)
+    codec = codec_named(name, numel)
     codec.begin()
     codec.learn(0, torch.randn(numel))
     assert len(codec.encode(0, torch.randn(numel))) == size(name, numel)
@@ -61,9 +60,9 @@ def test_a_part_has_the_announced_size(name: CodecName, numel: int) -> None:
 
 def test_four_bits_are_at_most_13_percent_of_the_bytes() -> None:
     numel = 10_000_000
-    assert payload_bytes("int4", numel) <= 0.13 * 4 * numel
-    assert payload_bytes("int8", numel) <= 0.26 * 4 * numel
-    assert payload_bytes("fp16", numel) == 2 * numel
+    assert size("int4", numel) <= 0.13 * 4 * numel
+    assert size("int8", numel) <= 0.26 * 4 * numel
+    assert size("fp16", numel) == 2 * numel
 
 
 @pytest.mark.parametrize(("name", "bits"), [("fp16", 11), ("bf16", 8)])

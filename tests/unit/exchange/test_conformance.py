@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from peer.rounds.contribution import PART, Vector
 from peer.rounds.types import Group, Outcome
-from peer.rounds.vectors import PART, Vector
 from tests.unit.exchange.pair_harness import FAST, TRANSPORTS, Pair
 
 MakePair = Callable[[int], Pair]

@@ -15,8 +15,8 @@ from peer.exchange.group import all_reduce, flow_control
 from peer.exchange.group.flow_control import ACKNOWLEDGED, DATA, FlowControlledStream, turns
 from peer.p2p.payload import Channel, receive_fp32
 from peer.p2p.stream import BadMessage, StreamLost
+from peer.rounds.contribution import PART, Vector
 from peer.rounds.types import Outcome
-from peer.rounds.vectors import PART, Vector
 from tests.unit.exchange.group_harness import many, stream_between
 
 STALL = 0.4

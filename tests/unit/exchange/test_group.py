@@ -21,11 +21,10 @@ from peer.exchange.group import all_gather, all_reduce, flow_control
 from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.exchange.group.flow_control import ACKNOWLEDGED, FlowControlledStream
 from peer.exchange.group.streams import GroupStreams
-from peer.exchange.group.wire import MEMBER_REPORT, GroupVerdict, MemberReport
+from peer.exchange.group.wire import GroupVerdict, MemberReport
 from peer.p2p.payload import Channel
-from peer.rounds.contribution import Averaged, Readable, SparseContribution
+from peer.rounds.contribution import PART, Averaged, Readable, SparseContribution, Vector
 from peer.rounds.types import Group, Outcome
-from peer.rounds.vectors import PART, Vector
 from tests.unit.exchange.group_harness import many
 from tests.unit.exchange.pair_harness import FAST
 
@@ -228,7 +227,7 @@ def test_a_convener_that_dies_before_its_verdict_leaves_everything_as_it_was() -
         groups = group.groups()
 
         async def die() -> None:
-            await group.controls[0][1].receive(MEMBER_REPORT, 5)
+            await group.controls[0][1].receive(MemberReport, 5)
             group.controls[0][1].close()
 
         dying = asyncio.run_coroutine_threadsafe(die(), group.members[0].thread.loop)

@@ -13,12 +13,11 @@ import torch
 from peer.config.schema import CodecName
 from peer.exchange.average import Verdict
 from peer.exchange.pair.protocol import both_ways
-from peer.exchange.pair.wire import ACKNOWLEDGEMENT, HEADER, Acknowledgement, Unusable
+from peer.exchange.pair.wire import Acknowledgement, Header, Unusable
 from peer.p2p.payload import fp32_parts, receive_fp32, send_parts
 from peer.p2p.stream import Stream, StreamLost
-from peer.rounds.contribution import Averaged
+from peer.rounds.contribution import PART, Averaged, Vector
 from peer.rounds.types import Group, Link, Outcome, Reason
-from peer.rounds.vectors import PART, Vector
 from tests.unit.exchange.pair_harness import FAST, LoopThread, header, pair_exchange, stream_pair
 
 NUMEL = PART + 100
@@ -49,7 +48,7 @@ def swap(thread: LoopThread, partner: Partner, initiator: bool = True) -> Averag
 
 async def exchange_payloads(stream: Stream) -> None:
     await stream.send(header(NUMEL), 1)
-    await stream.receive(HEADER, 1)
+    await stream.receive(Header, 1)
     sending = send_parts(stream, fp32_parts(Vector(torch.randn(NUMEL))), 1)
     await asyncio.gather(sending, receive_fp32(stream, torch.empty(NUMEL), 1))
 
@@ -134,7 +133,7 @@ def test_a_partner_lost_at_any_stage_is_a_timeout(thread: LoopThread, partner: P
 def test_a_partner_that_does_not_accept_ours_is_not_merged(thread: LoopThread) -> None:
     async def partner(stream: Stream) -> None:
         await exchange_payloads(stream)
-        await stream.receive(ACKNOWLEDGEMENT, 1)
+        await stream.receive(Acknowledgement, 1)
         await stream.send(Acknowledgement(verdict=Outcome.POISONED, detail="odd"), 1)
 
     averaged = swap(thread, partner)

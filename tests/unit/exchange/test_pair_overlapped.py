@@ -14,16 +14,15 @@ import xxhash
 from torch import Tensor
 
 from peer.config.schema import CodecName
-from peer.exchange import codecs
 from peer.exchange.guard import Guard
+from peer.exchange.modulo import codec_named
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox, overlapped_parts
 from peer.exchange.pair.overlapped import OverlappedPairExchange
-from peer.exchange.pair.wire import HEADER
+from peer.exchange.pair.wire import Header
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
-from peer.rounds.contribution import Averaged
+from peer.rounds.contribution import PART, Averaged
 from peer.rounds.types import Group, Link, Outcome
-from peer.rounds.vectors import PART
 from tests.unit.exchange.pair_harness import FAST, header, stream_pair
 
 NUMEL = 40_000
@@ -36,7 +35,7 @@ class Trainee:
     def __init__(self, thread: LoopThread, vector: Tensor, codec: CodecName = "none", *, known: bool = True) -> None:
         numel = vector.numel()
         self.vector, self.pace = vector, PACE
-        coder, guard = codecs.codec(codec, numel), Guard()
+        coder, guard = codec_named(codec, numel), Guard()
         if known:  # the other one was met before
             guard.remember("B", b"")
         self.exchange = OverlappedPairExchange(thread, numel, coder, FAST, guard)
@@ -139,7 +138,7 @@ def test_a_failure_of_the_network_thread_reaches_the_training_thread(thread: Loo
 
 async def greet(stream: Stream, numel: int = NUMEL) -> None:
     await stream.send(header(numel, pace=PACE), 1)
-    await stream.receive(HEADER, 1)
+    await stream.receive(Header, 1)
 
 
 def data(index: int) -> bytes:
@@ -277,7 +276,7 @@ def test_a_poisonous_part_teaches_the_codec_nothing(thread: LoopThread) -> None:
 
     async def poisons(stream: Stream) -> None:
         await stream.send(header(NUMEL, 0, "fp16", pace=PACE), 1)
-        await stream.receive(HEADER, 1)
+        await stream.receive(Header, 1)
         for value in (0.0, float("nan")):
             start, stop = overlapped_parts(NUMEL)[0]
             part = torch.full((stop - start,), value, dtype=torch.float16).numpy().tobytes()

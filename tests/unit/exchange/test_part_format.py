@@ -20,10 +20,9 @@ from peer.exchange.group.flow_control import FlowControlledStream
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import Channel
 from peer.p2p.stream import BadMessage, Stream, StreamLost
-from peer.rounds.contribution import Readable
+from peer.rounds.contribution import PART, Readable, Vector
 from peer.rounds.state import State
 from peer.rounds.types import Group, Link, Outcome, Seat
-from peer.rounds.vectors import PART, Vector
 from peer.swarm.state_transfer.donor import Donor
 from peer.swarm.state_transfer.download import PartialState, download
 from tests.unit.exchange.group_harness import Wires, many

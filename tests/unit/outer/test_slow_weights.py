@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from peer.config.schema import NoLoCoConfig
-from peer.outer.local import Local
+from peer.outer.method import Local
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 from tests.unit import parts

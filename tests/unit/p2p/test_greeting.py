@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
 
 from peer import __version__
 from peer.config.digest import canonical
@@ -25,9 +24,6 @@ ME = MemberIdentity("me", "demo", "c", canonical(RunConfig()), "layout")
 
 class Hello(Message):
     words: str
-
-
-HELLO: TypeAdapter[Hello] = TypeAdapter(Hello)
 
 
 def said_to(member: MemberIdentity, said: Message | bytes) -> tuple[Any, str]:
@@ -46,7 +42,7 @@ def said_to(member: MemberIdentity, said: Message | bytes) -> tuple[Any, str]:
         heard: Any = None
         try:
             await (one.write(said, 1) if isinstance(said, bytes) else one.send(said, 1))
-            heard = await one.receive(HELLO, 5)
+            heard = await one.receive(Hello, 5)
         except StreamLost as error:
             heard = error
         one.close()
@@ -105,7 +101,7 @@ def test_a_refusal_of_a_later_version_is_understood() -> None:
         one, two = await stream_pair()
         body = b'{"kind":"refusal","reason":"it trains another run","colour":"blue"}'
         await two.write(len(body).to_bytes(4, "big") + body, 1)
-        await one.receive(HELLO, 1)
+        await one.receive(Hello, 1)
 
     with pytest.raises(Refused, match="another run"):
         asyncio.run(talk())
@@ -121,7 +117,7 @@ def test_only_who_was_called_refuses() -> None:
     async def talk() -> None:
         one, two = await stream_pair()
         await one.send(Refusal(reason="it trains another run"), 1)
-        await two.receive(HELLO, 1)
+        await two.receive(Hello, 1)
 
     with pytest.raises(BadMessage):
         asyncio.run(talk())

@@ -11,21 +11,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from peer.p2p.payload import DIGEST_BYTES, CorruptPart, fp32_parts, receive_fp32, send_parts
 from peer.p2p.stream import MESSAGE_CAP, WRITE_CHUNK, BadMessage, Message, Stream, StreamLost
-from peer.rounds.vectors import Vector
-from peer.swarm.pairing.agreement import PROPOSAL, PROPOSAL_ANSWER
+from peer.rounds.contribution import Vector
+from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Propose
 from tests.unit.exchange.pair_harness import LoopThread, stream_pair
 
 
 class Hello(Message):
     kind: Literal["hello"] = "hello"
     words: str
-
-
-HELLO: TypeAdapter[Hello] = TypeAdapter(Hello)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +35,7 @@ def test_a_message_arrives_and_its_bytes_are_counted(thread: LoopThread) -> None
     async def talk() -> None:
         one, two = await stream_pair()
         await one.send(Hello(words="good day"), 1)
-        assert (await two.receive(HELLO, 1)).words == "good day"
+        assert (await two.receive(Hello, 1)).words == "good day"
         assert one.sent == two.received > 20
 
     thread.call(talk(), 5)
@@ -52,7 +48,7 @@ def test_a_message_of_another_shape_is_refused(thread: LoopThread, body: str) ->
     async def talk() -> None:
         one, two = await stream_pair()
         await one.write(len(body).to_bytes(4, "big") + body.encode(), 1)
-        await two.receive(HELLO, 1)
+        await two.receive(Hello, 1)
 
     with pytest.raises(BadMessage):
         thread.call(talk(), 5)
@@ -62,7 +58,7 @@ def test_a_length_above_the_cap_is_refused_before_anything_is_read(thread: LoopT
     async def talk() -> None:
         one, two = await stream_pair()
         await one.write((MESSAGE_CAP + 1).to_bytes(4, "big"), 1)
-        await two.receive(HELLO, 1)
+        await two.receive(Hello, 1)
 
     with pytest.raises(BadMessage, match="above the cap"):
         thread.call(talk(), 5)
@@ -82,7 +78,7 @@ def test_silence_ends_at_the_deadline(thread: LoopThread, reading: str) -> None:
     async def wait() -> None:
         _one, two = await stream_pair()
         if reading == "message":
-            await two.receive(HELLO, 0.2)
+            await two.receive(Hello, 0.2)
         else:
             await two.read_into(memoryview(bytearray(8)), 0.2)
 
@@ -107,7 +103,7 @@ def test_an_ended_stream_is_lost_in_both_directions(thread: LoopThread) -> None:
         one, two = await stream_pair()
         one.close()
         one.close()
-        await two.receive(HELLO, 1)
+        await two.receive(Hello, 1)
 
     async def write() -> None:
         one, two = await stream_pair()
@@ -125,7 +121,7 @@ def test_an_ended_stream_is_lost_in_both_directions(thread: LoopThread) -> None:
 @given(data=st.binary(max_size=200), framed=st.booleans())
 def test_random_bytes_are_bad_or_lost_and_nothing_else(data: bytes, framed: bool) -> None:
     async def talk() -> None:
-        for kinds in (HELLO, PROPOSAL, PROPOSAL_ANSWER):
+        for kinds in (Hello, Propose, PROPOSAL_ANSWER):
             one, two = await stream_pair()
             await one.write((len(data).to_bytes(4, "big") if framed else b"") + data, 1)
             one.close()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from peer.p2p.stream import Stream, StreamLost
-from peer.rounds.lineage import Lineage
+from peer.rounds.state import Lineage
 from peer.rounds.types import Group, Seat
 from peer.swarm.grouping import leader
 from peer.swarm.grouping.leader import GroupLeader

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.rounds.lineage import Lineage
-from peer.rounds.state import State
+from peer.rounds.state import Lineage, State
 from peer.swarm.healing import STALE_ROUNDS, Origin
 from peer.training.catch_up import catch_up
 from peer.training.outer_state import Counters

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from peer.data.prefetch import Prefetched
-from peer.outer.local import Local
+from peer.outer.method import Local
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
 from tests.unit import parts
