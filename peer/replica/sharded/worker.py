@@ -96,23 +96,14 @@ class WorkerReplica:
         match command:
             case commands.Step(rows, rate):
                 self._loop.train_rows(torch.from_numpy(rows), rate)
-                return False
             case commands.Evaluate(batches):
                 self._loop.evaluate_rows([torch.from_numpy(rows) for rows in batches])
-                return False
-            case commands.ReadElements(key, start, stop):
-                self._shards.read(key, start, stop)
-            case commands.FillElements(key, start, stop):
-                self._shards.fill(key, start, stop)
-            case commands.WriteFast(start, stop):
-                self._shards.write_fast(start, stop)
-            case commands.AddToFast(start, stop):
-                self._shards.add_to_fast(self._shards.window[: stop - start], start)
-            case commands.NewMoments(kinds):
-                self._shards.new_moments(kinds)
+            case commands.OnShards(method, arguments):
+                method(self._shards, *arguments)
+                return True
             case _:
                 raise RunError(f"unknown command of rank 0: {command}")
-        return True
+        return False
 
 
 def _fail(line: RankLine, error: Exception, micro_batch: int | None) -> int:
