@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,10 +39,7 @@ def evaluated(run: RunConfig, corpus: Corpus) -> tuple[list[Tensor], dict[str, l
 
 
 def validation(run: RunConfig, tokens: Tokens) -> list[Tensor]:
-    """Batches of a validation set; see :func:`peer.data.batches.validation_batches`."""
-    return data.validation_batches(
-        tokens,
-        batches=run.evaluation.batches,
-        batch_size=run.batch_size,
-        sequence_length=run.data.sequence_length,
-    )
+    """Windows at equal distances over a validation set: the same batches for every peer, each ``[B, T + 1]`` int64."""
+    length, count = run.data.sequence_length, run.evaluation.batches * run.batch_size
+    starts = np.linspace(0, len(tokens) - length - 1, count).astype(np.int64)
+    return list(data.windows_at(tokens, starts, length).split(run.batch_size))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.config.data import HuggingFaceData
-from peer.data.sources.source import MASK_COLUMN, PIECES, Document, DocumentSource, Wanted, document, parts, unmasked
+from peer.data.sources.source import MASK_COLUMN, PIECES, Document, DocumentSource, Wanted, document, parts
 from peer.errors import UserError
 
 RANGE_ROWS = 4096  # rows of a shard of a table
@@ -41,8 +41,7 @@ class TableSource:
                 row = at + index - begin
                 if wanted(row):
                     mask = rows[MASK_COLUMN][index] if MASK_COLUMN in rows else None
-                    where = partial(self.position_text, shard, row)
-                    yield row, unmasked(document(value, where), mask, where)
+                    yield row, document(value, mask, partial(self.position_text, shard, row))
 
     def position_text(self, shard: int, row: int) -> str:
         return f"{self._name} row {shard * self._range + row + 1}"
@@ -69,7 +68,7 @@ class StreamedSource:
                 return
             if wanted(row):
                 where = partial(self.position_text, shard, row)
-                yield row, unmasked(document(it.get(self._column), where), it.get(MASK_COLUMN), where)
+                yield row, document(it.get(self._column), it.get(MASK_COLUMN), where)
             row += 1
 
     def position_text(self, shard: int, row: int) -> str:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peer.data.sources.source import MASK_COLUMN, Document, Wanted, document, parts, size, unmasked
+from peer.data.sources.source import MASK_COLUMN, Document, Wanted, document, parts, size
 from peer.errors import UserError
 
 BATCH_ROWS = 256  # rows that are read at once
@@ -49,9 +49,8 @@ class Parquet:
                     for index in range(max(0, start - row), batch.num_rows):
                         if wanted(row + index):
                             where = partial(self.position_text, shard, row + index)
-                            ids = document(_value(batch.column(0)[index]), where)
                             mask = _value(batch.column(1)[index]) if len(group.columns) > 1 else None
-                            yield row + index, unmasked(ids, mask, where)
+                            yield row + index, document(_value(batch.column(0)[index]), mask, where)
                     row += batch.num_rows
         except (pyarrow.ArrowException, OSError) as error:
             raise UserError(f"{self.position_text(shard, row)}: cannot be read: {_first_line(error)}") from None
