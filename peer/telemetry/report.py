@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from peer import __version__
 from peer.logs import fields, get_logger
@@ -65,21 +65,20 @@ class Reporter:
         self._partners: tuple[str, ...] = ()
         self._merged_at: float | None = None
         self._refused: Counter[str] = Counter()
-        self._folder = folder
-        self._open()
+        self._rounds, self._evals = folder / ROUNDS, folder / EVALS
+        self._rounds.touch()
+        self._evals.touch()
         self._reported = self.reached()
         self.last: RoundReport | None = None
 
     def reached(self) -> int:
         """The last round in ``rounds.jsonl``; 0 when there is none. Call it before :meth:`rewind`."""
-        return max((row["round"] for row in read_rows(self._folder / ROUNDS)), default=0)
+        return max((row["round"] for row in read_rows(self._rounds)), default=0)
 
     def rewind(self, round: int, step: int) -> None:
         """Remove the rows after the state from which a peer resumes: the peer will repeat these rounds."""
-        self._close()
-        _keep(self._folder / ROUNDS, lambda row: row["round"] <= round)
-        _keep(self._folder / EVALS, lambda row: row["step"] <= step)
-        self._open()
+        _keep(self._rounds, lambda row: row["round"] <= round)
+        _keep(self._evals, lambda row: row["step"] <= step)
         self._reported = round
 
     def inner(self, report: InnerReport) -> None:
@@ -175,18 +174,9 @@ class Reporter:
         """A checkpoint was written."""
         self._metrics["last_checkpoint_timestamp_seconds"].set(time.time())
 
-    def _open(self) -> None:
-        self._rounds = (self._folder / ROUNDS).open("a", encoding="utf-8", buffering=1)
-        self._evals = (self._folder / EVALS).open("a", encoding="utf-8", buffering=1)
-
     def close(self) -> None:
-        """Close the files."""
-        self._close()
+        """Close the trackers."""
         self._trackers.close()
-
-    def _close(self) -> None:
-        self._rounds.close()
-        self._evals.close()
 
 
 def _row(report: RoundReport) -> dict[str, Any]:
@@ -239,6 +229,7 @@ def _finite(loss: float) -> float | None:
     return round(loss, 4) if math.isfinite(loss) else None
 
 
-def _append(file: TextIO, row: dict[str, Any]) -> None:
+def _append(path: Path, row: dict[str, Any]) -> None:
     row = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
-    file.write(json.dumps(row, allow_nan=False) + "\n")
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row, allow_nan=False) + "\n")
