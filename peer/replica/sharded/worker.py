@@ -24,7 +24,7 @@ from peer.replica.sharded.channel import RankLine, SharedMemory
 from peer.replica.sharded.commands import Command, ReplicaPlan
 from peer.replica.sharded.inner_loop import RankLoop
 from peer.replica.sharded.launch import Rank
-from peer.replica.sharded.sharding import sharded
+from peer.replica.sharded.replica import sharded
 from peer.replica.sharded.weights import WeightShards
 
 LEAVE_SECONDS = 10.0  # seconds for the earlier commands, and to close the process group
