@@ -59,10 +59,7 @@ class Reporter:
     def __init__(self, folder: Path, metrics: Metrics, trackers: Trackers | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._metrics, self._trackers = metrics, trackers or Trackers()
-        self._tokens = self._merges = 0
-        self._train_loss: float | None = None
-        self._val_loss: float | None = None
-        self._partners: tuple[str, ...] = ()
+        self._status = Report(version=__version__[:24])
         self._merged_at: float | None = None
         self._refused: Counter[str] = Counter()
         self._rounds, self._evals = folder / ROUNDS, folder / EVALS
@@ -86,8 +83,7 @@ class Reporter:
         self._metrics["inner_steps_total"].inc(report.steps)
         self._metrics["tokens_total"].inc(report.tokens)
         if report.steps:
-            self._tokens += report.tokens
-            self._train_loss = _finite(report.loss)
+            self._note(tokens=self._status.tokens + report.tokens, train_loss=_finite(report.loss))
             self._metrics["train_loss"].set(report.loss)
             self._metrics["learning_rate"].set(report.learning_rate)
             self._metrics["grad_norm"].set(report.grad_norm)
@@ -127,8 +123,9 @@ class Reporter:
         if averaged.outcome is not Outcome.ALONE:
             metrics["exchange_duration_seconds"].observe(averaged.seconds)
         if averaged.outcome is Outcome.MERGED:
-            self._partners, self._merged_at = averaged.partners, time.monotonic()
-            self._merges += 1
+            partners = tuple(name[:64] for name in averaged.partners[:PARTNERS_SHOWN])
+            self._merged_at = time.monotonic()
+            self._note(partners=partners, merges=self._status.merges + 1)
             if averaged.distance is not None:
                 metrics["pair_distance"].set(averaged.distance)
             metrics["staleness_steps"].set(averaged.staleness)
@@ -140,7 +137,7 @@ class Reporter:
         """A validation ended; ``others``: the losses on further sets, by name."""
         named = {f"val_loss_{name}": value for name, value in (others or {}).items()}
         self._metrics["val_loss"].set(loss)
-        self._val_loss = _finite(loss)
+        self._note(val_loss=_finite(loss))
         _append(self._evals, {"step": step, "tokens": tokens, "val_loss": loss, **named})
         tracked = {f"val/loss_{name}": value for name, value in (others or {}).items()}
         self._trackers.log(step, {"val/loss": loss, **tracked, "tokens": tokens})
@@ -152,19 +149,17 @@ class Reporter:
         Call it from any thread.
         """
         merged_at = self._merged_at
-        return Report(
-            version=__version__[:24],
-            tokens=self._tokens,
-            train_loss=self._train_loss,
-            val_loss=self._val_loss,
-            seconds=round(sum(totals.values()), 2),
-            idle_seconds=round(sum(totals[phase] for phase in IDLE_PHASES), 2),
-            members=members,
-            partners=tuple(name[:64] for name in self._partners[:PARTNERS_SHOWN]),
-            merges=self._merges,
-            merged_ago=None if merged_at is None else round(time.monotonic() - merged_at, 1),
-            refused=tuple((name[:64], count) for name, count in self._refused.most_common(REFUSED_SHOWN)),
-        )
+        now = {
+            "seconds": round(sum(totals.values()), 2),
+            "idle_seconds": round(sum(totals[phase] for phase in IDLE_PHASES), 2),
+            "members": members,
+            "merged_ago": None if merged_at is None else round(time.monotonic() - merged_at, 1),
+            "refused": tuple((name[:64], count) for name, count in self._refused.most_common(REFUSED_SHOWN)),
+        }
+        return self._status.model_copy(update=now)
+
+    def _note(self, **values: Any) -> None:
+        self._status = self._status.model_copy(update=values)
 
     def replaced(self) -> None:
         """The weights of a member replaced this peer's."""
