@@ -50,4 +50,4 @@ def inner_loop(
 def peer_state() -> PeerState:
     net = network()
     outer = NoLoCo(SlowWeights(net.named_parameters()), NoLoCoConfig())
-    return PeerState(inner_loop(net), outer, stream(), "digest")
+    return PeerState(inner_loop(net), outer, stream(), "digest", {})
