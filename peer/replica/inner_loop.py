@@ -148,17 +148,15 @@ class _Compiled:
 
     def __init__(self, model: nn.Module) -> None:
         self._model: Callable[..., Any] = model
-        self._compiled: Callable[..., Any] | None = torch.compile(model)
+        self._compiled: Callable[..., Any] = torch.compile(model)
 
     def __call__(self, **inputs: Tensor) -> Any:
-        if self._compiled is None:
-            return self._model(**inputs)
         try:
             return self._compiled(**inputs)
         except (RuntimeError, OSError) as error:  # no compiler, no Triton for this GPU, an unknown operator
-            if isinstance(error, torch.OutOfMemoryError):
+            if self._compiled is self._model or isinstance(error, torch.OutOfMemoryError):
                 raise
-            self._compiled = None
+            self._compiled = self._model
             said = (str(error).strip().splitlines() or [""])[0][:160]
             log.warning(
                 "peer.compile fails on this machine, training goes on without it: %s: %s", type(error).__name__, said

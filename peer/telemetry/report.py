@@ -161,10 +161,6 @@ class Reporter:
     def _note(self, **values: Any) -> None:
         self._status = self._status.model_copy(update=values)
 
-    def replaced(self) -> None:
-        """The weights of a member replaced this peer's."""
-        self._metrics["weights_taken_total"].inc()
-
     def saved(self) -> None:
         """A checkpoint was written."""
         self._metrics["last_checkpoint_timestamp_seconds"].set(time.time())

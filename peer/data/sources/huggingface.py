@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,7 @@ class StreamedSource:
         with _one_line(self.position_text(shard, start)):
             one = self._rows.shard(num_shards=self._count, index=shard) if self._count > 1 else self._rows
             found = iter(one.skip(start) if start else one)
-        row = start
-        while True:
+        for row in count(start):
             with _one_line(self.position_text(shard, row)):
                 it = next(found, None)
             if it is None:
@@ -69,7 +69,6 @@ class StreamedSource:
             if wanted(row):
                 where = partial(self.position_text, shard, row)
                 yield row, document(it.get(self._column), it.get(MASK_COLUMN), where)
-            row += 1
 
     def position_text(self, shard: int, row: int) -> str:
         return f"{self._name} shard {shard + 1} of {self._count} row {row + 1}"

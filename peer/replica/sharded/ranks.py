@@ -105,16 +105,15 @@ class Ranks:
             for connection in wait(list(numbers)):
                 assert isinstance(connection, Connection)
                 number = numbers[connection]
+                name = f"rank {number} of this peer"
                 try:
                     answer: RankAnswer = self._lines[number].receive()
                 except (OSError, EOFError):
                     del numbers[connection]
-                    self._lose(
-                        f"rank {number} of this peer has ended, and a part of the weights with it; see its output"
-                    )
+                    self._lose(f"{name} has ended, and a part of the weights with it; see its output")
                     continue
                 if answer:
-                    self._lose(f"rank {number} of this peer: {answer}")
+                    self._lose(f"{name}: {answer}")
                 else:
                     self._answers[number].put(answer)
         self._gone.set()

@@ -60,8 +60,7 @@ def sharded(plan: ReplicaPlan, rank: Rank) -> tuple[nn.Module, torch.device]:
 
     Waits for the other ranks. The model is never whole in memory. Raises :class:`UserError` if FSDP2 cannot shard it.
     """
-    device = _device_of(plan, rank)
-    mesh = _open_group(device, rank.size)
+    device, mesh = _connect(plan, rank)
     own = plan.config.peer
     network = model.outline(plan.config.run)
     if own.gradient_checkpointing:
@@ -80,21 +79,17 @@ def sharded(plan: ReplicaPlan, rank: Rank) -> tuple[nn.Module, torch.device]:
     return network, device
 
 
-def _device_of(plan: ReplicaPlan, rank: Rank) -> torch.device:
-    """The rank's own device, which becomes the default of the process."""
-    if plan.device == "cpu":
-        return torch.device("cpu")
-    device = torch.device("cuda", rank.number)
-    torch.cuda.set_device(device)
-    return device
-
-
-def _open_group(device: torch.device, size: int) -> DeviceMesh:
-    """Connect to the other ranks, by torchrun's environment."""
+def _connect(plan: ReplicaPlan, rank: Rank) -> tuple[torch.device, DeviceMesh]:
+    """The rank's own device, which becomes the default of the process, and all ranks, by torchrun's environment."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would use the host name, which may be another address
-    backend, bound = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-    distributed.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, device_id=bound)
-    return init_device_mesh(device.type, (size,))
+    if plan.device == "cpu":
+        device = torch.device("cpu")
+        distributed.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
+    else:
+        device = torch.device("cuda", rank.number)
+        torch.cuda.set_device(device)
+        distributed.init_process_group("nccl", timeout=COLLECTIVE_TIMEOUT, device_id=device)
+    return device, init_device_mesh(device.type, (rank.size,))
 
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:
