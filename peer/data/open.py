@@ -9,7 +9,6 @@ from torch import Tensor
 from peer.config.data import Streamed
 from peer.config.schema import RunConfig
 from peer.data import batches as data
-from peer.data.corpus import Corpus
 from peer.data.prefetch import Prefetched
 from peer.data.sources.documents import Split
 from peer.data.sources.stream import DocumentStream, Shape
@@ -31,11 +30,6 @@ def read_ahead(run: RunConfig, stream: data.BatchStream, device: torch.device) -
     if isinstance(run.data, Streamed):
         return Prefetched(stream, pin=pin, depth=Shape(run.batch_size, 1, run.data.shuffle).batches)
     return Prefetched(stream, pin=pin) if pin else stream  # tokens in memory take microseconds
-
-
-def evaluated(run: RunConfig, corpus: Corpus) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
-    """The batches of the validation split, and those of ``run.evaluation.sets`` by name."""
-    return validation(run, corpus.validation), {name: validation(run, it) for name, it in corpus.others.items()}
 
 
 def validation(run: RunConfig, tokens: Tokens) -> list[Tensor]:
