@@ -83,7 +83,7 @@ class Reporter:
         self._metrics["inner_steps_total"].inc(report.steps)
         self._metrics["tokens_total"].inc(report.tokens)
         if report.steps:
-            self._note(tokens=self._status.tokens + report.tokens, train_loss=_finite(report.loss))
+            self._note(tokens=self._status.tokens + report.tokens, train_loss=_finite(round(report.loss, 4)))
             self._metrics["train_loss"].set(report.loss)
             self._metrics["learning_rate"].set(report.learning_rate)
             self._metrics["grad_norm"].set(report.grad_norm)
@@ -137,7 +137,7 @@ class Reporter:
         """A validation ended; ``others``: the losses on further sets, by name."""
         named = {f"val_loss_{name}": value for name, value in (others or {}).items()}
         self._metrics["val_loss"].set(loss)
-        self._note(val_loss=_finite(loss))
+        self._note(val_loss=_finite(round(loss, 4)))
         _append(self._evals, {"step": step, "tokens": tokens, "val_loss": loss, **named})
         tracked = {f"val/loss_{name}": value for name, value in (others or {}).items()}
         self._trackers.log(step, {"val/loss": loss, **tracked, "tokens": tokens})
@@ -216,11 +216,11 @@ def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     temporary.replace(path)
 
 
-def _finite(loss: float) -> float | None:
-    return round(loss, 4) if math.isfinite(loss) else None
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _append(path: Path, row: dict[str, Any]) -> None:
-    row = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
+    finite = {key: _finite(value) for key, value in row.items()}
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row, allow_nan=False) + "\n")
+        file.write(json.dumps(finite, allow_nan=False) + "\n")
