@@ -19,11 +19,8 @@ def get_logger(part: str) -> logging.Logger:
 
 def fields(**values: object) -> str:
     """``key=value`` pairs in the order given; floats shortened, ``None`` left out."""
-    return " ".join(f"{key}={_short(value)}" for key, value in values.items() if value is not None)
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    short = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in values.items()}
+    return " ".join(f"{key}={value}" for key, value in short.items() if value is not None)
 
 
 def setup(peer: str, logfile: Path | None = None) -> None:

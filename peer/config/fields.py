@@ -16,10 +16,6 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _path(value: Any) -> Any:
     """YAML has strings, the code wants ``Path``."""
     try:
@@ -29,7 +25,8 @@ def _path(value: Any) -> Any:
 
 
 PathText = Annotated[Path, BeforeValidator(_path)]
-Sequence = BeforeValidator(_tuple)  # of a tuple that YAML gives as a list
+# of a tuple that YAML gives as a list
+Sequence = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 Words = Annotated[tuple[str, ...], Sequence]
 
 

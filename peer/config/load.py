@@ -11,6 +11,7 @@ import re
 import typing
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,9 +101,7 @@ def resolve(
     tree: dict[str, Any] = {}
     for file in files:
         _merge(tree, _read(file))
-    for path, value in from_environment(os.environ if environment is None else environment):
-        _put(tree, path, value)
-    for path, value in values:
+    for path, value in chain(from_environment(os.environ if environment is None else environment), values):
         _put(tree, path, value)
     source = " ".join(map(str, files)) or "configuration"
     with warnings.catch_warnings(record=True) as caught:

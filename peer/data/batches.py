@@ -68,12 +68,6 @@ class TokenStream:
         """No file is open."""
 
 
-def validation_batches(tokens: Tokens, *, batches: int, batch_size: int, sequence_length: int) -> list[Tensor]:
-    """Windows at equal distances over the split: the same batches for every peer, each ``[B, T + 1]`` int64."""
-    starts = np.linspace(0, len(tokens) - sequence_length - 1, batches * batch_size).astype(np.int64)
-    return list(windows_at(tokens, starts, sequence_length).split(batch_size))
-
-
 def windows_at(tokens: Tokens, starts: NDArray[np.int64], length: int) -> Tensor:
     """The windows of ``length + 1`` tokens from each of ``starts`` on: ``[len(starts), length + 1]`` int64."""
     return torch.from_numpy(tokens[starts[:, None] + np.arange(length + 1)[None, :]].astype(np.int64))

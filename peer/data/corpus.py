@@ -124,12 +124,6 @@ def _tokens(documents: Iterable[bytes], tokenizer: Tokenizer) -> Tokens:
     end: Tokens = np.array([tokenizer.end], dtype=kind)
     left = iter(documents)
     while some := list(islice(left, TOKENISED_AT_ONCE)):
-        for tokens in _encoded(some, tokenizer):
+        for tokens in tokenizer.encode(some):
             found += (tokens, end)
     return np.concatenate(found).astype(kind, copy=False) if found else np.empty(0, dtype=kind)
-
-
-def _encoded(documents: list[bytes], tokenizer: Tokenizer) -> list[Tokens]:
-    if isinstance(tokenizer, Bytes):
-        return [np.frombuffer(data, dtype=np.uint8).astype(np.uint16) for data in documents]
-    return tokenizer.encode([data.decode("utf-8", "replace") for data in documents])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from peer.config.data import Streamed
 from peer.config.schema import RunConfig
 from peer.data import batches as data
-from peer.data.corpus import Corpus
 from peer.data.prefetch import Prefetched
 from peer.data.sources.documents import Split
 from peer.data.sources.stream import DocumentStream, Shape
@@ -32,16 +32,8 @@ def read_ahead(run: RunConfig, stream: data.BatchStream, device: torch.device) -
     return Prefetched(stream, pin=pin) if pin else stream  # tokens in memory take microseconds
 
 
-def evaluated(run: RunConfig, corpus: Corpus) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
-    """The batches of the validation split, and those of ``run.evaluation.sets`` by name."""
-    return validation(run, corpus.validation), {name: validation(run, it) for name, it in corpus.others.items()}
-
-
 def validation(run: RunConfig, tokens: Tokens) -> list[Tensor]:
-    """Batches of a validation set; see :func:`peer.data.batches.validation_batches`."""
-    return data.validation_batches(
-        tokens,
-        batches=run.evaluation.batches,
-        batch_size=run.batch_size,
-        sequence_length=run.data.sequence_length,
-    )
+    """Windows at equal distances over a validation set: the same batches for every peer, each ``[B, T + 1]`` int64."""
+    length, count = run.data.sequence_length, run.evaluation.batches * run.batch_size
+    starts = np.linspace(0, len(tokens) - length - 1, count).astype(np.int64)
+    return list(data.windows_at(tokens, starts, length).split(run.batch_size))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 from torch import Tensor
 
@@ -93,8 +94,6 @@ class _Reader:
 
     def _put(self, what: _Read | Exception) -> None:
         while not self._closing.is_set():
-            try:
+            with suppress(queue.Full):
                 self._queue.put(what, timeout=QUEUE_LOOK_SECONDS)
                 return
-            except queue.Full:
-                continue

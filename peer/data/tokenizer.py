@@ -28,8 +28,8 @@ class Tokenizer(Protocol):
     vocabulary: int
     end: int
 
-    def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """The ids of each text, without ``end``."""
+    def encode(self, texts: Sequence[str | bytes]) -> list[Tokens]:
+        """The ids of each text, without ``end``. A text in bytes may be anything, also not UTF-8."""
 
     def tokens(self) -> dict[str, int]:
         """The id of each token, in the notation of transformers."""
@@ -43,8 +43,9 @@ class Bytes:
     def __init__(self, vocabulary: int = BYTE_VOCABULARY) -> None:
         self.vocabulary = vocabulary
 
-    def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        return [np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.uint16) for text in texts]
+    def encode(self, texts: Sequence[str | bytes]) -> list[Tokens]:
+        every = (text.encode("utf-8") if isinstance(text, str) else text for text in texts)
+        return [np.frombuffer(data, dtype=np.uint8).astype(np.uint16) for data in every]
 
     def tokens(self) -> dict[str, int]:
         return {**{letter: byte for byte, letter in enumerate(byte_letters())}, END_OF_TEXT: SEPARATOR}
@@ -70,13 +71,14 @@ class HuggingFace:
             self._fast.no_truncation()
             self._fast.encode_special_tokens = True  # "</s>" in a text is text and does not end the document
 
-    def encode(self, texts: Sequence[str]) -> list[Tokens]:
+    def encode(self, texts: Sequence[str | bytes]) -> list[Tokens]:
         if not texts:
             return []
+        every = [text if isinstance(text, str) else text.decode("utf-8", "replace") for text in texts]
         if self._fast is not None:
-            found = self._fast.encode_batch_fast(list(texts), add_special_tokens=False)
+            found = self._fast.encode_batch_fast(every, add_special_tokens=False)
             return [np.array(it.ids, dtype=self._dtype) for it in found]
-        ids = self._tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)
+        ids = self._tokenizer(every, add_special_tokens=False, split_special_tokens=True, verbose=False)
         return [np.array(it, dtype=self._dtype) for it in ids["input_ids"]]
 
     def tokens(self) -> dict[str, int]:
@@ -87,16 +89,10 @@ class HuggingFace:
         self._tokenizer.save_pretrained(folder)
 
     def _end(self, wish: str | None) -> int:
-        if wish is None:
-            own = self._tokenizer.eos_token_id
-            if own is None:
-                raise UserError(
-                    f"run.data.tokenizer.end: {self.name} has no end-of-text token; name the token that ends a document"
-                )
-            return int(own)
-        found = self._tokenizer.get_vocab().get(wish)
+        found = self._tokenizer.eos_token_id if wish is None else self._tokenizer.get_vocab().get(wish)
         if found is None:
-            raise UserError(f"run.data.tokenizer.end: {self.name} has no token {wish!r}")
+            lack = "end-of-text token; name the token that ends a document" if wish is None else f"token {wish!r}"
+            raise UserError(f"run.data.tokenizer.end: {self.name} has no {lack}")
         return int(found)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 
 from peer.errors import UserError
@@ -23,8 +20,3 @@ def wants_bf16(precision: str, device: torch.device) -> bool:
     if precision == "auto":
         return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return precision == "bf16"
-
-
-def synchronizer(device: torch.device) -> Callable[[], None] | None:
-    """A function that waits for the accelerator; ``None`` on the CPU, which computes synchronously."""
-    return partial(torch.cuda.synchronize, device) if device.type == "cuda" else None

@@ -59,10 +59,13 @@ class InnerLoop:
         self._settings, self._total, self._autocast = config.run.inner, config.run.steps, autocast
         self._micro_batch, self._context = config.peer.micro_batch, context
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        matrices: dict[str, Any] = {"params": [it for it in self._parameters if it.dim() >= 2]}
+        norms_and_biases = {"params": [it for it in self._parameters if it.dim() < 2], "weight_decay": 0.0}
         self.optimizer = torch.optim.AdamW(
-            _decay_groups(model, self._settings.weight_decay),
+            [matrices, norms_and_biases],
             lr=0.0,  # set before every step
             betas=(self._settings.beta1, self._settings.beta2),
+            weight_decay=self._settings.weight_decay,
             fused=True,  # one kernel for all parameters, on the GPU and on the CPU
         )
 
@@ -145,17 +148,15 @@ class _Compiled:
 
     def __init__(self, model: nn.Module) -> None:
         self._model: Callable[..., Any] = model
-        self._compiled: Callable[..., Any] | None = torch.compile(model)
+        self._compiled: Callable[..., Any] = torch.compile(model)
 
     def __call__(self, **inputs: Tensor) -> Any:
-        if self._compiled is None:
-            return self._model(**inputs)
         try:
             return self._compiled(**inputs)
         except (RuntimeError, OSError) as error:  # no compiler, no Triton for this GPU, an unknown operator
-            if isinstance(error, torch.OutOfMemoryError):
+            if self._compiled is self._model or isinstance(error, torch.OutOfMemoryError):
                 raise
-            self._compiled = None
+            self._compiled = self._model
             said = (str(error).strip().splitlines() or [""])[0][:160]
             log.warning(
                 "peer.compile fails on this machine, training goes on without it: %s: %s", type(error).__name__, said
@@ -166,12 +167,3 @@ class _Compiled:
 def out_of_memory(error: torch.OutOfMemoryError, micro_batch: int | None) -> str:
     """The line for the user."""
     return f"{str(error).split('. ')[0]}; lower peer.micro_batch (now {micro_batch or 'the whole batch'})"
-
-
-def _decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Weight decay for matrices; none for norms and biases."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
-    ]

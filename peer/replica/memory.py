@@ -22,7 +22,7 @@ from peer.replica import model
 from peer.replica.device import pick_device, wants_bf16
 from peer.replica.inner_loop import batch_loss
 from peer.replica.sharded.channel import WINDOW_ELEMENTS
-from peer.replica.sharded.sharding import blocks_of
+from peer.replica.sharded.replica import blocks_of
 
 # Resident bytes with all libraries loaded, measured on a CPU with both builds of torch 2.13.
 PROCESS = (890 if torch.backends.cuda.is_built() else 436) * 2**20

@@ -11,7 +11,7 @@ from torch import nn
 
 from peer.config.model import AutoModel, LlamaModel
 from peer.config.schema import RunConfig
-from peer.errors import UserError
+from peer.errors import UserError, first_line
 from peer.replica.model_source import locate, weight_files
 
 
@@ -150,11 +150,10 @@ def _in_one_line(name: str) -> Iterator[None]:
     except (ValueError, KeyError, TypeError, ImportError, OSError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        said = str(error).strip().splitlines() or [type(error).__name__]
         if "trust_remote_code" in str(error):
             reason = "it contains Python code; read the code, then set run.model.trust_remote_code: true"
         elif "Unrecognized configuration class" in str(error):
             reason = "it is not a causal language model"
         else:
-            reason = said[0][:200]
+            reason = first_line(error, 200)
         raise UserError(f"run.model: {name} cannot be used: {reason}") from None

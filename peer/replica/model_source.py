@@ -6,6 +6,7 @@ handshake compares the digest of the run.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import xxhash
 
 from peer.config.model import AutoModel
 from peer.config.schema import Config
-from peer.errors import UserError
+from peer.errors import UserError, first_line
 
 # Keys of config.json without an effect on the computation: program, origin and storage of the weights.
 IDLE_KEYS = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
@@ -84,8 +85,7 @@ def files_digest(folder: Path, settings: AutoModel) -> str:
         digest.update(file.name.encode())
         try:
             with file.open("rb") as stream:
-                while block := stream.read(1 << 22):
-                    digest.update(block)
+                hashlib.file_digest(stream, lambda: digest)  # updates it
         except OSError as error:
             raise UserError(f"run.model: {file} cannot be read: {error.strerror}") from None
     return digest.hexdigest()
@@ -120,7 +120,7 @@ def _download(settings: AutoModel) -> Path:
             "check the network, or copy the model and name its folder"
         ) from None
     except OSError as error:
-        raise UserError(f"{what} cannot be downloaded: {str(error).splitlines()[0][:200]}") from None
+        raise UserError(f"{what} cannot be downloaded: {first_line(error, 200)}") from None
     if not (folder / "config.json").is_file():
         raise UserError(f"{what} has no config.json on the Hugging Face hub: not a model of transformers")
     return folder

@@ -21,13 +21,16 @@ METRICS_PORT = 9464
 KINDS: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": partial(Histogram, buckets=SECONDS)}
 
 
-class Metrics:
-    """The series of one peer, in a registry of their own. ``metrics["round"]`` is a prometheus_client object."""
+class Metrics(Collector):
+    """The series of one peer, in a registry of their own. ``metrics["round"]`` is a prometheus_client object.
+
+    ``refresh``: called before each scrape, because this object is the first collector of the registry, without series.
+    """
 
     def __init__(self, *, method: str = "", run: str = "", config: str = "") -> None:
         self.registry = CollectorRegistry()
-        self.refresh: list[Callable[[], None]] = []  # called before each scrape
-        self.registry.register(_Refresh(self.refresh))
+        self.refresh: list[Callable[[], None]] = []
+        self.registry.register(self)
         self._series: dict[str, Any] = {}
         for row in OF_PEER:
             series = KINDS[row.kind](PREFIX + row.name, row.help, row.labels, registry=self.registry)
@@ -38,6 +41,11 @@ class Metrics:
 
     def __getitem__(self, name: str) -> Any:
         return self._series[name]
+
+    def collect(self) -> Iterable[Metric]:
+        for call in self.refresh:
+            call()
+        return ()
 
     def serve(self, host: str, port: int | None) -> tuple[str, Callable[[], None]]:
         """Serve over HTTP; returns ``host:port`` and a function that stops the server.
@@ -63,18 +71,6 @@ class Metrics:
         return f"{host}:{server.server_port}", stop
 
 
-class _Refresh(Collector):
-    """Updates the other collectors before each scrape. It is the first of its registry and has no series."""
-
-    def __init__(self, calls: list[Callable[[], None]]) -> None:
-        self._calls = calls
-
-    def collect(self) -> Iterable[Metric]:
-        for call in self._calls:
-            call()
-        return ()
-
-
 class PhaseClock:
     """Splits the time since its creation into phases without gaps: time outside all phases counts as ``apply``.
 
@@ -95,13 +91,13 @@ class PhaseClock:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         outer = self._phase
-        self._enter(phase)
+        self._book(phase)
         try:
             yield
         finally:
             if self._synchronize is not None:
                 self._synchronize()
-            self._enter(outer)
+            self._book(outer)
 
     @property
     def totals(self) -> dict[str, float]:
@@ -120,15 +116,14 @@ class PhaseClock:
         total = sum(totals.values())
         return sum(totals[phase] for phase in IDLE_PHASES) / total if total else 0.0
 
-    def _enter(self, phase: str) -> None:
-        self._book()
-        self._metrics["phase_info"].labels(self._phase).set(0)
-        self._metrics["phase_info"].labels(phase).set(1)
-        self._phase = phase
-
-    def _book(self) -> None:
+    def _book(self, phase: str | None = None) -> None:
+        """Add the time until now to the current phase; then ``phase`` begins."""
         with self._lock:
             now = clock.monotonic()
             self._totals[self._phase] += now - self._since
             self._metrics["phase_seconds_total"].labels(self._phase).inc(now - self._since)
             self._since = now
+            if phase is not None:
+                self._metrics["phase_info"].labels(self._phase).set(0)
+                self._metrics["phase_info"].labels(phase).set(1)
+                self._phase = phase

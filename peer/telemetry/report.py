@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from peer import __version__, clock
 from peer.logs import fields, get_logger
@@ -58,27 +58,23 @@ class Reporter:
     def __init__(self, folder: Path, metrics: Metrics, trackers: Trackers | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._metrics, self._trackers = metrics, trackers or Trackers()
-        self._tokens = self._merges = 0
-        self._train_loss: float | None = None
-        self._val_loss: float | None = None
-        self._partners: tuple[str, ...] = ()
+        self._status = Report(version=__version__[:24])
         self._merged_at: float | None = None
         self._refused: Counter[str] = Counter()
-        self._folder = folder
-        self._open()
+        self._rounds, self._evals = folder / ROUNDS, folder / EVALS
+        self._rounds.touch()
+        self._evals.touch()
         self._reported = self.reached()
         self.last: RoundReport | None = None
 
     def reached(self) -> int:
         """The last round in ``rounds.jsonl``; 0 when there is none. Call it before :meth:`rewind`."""
-        return max((row["round"] for row in read_rows(self._folder / ROUNDS)), default=0)
+        return max((row["round"] for row in read_rows(self._rounds)), default=0)
 
     def rewind(self, round: int, step: int) -> None:
         """Remove the rows after the state from which a peer resumes: the peer will repeat these rounds."""
-        self._close()
-        _keep(self._folder / ROUNDS, lambda row: row["round"] <= round)
-        _keep(self._folder / EVALS, lambda row: row["step"] <= step)
-        self._open()
+        _keep(self._rounds, lambda row: row["round"] <= round)
+        _keep(self._evals, lambda row: row["step"] <= step)
         self._reported = round
 
     def inner(self, report: InnerReport) -> None:
@@ -86,8 +82,7 @@ class Reporter:
         self._metrics["inner_steps_total"].inc(report.steps)
         self._metrics["tokens_total"].inc(report.tokens)
         if report.steps:
-            self._tokens += report.tokens
-            self._train_loss = _finite(report.loss)
+            self._note(tokens=self._status.tokens + report.tokens, train_loss=_finite(round(report.loss, 4)))
             self._metrics["train_loss"].set(report.loss)
             self._metrics["learning_rate"].set(report.learning_rate)
             self._metrics["grad_norm"].set(report.grad_norm)
@@ -127,8 +122,9 @@ class Reporter:
         if averaged.outcome is not Outcome.ALONE:
             metrics["exchange_duration_seconds"].observe(averaged.seconds)
         if averaged.outcome is Outcome.MERGED:
-            self._partners, self._merged_at = averaged.partners, clock.monotonic()
-            self._merges += 1
+            partners = tuple(name[:64] for name in averaged.partners[:PARTNERS_SHOWN])
+            self._merged_at = clock.monotonic()
+            self._note(partners=partners, merges=self._status.merges + 1)
             if averaged.distance is not None:
                 metrics["pair_distance"].set(averaged.distance)
             metrics["staleness_steps"].set(averaged.staleness)
@@ -140,7 +136,7 @@ class Reporter:
         """A validation ended; ``others``: the losses on further sets, by name."""
         named = {f"val_loss_{name}": value for name, value in (others or {}).items()}
         self._metrics["val_loss"].set(loss)
-        self._val_loss = _finite(loss)
+        self._note(val_loss=_finite(round(loss, 4)))
         _append(self._evals, {"step": step, "tokens": tokens, "val_loss": loss, **named})
         tracked = {f"val/loss_{name}": value for name, value in (others or {}).items()}
         self._trackers.log(step, {"val/loss": loss, **tracked, "tokens": tokens})
@@ -152,40 +148,25 @@ class Reporter:
         Call it from any thread.
         """
         merged_at = self._merged_at
-        return Report(
-            version=__version__[:24],
-            tokens=self._tokens,
-            train_loss=self._train_loss,
-            val_loss=self._val_loss,
-            seconds=round(sum(totals.values()), 2),
-            idle_seconds=round(sum(totals[phase] for phase in IDLE_PHASES), 2),
-            members=members,
-            partners=tuple(name[:64] for name in self._partners[:PARTNERS_SHOWN]),
-            merges=self._merges,
-            merged_ago=None if merged_at is None else round(clock.monotonic() - merged_at, 1),
-            refused=tuple((name[:64], count) for name, count in self._refused.most_common(REFUSED_SHOWN)),
-        )
+        now = {
+            "seconds": round(sum(totals.values()), 2),
+            "idle_seconds": round(sum(totals[phase] for phase in IDLE_PHASES), 2),
+            "members": members,
+            "merged_ago": None if merged_at is None else round(clock.monotonic() - merged_at, 1),
+            "refused": tuple((name[:64], count) for name, count in self._refused.most_common(REFUSED_SHOWN)),
+        }
+        return self._status.model_copy(update=now)
 
-    def replaced(self) -> None:
-        """The weights of a member replaced this peer's."""
-        self._metrics["weights_taken_total"].inc()
+    def _note(self, **values: Any) -> None:
+        self._status = self._status.model_copy(update=values)
 
     def saved(self) -> None:
         """A checkpoint was written."""
         self._metrics["last_checkpoint_timestamp_seconds"].set(clock.unix())
 
-    def _open(self) -> None:
-        self._rounds = (self._folder / ROUNDS).open("a", encoding="utf-8", buffering=1)
-        self._evals = (self._folder / EVALS).open("a", encoding="utf-8", buffering=1)
-
     def close(self) -> None:
-        """Close the files."""
-        self._close()
+        """Close the trackers."""
         self._trackers.close()
-
-    def _close(self) -> None:
-        self._rounds.close()
-        self._evals.close()
 
 
 def _row(report: RoundReport) -> dict[str, Any]:
@@ -234,10 +215,11 @@ def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     temporary.replace(path)
 
 
-def _finite(loss: float) -> float | None:
-    return round(loss, 4) if math.isfinite(loss) else None
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _append(file: TextIO, row: dict[str, Any]) -> None:
-    row = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
-    file.write(json.dumps(row, allow_nan=False) + "\n")
+def _append(path: Path, row: dict[str, Any]) -> None:
+    finite = {key: _finite(value) for key, value in row.items()}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(finite, allow_nan=False) + "\n")

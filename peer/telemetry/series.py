@@ -78,9 +78,7 @@ OF_PEER = (
     Series("learning_rate", "gauge", "Learning rate of the last inner step."),
     Series("grad_norm", "gauge", "Gradient norm of the last inner step, before clipping."),
     Series(
-        "pair_distance",
-        "gauge",
-        "Distance of the two contributions of the last merge, relative to this peer's own.",
+        "pair_distance", "gauge", "Distance of the two contributions of the last merge, relative to this peer's own."
     ),
     Series(
         "staleness_steps",

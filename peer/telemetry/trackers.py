@@ -9,7 +9,7 @@ Steps are the swarm's inner steps. ``tokens`` is logged with each value, as anot
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -69,20 +69,19 @@ class Trackers:
     def log(self, step: int, values: Mapping[str, float | None]) -> None:
         """Log the ``values`` that are finite numbers."""
         finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-        for tracker in list(self._trackers):
-            try:
-                tracker.log(step, finite)
-            except Exception as error:  # noqa: BLE001 - any error of the library; it must not stop the training
-                log.warning("%s failed and is dropped: %s", type(tracker).__name__, error)
-                self._trackers.remove(tracker)
+        self._each(lambda tracker: tracker.log(step, finite), "failed and is dropped")
 
     def close(self) -> None:
         """Flush and close."""
-        for tracker in self._trackers:
+        self._each(lambda tracker: tracker.close(), "did not close")
+
+    def _each(self, call: Callable[[Tracker], None], failure: str) -> None:
+        for tracker in list(self._trackers):
             try:
-                tracker.close()
-            except Exception as error:  # noqa: BLE001 - as above
-                log.warning("%s did not close: %s", type(tracker).__name__, error)
+                call(tracker)
+            except Exception as error:  # noqa: BLE001 - any error of the library; it must not stop the training
+                log.warning("%s %s: %s", type(tracker).__name__, failure, error)
+                self._trackers.remove(tracker)
 
 
 def start(names: Sequence[str], folder: Path, *, run: str, peer: str, peer_id: str) -> Trackers:
@@ -95,8 +94,8 @@ def start(names: Sequence[str], folder: Path, *, run: str, peer: str, peer_id: s
             else:
                 started.append(WeightsAndBiases(folder, run, peer, peer_id))
         except ImportError:
-            what = f'{name} is not installed; pip install "noloco-peer[{name}]", or leave it out'
-            raise UserError(f"peer.trackers: {what}") from None
+            how = f'pip install "noloco-peer[{name}]", or leave it out'
+            raise UserError(f"peer.trackers: {name} is not installed; {how}") from None
         except Exception as error:  # noqa: BLE001 - any error of the library: no account, no network
             raise UserError(f"peer.trackers: {name} does not start: {error}") from None
     return Trackers(started)

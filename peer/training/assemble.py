@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -10,7 +11,7 @@ import torch
 from peer import logs
 from peer.config.schema import Config
 from peer.data import corpus
-from peer.data.open import evaluated, read_ahead
+from peer.data.open import read_ahead, validation
 from peer.logs import fields
 from peer.p2p import identity
 from peer.process import Signals
@@ -54,8 +55,10 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
         stack.callback(member.close)
         signals.emergency = member.node.kill
         member.join(lambda: _resume(config, state, checkpoints))
-        validation = Validation(state, resources.phase, run.data.tokenizer.vocabulary, *evaluated(run, text))
-        yield Trainer(config, member, state, checkpoints, validation)
+        chance = math.log(run.data.tokenizer.vocabulary)
+        others = {name: validation(run, tokens) for name, tokens in text.others.items()}
+        losses = Validation(state, resources.phase, chance, validation(run, text.validation), others)
+        yield Trainer(config, member, state, checkpoints, losses)
 
 
 def _resume(config: Config, state: PeerState, checkpoints: Checkpoints) -> None:

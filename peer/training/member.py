@@ -114,7 +114,7 @@ class Membership:
         """:func:`catch_up.join_late`, with its report."""
         replaced = join_late(self.state, self.presence, self.resources.phase, validation)
         if replaced:
-            self.reporter.replaced()
+            self.resources.metrics["weights_taken_total"].inc()
         return replaced
 
     def _catch_up(self, newcomer_above: int = 0, reached: int = 0) -> None:

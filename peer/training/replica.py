@@ -43,30 +43,16 @@ def replica(
     run = config.run
     bf16 = wants_bf16(config.peer.precision, device)
     if ranks is None:
-        inner, slow = _unsharded(config, device, bf16=bf16, context=context)
+        network = model.build(run).to(device)
+        if config.peer.gradient_checkpointing:
+            model.checkpoint_activations(network)
+        inner = InnerLoop(network, config, device=device, autocast=bf16, compiled=config.peer.compile, context=context)
+        slow = SlowWeights(network.named_parameters())
     else:
         inner, slow = sharded.build(ranks, config, device, bf16=bf16, context=context)
     return PeerState(
         inner, outer_method(run, slow), batches(run, tokens, stream), digest(run), origin(run, inner.model)
     )
-
-
-def _unsharded(
-    config: Config, device: torch.device, *, bf16: bool, context: LoopContext
-) -> tuple[InnerLoop, SlowWeights]:
-    own = config.peer
-    network = model.build(config.run).to(device)
-    if own.gradient_checkpointing:
-        model.checkpoint_activations(network)
-    inner = InnerLoop(
-        network,
-        config,
-        device=device,
-        autocast=bf16,
-        compiled=own.compile,
-        context=context,
-    )
-    return inner, SlowWeights(network.named_parameters())
 
 
 def origin(run: RunConfig, network: nn.Module) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,6 @@ from peer.errors import UserError
 from peer.p2p import identity
 from peer.p2p.admission.dht_rules import Authority, invited
 from peer.process import LoopContext, Stop
-from peer.replica.device import synchronizer
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.training import run_folder
 from peer.training.run_folder import RunFolder
@@ -61,7 +61,7 @@ def open_resources(run: SwarmRunConfig, own: MemberConfig, device: torch.device,
             peer_id=peer_id,
             metrics=metrics,
             metrics_address=address,
-            phase=PhaseClock(metrics, synchronizer(device)),
+            phase=PhaseClock(metrics, partial(torch.cuda.synchronize, device) if device.type == "cuda" else None),
             context=LoopContext(stop=stop),
         )
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,16 +25,11 @@ class PeerState(OuterState):
     inner: InnerLoop
 
     def __init__(
-        self,
-        inner: InnerLoop,
-        outer: OuterMethod,
-        stream: BatchStream,
-        config: str,
-        origin: Mapping[str, Any] = MappingProxyType({}),
+        self, inner: InnerLoop, outer: OuterMethod, stream: BatchStream, config: str, origin: dict[str, Any]
     ) -> None:
         super().__init__(inner, outer)
         self.stream = stream
-        self._config, self._origin = config, dict(origin)
+        self._config, self._origin = config, origin
 
     @property
     def checkpoint_bytes(self) -> int:

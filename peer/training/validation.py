@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,25 +15,20 @@ from peer.training.state import PeerState
 class Validation:
     """``batches`` of the run's validation set and ``others``, by name, of further sets: ``[B, T + 1]`` token ids each.
 
-    All losses are in nats a token.
+    All losses are in nats a token. ``chance``: the loss of a uniform guess.
     """
 
     state: PeerState
     phase: PhaseClock
-    vocabulary: int
+    chance: float
     batches: Sequence[Tensor]
     others: Mapping[str, Sequence[Tensor]]
-
-    @property
-    def chance(self) -> float:
-        """The loss of a uniform guess."""
-        return math.log(self.vocabulary)
 
     def losses(self) -> tuple[float, dict[str, float]]:
         """This replica's losses: on the validation set, and on the other sets by name."""
         with self.phase("eval"):
-            evaluate = self.state.inner.evaluate
-            return evaluate(self.batches), {name: evaluate(batches) for name, batches in self.others.items()}
+            own = self.own_loss()
+            return own, {name: self.state.inner.evaluate(batches) for name, batches in self.others.items()}
 
     def own_loss(self) -> float:
         """This replica's loss on the validation set."""

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from peer.replica.inner_loop import InnerReport
-from peer.rounds.contribution import Averaged
+from peer.rounds.contribution import Averaged, as_bytes
 from peer.rounds.types import Outcome
-from peer.rounds.contribution import as_bytes
 from tests.simulated.peer import SimulatedPeer
 from tests.simulated.scenario import CALM
 

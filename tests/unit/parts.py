@@ -51,7 +51,7 @@ def inner_loop(
 def peer_state() -> PeerState:
     net = network()
     outer = NoLoCo(SlowWeights(net.named_parameters()), NoLoCoConfig())
-    return PeerState(inner_loop(net), outer, stream(), "digest")
+    return PeerState(inner_loop(net), outer, stream(), "digest", {})
 
 
 def member_record(peer_id: str, round: int = 10, *, taken: int = 0, root: str = "") -> MemberRecord:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from peer.config.data import HuggingFaceData
-from peer.data.sources.source import MASK_COLUMN, PIECES, Document, DocumentSource, Wanted, document, parts, unmasked
+from peer.data.sources.source import MASK_COLUMN, PIECES, Document, DocumentSource, Wanted, document, parts
 from peer.errors import UserError
 
 RANGE_ROWS = 4096  # rows of a shard of a table
@@ -41,8 +42,7 @@ class TableSource:
                 row = at + index - begin
                 if wanted(row):
                     mask = rows[MASK_COLUMN][index] if MASK_COLUMN in rows else None
-                    where = partial(self.position_text, shard, row)
-                    yield row, unmasked(document(value, where), mask, where)
+                    yield row, document(value, mask, partial(self.position_text, shard, row))
 
     def position_text(self, shard: int, row: int) -> str:
         return f"{self._name} row {shard * self._range + row + 1}"
@@ -61,16 +61,14 @@ class StreamedSource:
         with _one_line(self.position_text(shard, start)):
             one = self._rows.shard(num_shards=self._count, index=shard) if self._count > 1 else self._rows
             found = iter(one.skip(start) if start else one)
-        row = start
-        while True:
+        for row in count(start):
             with _one_line(self.position_text(shard, row)):
                 it = next(found, None)
             if it is None:
                 return
             if wanted(row):
                 where = partial(self.position_text, shard, row)
-                yield row, unmasked(document(it.get(self._column), where), it.get(MASK_COLUMN), where)
-            row += 1
+                yield row, document(it.get(self._column), it.get(MASK_COLUMN), where)
 
     def position_text(self, shard: int, row: int) -> str:
         return f"{self._name} shard {shard + 1} of {self._count} row {row + 1}"

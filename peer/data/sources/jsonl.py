@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from peer.data.sources.source import MASK_COLUMN, Document, Wanted, document, parts, size, unmasked
+from peer.data.sources.source import MASK_COLUMN, Document, Wanted, document, parts, size
 from peer.errors import UserError
 
 RANGE_BYTES = 16 * 2**20  # bytes of a shard of a plain file
@@ -74,7 +74,7 @@ class JsonLines:
         if self._column not in row:
             found = ", ".join(sorted(map(str, row))[:8])
             raise UserError(f"{where()}: has no {self._column!r} (run.data.column), only: {found}"[:300])
-        return unmasked(document(row[self._column], where), row.get(MASK_COLUMN), where)
+        return document(row[self._column], row.get(MASK_COLUMN), where)
 
     def _check(self, path: Path) -> None:
         if not _packed(path) or path in self._checked or size(path) > CHECKED:

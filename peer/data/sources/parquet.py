@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peer.data.sources.source import MASK_COLUMN, Document, Wanted, document, parts, size, unmasked
-from peer.errors import UserError
+from peer.data.sources.source import MASK_COLUMN, Document, Wanted, document, parts, size
+from peer.errors import UserError, first_line
 
 BATCH_ROWS = 256  # rows that are read at once
 TOKENIZER = b"noloco.tokenizer"  # in the file's metadata, by noloco-peer tokenize
@@ -49,12 +49,11 @@ class Parquet:
                     for index in range(max(0, start - row), batch.num_rows):
                         if wanted(row + index):
                             where = partial(self.position_text, shard, row + index)
-                            ids = document(_value(batch.column(0)[index]), where)
                             mask = _value(batch.column(1)[index]) if len(group.columns) > 1 else None
-                            yield row + index, unmasked(ids, mask, where)
+                            yield row + index, document(_value(batch.column(0)[index]), mask, where)
                     row += batch.num_rows
         except (pyarrow.ArrowException, OSError) as error:
-            raise UserError(f"{self.position_text(shard, row)}: cannot be read: {_first_line(error)}") from None
+            raise UserError(f"{self.position_text(shard, row)}: cannot be read: {first_line(error, 200)}") from None
 
     def position_text(self, shard: int, row: int) -> str:
         group = self._groups[shard]
@@ -71,7 +70,7 @@ def _groups(path: Path, columns: tuple[str, ...], tokenizer: str) -> list[RowGro
             made_with = (file.schema_arrow.metadata or {}).get(TOKENIZER, b"").decode("utf-8", "replace")
             rows = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{path}: is not Parquet that can be read: {_first_line(error)}") from None
+        raise UserError(f"{path}: is not Parquet that can be read: {first_line(error, 200)}") from None
     column = next((name for name in columns if name in names), None)
     if column is None:
         raise UserError(f"{path}: has no column {' or '.join(columns)}, only: {', '.join(names)[:200]}")
@@ -98,7 +97,3 @@ def _value(scalar: Any) -> Any:
     if not listed or not scalar.is_valid or scalar.values.null_count:
         return scalar.as_py()
     return scalar.values.to_numpy(zero_copy_only=False)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -67,25 +67,20 @@ def size(path: Path) -> int:
     return found
 
 
-def document(value: Any, where: Callable[[], str]) -> Document:
-    """``value`` as a document."""
+def document(value: Any, mask: Any, where: Callable[[], str]) -> Document:
+    """``value`` as a document; of token ids those where ``mask`` is 1, or all if ``mask`` is ``None``."""
     if isinstance(value, str):
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
             raise UserError(f"{where()}: is not a text that UTF-8 can hold") from None
         return value
-    if isinstance(value, list | np.ndarray):
-        ids = np.asarray(value)
-        if ids.ndim == 1 and (not len(ids) or np.issubdtype(ids.dtype, np.integer)):
-            return ids.astype(np.int64, copy=False)
-    found = "empty" if value is None else f"of type {type(value).__name__}"
-    raise UserError(f"{where()}: is {found}, neither a text nor a list of token ids")
-
-
-def unmasked(ids: Document, mask: Any, where: Callable[[], str]) -> Document:
-    """The token ids where ``mask`` is 1; all of them if ``mask`` is ``None``."""
-    if mask is None or isinstance(ids, str):
+    ids = np.asarray(value if isinstance(value, list | np.ndarray) else None)
+    if ids.ndim != 1 or (len(ids) and not np.issubdtype(ids.dtype, np.integer)):
+        found = "empty" if value is None else f"of type {type(value).__name__}"
+        raise UserError(f"{where()}: is {found}, neither a text nor a list of token ids")
+    ids = ids.astype(np.int64, copy=False)
+    if mask is None:
         return ids
     kept = np.asarray(mask)
     if kept.shape != ids.shape or not np.isin(kept, (0, 1)).all():

@@ -1,12 +1,10 @@
-"""The commands of rank 0 to the other ranks, which all of them carry out in the same order, and the answers.
-
-``start`` and ``stop`` are positions in the flat vector of all parameters. ``key`` is the optimizer's name of a moment,
-or empty for the weights.
-"""
+"""The commands of rank 0 to the other ranks, which all of them carry out in the same order, and the answers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,44 +43,11 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class ReadElements:
-    """Copy your part of these elements into the window."""
+class OnShards:
+    """Call ``method`` of :class:`peer.replica.sharded.weights.WeightShards`. The rank answers when it has returned."""
 
-    key: str
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class FillElements:
-    """Copy your part of these elements from the window."""
-
-    key: str
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class WriteFast:
-    """θ[start:stop] ← φ."""
-
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class AddToFast:
-    """θ[start:stop] += window."""
-
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class NewMoments:
-    """Reset the optimizer. By parameter and key: a number, or ``None`` for values that :class:`FillElements` sets."""
-
-    kinds: dict[str, dict[str, float | None]]
+    method: Callable[..., None]
+    arguments: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -92,5 +57,5 @@ class Leave:
     code: int
 
 
-Command = ReplicaPlan | Step | Evaluate | ReadElements | FillElements | WriteFast | AddToFast | NewMoments | Leave
+Command = ReplicaPlan | Step | Evaluate | OnShards | Leave
 RankAnswer = str  # why the rank cannot go on; empty: it has carried out the command

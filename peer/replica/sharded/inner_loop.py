@@ -8,12 +8,12 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import FSDPModule
 
 from peer.process import LoopContext
 from peer.replica.inner_loop import InnerLoop
 from peer.replica.sharded.commands import Evaluate, ReplicaPlan, Step
 from peer.replica.sharded.ranks import Ranks
-from peer.replica.sharded.sharding import reshard
 
 
 class RankLoop(InnerLoop):
@@ -41,7 +41,9 @@ class RankLoop(InnerLoop):
     def evaluate_rows(self, batches: Iterable[Tensor]) -> float:
         """The mean loss over the shares of all ranks."""
         loss = torch.tensor(super().evaluate(batches) / self._size, device=self.device)
-        reshard(self.model)
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # what stays gathered without a backward pass would become stale
         distributed.all_reduce(loss)
         return float(loss)
 

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 import torch
 from torch import distributed
 
-from peer.errors import RunError, UserError
+from peer.errors import RunError, UserError, first_line
 from peer.logs import get_logger
 from peer.process import slices
 from peer.replica.sharded import channel
@@ -83,8 +83,7 @@ class Ranks:
         except RuntimeError as error:
             self._noticed.wait(NOTICE_SECONDS)
             self._require()
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise RunError(f"the ranks of this peer cannot go on together: {said}") from error
+            raise RunError(f"the ranks of this peer cannot go on together: {first_line(error, 200)}") from error
 
     def dismiss(self, code: int) -> None:
         """End all other ranks with this exit code."""
@@ -106,16 +105,15 @@ class Ranks:
             for connection in wait(list(numbers)):
                 assert isinstance(connection, Connection)
                 number = numbers[connection]
+                name = f"rank {number} of this peer"
                 try:
                     answer: RankAnswer = self._lines[number].receive()
                 except (OSError, EOFError):
                     del numbers[connection]
-                    self._lose(
-                        f"rank {number} of this peer has ended, and a part of the weights with it; see its output"
-                    )
+                    self._lose(f"{name} has ended, and a part of the weights with it; see its output")
                     continue
                 if answer:
-                    self._lose(f"rank {number} of this peer: {answer}")
+                    self._lose(f"{name}: {answer}")
                 else:
                     self._answers[number].put(answer)
         self._gone.set()

@@ -1,8 +1,17 @@
-"""Rank 0 builds the replica of a peer of several ranks; training/replica.py builds that of one rank."""
+"""The replica of a peer of several ranks, sharded by FSDP2; training/replica.py builds that of one rank.
+
+Each block of the model is gathered only while it computes.
+"""
 
 from __future__ import annotations
 
+import os
+from datetime import timedelta
+
 import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from peer.config.schema import Config
 from peer.errors import UserError
@@ -13,15 +22,17 @@ from peer.replica.inner_loop import InnerLoop
 from peer.replica.sharded import channel, launch
 from peer.replica.sharded.commands import ReplicaPlan
 from peer.replica.sharded.inner_loop import LeadingLoop
+from peer.replica.sharded.launch import Rank
 from peer.replica.sharded.ranks import Ranks
-from peer.replica.sharded.sharding import sharded
 from peer.replica.sharded.weights import GatheredWeights
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # of every collective; the first one may wait for a compiler
 
 
 def build(
     ranks: Ranks, config: Config, device: torch.device, *, bf16: bool, context: LoopContext
 ) -> tuple[InnerLoop, SlowWeights]:
-    """The inner loop and the weights. Only rank 0 makes the whole initial weights, on the host."""
+    """Rank 0: the inner loop and the weights. Only rank 0 makes the whole initial weights, on the host."""
     launch.require_fit(config, ranks.rank.size, torch.cuda.device_count() if device.type == "cuda" else None)
     network = model.build(config.run)
     if not all(parameter.requires_grad for parameter in network.parameters()):
@@ -42,3 +53,60 @@ def build(
     weights = GatheredWeights(shards.named_parameters(), inner.optimizer, memory, ranks.rank, ranks=ranks)
     weights.write_fast()
     return inner, weights
+
+
+def sharded(plan: ReplicaPlan, rank: Rank) -> tuple[nn.Module, torch.device]:
+    """The run's model with this rank's shard of every parameter, without values yet, and the rank's device.
+
+    Waits for the other ranks. The model is never whole in memory. Raises :class:`UserError` if FSDP2 cannot shard it.
+    """
+    device, mesh = _connect(plan, rank)
+    own = plan.config.peer
+    network = model.outline(plan.config.run)
+    if own.gradient_checkpointing:
+        model.checkpoint_activations(network)
+    policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32) if plan.bf16 else MixedPrecisionPolicy()
+    blocks = blocks_of(network)
+    try:
+        for module in (*blocks, network):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(f"run.model: FSDP2 cannot shard it: {error}; start it without torchrun") from None
+    if own.compile:
+        for block in blocks:
+            block.compile()
+    _materialize(network, device, plan.buffers)
+    return network, device
+
+
+def _connect(plan: ReplicaPlan, rank: Rank) -> tuple[torch.device, DeviceMesh]:
+    """The rank's own device, which becomes the default of the process, and all ranks, by torchrun's environment."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would use the host name, which may be another address
+    if plan.device == "cpu":
+        device = torch.device("cpu")
+        distributed.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
+    else:
+        device = torch.device("cuda", rank.number)
+        torch.cuda.set_device(device)
+        distributed.init_process_group("nccl", timeout=COLLECTIVE_TIMEOUT, device_id=device)
+    return device, init_device_mesh(device.type, (rank.size,))
+
+
+def blocks_of(network: nn.Module) -> list[nn.Module]:
+    """The modules that transformers says must not be split: the layers. Inner modules come first."""
+    names = set(getattr(network, "_no_split_modules", None) or ())
+    return [module for module in network.modules() if type(module).__name__ in names][::-1]
+
+
+def _materialize(network: nn.Module, device: torch.device, buffers: dict[str, torch.Tensor]) -> None:
+    """Move ``network`` from the meta device to ``device``. ``to_empty`` alone would untie tied parameters."""
+    users: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in network.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            users.setdefault(id(parameter), []).append((module, name))
+    network.to_empty(device=device)
+    for (first, name), *others in users.values():
+        for module, other in others:
+            setattr(module, other, getattr(first, name))
+    for name, buffer in network.named_buffers():
+        buffer.copy_(buffers[name])

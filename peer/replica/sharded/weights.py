@@ -6,7 +6,7 @@ flat vector. So each rank copies its own pieces, and the flat vector equals that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from peer.outer.slow_weights import SlowWeights, Span, moments_of
 from peer.replica.sharded.channel import SharedMemory
-from peer.replica.sharded.commands import AddToFast, FillElements, NewMoments, ReadElements, WriteFast
+from peer.replica.sharded.commands import OnShards
 from peer.replica.sharded.launch import Rank
 from peer.replica.sharded.ranks import Ranks
 
@@ -24,14 +24,14 @@ FAST = ""  # the key of the weights; all other keys are the optimizer's
 
 
 class WeightShards(SlowWeights):
-    """The weights of one rank. The methods change this rank's elements only."""
+    """The weights of one rank. The methods read and change this rank's elements only.
+
+    ``start`` and ``stop`` are positions in the flat vector of all parameters. ``key`` is the optimizer's name of a
+    moment, or :data:`FAST`.
+    """
 
     def __init__(
-        self,
-        parameters: Iterable[tuple[str, nn.Parameter]],
-        optimizer: Optimizer,
-        shared: SharedMemory,
-        rank: Rank,
+        self, parameters: Iterable[tuple[str, nn.Parameter]], optimizer: Optimizer, shared: SharedMemory, rank: Rank
     ) -> None:
         super().__init__(parameters, shared.phi)
         self.optimizer, self.window = optimizer, shared.window
@@ -51,11 +51,19 @@ class WeightShards(SlowWeights):
             for low, high, piece in self._of(key, start, stop):
                 piece.copy_(self.window[low - start : high - start])
 
+    def add_window(self, start: int, stop: int) -> None:
+        """θ[start:stop] += window."""
+        super().add_to_fast(self.window[: stop - start], start)
+
     def new_moments(self, kinds: Mapping[str, Mapping[str, float | None]]) -> None:
-        """See :class:`peer.replica.sharded.commands.NewMoments`."""
+        """Reset the optimizer. By parameter and key: a number, or ``None`` for values that :meth:`fill` sets."""
         self.optimizer.state.clear()
         for span in self.spans:
-            fresh = {key: _moment(span.parameter, value) for key, value in kinds.get(span.name, {}).items()}
+            shard = span.parameter.detach()
+            fresh = {
+                key: torch.zeros_like(shard) if value is None else torch.tensor(value, device=shard.device)
+                for key, value in kinds.get(span.name, {}).items()
+            }
             if fresh:
                 self.optimizer.state[span.parameter] = fresh
 
@@ -77,7 +85,7 @@ class WeightShards(SlowWeights):
 
 
 class GatheredWeights(WeightShards):
-    """:class:`SlowWeights` in rank 0: each method gives the other ranks a command for their shards."""
+    """:class:`SlowWeights` in rank 0: each method calls one of :class:`WeightShards` in all ranks."""
 
     def __init__(self, *parts: Any, ranks: Ranks) -> None:
         super().__init__(*parts)
@@ -87,15 +95,13 @@ class GatheredWeights(WeightShards):
         self._gather(FAST, start, out)
 
     def write_fast(self, start: int = 0, stop: int | None = None) -> None:
-        until = self.numel if stop is None else stop
-        self._ranks.ask(WriteFast(start, until), partial(super().write_fast, start, until))
+        self._on_all(WeightShards.write_fast, start, stop)
 
     def add_to_fast(self, change: Tensor, start: int = 0) -> None:
         for low, high in self._windows(start, start + change.numel()):
             with self._ranks.lock:  # the commands share the window
-                part = self.window[: high - low]
-                part.copy_(change[low - start : high - start])
-                self._ranks.ask(AddToFast(low, high), partial(super().add_to_fast, part, low))
+                self.window[: high - low].copy_(change[low - start : high - start])
+                self._on_all(WeightShards.add_window, low, high)
 
     def tensors(self) -> dict[str, Tensor]:
         return {span.name: self._whole(FAST, span) for span in self.spans}
@@ -118,7 +124,7 @@ class GatheredWeights(WeightShards):
             kept, shape = moments_of(span, tensors), span.parameter.shape
             if kept:
                 kinds[span.name] = {key: None if it.shape == shape else float(it) for key, it in kept.items()}
-        self._ranks.ask(NewMoments(kinds), partial(self.new_moments, kinds))
+        self._on_all(WeightShards.new_moments, kinds)
         for span in self.spans:
             for key, value in kinds.get(span.name, {}).items():
                 if value is None:
@@ -132,7 +138,7 @@ class GatheredWeights(WeightShards):
     def _gather(self, key: str, start: int, out: Tensor) -> None:
         for low, high in self._windows(start, start + out.numel()):
             with self._ranks.lock:
-                self._ranks.ask(ReadElements(key, low, high), partial(self.read, key, low, high))
+                self._on_all(WeightShards.read, key, low, high)
                 out[low - start : high - start].copy_(self.window[: high - low])
 
     def _scatter(self, key: str, span: Span, value: Tensor) -> None:
@@ -140,14 +146,12 @@ class GatheredWeights(WeightShards):
         for low, high in self._windows(span.start, span.stop):
             with self._ranks.lock:
                 self.window[: high - low].copy_(flat[low - span.start : high - span.start])
-                self._ranks.ask(FillElements(key, low, high), partial(self.fill, key, low, high))
+                self._on_all(WeightShards.fill, key, low, high)
 
     def _windows(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         size = self.window.numel()
         return ((low, min(low + size, stop)) for low in range(start, stop, size))
 
-
-def _moment(parameter: nn.Parameter, value: float | None) -> Tensor:
-    if value is None:
-        return torch.zeros_like(parameter.detach())
-    return torch.tensor(value, device=parameter.device)
+    def _on_all(self, method: Callable[..., None], *arguments: Any) -> None:
+        """Call a method of :class:`WeightShards` in the other ranks and in this one, and wait for all."""
+        self._ranks.ask(OnShards(method, arguments), partial(method, self, *arguments))

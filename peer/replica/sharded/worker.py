@@ -16,7 +16,7 @@ import time
 import torch
 
 from peer import logs
-from peer.errors import RunError, UserError
+from peer.errors import RunError, UserError, first_line
 from peer.process import LoopContext
 from peer.replica.inner_loop import out_of_memory
 from peer.replica.sharded import channel, commands
@@ -24,7 +24,7 @@ from peer.replica.sharded.channel import RankLine, SharedMemory
 from peer.replica.sharded.commands import Command, ReplicaPlan
 from peer.replica.sharded.inner_loop import RankLoop
 from peer.replica.sharded.launch import Rank
-from peer.replica.sharded.sharding import sharded
+from peer.replica.sharded.replica import sharded
 from peer.replica.sharded.weights import WeightShards
 
 LEAVE_SECONDS = 10.0  # seconds for the earlier commands, and to close the process group
@@ -96,31 +96,19 @@ class WorkerReplica:
         match command:
             case commands.Step(rows, rate):
                 self._loop.train_rows(torch.from_numpy(rows), rate)
-                return False
             case commands.Evaluate(batches):
                 self._loop.evaluate_rows([torch.from_numpy(rows) for rows in batches])
-                return False
-            case commands.ReadElements(key, start, stop):
-                self._shards.read(key, start, stop)
-            case commands.FillElements(key, start, stop):
-                self._shards.fill(key, start, stop)
-            case commands.WriteFast(start, stop):
-                self._shards.write_fast(start, stop)
-            case commands.AddToFast(start, stop):
-                self._shards.add_to_fast(self._shards.window[: stop - start], start)
-            case commands.NewMoments(kinds):
-                self._shards.new_moments(kinds)
+            case commands.OnShards(method, arguments):
+                method(self._shards, *arguments)
+                return True
             case _:
                 raise RunError(f"unknown command of rank 0: {command}")
-        return True
+        return False
 
 
 def _fail(line: RankLine, error: Exception, micro_batch: int | None) -> int:
     """Report the error to rank 0, which prints it. The end of this process breaks the collectives of the others."""
-    if isinstance(error, torch.OutOfMemoryError):
-        text = out_of_memory(error, micro_batch)
-    else:
-        text = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    text = out_of_memory(error, micro_batch) if isinstance(error, torch.OutOfMemoryError) else first_line(error, 300)
     if not isinstance(error, UserError | RunError | torch.OutOfMemoryError):
         time.sleep(AFTER_LOSS)
     with contextlib.suppress(OSError):

@@ -14,7 +14,7 @@ from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config, EvaluationConfig, LlamaModel, RunConfig, StdlibData
 from peer.data import corpus
-from peer.data.batches import validation_batches
+from peer.data.open import validation
 from peer.replica import model
 from peer.replica.inner_loop import mean_loss
 from peer.training.checkpoint import Checkpoints
@@ -123,9 +123,7 @@ def test_the_averaged_model_and_the_spread_are_of_the_newest_checkpoints(tmp_pat
         assert checkpoints.save(10, {}, {"model": {key: value + 9 for key, value in weights.items()}}.items())
         assert checkpoints.save(20, {}, {"model": {key: value + shift for key, value in weights.items()}}.items())
     swarm = summarize(CONFIG, tails, 1.0)["swarm"]
-    batches = validation_batches(
-        corpus.load(CONFIG.run.data).validation, batches=2, batch_size=CONFIG.run.batch_size, sequence_length=16
-    )
+    batches = validation(CONFIG.run, corpus.load(CONFIG.run.data).validation)
     assert swarm["val_loss_averaged_model"] == pytest.approx(mean_loss(base, batches, torch.device("cpu")), rel=1e-4)
     assert swarm["spread"] == pytest.approx((0.5 / 3) ** 0.5, rel=1e-4)
 

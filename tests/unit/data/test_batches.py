@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from peer.config.data import StdlibData, TextData
+from peer.config.schema import EvaluationConfig, RunConfig
 from peer.data import corpus
-from peer.data.batches import TokenStream, validation_batches
+from peer.data.batches import TokenStream
+from peer.data.open import validation
 from peer.data.sources.text import PIECE_BYTES
 from peer.data.tokenizer import Tokens
 from peer.errors import UserError
@@ -60,7 +62,8 @@ def test_the_last_token_of_the_text_can_be_reached() -> None:
 
 
 def test_validation_batches_are_the_same_for_everybody() -> None:
-    one, two = (validation_batches(TOKENS, batches=3, batch_size=4, sequence_length=16) for _ in range(2))
+    run = RunConfig(batch_size=4, data=StdlibData(sequence_length=16), evaluation=EvaluationConfig(batches=3))
+    one, two = (validation(run, TOKENS) for _ in range(2))
     assert [batch.shape for batch in one] == [(4, 17)] * 3
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
     assert one[-1].max() == 999

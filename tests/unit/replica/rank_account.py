@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from peer.replica.sharded import launch, worker
-from peer.replica.sharded.commands import Step
+from peer.replica.sharded.commands import OnShards, Step
 
 SETTLE = 5.0  # seconds; what is held on purpose is still there then
 
@@ -54,7 +54,8 @@ def main() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total of 3 GiB.")
         answered = carry_out(self, command)
         with torch.no_grad():
-            held = {"command": type(command).__name__, "bytes": settled_bytes(self)}
+            name = command.method.__name__ if isinstance(command, OnShards) else type(command).__name__
+            held = {"command": name, "bytes": settled_bytes(self)}
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(held) + "\n")
         return answered

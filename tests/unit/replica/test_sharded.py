@@ -157,7 +157,7 @@ def test_a_rank_holds_its_shard_and_nothing_whole(tmp_path: Path) -> None:
         state.inner.evaluate(list(state.stream.take(1)))
         theta(state)
     held = [json.loads(line) for line in account.read_text().splitlines()]
-    assert {row["command"] for row in held} >= {"Step", "ReadElements", "WriteFast", "Evaluate"}
+    assert {row["command"] for row in held} >= {"Step", "read", "write_fast", "Evaluate"}
     whole = 4 * state.outer.slow.numel
     assert max(row["bytes"] for row in held) < 0.5 * 3 * whole * 1.02, held  # half of the weights and of two moments
     assert held[-1]["bytes"] > 0.5 * 3 * whole

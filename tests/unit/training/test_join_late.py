@@ -73,8 +73,8 @@ def trained(rounds: int = 9) -> PeerState:
 
 
 def validation(state: PeerState) -> Validation:
-    vocabulary = load(DEMO, TINY).run.data.tokenizer.vocabulary
-    return Validation(state, clock(), vocabulary, list(parts.stream(1).take(2)), {})
+    chance = math.log(load(DEMO, TINY).run.data.tokenizer.vocabulary)
+    return Validation(state, clock(), chance, list(parts.stream(1).take(2)), {})
 
 
 def theta(state: PeerState) -> Tensor:
