@@ -17,6 +17,12 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
+monotonic = time.monotonic  # for durations
+unix = time.time  # this machine's clock, which may be wrong: for what other machines read
+sleep = time.sleep  # of a thread that is not an event loop's
+event = threading.Event  # for one thread that waits for another one
+
+
 class RunningThread(Protocol):
     """The thread in which an event loop runs."""
 
@@ -25,29 +31,9 @@ class RunningThread(Protocol):
     def join(self, timeout: float) -> None: ...
 
 
-def monotonic() -> float:
-    """Seconds since an arbitrary time; for durations."""
-    return time.monotonic()
-
-
-def unix() -> float:
-    """Seconds since 1970 by this machine's clock, which may be wrong; for what other machines read."""
-    return time.time()
-
-
-def sleep(seconds: float) -> None:
-    """Wait in a thread that is not an event loop's."""
-    time.sleep(seconds)
-
-
 def result(future: concurrent.futures.Future[Result], seconds: float) -> Result:
     """Wait for ``future`` in a thread that is not an event loop's; raises ``TimeoutError`` after ``seconds``."""
     return future.result(seconds)
-
-
-def event() -> threading.Event:
-    """For one thread that waits for another one."""
-    return threading.Event()
 
 
 def worker(name: str) -> concurrent.futures.Executor:

@@ -48,7 +48,7 @@ class OwnState(OuterState):
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of φ and δ, and plain values. θ is not in it: the program saves its model."""
-        with self.outer.slow.changing():
+        with self.outer.slow.changing:
             vectors = {name: vector.clone() for name, vector in self.named_vectors().items()}
             counters = {**vars(self.counters), "lineage": list(self.counters.lineage)}
             return {
@@ -64,7 +64,7 @@ class OwnState(OuterState):
         """Restore a result of :meth:`state_dict`. Raises :class:`UserError` for another run or model."""
         if objection := self._objection(saved):
             raise UserError(f"OuterLoop: the saved state {objection}")
-        with self.outer.slow.changing():
+        with self.outer.slow.changing:
             self.take_outer(saved)
             self.inner.step = int(saved["step"])
             for key, value in saved["counters"].items():

@@ -76,7 +76,7 @@ class Decoupled:
         eta, mu = self.settings.learning_rate, self.settings.momentum
         difference = mean.clone()
         difference[self._sent.positions] -= self._sent.values  # the transform is linear: Q − q in one inverse
-        with self.slow.changing():
+        with self.slow.changing:
             for tiling in self._tilings:
                 here = slice(tiling.span.start, tiling.span.stop)
                 change = self._read_change(here)

@@ -39,7 +39,7 @@ class DiLoCo:
     def apply(self, mean: Tensor) -> None:
         """``mean``: Δ̄."""
         eta, mu = self.settings.learning_rate, self.settings.momentum
-        with self.slow.changing():
+        with self.slow.changing:
             self.momentum.mul_(mu).add_(mean)
             if self.settings.nesterov:
                 self.slow.phi.add_(mean, alpha=eta).add_(self.momentum, alpha=eta * mu)

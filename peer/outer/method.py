@@ -50,7 +50,7 @@ class Local:
 
     def apply(self, mean: Tensor) -> None:
         """``mean``: θ, because the group is this peer alone. θ does not change."""
-        with self.slow.changing():
+        with self.slow.changing:
             self.slow.phi.copy_(mean)
 
 

@@ -38,7 +38,7 @@ class NoLoCo:
 
     def apply(self, mean: Tensor) -> None:
         """``mean``: mean of s over the group."""
-        with self.slow.changing():
+        with self.slow.changing:
             self.momentum.mul_(self.settings.alpha).add_(mean).sub_(self.slow.phi, alpha=self.settings.gamma)
             self.slow.phi.add_(self.momentum)
         self.slow.write_fast()
@@ -55,7 +55,7 @@ class NoLoCo:
         """
         here = slice(start, start + own.numel())
         self.contribution().read_both(start, own, change)
-        with self.slow.changing():
+        with self.slow.changing:
             momentum, phi = self.momentum[here], self.slow.phi[here]
             momentum.mul_(self.settings.alpha).add_(own).sub_(phi, alpha=self.settings.gamma)
             phi.add_(momentum)
@@ -66,7 +66,7 @@ class NoLoCo:
         afterwards: δ, φ and θ change by it; θ keeps its training since.
         """
         here = slice(start, start + correction.numel())
-        with self.slow.changing():
+        with self.slow.changing:
             self.momentum[here].add_(correction)
             self.slow.phi[here].add_(correction)
         self.slow.add_to_fast(correction, start)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +50,7 @@ class SlowWeights:
         self.numel = start
         self._device = self.spans[0].parameter.device
         self._pinned = self._device.type == "cuda"
-        self._changing = threading.RLock()
+        self.changing = threading.RLock()  # held while φ or a momentum changes: a newcomer's snapshot is of one moment
         self.phi = self.zeros() if phi is None else phi
         if phi is None:
             self.read_fast(0, self.phi)
@@ -92,10 +91,6 @@ class SlowWeights:
         with torch.no_grad():
             for low, high, theta in self._fast(start, start + change.numel()):
                 theta.add_(change[low - start : high - start].to(theta.device, theta.dtype))
-
-    def changing(self) -> AbstractContextManager[bool]:
-        """The lock to hold while φ or a momentum changes, so that a newcomer's snapshot is of one moment."""
-        return self._changing
 
     def layout(self) -> str:
         """Names and shapes in order: two peers can average only when these are equal."""

@@ -32,7 +32,7 @@ class BoundaryClock:
     """When this peer reaches its next boundary, as it tells others. Belongs to the network thread."""
 
     def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+        self.progress = progress
         self.here = False
         self._left_phase = 0  # the inner phase whose boundary is over
 
@@ -49,23 +49,13 @@ class BoundaryClock:
     @property
     def between(self) -> bool:
         """A boundary is over and the next inner phase has not begun: its end is not known yet."""
-        return self.number == self._left_phase
-
-    @property
-    def number(self) -> int:
-        """Number of the inner phase that runs, or that has ended last."""
-        return self._progress.phases
-
-    @property
-    def phase(self) -> float | None:
-        """Expected seconds of a whole inner phase; ``None`` before the first step."""
-        return self._progress.phase_seconds
+        return self.progress.phases == self._left_phase
 
     def eta(self) -> float | None:
         """Seconds until the boundary of the next meeting; ``None`` before the first step."""
         if self.here:
             return 0.0
-        return self.phase if self.between else self._progress.eta()
+        return self.progress.phase_seconds if self.between else self.progress.eta()
 
 
 class OwnCounters(Protocol):

@@ -90,6 +90,11 @@ class DivergenceTracker:
         while len(self._partners) > REMEMBERED_PARTNERS:
             self._partners.popitem(last=False)
 
+    @property
+    def suspected(self) -> bool:
+        """A recent partner had nothing in common with this peer."""
+        return any(last.times for last in self._partners.values())
+
     def clear(self) -> None:
         """This peer has taken the weights of others, or could not get them."""
         self._partners.clear()

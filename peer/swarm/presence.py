@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -67,6 +68,7 @@ class Presence:
         self._taken = self._failed_takes = self._joins_from = 0
         self._members = Members(node, node.member.run, self._record)
         self._context = SwarmContext(node, self._members, BoundaryClock(loop.progress), loop, counters)
+        self.join = partial(take_state, node, self._members, stopped=lambda: self._context.stopping)
         self._matching = Matching()
         if grouping is Grouping.PAIR:
             self._matching = PairMatching(self._context, settings, self.origin)
@@ -83,26 +85,6 @@ class Presence:
                 "needs a key of its own (peer.identity) or an invitation of its own (peer.invitation)"
             )
 
-    def join(
-        self,
-        room: Sequence[Tensor],
-        timeout: float,
-        *,
-        above: int,
-        reached: int = 0,
-        among: Collection[str] = (),
-        without: Collection[str] = (),
-    ) -> State | None:
-        """The verified state of a member beyond round ``above``, or ``None``: see :func:`take_state`."""
-        return take_state(
-            *(self._node, self._members, room, timeout),
-            above=above,
-            reached=reached,
-            among=among,
-            without=without,
-            stopped=lambda: self._context.stopping,
-        )
-
     def replacement(self, *, judged: bool) -> Replacement | None:
         """The weights that this peer must take before it meets others (healing.py). ``judged``: it checks their loss.
 
@@ -112,6 +94,8 @@ class Presence:
         joins_late = self._matching.joins_late and own >= self._joins_from
         if joins_late and self.origin.late_to(own, others, judged=judged):
             return Replacement("the swarm is older than this peer", own + STALE_ROUNDS, adopt=not self.origin.since)
+        if not self._divergence.suspected:
+            return None
         self._forgive(self._divergence.replaced(others))
         ids = self._divergence.larger_part(self._node.peer_id, own, others)
         why = "this peer has nothing in common with the swarm"

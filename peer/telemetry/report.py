@@ -96,7 +96,8 @@ class Reporter:
         row = _row(report)
         _append(self._rounds, row)
         self._count(report)
-        self._trackers.log(boundary.step, _tracked(report))
+        if self._trackers:
+            self._trackers.log(boundary.step, _tracked(report))
         line = fields(
             round=boundary.round,
             step=boundary.step,

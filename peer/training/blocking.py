@@ -33,7 +33,7 @@ class Blocking(Boundary):
                 mean = self.exchange.average(self.outer.contribution(), group)
             if not self.repeats(mean):
                 break
-        with phase("apply"), self.outer.slow.changing():
+        with phase("apply"), self.outer.slow.changing:
             if mean.outcome in (Outcome.MERGED, Outcome.ALONE) or not self.outer.equal_replicas:
                 self.outer.apply(mean.mean)
             self.state.cross_boundary(mean.digest, members=len(mean.partners) + 1)

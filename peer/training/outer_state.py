@@ -66,7 +66,7 @@ class OuterState(ABC):
 
     def snapshot(self) -> State:
         """Copies of φ and δ with the counters of the same boundary. Call it from any thread."""
-        with self.outer.slow.changing():
+        with self.outer.slow.changing:
             return State(
                 self.counters.boundary_step,
                 self.counters.round,
@@ -95,7 +95,7 @@ class OuterState(ABC):
 
         The position becomes the member's as well, also between two boundaries: both reach the next one together.
         """
-        with self.outer.slow.changing():
+        with self.outer.slow.changing:
             self._take_over(state)
             self.forget()
 
@@ -108,7 +108,7 @@ class OuterState(ABC):
         change = torch.empty(slow.numel)
         slow.read_fast(0, change)
         change.sub_(slow.phi)
-        with slow.changing():
+        with slow.changing:
             self._take_over(state)
             slow.add_to_fast(change)
 
@@ -129,7 +129,7 @@ class OuterState(ABC):
 
     def take_outer(self, vectors: Mapping[str, Tensor]) -> None:
         """φ ← ``vectors["phi"]``, δ ← ``vectors["momentum"]``; θ does not change."""
-        with self.outer.slow.changing():
+        with self.outer.slow.changing:
             for name, vector in self.named_vectors().items():
                 vector.copy_(vectors[name])
 

@@ -79,7 +79,7 @@ def card(sources: Sequence[ExportSource], mixed: Mixed, parameters: int, dtype: 
         "run": run.name,
         "method": f"{run.outer.name}, an outer step every {run.inner_steps} inner steps",
         "parameters": f"{parameters:,} ({dtype})",
-        "inner steps": " to ".join(f"{step:,}" for step in {steps[0], steps[-1]}) + f" of {run.steps:,}",
+        "inner steps": " to ".join(f"{step:,}" for step in sorted({steps[0], steps[-1]})) + f" of {run.steps:,}",
         "tokens": f"{sum(source.tokens for source in sources):,} by the exported peers",
         "peers": f"{len(sources)} exported, {len(members)} seen by them",
         "validation loss": "not computed" if mixed.loss is None else f"{mixed.loss:.4f} nats a token",

@@ -117,11 +117,11 @@ class GroupProtocol(ABC, Generic[Each]):
 
     async def _lead(self, work: asyncio.Future[MemberReport], assembly: Assembly, limit: float) -> Settled:
         async def own() -> tuple[int, MemberReport]:
-            return assembly.me, _checked(await work)
+            return assembly.me, _checked(assembly.me, await work)
 
         async def of(place: int, control: Stream) -> tuple[int, MemberReport]:
             try:
-                return place, _checked(await control.receive(MemberReport, limit + self._settings.stall))
+                return place, _checked(place, await control.receive(MemberReport, limit + self._settings.stall))
             except (TimeoutError, StreamLost, BadMessage) as error:
                 detail = f"{assembly.seats[place].name} did not report: {str(error) or 'no answer'}"
                 raise GroupFailure(place, Outcome.TIMEOUT, detail) from None
@@ -162,14 +162,19 @@ class GroupProtocol(ABC, Generic[Each]):
         finally:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
+        if verdict.commit != (verdict.outcome is Outcome.MERGED):
+            return _nobody(Outcome.CORRUPT, "a verdict that contradicts itself", culprit=0), ""
         if verdict.commit and not digest:
             return _nobody(Outcome.CORRUPT, "a verdict before this peer was done"), ""
         return verdict, digest
 
 
-def _checked(report: MemberReport) -> MemberReport:
-    if report.culprit is not None or not report.digest:
-        raise GroupFailure(report.culprit or 0, report.outcome, report.detail)
+def _checked(place: int, report: MemberReport) -> MemberReport:
+    """The report of the member at ``place``, if it has a result."""
+    if report.culprit is not None and report.outcome is not Outcome.MERGED:
+        raise GroupFailure(report.culprit, report.outcome, report.detail)
+    if not report.digest or report.culprit is not None:
+        raise GroupFailure(place, Outcome.CORRUPT, "a report that has neither a result nor a failure")
     return report
 
 

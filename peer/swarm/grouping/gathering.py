@@ -58,7 +58,7 @@ class GroupMatching(Matching):
     async def _gather(self) -> Group:
         lost = "no member could be met"
         until = clock.monotonic() + self._patience + CATCH_UP_TIMEOUT  # the longest wait
-        with self._boundary.at_end_of(self._boundary.number):
+        with self._boundary.at_end_of(self._boundary.progress.phases):
             for _ in range(LEADER_TRIES):
                 leader = self._known.leader()
                 if leader is None:
@@ -73,7 +73,7 @@ class GroupMatching(Matching):
         if found.behind is None:
             self._round += 1  # from now on members join for the next round
         for seat in found.assembly.seats if found.assembly else ():
-            self._known.learn(seat, LIFETIME + 2 * (self._boundary.phase or 0.0))
+            self._known.learn(seat, LIFETIME + 2 * (self._boundary.progress.phase_seconds or 0.0))
         return found
 
     async def _lead(self) -> Group | str:

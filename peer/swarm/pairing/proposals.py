@@ -46,7 +46,9 @@ class Proposals:
     def pause(self) -> float:
         """Seconds between two proposals; short phases leave little time to find a partner."""
         least, most = PAUSE_SECONDS
-        return min(max(random.uniform(*PROPOSAL_PAUSE) * (self._boundary.phase or math.inf), least), most)
+        return min(
+            max(random.uniform(*PROPOSAL_PAUSE) * (self._boundary.progress.phase_seconds or math.inf), least), most
+        )
 
     # -- asking
 
@@ -61,7 +63,7 @@ class Proposals:
                 asked, round, opens = {}, agreement.round, random.uniform(*OPENS)
             if agreement.meeting is not None or self._boundary.here:
                 continue
-            eta, phase = self._boundary.eta(), self._boundary.phase
+            eta, phase = self._boundary.eta(), self._boundary.progress.phase_seconds
             if eta is None or not phase:
                 continue
             before = clock.monotonic() - ASK_AGAIN_PHASES * phase
@@ -102,7 +104,7 @@ class Proposals:
         proposal = Propose(
             name=self._node.member.name,
             eta=self._boundary.eta() or 0.0,
-            phase=self._boundary.phase or 0.0,
+            phase=self._boundary.progress.phase_seconds or 0.0,
             round=self._agreement.round,
             root=self._origin.root,
         )
@@ -146,7 +148,7 @@ class Proposals:
         await stream.send(Accept(eta=self._boundary.eta() or 0.0, root=self._origin.root), MEET_TIMEOUT)
 
     def _objection(self, proposal: Propose, remote: str) -> Decline | None:
-        eta, phase = self._boundary.eta(), self._boundary.phase
+        eta, phase = self._boundary.eta(), self._boundary.progress.phase_seconds
         if self._context.stopping or eta is None or phase is None:
             return Decline(reason="not ready to meet")
         if self._agreement.meeting is not None:

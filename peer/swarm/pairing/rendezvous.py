@@ -52,13 +52,15 @@ class PairMatching(Matching):
     def group_for(self, round: int, after: int | None = None) -> Group:
         """The partner that is at this boundary too, or none. Never waits longer than announced."""
         self._agreement.round = round
-        phase = self._boundary.phase or 0.0
+        phase = self._boundary.progress.phase_seconds or 0.0
         linger = 0.0 if after is None else LINGER_PHASES * phase
         patience = linger + 4 * phase + 4 * (PARTNER_SLACK + MEET_TIMEOUT)
-        return self._node.call(self._meet(self._boundary.number if after is None else after, linger), patience)
+        return self._node.call(self._meet(self._boundary.progress.phases if after is None else after, linger), patience)
 
     def avoid(self, peer_id: str, *, offence: bool) -> None:
-        seconds = self._context.backoff.note(peer_id, BACKOFF_PHASES * (self._boundary.phase or 1.0), offence=offence)
+        seconds = self._context.backoff.note(
+            peer_id, BACKOFF_PHASES * (self._boundary.progress.phase_seconds or 1.0), offence=offence
+        )
         log.warning("avoids a peer: %s", fields(peer=self._context.members.name_of(peer_id), seconds=seconds))
 
     # -- on the network thread

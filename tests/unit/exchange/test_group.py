@@ -238,16 +238,44 @@ def test_a_convener_that_dies_before_its_verdict_leaves_everything_as_it_was() -
         assert torch.equal(member.mean, tensors[1])
 
 
-def test_a_member_that_reports_nonsense_is_named() -> None:
+@pytest.mark.parametrize(
+    ("report", "culprit"),
+    [
+        (MemberReport(culprit=200, outcome=Outcome.TIMEOUT, detail="x"), ""),
+        (MemberReport(), "b"),
+        (MemberReport(culprit=0), "b"),
+    ],
+)
+def test_a_member_that_reports_nonsense_is_named(report: MemberReport, culprit: str) -> None:
     with many(3, 1000) as group:
         groups = group.groups()
 
         async def nonsense() -> None:
-            await group.controls[1][0].send(MemberReport(culprit=200, outcome=Outcome.TIMEOUT, detail="x"), 1)
+            await group.controls[1][0].send(report, 1)
 
         group.members[1].thread.call(nonsense(), 2)
         results = group.average(contributions(vectors(3, 1000)), silent=[1], groups=groups)
         assert Outcome.MERGED not in outcomes(results)
+        assert {it.culprit for it in results if it is not None} == {culprit}
+
+
+@pytest.mark.parametrize("outcome", [Outcome.MERGED, Outcome.POISONED])
+def test_a_verdict_that_contradicts_itself_is_not_believed(outcome: Outcome) -> None:
+    """Else replicas that must be equal would take the step of a group of one."""
+    tensors = vectors(2, 1000)
+    with many(2, 1000) as group:
+        groups = group.groups()
+
+        async def lie() -> None:
+            await group.controls[0][1].receive(MemberReport, 5)
+            await group.controls[0][1].send(GroupVerdict(commit=outcome is not Outcome.MERGED, outcome=outcome), 1)
+
+        lying = asyncio.run_coroutine_threadsafe(lie(), group.members[0].thread.loop)
+        member = group.average(contributions(tensors), silent=[0], groups=groups)[1]
+        lying.result(5)
+        assert member is not None
+        assert (member.outcome, member.culprit, member.digest) == (Outcome.CORRUPT, "a", "")
+        assert torch.equal(member.mean, tensors[1])
 
 
 # -- sparse
