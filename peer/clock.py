@@ -10,7 +10,7 @@ import asyncio
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ParamSpec, Protocol, TypeVar
 
 Arguments = ParamSpec("Arguments")
@@ -20,7 +20,11 @@ Result = TypeVar("Result")
 monotonic = time.monotonic  # for durations
 unix = time.time  # this machine's clock, which may be wrong: for what other machines read
 sleep = time.sleep  # of a thread that is not an event loop's
+wait = concurrent.futures.wait  # for futures, in such a thread
 event = threading.Event  # for one thread that waits for another one
+
+SLICE = 1.0  # seconds of waiting between two readings of the clock
+FREEZE = 1.0  # seconds by which a wait may be longer on a busy machine; a longer one was a freeze
 
 
 class RunningThread(Protocol):
@@ -31,9 +35,22 @@ class RunningThread(Protocol):
     def join(self, timeout: float) -> None: ...
 
 
+def slices(seconds: float, length: float = SLICE) -> Iterator[float]:
+    """Waiting times, one after the other, of ``seconds`` in total. The time of a freeze does not count."""
+    left = seconds
+    while left > 0:
+        began, patience = monotonic(), min(left, length)
+        yield patience
+        left -= min(monotonic() - began, patience + FREEZE)
+
+
 def result(future: concurrent.futures.Future[Result], seconds: float) -> Result:
     """Wait for ``future`` in a thread that is not an event loop's; raises ``TimeoutError`` after ``seconds``."""
-    return future.result(seconds)
+    for patience in slices(seconds):
+        wait([future], patience)
+        if future.done():
+            return future.result()
+    raise TimeoutError
 
 
 def worker(name: str) -> concurrent.futures.Executor:

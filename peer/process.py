@@ -1,6 +1,6 @@
 """SIGINT and SIGTERM: the first signal requests a stop, a second one ends the process immediately.
 
-Before the loop runs the first signal raises ``KeyboardInterrupt``. Also the waiting times of a process that may freeze.
+Before the loop runs the first signal raises ``KeyboardInterrupt``.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
 
-from peer import clock
 from peer.logs import get_logger
 from peer.rounds.progress import Progress
 
@@ -59,19 +58,6 @@ class Stop:
     def request(self) -> None:
         """The request is permanent."""
         self.requested = True
-
-
-SLICE = 1.0  # seconds of waiting between two readings of the clock
-FREEZE = 1.0  # seconds by which a wait may be longer on a busy machine; a longer one was a freeze
-
-
-def slices(seconds: float, length: float = SLICE) -> Iterator[float]:
-    """Waiting times, one after the other, of ``seconds`` in total. The time of a freeze does not count."""
-    left = seconds
-    while left > 0:
-        began, patience = clock.monotonic(), min(left, length)
-        yield patience
-        left -= min(clock.monotonic() - began, patience + FREEZE)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from torch import Tensor
 
+from peer.clock import slices
 from peer.data.batches import BatchStream, Cursor
 from peer.errors import RunError, UserError
-from peer.process import slices
 
 DEPTH = 8  # batches
 BATCH_TIMEOUT = 600.0  # seconds without a batch

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from peer import clock
 from peer.errors import RunError
 from peer.logs import get_logger
-from peer.process import slices
 
 log = get_logger("network")
 LoopResult = TypeVar("LoopResult")
@@ -39,14 +38,12 @@ class LoopThread:
     def call(self, work: Coroutine[Any, Any, LoopResult], timeout: float) -> LoopResult:
         """Run ``work`` and wait at most ``timeout`` seconds for it. From any other thread."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        for patience in slices(timeout):
-            try:
-                return clock.result(future, patience)
-            except concurrent.futures.TimeoutError:
-                if future.done():  # ``work`` itself raised it
-                    raise
-        future.cancel()
-        raise RunError(f"the network thread gave no answer within {timeout:.0f} s")
+        try:
+            return clock.result(future, timeout)
+        except TimeoutError:
+            if future.cancel():
+                raise RunError(f"the network thread gave no answer within {timeout:.0f} s") from None
+            raise  # ``work`` itself raised it
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` in the background until it ends or the thread does. From any other thread."""

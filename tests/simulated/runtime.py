@@ -13,7 +13,7 @@ import heapq
 import random
 import selectors
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -160,7 +160,7 @@ class Runtime:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Within the context the product runs in virtual time."""
-        names = ("monotonic", "unix", "sleep", "result", "event", "worker", "in_thread", "start_loop")
+        names = ("monotonic", "unix", "sleep", "wait", "event", "worker", "in_thread", "start_loop")
         real = {name: getattr(clock, name) for name in names}
         try:
             for name in names:
@@ -206,12 +206,12 @@ class Runtime:
         return EPOCH + self.loop.time() + (process.skew if process is not None else 0.0)
 
     def sleep(self, seconds: float) -> None:
-        self.wait(lambda wake: None, seconds)
+        self.suspend(lambda wake: None, seconds)
 
-    def result(self, future: concurrent.futures.Future[Result], seconds: float) -> Result:
+    def wait(self, futures: Sequence[concurrent.futures.Future[Any]], seconds: float) -> None:
+        (future,) = futures
         if not future.done():
-            self.wait(lambda wake: future.add_done_callback(lambda _: wake()), seconds)
-        return future.result(0)
+            self.suspend(lambda wake: future.add_done_callback(lambda _: wake()), seconds)
 
     def event(self) -> threading.Event:
         return _Event(self)
@@ -241,7 +241,7 @@ class Runtime:
 
     # -- greenlets
 
-    def wait(self, register: Callable[[Callable[[], None]], None], seconds: float) -> None:
+    def suspend(self, register: Callable[[Callable[[], None]], None], seconds: float) -> None:
         """Suspend this thread until the function that ``register`` gets is called, at most ``seconds``."""
         me, process = greenlet.getcurrent(), PROCESS.get()
         assert me is not self.loop.hub, "the event loop must not wait"
@@ -272,7 +272,7 @@ class _Event(threading.Event):
 
     def wait(self, timeout: float | None = None) -> bool:
         if not self.is_set():
-            self._runtime.wait(lambda wake: setattr(self, "_wake", wake), 1e9 if timeout is None else timeout)
+            self._runtime.suspend(lambda wake: setattr(self, "_wake", wake), 1e9 if timeout is None else timeout)
         return self.is_set()
 
 

@@ -16,9 +16,9 @@ from multiprocessing.connection import Connection, wait
 import torch
 from torch import distributed
 
+from peer.clock import slices
 from peer.errors import RunError, UserError, first_line
 from peer.logs import get_logger
-from peer.process import slices
 from peer.replica.sharded import channel
 from peer.replica.sharded.commands import Command, Leave, RankAnswer
 from peer.replica.sharded.launch import Rank

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer import process
-from peer.process import FREEZE, SLICE, slices
+from peer import clock
+from peer.clock import FREEZE, SLICE, slices
 
 
 def quarters(most: int) -> st.SearchStrategy[float]:
@@ -20,7 +20,7 @@ def test_only_a_freeze_makes_it_longer(seconds: float, freezes: list[float]) -> 
     """Each freeze falls into one slice."""
     with pytest.MonkeyPatch.context() as patch:
         now, waited = 0.0, 0.0
-        patch.setattr(process.clock, "monotonic", lambda: now)
+        patch.setattr(clock, "monotonic", lambda: now)
         for number, slice in enumerate(slices(seconds)):
             assert 0 < slice <= SLICE
             waited += slice
