@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 
@@ -11,17 +12,20 @@ from tests.simulated.world import simulate
 
 
 def main() -> int:
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of a set of texts is a part of what happens
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "PYTHONHASHSEED": "0"})
     parser = argparse.ArgumentParser(prog="python -m tests.simulated", description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=1, help="so many seeds from this one on, without a trace")
     parser.add_argument("--kind", choices=("blocking", "overlapped", "group"))
     parser.add_argument("--peers", type=int)
+    parser.add_argument("--log", action="store_true", help="with the log lines of the peers")
     args = parser.parse_args()
     bad = 0
     for seed in range(args.seed, args.seed + args.count):
         began = time.monotonic()
         say = print if args.count == 1 else None
-        report = simulate(scenario(seed, args.peers, args.kind), say)
+        report = simulate(scenario(seed, args.peers, args.kind), say, log=args.log)
         bad += bool(report.violations)
         it = report.scenario
         outcomes = " ".join(f"{name}={count}" for name, count in sorted(report.outcomes.items()))

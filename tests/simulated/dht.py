@@ -34,7 +34,7 @@ class SimulatedDHT:
 
     def __init__(self, network: Network, host: Host, everyone: dict[str, SimulatedDHT]) -> None:
         self.network, self.host, self._everyone = network, host, everyone
-        self.known: set[str] = set()
+        self.known: dict[str, None] = {}
         self.records: dict[str, dict[str, Value]] = {}
         self.blacklist = SimpleNamespace(ban_counter=Counter[PeerID](), clear=self._forgive)
         self.protocol = SimpleNamespace(call_ping=self._ping)
@@ -44,7 +44,7 @@ class SimulatedDHT:
         """Learn of others from these nodes, by id. Raises when none answers."""
         answers = [await self._ask(peer_id) for peer_id in through]
         for node in [it for it in answers if it is not None]:
-            self.known |= {*node.known, node.host.peer_id} - {self.host.peer_id}
+            self._learn([*node.known, node.host.peer_id])
         if through and not any(answers):
             raise TimeoutError("none of the initial peers answers")
 
@@ -69,7 +69,7 @@ class SimulatedDHT:
         newest: dict[str, Value] = {}
         now = EPOCH + self.network.loop.time()
         for node in [it for it in answers if it is not None]:
-            self.known |= set(list(node.known)[:COPIES]) - {self.host.peer_id}
+            self._learn(list(node.known)[:COPIES])
             for subkey, held in node.records.get(key, {}).items():
                 if held.expiration_time > now and (subkey not in newest or newest[subkey][1] < held.expiration_time):
                     newest[subkey] = held
@@ -79,6 +79,9 @@ class SimulatedDHT:
         self.known.clear()
 
     # -- requests
+
+    def _learn(self, peer_ids: Sequence[str]) -> None:
+        self.known |= dict.fromkeys(it for it in peer_ids if it != self.host.peer_id)
 
     def _nearest(self, key: str) -> list[str]:
         def distance(peer_id: str) -> bytes:
@@ -96,12 +99,12 @@ class SimulatedDHT:
         answers = other.alive and process is not None and not process.frozen
         if not answers or not self.network.reachable(self.host, other):
             await asyncio.sleep(TIMEOUT)
-            self.known.discard(peer_id)
+            self.known.pop(peer_id, None)
             self.blacklist.ban_counter[PeerID.from_base58(peer_id)] += 1
             return None
         node = self._everyone[peer_id]
-        self.known.add(peer_id)
-        node.known.add(self.host.peer_id)
+        self._learn([peer_id])
+        node._learn([self.host.peer_id])
         return node
 
     async def _store(self, peer_id: str, key: str, subkey: str, value: Value) -> None:
@@ -120,7 +123,7 @@ class SimulatedDHT:
         if node is None:
             return None
         self.blacklist.ban_counter.pop(peer_id, None)
-        self.known |= node.known - {self.host.peer_id}
+        self._learn(list(node.known))
         return peer_id
 
     def _forgive(self) -> None:

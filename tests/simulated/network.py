@@ -170,7 +170,7 @@ class Connection:
 
     def __init__(self, network: Network, one: Host, other: Host) -> None:
         self.network, self.hosts, self.open = network, (one, other), True
-        self.streams: set[Pipe] = set()
+        self.streams: dict[Pipe, None] = {}
         one.links[other.peer_id] = other.links[one.peer_id] = self
         one.book.add(other.peer_id)
         other.book.add(one.peer_id)
@@ -208,7 +208,7 @@ class Pipe:
         self._room: asyncio.Future[None] | None = None
         self._under_way = 0
         self.paused = False
-        link.streams.add(self)
+        link.streams[self] = None
 
     # -- the sender's side
 
@@ -280,7 +280,7 @@ class Pipe:
         if self.ended:
             return
         self.ended = True
-        self.link.streams.discard(self)
+        self.link.streams.pop(self, None)
         if reason and self.network.chance.random() < 0.5:
             self.reader.set_exception(ConnectionResetError(reason))
         else:

@@ -26,7 +26,7 @@ from tests.simulated.network import Host
 from tests.simulated.runtime import Process
 from tests.simulated.training import Disk, DiskCheckpoints, PacedLoop, SimulatedState
 
-VOCABULARY = 256
+CHANCE = 5.5  # the loss of a guess
 
 
 @dataclass(eq=False)
@@ -86,7 +86,7 @@ class SimulatedPeer:
         member = Membership(resources, state, total=run.steps, tokens=lambda: 64.0)
         try:
             member.join(state.resume)
-            validation = Validation(state, resources.phase, VOCABULARY, [None], {})  # type: ignore[arg-type,list-item]
+            validation = Validation(state, resources.phase, CHANCE, [None], {})  # type: ignore[arg-type,list-item]
             checkpoints: Any = DiskCheckpoints(self.disk, self.step_seconds)
             self.trainer = Trainer(self.config, member, state, checkpoints, validation)  # type: ignore[arg-type]
             watch(self)
@@ -99,8 +99,7 @@ class SimulatedPeer:
         common = torch.Generator().manual_seed(7)
         first = torch.randn(self.numel, generator=common)
         best = torch.randn(self.numel, generator=common)
-        own = torch.randn(self.numel, generator=torch.Generator().manual_seed(self.seed))
         weights = nn.Parameter(first)
         seed = random.Random(f"{self.seed} {self.lives}").getrandbits(32)
-        inner = PacedLoop(weights, best + 0.1 * own, self.step_seconds, context, seed)
+        inner = PacedLoop(weights, best, self.step_seconds, context, seed)
         return SimulatedState(inner, outer_method(self.config.run, SlowWeights([("w", weights)])), self.disk)

@@ -41,8 +41,8 @@ class Process:
     def __init__(self, name: str, skew: float = 0.0) -> None:
         self.name, self.skew = name, skew
         self.dead = self.frozen = False
-        self.tasks: set[asyncio.Task[Any]] = set()
-        self.threads: set[greenlet.greenlet] = set()
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.threads: dict[greenlet.greenlet, None] = {}
         self._held: list[tuple[Callable[..., object], tuple[Any, ...], contextvars.Context]] = []
 
     def freeze(self) -> None:
@@ -146,8 +146,8 @@ def _owned_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> a
     task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
     process = (options.get("context") or contextvars.copy_context()).get(PROCESS)
     if process is not None:
-        process.tasks.add(task)
-        task.add_done_callback(process.tasks.discard)
+        process.tasks[task] = None
+        task.add_done_callback(lambda it: process.tasks.pop(it, None))
     return task
 
 
@@ -162,11 +162,16 @@ class Runtime:
         """Within the context the product runs in virtual time."""
         names = ("monotonic", "unix", "sleep", "wait", "event", "worker", "in_thread", "start_loop")
         real = {name: getattr(clock, name) for name in names}
+        entropy, state = random._urandom, random.getstate()  # type: ignore[attr-defined]
+        random._urandom = self._chance.randbytes  # type: ignore[attr-defined]
+        random.seed(self._chance.random())
         try:
             for name in names:
                 setattr(clock, name, getattr(self, name))
             yield
         finally:
+            random._urandom = entropy  # type: ignore[attr-defined]
+            random.setstate(state)
             for name, function in real.items():
                 setattr(clock, name, function)
 
@@ -177,13 +182,13 @@ class Runtime:
             try:
                 work(*args)
             finally:
-                process.threads.discard(thread)
+                process.threads.pop(thread, None)
 
         thread = greenlet.greenlet(body, parent=self.loop.hub)
         context = contextvars.Context()
         context.run(PROCESS.set, process)
         thread.gr_context = context.copy()
-        process.threads.add(thread)
+        process.threads[thread] = None
         self.loop.call_soon(thread.switch, context=context)
 
     def kill(self, process: Process) -> None:

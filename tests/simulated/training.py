@@ -19,23 +19,26 @@ from peer.rounds.state import Lineage
 from peer.training.outer_state import OuterState
 
 RATE = 0.05  # share of the way to its optimum that a peer goes in one step
+FLOOR = 1.0  # of the loss
 TOKENS = 64  # of an inner step
 
 
 class PacedLoop:
-    """Each step takes about ``seconds`` and goes towards this peer's optimum, which is near everybody's."""
+    """Each step takes about ``seconds`` and goes towards what one batch of this peer makes of the ``optimum``."""
 
     def __init__(self, weights: nn.Parameter, optimum: Tensor, seconds: float, context: LoopContext, seed: int) -> None:
         self.step = 0
         self._weights, self._optimum, self._seconds = weights, optimum, seconds
         self._context, self._chance = context, random.Random(seed)
+        self._noise = torch.Generator().manual_seed(seed)
 
     def run(self, batches: Iterable[None]) -> InnerReport:
         began, steps, losses = clock.monotonic(), 0, [math.nan]
         for _ in batches:
             clock.sleep(self._seconds * self._chance.uniform(0.9, 1.1))
             with torch.no_grad():
-                self._weights.add_(self._optimum - self._weights, alpha=RATE * self._chance.uniform(0.5, 1.5))
+                batch = torch.randn(self._optimum.shape, generator=self._noise).add_(self._optimum)
+                self._weights.add_(batch - self._weights, alpha=RATE)
             losses.append(self._loss())
             steps, self.step = steps + 1, self.step + 1
             self._context.progress.tick()
@@ -48,7 +51,7 @@ class PacedLoop:
         return self._loss()
 
     def _loss(self) -> float:
-        return float((self._weights.detach() - self._optimum).square().mean())
+        return FLOOR + float((self._weights.detach() - self._optimum).square().mean())
 
 
 class Endless:

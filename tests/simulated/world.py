@@ -18,6 +18,7 @@ import torch
 
 from peer import clock
 from peer.config.schema import Config
+from peer.logs import LOGGER
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.node import NodeSettings
 from peer.training import member
@@ -162,8 +163,6 @@ class World:
         """Until all peers have ended."""
         before = member.MemberNode
         member.MemberNode = self.node  # type: ignore[assignment,misc]
-        state = random.getstate()
-        random.seed(f"product {self.scenario.seed}")
         try:
             with self.runtime.installed():
                 self._schedule()
@@ -172,7 +171,6 @@ class World:
             self.violation("nothing happens any more, and somebody waits")
         finally:
             member.MemberNode = before  # type: ignore[misc]
-            random.setstate(state)
             self.report.virtual_seconds, self.report.steps = self.loop.time(), self.loop.steps
             self.report.merges, self.report.outcomes = self.ledger.merged, self.ledger.outcomes
         return self.report
@@ -254,13 +252,30 @@ class World:
             self.loop.call_later(seconds, setattr, peer.host, "down", before)
 
 
-def simulate(scenario: Scenario, say: Callable[[str], None] | None = None) -> Report:
-    """Run one scenario in a folder of its own."""
+class _Trace(logging.Handler):
+    """The product's log lines, as a part of the trace."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        process = PROCESS.get()
+        self._world.say(process.name if process is not None else "-", f". {record.getMessage()}")
+
+
+def simulate(scenario: Scenario, say: Callable[[str], None] | None = None, *, log: bool = False) -> Report:
+    """Run one scenario in a folder of its own. ``log``: with the product's log lines in the trace."""
     sys.unraisablehook = lambda _: None  # what a killed process leaves ends without its event loop
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=FOLDERS))
-    logging.getLogger().setLevel(logging.ERROR)
+    product = logging.getLogger(LOGGER)
+    product.handlers, product.propagate = [], False
+    product.setLevel(logging.DEBUG if log else logging.CRITICAL)
     torch.set_num_threads(1)
     try:
-        return World(scenario, folder, say).run()
+        world = World(scenario, folder, say)
+        product.addHandler(_Trace(world))
+        return world.run()
     finally:
+        product.handlers = []
         shutil.rmtree(folder)

@@ -46,7 +46,7 @@ class Reader:
         self._node, self._run = node, run
         self.known: dict[str, Entry] = {}  # by peer id
         self._size = directory.Size()
-        self.chance = random.Random()
+        self.chance = random.Random(random.getrandbits(64))
         self._foreign: set[object] = set()  # subkeys of other versions' records
 
     async def look(self, count: int) -> None:
