@@ -67,7 +67,7 @@ class SimulatedPeer:
 
     def _train(self, watch: Any) -> None:
         run, own = self.config.run, self.config.peer
-        metrics, self.stop = Metrics(method=run.outer.name, run=run.name, config=digest(run)), Stop()
+        metrics = Metrics(method=run.outer.name, run=run.name, config=digest(run))
         context = LoopContext(stop=self.stop)
         state = self._state(context)
         resources = Resources(

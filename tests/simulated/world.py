@@ -21,6 +21,7 @@ from peer.config.schema import Config
 from peer.logs import LOGGER
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.node import NodeSettings
+from peer.process import Stop
 from peer.training import member
 from tests.simulated import promises
 from tests.simulated.dht import SimulatedDHT
@@ -121,7 +122,7 @@ class World:
             return
         peer.lives, peer.ended = peer.lives + 1, ""
         peer.due = min(peer.due, self.loop.time())
-        peer.process = Process(peer.name, peer.skew)
+        peer.process, peer.stop = Process(peer.name, peer.skew), Stop()
         self.say(peer.name, f"starts (life {peer.lives})")
         self.runtime.start(peer.process, self._live, peer)
 

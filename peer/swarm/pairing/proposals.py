@@ -35,6 +35,7 @@ class Proposals:
         self._context, self._settings, self._origin, self._agreement = context, settings, origin, agreement
         self._node, self._members, self._boundary = context.node, context.members, context.boundary
         self._met: dict[str, int] = {}  # the round in which a partner was met last
+        self._asked: dict[str, float] = {}  # time of this round's last proposal to each peer
         self._asking = ""  # the peer that has our open proposal
         self._answered = asyncio.Event()
         self._answered.set()
@@ -55,22 +56,19 @@ class Proposals:
     async def seek(self) -> None:
         """During the inner steps: propose to members with a near boundary, from a random time of the phase on."""
         agreement = self._agreement
-        asked: dict[str, float] = {}  # time of the last proposal to each peer
         round, opens = agreement.round, random.uniform(*OPENS)
         while not self._context.stopping:
             await asyncio.sleep(self.pause())
             if round != agreement.round:
-                asked, round, opens = {}, agreement.round, random.uniform(*OPENS)
+                self._asked, round, opens = {}, agreement.round, random.uniform(*OPENS)
             if agreement.meeting is not None or self._boundary.here:
                 continue
             eta, phase = self._boundary.eta(), self._boundary.progress.phase_seconds
             if eta is None or not phase:
                 continue
-            before = clock.monotonic() - ASK_AGAIN_PHASES * phase
             due = askable(self._candidates(), eta / phase, opens)
-            candidate = next((it for it in due if asked.get(it.peer_id, -math.inf) < before), None)
+            candidate = next((it for it in due if not self._asked_lately(it)), None)
             if candidate is not None:
-                asked[candidate.peer_id] = clock.monotonic()
                 await self._propose(candidate)
         if agreement.meeting is not None and not self._boundary.here:
             agreement.cancel(agreement.meeting)  # before the checkpoint: the partner can find another one
@@ -80,7 +78,9 @@ class Proposals:
         try:
             async with asyncio.timeout(ASK_TIMEOUT):
                 await self._answered.wait()  # our last proposal may still be open
-                for record in self._candidates()[: self._settings.tries]:
+                # those that have just declined come last: else a fast peer would ask the same slow ones for ever
+                candidates = sorted(self._candidates(), key=self._asked_lately)
+                for record in candidates[: self._settings.tries]:
                     if self._agreement.meeting is not None or self._context.stopping:
                         return
                     await self._propose(record)
@@ -93,13 +93,17 @@ class Proposals:
         live = [it for it in self._members.live() if not avoided(it.peer_id) and not self._late(it)]
         return in_order(live, lambda record: self._met.get(record.peer_id, NEVER))
 
+    def _asked_lately(self, record: MemberRecord) -> bool:
+        before = clock.monotonic() - ASK_AGAIN_PHASES * (self._boundary.progress.phase_seconds or 0.0)
+        return self._asked.get(record.peer_id, -math.inf) >= before
+
     def _late(self, other: MemberRecord | Propose) -> bool:
         return self._origin.late(self._agreement.round, other.round, other.root)
 
     async def _propose(self, record: MemberRecord) -> None:
         if self._asking or self._agreement.meeting is not None:
             return
-        self._asking = record.peer_id
+        self._asking, self._asked[record.peer_id] = record.peer_id, clock.monotonic()
         self._answered.clear()
         proposal = Propose(
             name=self._node.member.name,
