@@ -21,7 +21,6 @@ from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link
 from peer.training.checkpoint import Saved
-from peer.training.state import PeerState
 from tests.gpu.site import Site
 from tests.unit.exchange.pair_harness import stream_pair
 

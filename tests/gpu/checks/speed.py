@@ -143,7 +143,7 @@ def _seconds(site: Site, work: Callable[[int], object], steps: int) -> float:
     return time.monotonic() - began
 
 
-class warnings_of_compile(logging.Handler):  # noqa: N801 - a context
+class warnings_of_compile(logging.Handler):
     """What the inner loop says while it is compiled: without a compiler it goes on, and this must not pass as fast."""
 
     def __init__(self) -> None:
