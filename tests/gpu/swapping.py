@@ -29,14 +29,18 @@ LOOK = 0.02  # seconds
 
 
 class Sharer:
-    """A peer, and the simulator's replica of the same state (:meth:`reflect`)."""
+    """A peer, and the simulator's replica of the same state (:meth:`reflect`), unless it is not ``mirrored``."""
 
-    def __init__(self, site: Site, config: Config, name: str, stream: int, network: LoopThread) -> None:
+    def __init__(
+        self, site: Site, config: Config, name: str, stream: int, network: LoopThread, *, mirrored: bool = True
+    ) -> None:
         run = config.run
         self.name, self.state = name, site.replica(config, stream)
         numel, overlap = self.state.outer.slow.numel, run.exchange.overlap
         exchange = OverlappedPairExchange if overlap else PairExchange
         self.exchange = exchange(network, numel, codec_named(run.exchange.codec, numel), run.exchange, Guard())
+        if not mirrored:
+            return
         mirror = site.replica(config, stream)
         codec = codec_named(run.exchange.codec, numel)
         self.mirror = Replica(name, mirror, 1.0, run.steps, run.inner_steps, codec, Guard())
