@@ -58,7 +58,7 @@ def _measured(site: Site, codec: str) -> Finding:
     right = result.outcome is Outcome.MERGED and missing == 0 and moved
     figures = swap.figures(median(plain))
     words = (
-        f"{figures['share']:.1%} of a step over {figures['steps']} steps and {len(swap.parts)} parts of {len(before):,} "
+        f"{figures['share']:.1%} of a step over {figures['steps']} steps and {len(swap.parts)} parts, {len(before):,} "
         f"parameters; a step takes {figures['step_ratio']:.2f} times as long as without a swap"
     )
     fault = f"{result.outcome}: {result.detail}; {missing} of {len(swap.parts)} parts were not corrected"
