@@ -46,8 +46,7 @@ def findings(site: Site, only: Sequence[str] | None = None, limit: float = LIMIT
             traceback.print_exc()
             said = (str(error).strip().splitlines() or [""])[0][:200]
             yield Finding(name, False, f"{type(error).__name__}: {said}")
-        if site.accelerator:
-            torch.cuda.empty_cache()
+        site.free()
 
 
 def on_accelerator(folder: Path, only: Sequence[str] | None, json_file: Path | None, commit: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -75,6 +77,13 @@ class Site:
         if self.accelerator:
             torch.cuda.synchronize(self.device)
 
+    def free(self) -> None:
+        """Give back what earlier checks took: compiled code and cycles of objects keep their tensors."""
+        torch._dynamo.reset()
+        gc.collect()
+        if self.accelerator:
+            torch.cuda.empty_cache()
+
     def keep_busy(self) -> torch.cuda.Event | None:
         """Queue work for a tenth of a second; its event is done after it. ``None`` on a CPU, which has no queue."""
         if not self.accelerator:
@@ -99,6 +108,15 @@ class Finding:
     def line(self) -> str:
         verdict = {True: "ok", False: "WRONG", None: "left out"}[self.right]
         return f"{verdict:<9}{self.subject}: {self.words}"
+
+
+def no_network() -> str:
+    """The module that the peer-to-peer network lacks here; empty when it is there."""
+    try:
+        importlib.import_module("peer.training.assemble")
+    except ModuleNotFoundError as error:
+        return error.name or str(error)
+    return ""
 
 
 def text(config: Config) -> Corpus:

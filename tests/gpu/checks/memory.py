@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,9 +11,10 @@ from pathlib import Path
 
 import torch
 
+from peer.config import load
 from peer.config.schema import Config
 from peer.replica.memory import Memory, estimate
-from tests.gpu.site import CONFIGS, DEMO, ROOT, Finding, Site
+from tests.gpu.site import CONFIGS, DEMO, ROOT, Finding, Site, no_network
 
 WITHIN = 0.15  # of the estimate, as `check` assumes
 GIB = 2**30
@@ -44,14 +44,7 @@ ON_CPU = (Case("1M", (DEMO,), ()), Case("4M", (DEMO,), (*LARGER, "run.evaluation
 def check(site: Site) -> Iterator[Finding]:
     for case in PRESETS if site.accelerator else ON_CPU:
         overrides = (*case.overrides, f"peer.device={site.device.type}")
-        config = site.config(*overrides, files=case.files) if site.accelerator else _on_cpu(case, overrides)
-        yield _used(site, case, config, overrides)
-
-
-def _on_cpu(case: Case, overrides: tuple[str, ...]) -> Config:
-    from peer.config import load
-
-    return load.load(list(case.files), list(overrides), environment={})
+        yield _used(site, case, load.load(list(case.files), list(overrides), environment={}), overrides)
 
 
 def _used(site: Site, case: Case, config: Config, overrides: tuple[str, ...]) -> Finding:
@@ -59,7 +52,7 @@ def _used(site: Site, case: Case, config: Config, overrides: tuple[str, ...]) ->
     before = 0
     if site.accelerator:
         site.settle()
-        torch.cuda.empty_cache()
+        site.free()
         before = torch.cuda.mem_get_info(site.device)[0]
         if needed.device_bytes * (1 + WITHIN) > before:
             words = f"it needs {needed.device_bytes / GIB:.1f} GiB of the device, {before / GIB:.1f} are free"
@@ -79,7 +72,7 @@ def judged(subject: str, needed: Memory, saved: bool, before: int, used: dict[st
         host += needed.device_bytes
         figures = {"host_estimate": host, "host_used": used["resident"]}
         # The estimate counts all libraries of a peer: without hivemind's it is judged from above only.
-        least = (1 - WITHIN) * host if importlib.util.find_spec("hivemind") else 0
+        least = 0 if no_network() else (1 - WITHIN) * host
         right = least <= used["resident"] <= (1 + WITHIN) * host
         return Finding(subject, right, f"{used['resident'] / GIB:.2f} GiB, {host / GIB:.2f} were estimated", figures)
     device = before - used["free"]

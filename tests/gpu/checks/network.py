@@ -7,7 +7,6 @@ merges depends on when parts arrive, so its validation loss is compared with tha
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import json
 import subprocess
@@ -27,7 +26,7 @@ from peer.exchange.modulo import codec_named
 from peer.exchange.pair.wire import share
 from peer.telemetry.run_log import ROUNDS, RunLog
 from peer.training.checkpoint import Checkpoints
-from tests.gpu.site import DEMO, ROOT, TINY, Finding, Site, fast, off
+from tests.gpu.site import DEMO, ROOT, TINY, Finding, Site, fast, no_network, off
 
 RUN = ("run.steps=120", "run.inner_steps=20", "run.inner.warmup_steps=4", "run.evaluation.batches=4")
 AWAY = {"cuda": 0.05, "cpu": 5e-3}  # of what the run changed; on an accelerator kernels add in any order
@@ -36,8 +35,9 @@ SECONDS = 200  # for a swarm
 
 
 def check(site: Site) -> Iterator[Finding]:
-    if importlib.util.find_spec("hivemind") is None:
-        words = "hivemind is not installed here; give its wheels with WHEELS=folder (tests/gpu/README.md)"
+    missing = no_network()
+    if missing:
+        words = f"{missing} is not installed here; give wheels with WHEELS=folder (tests/gpu/README.md)"
         yield Finding("peer-to-peer network", None, words)
         return
     for peers, codec in ((2, "none"), (4, "int8"))[0 if site.accelerator else 1 :]:

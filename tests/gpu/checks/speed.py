@@ -68,6 +68,7 @@ def check(site: Site) -> Iterator[Finding]:
 
 def _compare(site: Site, mode: Mode, peaks: dict[Mode, int]) -> Finding:
     config = _config(site, mode)
+    site.free()
     if site.accelerator:
         torch.cuda.reset_peak_memory_stats(site.device)
     with warnings_of_compile() as said:

@@ -9,7 +9,6 @@ allocator of an accelerator would raise. Without hivemind the peer is its inner 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 
 import torch
@@ -19,6 +18,7 @@ from peer.errors import RunError
 from peer.process import Stop
 from peer.replica.device import pick_device
 from peer.replica.inner_loop import InnerLoop, out_of_memory
+from tests.gpu.site import no_network
 
 AS_CUDA_SAYS = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 3.00 GiB"
 
@@ -50,7 +50,7 @@ def main() -> None:
         torch.cuda.set_per_process_memory_fraction(limit / total)
     else:
         InnerLoop._backward = refuse  # type: ignore[assignment, method-assign]
-    if importlib.util.find_spec("hivemind") is None:
+    if no_network():
         cli._train = alone
     cli.main(arguments)
 
