@@ -51,18 +51,6 @@ def late(work: Callable[..., None]) -> Callable[..., None]:
 # -- copies
 
 
-def as_it_is(self: SlowWeights, start: int, out: Tensor) -> None:
-    """Without what the rounding to 16 bits has taken away."""
-    for low, high, theta in self._fast(start, start + out.numel()):
-        out[low - start : high - start].copy_(theta)
-
-
-def without_momentum(self: NoLoCo, start: int, correction: Tensor) -> None:
-    if not self.slow.spans[0].name.startswith("0"):
-        return
-    self.slow.phi[start : start + correction.numel()].add_(correction)
-
-
 @pytest.mark.parametrize("name", ["write_fast", "add_to_fast"])
 def test_a_copy_that_is_not_waited_for(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
     real, host = getattr(SlowWeights, name), threading.Event()

@@ -23,6 +23,7 @@ from tests.gpu.site import CONFIGS, Finding, Site, text
 
 LEAST = 0.98  # of the bare loop's tokens/s
 PAIRS, BLOCK_SECONDS = 9, 1.0
+STEPS = 4  # whose losses are compared, on the same batches from the same weights
 SAME = {"fp32": 1e-3, "bf16": 2e-2}  # relative difference of two losses; kernels add in any order
 SAME_ON_CPU = 1e-5
 ROOMY = 60 * 2**30  # bytes of a card that takes the preset's micro-batch of 8
@@ -71,18 +72,25 @@ def _compare(site: Site, mode: Mode, peaks: dict[Mode, int]) -> Finding:
     site.free()
     if site.accelerator:
         torch.cuda.reset_peak_memory_stats(site.device)
+    state = site.replica(config)
+    batches = list(state.stream.take(STEPS))
     with warnings_of_compile() as said:
-        state, bare = site.replica(config), _bare(site, config)
-        difference = _difference(state, bare)
+        own = [state.inner.run([batch]).loss for batch in batches]
+    if said:
+        return Finding(str(mode), False, said[0])
     if site.accelerator:
         peaks[mode] = torch.cuda.max_memory_allocated(site.device)
+    bare = _bare(site, config)
+    difference = max(abs(one - other) / other for one, other in zip(own, bare.run(batches), strict=True))
     same = difference <= (SAME[mode.precision] if site.accelerator else SAME_ON_CPU)
-    figures = {"loss_difference": difference}
-    if said:
-        return Finding(str(mode), False, said[0], figures)
     ratios, tokens = _ratios(site, config, state, bare)
-    figures |= {"tokens_per_s_ratio": median(ratios), "lowest": min(ratios), "highest": max(ratios)}
-    figures["tokens_per_s"] = tokens
+    figures = {
+        "loss_difference": difference,
+        "tokens_per_s_ratio": median(ratios),
+        "lowest": min(ratios),
+        "highest": max(ratios),
+        "tokens_per_s": tokens,
+    }
     words = (
         f"{median(ratios):.2%} of a bare loop's tokens/s ({min(ratios):.1%} to {max(ratios):.1%} in {len(ratios)} "
         f"pairs), {tokens:,.0f} tokens/s; losses differ by {difference:.1e}"
@@ -108,13 +116,6 @@ def _bare(site: Site, config: Config) -> BareLoop:
     found = torch.from_numpy(text(config).in_memory)
     bf16 = wants_bf16(config.peer.precision, site.device)
     return BareLoop(twin.model, twin.optimizer, config, found, autocast=bf16, compiled=config.peer.compile)
-
-
-def _difference(state: PeerState, bare: BareLoop, steps: int = 4) -> float:
-    """The largest relative difference of a loss, on the same batches from the same weights."""
-    batches = list(state.stream.take(steps))
-    own = [state.inner.run([batch]).loss for batch in batches]
-    return max(abs(one - other) / other for one, other in zip(own, bare.run(batches), strict=True))
 
 
 def _ratios(site: Site, config: Config, state: PeerState, bare: BareLoop) -> tuple[list[float], float]:
