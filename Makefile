@@ -6,7 +6,7 @@ PEERS ?= 4
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo help test lint unit swarm-tests image image-test install clean
+.PHONY: demo help test lint unit swarm-tests gpu-test image image-test install clean
 
 demo: .venv/.installed ## a swarm of four peers on this machine, about two minutes (PEERS=4)
 	$(BIN)/noloco-peer swarm --peers $(PEERS) --config configs/demo.yaml
@@ -29,6 +29,9 @@ unit: .venv/.installed-dev ## unit tests: the quick half (WORKERS=2)
 
 swarm-tests: .venv/.installed-dev ## real processes on a real network, and the network laboratory
 	$(PYTEST) tests/netlab tests/swarm
+
+gpu-test: ## what only an accelerator shows, at most 15 minutes; uses .venv or, without it, PYTHON (WHEELS=folder)
+	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.gpu $(if $(WHEELS),--wheels $(WHEELS)) $(if $(COMMIT),--commit $(COMMIT))
 
 image: ## the container image
 	docker build --file docker/Dockerfile --tag noloco-peer:0.2.0 .

@@ -42,7 +42,7 @@ class Codec(ABC):
     # -- for a codec that learns
 
     def begin(self) -> bool:
-        """A round begins. ``True``: each part needs :meth:`learn` before it is encoded."""
+        """A round begins. ``True``: each part needs :meth:`learn` before it is encoded or decoded."""
         return False
 
     def learn(self, start: int, change: Tensor) -> None:  # noqa: B027

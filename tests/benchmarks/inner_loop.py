@@ -21,8 +21,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from peer import logs
 from peer.config.schema import Config, LlamaModel
@@ -33,8 +32,9 @@ from peer.outer.slow_weights import SlowWeights
 from peer.p2p.node import Node
 from peer.process import LoopContext
 from peer.replica import model
-from peer.replica.inner_loop import InnerLoop, learning_rate
+from peer.replica.inner_loop import InnerLoop
 from peer.rounds.types import Outcome
+from tests.benchmarks.bare_loop import BareLoop
 from tests.benchmarks.common import finish, options
 from tests.benchmarks.swap_partner import Pairing, peer_node
 
@@ -42,24 +42,6 @@ CONFIG = Config()
 RUN = CONFIG.run
 LENGTH = RUN.data.sequence_length
 BIG = LlamaModel(hidden_size=768, intermediate_size=2048, layers=12, heads=12)  # 85M parameters for the memory
-
-
-def bare_steps(network: nn.Module, optimizer: torch.optim.Optimizer, text: Tensor, steps: int, step: int) -> None:
-    """A hand-written loop with the same schedule, clipping and optimizer."""
-    parameters = list(network.parameters())
-    network.train()
-    for _ in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, RUN.steps, RUN.inner)
-        starts = torch.randint(len(text) - LENGTH - 1, (RUN.batch_size,)).tolist()
-        batch = torch.stack([text[start : start + LENGTH + 1] for start in starts]).long()
-        logits = network(input_ids=batch[:, :-1]).logits
-        loss = functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, RUN.inner.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        step += 1
 
 
 def inner_loop(network: nn.Module) -> InnerLoop:
@@ -71,10 +53,9 @@ def speed(pairs: int, steps: int, folder: Path) -> float:
     """Median over ``pairs`` of the peer's tokens/s divided by the bare loop's in the same pair of blocks."""
     text = corpus.load(RUN.data).train
     stream = TokenStream(text, batch_size=RUN.batch_size, sequence_length=LENGTH, seed=0, stream=1)
-    bare_text = torch.from_numpy(text)
     networks = [model.build(RUN) for _ in range(2)]
     inner, by_hand = (inner_loop(network) for network in networks)
-    bare = by_hand.optimizer  # the same groups
+    bare = BareLoop(networks[1], by_hand.optimizer, CONFIG, torch.from_numpy(text))  # the same groups of parameters
     ratios = []
     with peer_node(folder / "a.key") as first, peer_node(folder / "b.key", first.addresses):
         for pair in range(-1, pairs):  # the first one warms up
@@ -84,7 +65,7 @@ def speed(pairs: int, steps: int, folder: Path) -> float:
                 if kind == "peer":
                     inner.run(stream.take(steps))
                 else:
-                    bare_steps(networks[1], bare, bare_text, steps, inner.step)
+                    bare.run(bare.batches(steps))
                 seconds[kind] = time.monotonic() - began
             if pair >= 0:
                 ratios.append(seconds["bare"] / seconds["peer"])

@@ -39,12 +39,14 @@ def overlapped_parts(numel: int) -> list[tuple[int, int]]:
 
 
 class SwapMailbox:
-    """One swap."""
+    """One swap. ``learn``: gets the start and the change of each part before the part is sent or received."""
 
-    def __init__(self, numel: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, numel: int, loop: asyncio.AbstractEventLoop, learn: Callable[[int, Tensor], None] | None = None
+    ) -> None:
         self.parts = overlapped_parts(numel)
         self.received_parts = self._sent_parts = 0
-        self._loop, self._wake = loop, asyncio.Event()
+        self._loop, self._wake, self._learn = loop, asyncio.Event(), learn
         self._changed = clock.event()
         self._close: Callable[[], None] | None = None
         self._opened: dict[int, OpenPart] = {}
@@ -72,6 +74,8 @@ class SwapMailbox:
 
     def put(self, index: int, part: OpenPart) -> None:
         """Part ``index`` is open."""
+        if self._learn is not None:
+            self._learn(self.parts[index][0], part.change)
         self._opened[index] = part
         self._count = index + 1
         self._loop.call_soon_threadsafe(self._wake.set)

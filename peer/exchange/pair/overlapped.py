@@ -41,23 +41,23 @@ class OverlappedPairExchange(PairProtocol):
 
     def start(self, pace: float, meet: Callable[[], Group]) -> SwapMailbox:
         """``meet`` finds the partner, on the helper thread; ``pace``: seconds of an inner step."""
-        mailbox = SwapMailbox(self._numel, self._network.loop)
-        self._helper.submit(self._run, mailbox, pace, meet, self._codec.begin())
+        learn = self._codec.learn if self._codec.begin() else None
+        mailbox = SwapMailbox(self._numel, self._network.loop, learn)
+        self._helper.submit(self._run, mailbox, pace, meet)
         return mailbox
 
     def close(self) -> None:
         """No further swaps."""
         self._helper.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, mailbox: SwapMailbox, pace: float, meet: Callable[[], Group], learns: bool) -> None:
-        """``learns``: the codec needs each part's change."""
+    def _run(self, mailbox: SwapMailbox, pace: float, meet: Callable[[], Group]) -> None:
         try:
             group = meet()
             if not group.links:
                 self._codec.settle(False)
                 mailbox.finish(Averaged(NOTHING, Outcome.ALONE))
                 return
-            encode, receive = partial(self._encode, mailbox, learns), partial(self._receive, mailbox)
+            encode, receive = partial(self._encode, mailbox), partial(self._receive, mailbox)
             averaged = self._swap(group, encode, receive, NOTHING, pace)
             if averaged.outcome is not Outcome.MERGED and mailbox.used_parts:
                 parts = f"after {mailbox.used_parts} of {len(mailbox.parts)} parts"
@@ -66,14 +66,10 @@ class OverlappedPairExchange(PairProtocol):
         except BaseException as error:  # noqa: BLE001 - the training thread raises it
             mailbox.finish(error)
 
-    async def _encode(self, mailbox: SwapMailbox, learns: bool, transfer: Transfer) -> AsyncIterator[bytes]:
-        def encode(start: int, opened: OpenPart) -> bytes:
-            if learns:
-                self._codec.learn(start, opened.change)
-            return self._codec.encode(start, opened.own)
-
+    async def _encode(self, mailbox: SwapMailbox, transfer: Transfer) -> AsyncIterator[bytes]:
         for number, (start, _) in enumerate(mailbox.parts):
-            yield await clock.in_thread(encode, start, await mailbox.opened(number, transfer.stall))
+            opened = await mailbox.opened(number, transfer.stall)
+            yield await clock.in_thread(self._codec.encode, start, opened.own)
             mailbox.count_sent()
 
     async def _receive(self, mailbox: SwapMailbox, transfer: Transfer) -> bytes:

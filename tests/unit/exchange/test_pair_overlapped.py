@@ -333,3 +333,11 @@ def test_of_who_is_not_known_nothing_is_used_before_it_can_be_told_from_a_strang
     averaged, _ = both(one, two, thread.call(stream_pair(), 5))
     assert averaged.outcome is Outcome.MERGED and not averaged.strange
     torch.testing.assert_close(one.vector, middle)
+
+
+def test_a_part_is_learned_before_it_can_be_sent_or_received(thread: LoopThread) -> None:
+    """Else the partner's part may be decoded with a reach that is not known yet, and learning then forgets it."""
+    seen: list[tuple[int, bool]] = []
+    mailbox = SwapMailbox(NUMEL, thread.loop, lambda start, change: seen.append((start, 0 in mailbox._opened)))
+    mailbox.put(0, OpenPart(torch.ones(3), torch.ones(3)))
+    assert seen == [(0, False)] and 0 in mailbox._opened

@@ -29,7 +29,7 @@ SHELL = [
     if line.strip() and not line.startswith("#")
 ]
 RANKS = re.compile(r"^torchrun --standalone --nproc-per-node \d+ -m peer ")
-OTHERS = ("echo", "prometheus", "sed")  # programs of the machine; docker's lines are checked in tests/docker
+OTHERS = ("echo", "pip", "prometheus", "sed")  # programs of the machine; docker's lines are checked in tests/docker
 LINES, WORDS = 250, 2500  # of README.md, the first thing that a newcomer reads
 PACKAGES = sorted(file.parent for file in (ROOT / "peer").rglob("__init__.py"))
 OLD_NAMES = r"\b(attendees?|conven\w+|crossing|grudges?|lobby|mesh|strangers?|twins?)\b"

@@ -1,12 +1,15 @@
 """A peer's life without the network, in a process of its own: what memory did it take?
 
-python -m tests.unit.replica.memory_peer CONFIG.yaml [A.B=C ...]
+python -m tests.unit.replica.memory_peer CONFIG.yaml ... [A.B=C ...] [--no-checkpoint]
 
-Prints the peak of the process's resident bytes.
+Prints JSON: the peak of the process's resident bytes, and of an accelerator the bytes that torch holds and those that
+are free at the end.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -14,15 +17,18 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-import peer.training.assemble  # noqa: F401  all that a peer loads
 from peer.config import load
 from peer.data import corpus
 from peer.data.open import validation
 from peer.exchange.average import copy_own
 from peer.process import LoopContext
+from peer.replica.device import pick_device
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
+
+with contextlib.suppress(ModuleNotFoundError):  # on a machine without hivemind
+    import peer.training.assemble  # noqa: F401  all that a peer loads
 
 
 def resident_peak() -> int:
@@ -47,9 +53,11 @@ def torch_peak(state: PeerState) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
-    config = load.load(Path(sys.argv[1]), sys.argv[2:], environment={})
+    files = [Path(it) for it in sys.argv[1:] if it.endswith(".yaml")]
+    config = load.load(files, [it for it in sys.argv[1:] if "=" in it], environment={})
+    device = pick_device(config.peer.device)
     text = corpus.load(config.run.data)
-    state = replica.replica(config, text.train, stream=1, device=torch.device("cpu"), context=LoopContext())
+    state = replica.replica(config, text.train, stream=1, device=device, context=LoopContext())
     buffer = torch.empty(state.outer.slow.numel)
     state.inner.evaluate(validation(config.run, text.validation))
     with tempfile.TemporaryDirectory() as folder:
@@ -58,9 +66,12 @@ def main() -> None:
             contribution = state.outer.contribution()
             copy_own(contribution, buffer)  # type: ignore[arg-type]
             state.outer.apply(buffer)
-        Checkpoints(Path(folder), 1).save(1, state.scalars(), state.tensors())
-        peak = resident_peak()
-    print(peak)
+        if "--no-checkpoint" not in sys.argv:
+            Checkpoints(Path(folder), 1).save(1, state.scalars(), state.tensors())
+    found = {"resident": resident_peak()}
+    if device.type == "cuda":
+        found |= {"held": torch.cuda.max_memory_reserved(device), "free": torch.cuda.mem_get_info(device)[0]}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

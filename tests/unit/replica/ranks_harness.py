@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from peer.replica.sharded.launch import Rank
 from peer.replica.sharded.ranks import Ranks
 from peer.training import replica as build
 from peer.training.state import PeerState
-from tests.swarm.support.warm import Forked, warm
+from tests.swarm.support.warm import ROOT, Forked, warm
 
 CPU = torch.device("cpu")
 MODEL = {"hidden_size": 12, "intermediate_size": 30, "layers": 2, "heads": 2}  # 257 tokens: nothing divides evenly
@@ -36,9 +38,9 @@ def config(folder: Path, *, peer: dict[str, Any] | None = None, **run: Any) -> C
     return Config.model_validate({"run": shared, "peer": {"threads": 1, **(peer or {})}})
 
 
-def replica(settings: Config, ranks: Ranks | None = None) -> PeerState:
+def replica(settings: Config, ranks: Ranks | None = None, device: torch.device = CPU) -> PeerState:
     tokens = corpus.load(settings.run.data).train
-    return build.replica(settings, tokens, stream=3, device=CPU, context=LoopContext(), ranks=ranks)
+    return build.replica(settings, tokens, stream=3, device=device, context=LoopContext(), ranks=ranks)
 
 
 def environment(number: int, size: int, port: int) -> dict[str, str]:
@@ -55,17 +57,26 @@ def free_port() -> int:
         return port
 
 
+class Cold(subprocess.Popen[bytes]):
+    """A rank as torchrun starts it: warm.py needs all of a peer's libraries, also those of the network."""
+
+    def __init__(self, program: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        with log.open("wb") as output:
+            command = [sys.executable, *program]
+            super().__init__(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
+
+
 class RankProcesses:
     """The other ranks, and their processes."""
 
-    def __init__(self, size: int, folder: Path, program: Sequence[str] = PROGRAM) -> None:
+    def __init__(self, size: int, folder: Path, program: Sequence[str] = PROGRAM, *, cold: bool = False) -> None:
         port = free_port()
         self.mine = environment(0, size, port)
         self.logs = [folder / f"rank-{number}.out" for number in range(1, size)]
-        self.processes: list[Forked] = []
+        self.processes: list[Forked | Cold] = []
         for number, log in enumerate(self.logs, 1):
             its = {**os.environ, **environment(number, size, port), "PYTHONUNBUFFERED": "1"}
-            self.processes.append(warm().start(program, log, its))
+            self.processes.append(Cold(program, log, its) if cold else warm().start(program, log, its))
         self.gave_up: list[str] = []
         self.ranks = Ranks(Rank(0, size, port), self.gave_up.append)
 
@@ -74,9 +85,9 @@ class RankProcesses:
 
 
 @contextmanager
-def ranks(size: int, folder: Path, program: Sequence[str] = PROGRAM) -> Iterator[RankProcesses]:
+def ranks(size: int, folder: Path, program: Sequence[str] = PROGRAM, *, cold: bool = False) -> Iterator[RankProcesses]:
     """The other ranks, which are dismissed at the end and exit."""
-    it = RankProcesses(size, folder, program)
+    it = RankProcesses(size, folder, program, cold=cold)
     before = dict(os.environ)
     os.environ.update(it.mine)
     code = 1

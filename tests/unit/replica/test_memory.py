@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_a_peer_takes_what_was_estimated(overrides: tuple[str, ...]) -> None:
     program = [sys.executable, "-m", "tests.unit.replica.memory_peer", str(DEMO), *overrides]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr
-    measured = int(done.stdout.splitlines()[-1])
+    measured = json.loads(done.stdout.splitlines()[-1])["resident"]
     asked = config(*overrides)
     memory = estimate(asked.run, asked.peer)
     assert memory.device_bytes + memory.host_bytes == pytest.approx(measured, rel=0.15)

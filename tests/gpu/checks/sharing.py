@@ -1,0 +1,156 @@
+"""Two and four peers that share the device swap with each codec; the merged weights are those of the simulator.
+
+Before each swap the simulator's replicas get the peers' states, so φ and δ must be the same bits after it. In an
+overlapped swap both sides train a step while parts are under way, and θ is the same up to that step's rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from peer.commands.simulate.exchanges import OverlappedSwap, both_merged, swap
+from peer.config.schema import CodecName, Config
+from peer.p2p.event_loop import LoopThread
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Outcome
+from tests.gpu.site import Finding, Site, fast, off, repeatable
+from tests.gpu.swapping import Sharer, blocking, overlapped, swap_all
+
+MEETINGS = {2: [[(0, 1)]], 4: [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]]}  # a round: who meets whom
+ROUNDS = 3
+H = 4
+STEP_NOISE = 0.02  # of what a step changes: kernels add in any order
+BY_HAND = 1e-6  # of φ, without a codec: fp32 against fp64
+LOST = 0.8  # of what the merge moves, at most: what a codec rounds away, and blocks that it cannot resolve
+CODECS: tuple[CodecName, ...] = get_args(CodecName)
+
+
+def check(site: Site) -> Iterator[Finding]:
+    with repeatable():
+        for peers in MEETINGS:
+            for overlap in (False, True):
+                yield _shared(site, peers, overlap)
+
+
+def _shared(site: Site, peers: int, overlap: bool) -> Finding:
+    faults: list[str] = []
+    figures: dict[str, float] = {}
+    lost: dict[str, float] = {}
+    for codec in CODECS:
+        site.settle()
+        found = Rounds(site, _config(site, codec, overlap), peers).run()
+        faults += [f"{codec}: {fault}" for fault in found.faults]
+        figures[codec], lost[codec] = found.theta, found.lost
+    words = (
+        f"φ and δ are the simulator's bits with {', '.join(figures)}; θ is off by at most {max(figures.values()):.1e}"
+    )
+    name = f"{peers} peers, {'overlapped' if overlap else 'blocking'}"
+    return Finding(name, not faults, faults[0] if faults else words, {"theta_off": figures, "lost": lost})
+
+
+def _config(site: Site, codec: str, overlap: bool) -> Config:
+    precision = "bf16" if site.accelerator else "fp32"
+    return site.config(
+        f"run.exchange.codec={codec}",
+        f"run.exchange.overlap={str(overlap).lower()}",
+        f"run.inner_steps={H}",
+        f"peer.precision={precision}",
+        "run.inner.warmup_steps=0",
+    )
+
+
+class Rounds:
+    """``faults``: what differed, in words. ``theta``: the largest difference of θ, relative to a step's change.
+    ``lost``: the largest share of a merge that the codec has rounded away.
+    """
+
+    def __init__(self, site: Site, config: Config, peers: int) -> None:
+        self.site, self.config, self.faults = site, config, list[str]()
+        self.theta = self.lost = 0.0
+        self._overlap = config.run.exchange.overlap
+        self._network = LoopThread()
+        self.peers = [Sharer(site, config, f"peer-{it}", it, self._network) for it in range(peers)]
+
+    def run(self) -> Rounds:
+        with contextlib.closing(self._network):
+            for round in range(ROUNDS):
+                meetings = MEETINGS[len(self.peers)]
+                pairs = [(self.peers[one], self.peers[two]) for one, two in meetings[round % len(meetings)]]
+                self._round(pairs)
+            for peer in self.peers:
+                if self._overlap:
+                    peer.exchange.close()  # type: ignore[union-attr]
+        return self
+
+    def _round(self, pairs: list[tuple[Sharer, Sharer]]) -> None:
+        for peer in self.peers:
+            peer.train(H)
+            peer.reflect()
+        expected = [self._by_hand(*pair) for pair in pairs]
+        before = {peer.name: fast(peer.state.outer.slow) for peer in self.peers}
+        results = swap_all(self._network, pairs, overlapped if self._overlap else blocking)
+        self._require_merged(results)
+        for pair, expected_of in zip(pairs, expected, strict=True):
+            self._simulate(*pair)
+            for peer in pair:
+                self._compare(peer, before[peer.name])
+                self._against_formula(peer, *expected_of[peer.name])
+                peer.state.cross_boundary()
+
+    def _require_merged(self, results: list[Averaged]) -> None:
+        failed = [it for it in results if it.outcome is not Outcome.MERGED]
+        self.faults += [f"{it.outcome}: {it.detail}" for it in failed]
+
+    def _by_hand(self, one: Sharer, two: Sharer) -> dict[str, tuple[Tensor, float]]:
+        """φ + αδ + mean(βΔ + γφ) − γφ in fp64, and the length by which the partner moves it."""
+        it = one.method.settings
+        phi = {peer.name: peer.state.outer.slow.phi.double() for peer in (one, two)}
+        sent = [
+            it.beta * (fast(peer.state.outer.slow).double() - phi[peer.name]) + it.gamma * phi[peer.name]
+            for peer in (one, two)
+        ]
+        mean, moved = (sent[0] + sent[1]) / 2, float((sent[0] - sent[1]).norm() / 2)
+        return {
+            peer.name: (phi[peer.name] * (1 - it.gamma) + it.alpha * peer.method.momentum.double() + mean, moved)
+            for peer in (one, two)
+        }
+
+    def _against_formula(self, peer: Sharer, expected: Tensor, moved: float) -> None:
+        phi = peer.state.outer.slow.phi
+        lost = float((phi - expected).norm()) / moved
+        self.lost = max(self.lost, lost)
+        exact = self.config.run.exchange.codec == "none"
+        if off(phi, expected) > BY_HAND if exact else lost > LOST:
+            self.faults.append(f"φ of {peer.name} is not the formula's: {lost:.1%} of the merge is missing")
+
+    def _simulate(self, one: Sharer, two: Sharer) -> None:
+        mirrors = one.mirror, two.mirror
+        if self._overlap:
+            for mirror in mirrors:
+                mirror.target = mirror.state.inner.step + H
+            simulated = OverlappedSwap(*mirrors, steps=1)
+            simulated.run()
+            verdicts = simulated.verdicts
+        else:
+            means, verdicts = swap(*mirrors)
+            for mirror, mean in zip(mirrors, means, strict=True):
+                mirror.apply(mean)
+        if not both_merged(verdicts):
+            self.faults.append(f"the simulator does not merge: {[it.detail for it in verdicts]}")
+
+    def _compare(self, peer: Sharer, before: Tensor) -> None:
+        real, mirror = peer.state.outer, peer.mirror.pairwise
+        if not torch.equal(real.slow.phi, mirror.slow.phi):
+            self.faults.append(f"φ of {peer.name} is off by {off(real.slow.phi, mirror.slow.phi):.1e}")
+        if not torch.equal(peer.method.momentum, mirror.momentum):
+            self.faults.append(f"δ of {peer.name} is off by {off(peer.method.momentum, mirror.momentum):.1e}")
+        theta, expected = fast(real.slow), fast(mirror.slow)
+        away = off(theta - before, expected - before)
+        self.theta = max(self.theta, away)
+        if away > (STEP_NOISE if self._overlap else 0.0):
+            self.faults.append(f"θ of {peer.name} is off by {away:.1e} of its change")

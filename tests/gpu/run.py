@@ -1,0 +1,114 @@
+"""Runs the checks one after the other, prints a line for each finding and keeps the figures."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import platform
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peer import logs
+from tests.gpu.site import ROOT, Finding, Site
+
+# What is right comes before what is fast: the time may not suffice on a slow card.
+CHECKS = (
+    *("copies", "sharing", "resume", "out_of_memory", "memory", "ranks"),
+    *("step_share", "network", "speed"),
+)
+LIMIT = 14 * 60.0  # seconds; a finding takes up to a minute more
+PACKAGES = ("transformers", "hivemind", "numpy", "pydantic", "triton")
+
+
+def findings(site: Site, only: Sequence[str] | None = None, limit: float = LIMIT) -> Iterator[Finding]:
+    """Of all checks, or of those named. What breaks a check, or is not reached in time, is a finding too."""
+    ends = time.monotonic() + limit
+    for name in only or CHECKS:
+        check = importlib.import_module(f"tests.gpu.checks.{name}").check
+        if time.monotonic() > ends:
+            yield Finding(name, False, f"not begun within {limit:.0f} s")
+            continue
+        try:
+            for finding in check(site):
+                yield finding
+                if time.monotonic() > ends:
+                    yield Finding(name, False, f"not finished within {limit:.0f} s")
+                    break
+        except Exception as error:  # noqa: BLE001 - the other checks still say something
+            traceback.print_exc()
+            said = (str(error).strip().splitlines() or [""])[0][:200]
+            yield Finding(name, False, f"{type(error).__name__}: {said}")
+        site.free()
+
+
+def on_accelerator(folder: Path, only: Sequence[str] | None, json_file: Path | None, commit: str) -> int:
+    """The exit code. The figures go to ``json_file``."""
+    logs.quiet_libraries()
+    device = torch.device("cuda", torch.cuda.current_device())
+    site, began = Site(torch.device(device.type), folder, timed=True), time.monotonic()
+    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, Python {platform.python_version()}")
+    found = []
+    for finding in findings(site, only):
+        print(f"{time.monotonic() - began:4.0f} s  {finding.line()}", flush=True)
+        found.append(finding)
+    seconds = time.monotonic() - began
+    if json_file is not None:
+        write(json_file, found, seconds, commit)
+    return verdict(found, seconds)
+
+
+def verdict(found: Sequence[Finding], seconds: float) -> int:
+    """Print the count; the exit code."""
+    right, wrong, left_out = (sum(it.right is value for it in found) for value in (True, False, None))
+    print(f"gpu-test: {right} right, {wrong} wrong, {left_out} left out, in {seconds:.0f} s")
+    return 1 if wrong or not right else 0
+
+
+def write(json_file: Path, found: Sequence[Finding], seconds: float, commit: str) -> None:
+    rows = {it.subject: {"right": it.right, "words": it.words, **it.figures} for it in found}
+    figures = {"findings": rows, "seconds": round(seconds), "made_by": made_by(commit)}
+    json_file.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def made_by(commit: str) -> dict[str, Any]:
+    """Device, versions and commit."""
+    count = torch.cuda.device_count()
+    cards = [torch.cuda.get_device_properties(it) for it in range(count)]
+    return {
+        "command": f"python -m tests.gpu {' '.join(sys.argv[1:])}".strip(),
+        "commit": commit or _commit(),
+        "devices": [f"{it.name}, {it.total_memory / 2**30:.1f} GiB" for it in cards],
+        "cuda": torch.version.cuda or torch.version.hip,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str:
+    """With ``+`` where the tree is not that of the commit; ``unknown`` without git."""
+    head = _git("rev-parse", "--short", "HEAD")
+    return f"{head}+" if head and _git("status", "--porcelain", "--untracked-files=no") else head or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

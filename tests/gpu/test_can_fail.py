@@ -1,0 +1,239 @@
+"""Each check finds what it is there for: the code that it guards is broken, and a finding is wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from peer.data.batches import TokenStream
+from peer.exchange.modulo import Modulo
+from peer.exchange.pair import blocking, protocol
+from peer.exchange.pair.mailbox import SwapMailbox
+from peer.outer.noloco import NoLoCo
+from peer.outer.slow_weights import SlowWeights
+from peer.replica import inner_loop
+from peer.replica.inner_loop import InnerLoop
+from peer.replica.memory import Memory
+from peer.replica.sharded.weights import GatheredWeights
+from peer.training.state import PeerState
+from tests.gpu.checks import memory, network, out_of_memory, sharing, speed, step_share
+from tests.gpu.run import findings, verdict
+from tests.gpu.site import Finding, Site
+
+pytestmark = pytest.mark.gpu_arithmetic
+Patch = pytest.MonkeyPatch
+LATE = 0.2  # seconds
+
+
+def wrong(folder: Path, check: str, *, timed: bool = False) -> list[str]:
+    """The subjects of what is wrong."""
+    torch.set_num_threads(1)
+    found = findings(Site(torch.device("cpu"), folder, timed), [check])
+    return [it.subject for it in found if it.right is False]
+
+
+def nothing(*args: Any, **options: Any) -> None:
+    pass
+
+
+def late(work: Callable[..., None]) -> Callable[..., None]:
+    """As a copy that is not waited for: it reads its source after the call has returned."""
+    return lambda *args: threading.Timer(LATE, work, args).start()
+
+
+# -- copies
+
+
+@pytest.mark.parametrize("name", ["write_fast", "add_to_fast"])
+def test_a_copy_that_is_not_waited_for(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    real, host = getattr(SlowWeights, name), threading.Event()
+    device_only = late(real)
+
+    def changed(self: SlowWeights, *args: Any) -> None:
+        """Late on every other outer method: the twin on the CPU is the measure."""
+        (real if host.is_set() else device_only)(self, *args)
+        host.clear() if host.is_set() else host.set()
+
+    monkeypatch.setattr(SlowWeights, name, changed)
+    assert wrong(tmp_path, "copies")
+
+
+def test_a_batch_with_other_targets(tmp_path: Path, monkeypatch: Patch) -> None:
+    from tests.gpu.checks import copies
+
+    def shifted(model: Any, batch: Tensor, device: torch.device, autocast: bool) -> Tensor:
+        return inner_loop.batch_loss(model, batch.roll(1, 1), device, autocast)
+
+    monkeypatch.setattr(copies, "batch_loss", shifted)
+    assert wrong(tmp_path, "copies") == ["batches, float32"]
+
+
+# -- sharing
+
+
+@pytest.fixture
+def few_codecs(monkeypatch: Patch) -> None:
+    """Two peers, and the codecs that are needed."""
+    monkeypatch.setattr(sharing, "MEETINGS", {2: [[(0, 1)]]})
+    monkeypatch.setattr(sharing, "CODECS", ("none", "int4"))
+    monkeypatch.setattr(sharing, "ROUNDS", 2)
+
+
+@pytest.mark.usefixtures("few_codecs")
+@pytest.mark.parametrize(
+    ("target", "name", "broken", "subjects"),
+    [
+        (blocking, "blend", lambda own, theirs, share: theirs.mul_(0.4).add_(own, alpha=0.6), ["blocking"]),
+        (protocol, "share", lambda theirs, own: 0.4, ["blocking", "overlapped"]),
+        (Modulo, "learn", nothing, ["blocking", "overlapped"]),
+        (NoLoCo, "amend", nothing, ["overlapped"]),
+    ],
+    ids=["blend", "share", "learn", "amend"],
+)
+def test_weights_that_are_not_the_simulators(
+    target: Any, name: str, broken: Any, subjects: list[str], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(target, name, broken)
+    assert set(wrong(tmp_path, "sharing")) == {f"2 peers, {it}" for it in subjects}
+
+
+@pytest.mark.usefixtures("few_codecs")
+def test_an_outer_step_that_is_not_the_formulas(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Peers and simulator share the method, so only the formula in fp64 can find this."""
+
+    def without_gamma(self: NoLoCo, mean: Tensor) -> None:
+        self.momentum.mul_(self.settings.alpha).add_(mean).sub_(self.slow.phi)
+        self.slow.phi.add_(self.momentum)
+        self.slow.write_fast()
+
+    monkeypatch.setattr(NoLoCo, "apply", without_gamma)
+    assert wrong(tmp_path, "sharing") == ["2 peers, blocking"]
+
+
+@pytest.mark.usefixtures("few_codecs")
+def test_a_part_that_is_learned_while_it_is_sent(tmp_path: Path, monkeypatch: Patch) -> None:
+    """What this check has found: the partner's part could be decoded before this peer's own was learned."""
+    put = SwapMailbox.put
+
+    def learned_late(self: SwapMailbox, index: int, part: Any) -> None:
+        learn, self._learn = self._learn, None
+        put(self, index, part)
+        if learn is not None:
+            threading.Timer(LATE, learn, (self.parts[index][0], part.change)).start()
+
+    monkeypatch.setattr(SwapMailbox, "put", learned_late)
+    assert wrong(tmp_path, "sharing") == ["2 peers, overlapped"]
+
+
+# -- resume
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [(SlowWeights, "take_moments"), (PeerState, "take_outer"), (TokenStream, "resume")],
+    ids=["moments", "outer", "position"],
+)
+def test_a_state_that_does_not_come_back(target: Any, name: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(target, name, nothing)
+    assert wrong(tmp_path, "resume") == ["resume in fp32", "resume in bf16"]
+
+
+# -- memory
+
+
+@pytest.mark.parametrize(
+    ("code", "output"),
+    [
+        (1, "Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory\n"),
+        (1, "error: CUDA out of memory; lower peer.micro_batch (now 4)\nerror: and another one\n"),
+        (0, "error: CUDA out of memory; lower peer.micro_batch (now 4)\n"),
+        (1, "error: CUDA out of memory\n"),
+    ],
+)
+def test_an_end_that_is_not_one_line(code: int, output: str) -> None:
+    assert out_of_memory.judged("it", 1, "error: CUDA out of memory; lower peer.micro_batch (now 4)\n").right
+    assert not out_of_memory.judged("it", code, output).right
+
+
+@pytest.mark.parametrize(
+    ("free", "resident", "right"), [(90, 50, True), (95, 50, False), (80, 50, False), (90, 70, False)]
+)
+def test_an_estimate_that_is_not_kept(free: int, resident: int, right: bool) -> None:
+    """On a device with 100 bytes: 10 are estimated of it, and 60 of the host, 5 of them for a checkpoint."""
+    estimated = Memory(10, 60, {"checkpoint": 5}, 0)
+    used = {"free": free, "held": 9, "resident": resident}
+    assert memory.judged("it", estimated, False, 100, used).right is right
+    assert memory.judged("it", estimated, True, 0, {"resident": 70}).right
+    assert not memory.judged("it", estimated, True, 0, {"resident": 85}).right
+
+
+# -- ranks, the swap's share, speed, network
+
+
+def test_ranks_that_keep_their_weights(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(GatheredWeights, "apply", nothing, raising=False)
+    real = GatheredWeights.write_fast
+    calls: list[int] = []
+
+    def once(self: GatheredWeights, *args: Any) -> None:
+        """The initial weights reach the ranks, and nothing after them."""
+        if not calls:
+            real(self, *args)
+        calls.append(1)
+
+    monkeypatch.setattr(GatheredWeights, "write_fast", once)
+    assert "two ranks over gloo in fp32" in wrong(tmp_path, "ranks")
+
+
+def test_a_correction_that_is_lost(tmp_path: Path, monkeypatch: Patch) -> None:
+    take = SwapMailbox.take_corrections
+    monkeypatch.setattr(SwapMailbox, "take_corrections", lambda self: take(self)[1:])
+    monkeypatch.setattr(step_share, "check", lambda site: iter([step_share._measured(site, "none")]))
+    assert wrong(tmp_path, "step_share") == ["swap's share of a step, none"]
+
+
+def test_a_slow_loop_another_loop_and_one_that_is_not_compiled(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(speed, "MODES", (speed.Mode("fp32"),))
+    update, backward = InnerLoop._update, InnerLoop._backward
+    with monkeypatch.context() as patch:
+        patch.setattr(InnerLoop, "_update", lambda self, rate: (time.sleep(0.02), update(self, rate)))
+        assert wrong(tmp_path, "speed") == []  # on a CPU durations are not judged
+        assert wrong(tmp_path, "speed", timed=True) == ["fp32"]
+    with monkeypatch.context() as patch:
+        patch.setattr(InnerLoop, "_backward", lambda self, batch: backward(self, batch[:2]))
+        assert wrong(tmp_path, "speed") == ["fp32"]
+    monkeypatch.setattr(speed, "MODES", (speed.Mode("fp32", compile=True),))
+    torch._dynamo.reset()
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+    monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
+    assert wrong(tmp_path, "speed") == ["fp32 compile"]
+
+
+def test_peers_on_a_network_that_weigh_otherwise(tmp_path: Path, monkeypatch: Patch) -> None:
+    pytest.importorskip("hivemind")
+    monkeypatch.setattr(network, "share", lambda theirs, own: 0.4)
+    monkeypatch.setattr(network, "check", lambda site: iter([network._blocking(site, 2, "none")]))
+    assert wrong(tmp_path, "network") == ["2 processes, blocking, none"]
+
+
+# -- the run
+
+
+def test_what_breaks_or_is_late_is_wrong(
+    tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = Site(torch.device("cpu"), tmp_path, timed=False)
+    monkeypatch.setattr(out_of_memory, "check", lambda site: 1 / 0)
+    broken = list(findings(site, ["out_of_memory"]))
+    assert [(it.right, it.words) for it in broken] == [(False, "ZeroDivisionError: division by zero")]
+    assert [it.right for it in findings(site, ["copies"], limit=-1)] == [False]
+    ok, left_out = Finding("a", True, ""), Finding("b", None, "")
+    assert [verdict(it, 1.0) for it in ([ok, left_out], [ok, *broken], [left_out])] == [0, 1, 1]
+    assert capsys.readouterr().out.splitlines()[0] == "gpu-test: 1 right, 0 wrong, 1 left out, in 1 s"
