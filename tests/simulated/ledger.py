@@ -24,6 +24,8 @@ from tests.simulated.peer import SimulatedPeer
 EXACT = {"none": 2e-6, "fp16": 1e-3, "bf16": 8e-3}  # of the largest element
 LEAST_SHARE = 0.1  # of a peer in a mean of two
 MOST_RATIO = 2.0  # of the norms of two contributions that are merged
+LEAST_COMMON = 0.05  # cosine of two contributions that are merged
+SETTLED = 5  # rounds after which a peer's own changes are small, and so are those that it accepts
 
 
 @dataclass
@@ -171,6 +173,8 @@ class Ledger:
             self.violation(f"{peer.name} merged what is not finite")
         if float(sent.norm()) > MOST_RATIO * 1.01 * float(mine.norm()):
             self.violation(f"{peer.name} merged what is out of proportion")
+        if own.round > SETTLED and float(sent @ mine) < LEAST_COMMON * float(sent.norm() * mine.norm()):
+            self.violation(f"{peer.name} merged what has nothing in common with its own")
         key = (f"{peer.name} {peer.lives}", averaged.partner_id, hashlib.sha1(sent.numpy().tobytes()).digest())
         if key in self._merged:
             self.violation(f"{peer.name} merged the same contribution twice")

@@ -35,8 +35,8 @@ LoopHandler = Callable[[Any, asyncio.StreamReader, asyncio.StreamWriter], Awaita
 class Host:
     """A machine with one peer. ``up``, ``down``: bytes a second; ``latency``: seconds to the middle of the network.
 
-    ``chunk``, ``window``: as the constants. ``damage``, ``snap``: parts that it sends until one is damaged, or until
-    the connection breaks that carries it; 0 for never.
+    ``chunk``, ``window``: as the constants. ``damage``, ``snap``: probability that a part which it sends is damaged, or
+    that the connection breaks that carries it.
     """
 
     peer_id: str
@@ -55,8 +55,8 @@ class Host:
     bytes_sent: int = 0
     chunk: int = CHUNK
     window: int = WINDOW
-    damage: int = 0
-    snap: int = 0
+    damage: float = 0.0
+    snap: float = 0.0
 
     @property
     def alive(self) -> bool:
@@ -122,26 +122,22 @@ class Network:
             link.end("connection reset by peer")
 
     def worn(self, pipe: Pipe, data: bytes) -> bytes:
-        """``data`` as it leaves the sender, if that is due for a fault between two parts of a tensor.
+        """``data`` as it leaves the sender: a part of a tensor may be damaged, or its connection breaks soon.
 
         The link is encrypted: what is damaged is a buffer before it, half-filled or with a wrong byte.
         """
         sender = pipe.sender
         if len(data) <= BULK or data[4:5] == b"{":
             return data
-        if sender.snap:
-            sender.snap -= 1
-            if not sender.snap:
-                self.snapped += 1
-                self.loop.call_later(self.chance.uniform(0, 0.1), pipe.link.end, "connection reset by peer")
-        if sender.damage:
-            sender.damage -= 1
-            if not sender.damage:
-                self.damaged += 1
-                at = self.chance.randrange(len(data))
-                if self.chance.random() < 0.5:
-                    return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
-                return data[: at // 2] + bytes(len(data) - at // 2)
+        if sender.snap and self.chance.random() < sender.snap:
+            self.snapped += 1
+            self.loop.call_later(self.chance.uniform(0, 0.1), pipe.link.end, "connection reset by peer")
+        if sender.damage and self.chance.random() < sender.damage:
+            self.damaged += 1
+            at = self.chance.randrange(len(data))
+            if self.chance.random() < 0.5:
+                return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+            return data[:at] + bytes(len(data) - at)
         return data
 
     def _go_on(self, pair: frozenset[str], cut: float) -> None:

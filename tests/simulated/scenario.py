@@ -121,6 +121,6 @@ def rare_faults(seed: int, count: int, seconds: float) -> list[Fault]:
     faults = []
     for _ in range(chance.choice((0, 0, 2, 6))):
         at = chance.uniform(2, seconds)
-        lasts = min(chance.uniform(5, 30), seconds - at)
-        faults.append(Fault(at, chance.choice(RARE), (chance.randrange(count),), lasts, chance.randint(1, 20)))
+        lasts = min(chance.uniform(5, 60), seconds - at)
+        faults.append(Fault(at, chance.choice(RARE), (chance.randrange(count),), lasts, 1))
     return faults

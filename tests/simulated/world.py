@@ -39,6 +39,7 @@ from tests.simulated.scenario import Fault, Machine, Scenario
 FOLDERS = "/dev/shm" if Path("/dev/shm").is_dir() else None
 LAST_LOOK = 20.0  # seconds before the end
 RESTART = 2.0  # seconds from the end of a process to its next start
+OFTEN = 0.2  # of the parts of a peer whose buffers or connections are bad
 TRICKLE = 400.0  # bytes a second
 STOPPING = 400.0  # virtual seconds for all peers to end after they were asked to
 
@@ -264,11 +265,13 @@ class World:
 
     def _damage(self, peers: list[SimulatedPeer], seconds: float) -> None:
         for peer in peers:
-            peer.host.damage = self.chance.randint(1, 20)
+            peer.host.damage = OFTEN
+            self.loop.call_later(seconds, setattr, peer.host, "damage", 0.0)
 
     def _snap(self, peers: list[SimulatedPeer], seconds: float) -> None:
         for peer in peers:
-            peer.host.snap = self.chance.randint(1, 20)
+            peer.host.snap = OFTEN
+            self.loop.call_later(seconds, setattr, peer.host, "snap", 0.0)
 
     def _trickle(self, peers: list[SimulatedPeer], seconds: float) -> None:
         """Its line carries a few bytes at a time: no deadline for the next byte notices it."""
