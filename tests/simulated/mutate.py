@@ -91,14 +91,17 @@ def replay(tree: Path, seeds: range, mutation: Mutation) -> Found | None:
 
 
 def _replay(tree: Path, seeds: range, mutation: Mutation, results: Connection) -> None:
-    """In a process of its own, which imports everything from ``tree``. Sends each seed, and a sentence with the last."""
+    """In a process of its own, which imports all from ``tree``. Sends each seed, and a sentence with the last."""
     sys.dont_write_bytecode = True  # a file that changes twice in a second would be read from its first bytecode
     for name in [it for it in sys.modules if it.partition(".")[0] in ("tests", "peer")]:
         del sys.modules[name]
     sys.path.insert(0, str(tree))
     os.chdir(tree)
     try:
-        simulated = importlib.import_module("tests.simulated.scenario"), importlib.import_module("tests.simulated.world")
+        simulated = (
+            importlib.import_module("tests.simulated.scenario"),
+            importlib.import_module("tests.simulated.world"),
+        )
         for seed in seeds:
             results.send((seed, ""))
             broken = simulated[1].simulate(simulated[0].scenario(seed, PEERS, mutation.kind or None)).violations

@@ -77,7 +77,9 @@ def scenario(seed: int, peers: int | None = None, kind: Kind | None = None) -> S
         seed=seed,
         kind=kind,
         machines=machines,
-        faults=tuple(sorted((*_faults(chance, count, seconds), *rare_faults(seed, count, seconds)), key=lambda it: it.at)),
+        faults=tuple(
+            sorted((*_faults(chance, count, seconds), *rare_faults(seed, count, seconds)), key=lambda it: it.at)
+        ),
         seconds=seconds + CALM + 6 * phase,
         inner_steps=inner_steps,
         numel=chance.choice((300, 2000)),
