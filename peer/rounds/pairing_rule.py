@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Candidate = TypeVar("Candidate")
 OPENS = (0.3, 0.8)  # share of the inner phase that is left when the search for a partner starts, at random
@@ -32,8 +32,10 @@ def longest_ago(candidates: Iterable[Candidate], met: Callable[[Candidate], int]
     return [it for round, it in rounds if round == first]
 
 
-def in_order(candidates: Iterable[Candidate], met: Callable[[Candidate], int]) -> list[Candidate]:
-    """All ``candidates``, those met longest ago first, in random order among equals."""
+def in_order(candidates: Iterable[Candidate], met: Callable[[Candidate], Any]) -> list[Candidate]:
+    """All ``candidates``, those with the least ``met`` first, in random order among equals; for example those met
+    longest ago.
+    """
     shuffled = list(candidates)
     random.shuffle(shuffled)
     return sorted(shuffled, key=met)

@@ -32,7 +32,8 @@ def main() -> int:
         print(
             f"seed {seed}: {it.kind} {it.codec} {len(it.machines)} peers {report.virtual_seconds:.0f} s "
             f"{report.merges} merges ({outcomes}) {sum(report.faults.values())} faults {report.steps} events "
-            f"{len(report.violations)} violations in {time.monotonic() - began:.1f} s"
+            f"{len(report.violations)} violations in {time.monotonic() - began:.1f} s",
+            flush=True,
         )
         for violation in report.violations[:5]:
             print(f"    {violation}")

@@ -98,13 +98,11 @@ def _replay(tree: Path, seeds: range, mutation: Mutation, results: Connection) -
     sys.path.insert(0, str(tree))
     os.chdir(tree)
     try:
-        simulated = (
-            importlib.import_module("tests.simulated.scenario"),
-            importlib.import_module("tests.simulated.world"),
-        )
+        drawn = importlib.import_module("tests.simulated.scenario").scenario
+        simulate = importlib.import_module("tests.simulated.world").simulate
         for seed in seeds:
             results.send((seed, ""))
-            broken = simulated[1].simulate(simulated[0].scenario(seed, PEERS, mutation.kind or None)).violations
+            broken = simulate(drawn(seed, PEERS, mutation.kind or None)).violations
             seen = [it for it in broken if any(part in it for part in mutation.notices)]
             if seen:
                 results.send((seed, seen[0]))

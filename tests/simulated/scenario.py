@@ -70,7 +70,7 @@ def scenario(seed: int, peers: int | None = None, kind: Kind | None = None) -> S
         count = min(count, MOST_OF_A_GROUP)
     seconds = chance.choice((120.0, 240.0, 600.0))
     phase = min(max(seconds * count / ROUNDS * chance.uniform(0.5, 2.0), 0.5), 30.0)
-    inner_steps = chance.choice((5, 10, 20))
+    inner_steps = chance.choice((10, 20) if kind == "overlapped" else (5, 10, 20))  # parts of a swap need some steps
     liar = chance.choice(LIES) if kind != "group" and chance.random() < LIAR else ""
     machines = _machines(chance, count, phase / inner_steps, liar)
     return Scenario(

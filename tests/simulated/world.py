@@ -30,7 +30,7 @@ from peer.training import member
 from tests.simulated import conduct, promises
 from tests.simulated.dht import SimulatedDHT
 from tests.simulated.ledger import Ledger
-from tests.simulated.network import CHUNK, WINDOW, Host, Network
+from tests.simulated.network import CHUNK, NOBODY, WINDOW, Host, Network
 from tests.simulated.node import SimulatedNode
 from tests.simulated.peer import SimulatedPeer
 from tests.simulated.runtime import PROCESS, Process, Runtime, Stuck
@@ -149,7 +149,7 @@ class World:
         assert peer.process is not None
         peer.process.dead = True
         if not self._stopping and peer.ended != "done":  # as a user would
-            self.loop.call_later(RESTART + 10, self.start, peer)
+            self.loop.call_later(RESTART + 10, self.start, peer, context=NOBODY)
 
     def _boot(self) -> None:
         self.bootstrap_process = Process("bootstrap")

@@ -15,7 +15,7 @@ from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.pairing_rule import AT_BOUNDARY, NEVER, OPENS, PROPOSAL_PAUSE, askable, in_order, near
 from peer.swarm.context import Decline, SwarmContext
-from peer.swarm.directory.records import MemberRecord
+from peer.swarm.directory.records import LIFETIME, MemberRecord
 from peer.swarm.healing import Origin
 from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Accept, Agreement, Propose
 
@@ -25,6 +25,8 @@ MEET_PROTOCOL = "noloco/meet/2"
 MEET_TIMEOUT = 5.0  # seconds for one message
 ASK_TIMEOUT = 3.0  # seconds for proposals at a boundary
 PAUSE_SECONDS = (0.01, 0.3)  # between proposals, whatever the phase
+ANSWER_SECONDS = 1.0  # after so long without an answer, who asks may accept another's proposal
+ANSWER_PHASES = 0.5  # inner phases after which an answer is of no use
 ASK_AGAIN_PHASES = 0.12  # inner phases until a member that has declined is asked again
 
 
@@ -36,6 +38,7 @@ class Proposals:
         self._node, self._members, self._boundary = context.node, context.members, context.boundary
         self._met: dict[str, int] = {}  # the round in which a partner was met last
         self._asked: dict[str, float] = {}  # time of this round's last proposal to each peer
+        self._silent: dict[str, float] = {}  # time at which a peer has not answered
         self._asking = ""  # the peer that has our open proposal
         self._answered = asyncio.Event()
         self._answered.set()
@@ -88,10 +91,13 @@ class Proposals:
             log.info("no partner found: %s", fields(seconds=ASK_TIMEOUT, round=self._agreement.round))
 
     def _candidates(self) -> list[MemberRecord]:
-        """Live members in the order in which they are asked."""
-        avoided = self._context.backoff.avoided
+        """Live members in the order in which they are asked: last of all those that have lately not answered. Each of
+        them costs seconds, in which this peer cannot meet another one.
+        """
+        avoided, since = self._context.backoff.avoided, clock.monotonic() - LIFETIME
         live = [it for it in self._members.live() if not avoided(it.peer_id) and not self._late(it)]
-        return in_order(live, lambda record: self._met.get(record.peer_id, NEVER))
+        self._silent = {peer_id: when for peer_id, when in self._silent.items() if when > since}
+        return in_order(live, lambda it: (it.peer_id in self._silent, self._met.get(it.peer_id, NEVER)))
 
     def _asked_lately(self, record: MemberRecord) -> bool:
         before = clock.monotonic() - ASK_AGAIN_PHASES * (self._boundary.progress.phase_seconds or 0.0)
@@ -113,25 +119,30 @@ class Proposals:
             root=self._origin.root,
         )
         try:
-            stream = await self._node.open_to_member(record.peer_id, MEET_PROTOCOL, record.addresses)
-            try:
-                await stream.send(proposal, MEET_TIMEOUT)
-                self._consider(await stream.receive(PROPOSAL_ANSWER, MEET_TIMEOUT), proposal, stream, record.name)
-            finally:
-                if self._agreement.meeting is None or self._agreement.meeting.stream is not stream:
-                    stream.close()
+            async with asyncio.timeout(max(ASK_TIMEOUT, ANSWER_PHASES * (proposal.phase or math.inf))):
+                await self._ask(record, proposal)
         except Refused as error:
             self._node.member.warn_of(record.name, error)
         except (TimeoutError, StreamLost) as error:
             log.debug("no answer: %s", fields(peer=record.name, reason=str(error)))
             self._members.forget(record.peer_id)
             if isinstance(error, TimeoutError):
+                self._silent[record.peer_id] = clock.monotonic()
                 self._node.hang_up(record.peer_id)
         except BadMessage as error:
             log.warning("invalid answer: %s", fields(peer=record.name, reason=str(error)))
         finally:
             self._asking = ""
             self._answered.set()
+
+    async def _ask(self, record: MemberRecord, proposal: Propose) -> None:
+        stream = await self._node.open_to_member(record.peer_id, MEET_PROTOCOL, record.addresses)
+        try:
+            await stream.send(proposal, MEET_TIMEOUT)
+            self._consider(await stream.receive(PROPOSAL_ANSWER, MEET_TIMEOUT), proposal, stream, record.name)
+        finally:
+            if self._agreement.meeting is None or self._agreement.meeting.stream is not stream:
+                stream.close()
 
     def _consider(self, reply: Accept | Decline, mine: Propose, stream: Stream, name: str) -> None:
         if isinstance(reply, Accept) and self._agreement.meeting is None:
@@ -144,6 +155,7 @@ class Proposals:
     async def answer(self, stream: Stream) -> None:
         """Commit to a peer's proposal or decline it at once."""
         proposal = await stream.receive(Propose, MEET_TIMEOUT)
+        self._silent.pop(stream.remote, None)
         decline = self._objection(proposal, stream.remote)
         if decline is not None:
             await stream.send_last(decline, MEET_TIMEOUT)
@@ -161,7 +173,8 @@ class Proposals:
             return Decline(reason="takes the weights of others first")
         if self._context.backoff.avoided(remote):
             return Decline(reason="sent what could not be used")
-        if self._asking and not (self._asking == remote and self._node.peer_id > remote):
+        fresh = self._asking and clock.monotonic() - self._asked.get(self._asking, 0.0) < ANSWER_SECONDS
+        if fresh and not (self._asking == remote and self._node.peer_id > remote):
             return Decline(reason="has an open proposal")
         if not near(eta, proposal.eta, phase, proposal.phase, self._settings.window):
             return Decline(reason="boundaries too far apart")
