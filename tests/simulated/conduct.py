@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import State
 from peer.rounds.types import Group, Outcome
 from peer.swarm.grouping.gathering import GroupMatching
 from peer.swarm.pairing.rendezvous import PairMatching
+from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 from tests.simulated.peer import SimulatedPeer
 
 if TYPE_CHECKING:
@@ -21,11 +20,13 @@ if TYPE_CHECKING:
 LONGEST_WAIT = 20.0  # seconds of a match, and two inner phases
 LONGEST_BACKOFF = 60.0  # seconds for which somebody without a fault is avoided, or eight inner phases
 EXPIRED = 15.0  # seconds for which a record may be kept after its end: three announcements
+BUSY = 15.0  # seconds: a donor may wait so long for a newcomer that is gone
 UNREAD = "Task exception was never retrieved"
 
 
-def fingerprint(vector: Tensor) -> bytes:
-    return hashlib.sha1(vector.numpy().tobytes()).digest()
+def fingerprints(state: State) -> set[tuple[int, bytes]]:
+    """Each vector's place and digest."""
+    return {(place, hashlib.sha1(it.numpy().tobytes()).digest()) for place, it in enumerate(state.vectors)}
 
 
 class Conduct:
@@ -33,8 +34,9 @@ class Conduct:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._given: set[bytes] = set()  # fingerprints of all vectors that a donor has given
+        self._given: set[tuple[int, bytes]] = set()  # all vectors that a donor has given: place, fingerprint
         self._avoids: dict[tuple[str, str], float] = {}  # since when, by both names
+        self._busy: dict[str, float] = {}  # since when a donor serves nobody
         for peer in world.peers:
             peer.born = self._born
         world.loop.complain = self._complain
@@ -53,11 +55,11 @@ class Conduct:
 
         def given() -> State:
             made: State = snapshot()
-            self._given.update(fingerprint(vector) for vector in made.vectors)
+            self._given.update(fingerprints(made))
             return made
 
         def taken(state_of_other: State, take: Any, least: int) -> None:
-            if any(fingerprint(vector) not in self._given for vector in state_of_other.vectors):
+            if not fingerprints(state_of_other) <= self._given:
                 self._world.violation(f"{peer.name} takes weights that nobody has given")
             if state_of_other.round < least and self._world.scenario.kind != "group":
                 self._world.violation(f"{peer.name} at round {least} takes the weights of round {state_of_other.round}")
@@ -160,12 +162,25 @@ class Conduct:
             self._world.violation(f"{peer.name} keeps expired records: {', '.join(stale)}")
         sizes = {"peers left out": len(presence._context.backoff._held)}
         if isinstance(presence._matching, GroupMatching):
-            sizes["waiting streams"] = len(boundary.exchange._incoming._waiting)
+            sizes["waiting streams"] = len(boundary.exchange._incoming._waiting) + 3  # one of each other peer
             sizes["joined members"] = len(presence._matching._leader._joined)
             sizes["named members"] = len(presence._matching._known._named)
         mailbox = getattr(getattr(boundary, "_swap", None), "mailbox", None)
         if mailbox is not None:
             sizes["buffered parts"] = len(mailbox._opened) - (mailbox._count - mailbox.received_parts)
+        self._check_donor(peer)
         for what, size in sizes.items():
             if size > count + 2:
                 self._world.violation(f"{peer.name} keeps {size} {what}")
+
+    def _check_donor(self, peer: SimulatedPeer) -> None:
+        """Its places for newcomers are free again some time after the last download."""
+        assert peer.trainer is not None
+        now, node = self._world.loop.time(), peer.trainer.member.node
+        donor = node.served[STATE_PROTOCOL].__self__
+        streams = {pipe.protocol for link in peer.host.links.values() for pipe in link.streams}
+        if not donor._clients or STATE_PROTOCOL in streams:
+            self._busy.pop(peer.name, None)
+        elif now - self._busy.setdefault(peer.name, now) > BUSY:
+            self._world.violation(f"{peer.name} serves {donor._clients} newcomers, and none is connected")
+            del self._busy[peer.name]

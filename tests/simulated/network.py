@@ -228,7 +228,7 @@ class Pipe:
         self.reader = asyncio.StreamReader(limit=WINDOW, loop=link.network.loop)
         self.reader.set_transport(_Throttle(self))  # type: ignore[arg-type]
         self.partner: Pipe = self
-        self.number = 0  # of the stream
+        self.number, self.protocol = 0, ""  # of the stream
         self.closed = self.ended = False
         self.reason = ""
         self.unread = self.last = 0.0
@@ -382,6 +382,7 @@ class SimulatedP2P:
         there.partner, back.partner = back, there
         self.network.streams += 1
         there.number = back.number = self.network.streams
+        there.protocol = back.protocol = protocol
         await asyncio.sleep(self.network.delay(self.host, called))
         await self.network.way(self.host, called)
         handler = called.handlers.get(protocol)
