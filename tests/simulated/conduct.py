@@ -165,9 +165,6 @@ class Conduct:
             sizes["waiting streams"] = len(boundary.exchange._incoming._waiting) + 3  # one of each other peer
             sizes["joined members"] = len(presence._matching._leader._joined)
             sizes["named members"] = len(presence._matching._known._named)
-        mailbox = getattr(getattr(boundary, "_swap", None), "mailbox", None)
-        if mailbox is not None:
-            sizes["buffered parts"] = len(mailbox._opened) - (mailbox._count - mailbox.received_parts)
         self._check_donor(peer)
         for what, size in sizes.items():
             if size > count + 2:

@@ -151,6 +151,8 @@ class Ledger:
                 theirs = swap["sides"].get(swap["partner"]) if swap else None
                 if theirs is not None and isinstance(result, Averaged) and result.outcome is Outcome.MERGED:
                     self._check_verdicts(peer, swap["sides"][peer.host.peer_id], theirs, result)
+                    if mailbox._opened:
+                        self.violation(f"{peer.name} keeps parts of a swap that has ended")
                 finish(result)
 
             mailbox.put, mailbox.add_correction, mailbox.finish = noted, checked, finished
