@@ -5,6 +5,7 @@ The checks use nothing of the exchange's own arithmetic.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,16 +23,35 @@ from tests.simulated.peer import SimulatedPeer
 
 EXACT = {"none": 2e-6, "fp16": 1e-3, "bf16": 8e-3}  # of the largest element
 LEAST_SHARE = 0.1  # of a peer in a mean of two
+MOST_RATIO = 2.0  # of the norms of two contributions that are merged
+LEAST_COMMON = 0.05  # cosine of two contributions that are merged
+SETTLED = 5  # rounds after which a peer's own changes are small, and so are those that it accepts
 
 
 @dataclass
 class Side:
-    """One peer's part of a swap; ``parts``: by their first element; ``steps``: of their rounding."""
+    """One peer's part of a swap; ``parts``: by their first element; ``steps``: of their rounding.
+
+    ``accepted``: this peer has verified and accepted all that its partner sent.
+    """
 
     tokens: int
     round: int
     parts: dict[int, Tensor] = field(default_factory=dict)
     steps: dict[int, Tensor] = field(default_factory=dict)
+    accepted: bool = False
+
+    def whole(self) -> Tensor:
+        return torch.cat([self.parts[start] for start in sorted(self.parts)])
+
+
+@dataclass
+class GroupSide:
+    """One member's part of a group's round. ``done``: it has a result."""
+
+    own: Tensor
+    lineage: str
+    done: bool = False
 
 
 @dataclass
@@ -43,7 +63,8 @@ class Ledger:
     outcomes: Counter[str] = field(default_factory=Counter)
     merged: int = 0
     _sides: dict[int, dict[str, Side]] = field(default_factory=dict)  # by number of the stream and peer id
-    _groups: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # by token and peer id
+    _groups: dict[str, dict[str, GroupSide]] = field(default_factory=dict)  # by token and peer id
+    _merged: set[tuple[str, str, bytes]] = field(default_factory=set)  # by whom, of whom, the digest
     _digests: dict[str, str] = field(default_factory=dict)  # of the result, by token
 
     def watch(self, peer: SimulatedPeer) -> None:
@@ -89,6 +110,9 @@ class Ledger:
                     self.violation(f"{peer.name} merged with a peer that has put nothing in")
                 else:
                     self._compare(peer, mine, theirs, 0, averaged.mean - own)
+                    self._check_verdicts(peer, mine, theirs, averaged)
+            elif not torch.equal(averaged.mean, own):
+                self.violation(f"{peer.name} uses something else than its own part after a swap that failed")
             return averaged
 
         exchange.average = watched
@@ -108,7 +132,7 @@ class Ledger:
                 return group
 
             mailbox = start(pace, met)
-            put, add = mailbox.put, mailbox.add_correction
+            put, add, finish = mailbox.put, mailbox.add_correction, mailbox.finish
 
             def noted(index: int, part: Any) -> None:
                 if swap:
@@ -123,7 +147,15 @@ class Ledger:
                     self._compare(peer, swap["sides"][peer.host.peer_id], theirs, first, correction)
                 add(index, correction, usable=usable)
 
-            mailbox.put, mailbox.add_correction = noted, checked
+            def finished(result: Any) -> None:
+                theirs = swap["sides"].get(swap["partner"]) if swap else None
+                if theirs is not None and isinstance(result, Averaged) and result.outcome is Outcome.MERGED:
+                    self._check_verdicts(peer, swap["sides"][peer.host.peer_id], theirs, result)
+                    if mailbox._opened:
+                        self.violation(f"{peer.name} keeps parts of a swap that has ended")
+                finish(result)
+
+            mailbox.put, mailbox.add_correction, mailbox.finish = noted, checked, finished
             return mailbox
 
         exchange.start = watched
@@ -131,6 +163,24 @@ class Ledger:
     def _of(self, group: Group) -> dict[str, Side]:
         stream: Any = group.links[0].stream
         return self._sides.setdefault(stream.writer.pipe.number, {})
+
+    def _check_verdicts(self, peer: SimulatedPeer, own: Side, theirs: Side, averaged: Averaged) -> None:
+        """After a merge: its partner agrees to it, and what it put in was plausible and new."""
+        if not theirs.accepted:
+            self.violation(f"{peer.name} merged, and its partner has not accepted its part")
+        if peer.lie or not theirs.parts:
+            return
+        sent, mine = theirs.whole(), own.whole()
+        if not torch.isfinite(sent).all():
+            self.violation(f"{peer.name} merged what is not finite")
+        if float(sent.norm()) > MOST_RATIO * 1.01 * float(mine.norm()):
+            self.violation(f"{peer.name} merged what is out of proportion")
+        if own.round > SETTLED and float(sent @ mine) < LEAST_COMMON * float(sent.norm() * mine.norm()):
+            self.violation(f"{peer.name} merged what has nothing in common with its own")
+        key = (f"{peer.name} {peer.lives}", averaged.partner_id, hashlib.sha1(sent.numpy().tobytes()).digest())
+        if key in self._merged:
+            self.violation(f"{peer.name} merged the same contribution twice")
+        self._merged.add(key)
 
     def _compare(self, peer: SimulatedPeer, own: Side, theirs: Side, first: int, change: Tensor) -> None:
         """``change``: of the mean against this peer's own part."""
@@ -155,6 +205,15 @@ class Ledger:
     def _watch_codec(self, peer: SimulatedPeer, exchange: Any, current: Callable[[], Side | None]) -> None:
         """Read the steps of what a modulo codec sends: the first two bytes of each block."""
         codec, encode = exchange._codec, exchange._codec.encode
+        guard, remember = exchange._guard, exchange._guard.remember
+
+        def accepted(partner: str, digest: bytes) -> None:
+            side = current()
+            if side is not None:
+                side.accepted = True
+            remember(partner, digest)
+
+        guard.remember = accepted
 
         def noted(start: int, part: Tensor) -> bytes:
             data: bytes = encode(start, part)
@@ -173,30 +232,44 @@ class Ledger:
     # -- groups
 
     def _watch_group(self, peer: SimulatedPeer, exchange: Any) -> None:
-        average = exchange.average
+        assert peer.trainer is not None
+        average, digest, counters = exchange.average, exchange._digest, peer.trainer.counters
+        current = dict[str, GroupSide]()
 
         def watched(contribution: Any, group: Group) -> Averaged:
+            current.clear()
             if group.assembly is None:
                 return average(contribution, group)
             own = torch.empty(contribution.numel)
             contribution.read(0, own)
             put_in = self._groups.setdefault(group.assembly.token, {})
-            put_in[peer.host.peer_id] = own
+            put_in[peer.host.peer_id] = current["side"] = GroupSide(own, counters.lineage.digest)
             averaged: Averaged = average(contribution, group)
             if averaged.outcome is Outcome.MERGED:
                 self._check_group(peer, group, averaged, put_in)
+            elif not torch.equal(averaged.mean, own):
+                self.violation(f"{peer.name} uses something else than its own part after a round that failed")
             return averaged
 
-        exchange.average = watched
+        def noted() -> str:
+            if current:
+                current["side"].done = True
+            return str(digest())
 
-    def _check_group(self, peer: SimulatedPeer, group: Group, averaged: Averaged, put_in: dict[str, Tensor]) -> None:
+        exchange.average, exchange._digest = watched, noted
+
+    def _check_group(self, peer: SimulatedPeer, group: Group, averaged: Averaged, put_in: dict[str, GroupSide]) -> None:
         assert group.assembly is not None
         token, seats = group.assembly.token, group.assembly.seats
         missing = [seat.name for seat in seats if seat.peer_id not in put_in]
         if missing:
             self.violation(f"{peer.name} merged a group in which {', '.join(missing)} put nothing in")
             return
-        mean = torch.stack([put_in[seat.peer_id] for seat in seats]).mean(0)
+        if any(not put_in[seat.peer_id].done for seat in seats):
+            self.violation(f"{peer.name} merged, and a member of its group has no result")
+        if len({put_in[seat.peer_id].lineage for seat in seats}) > 1:
+            self.violation(f"{peer.name} merged with members of another lineage")
+        mean = torch.stack([put_in[seat.peer_id].own for seat in seats]).mean(0)
         worst = float((averaged.mean - mean).abs().max())
         if worst > EXACT["none"] * float(mean.abs().max() + 1e-9) * 4:
             self.violation(f"{peer.name} merged what is not its group's mean: off by {worst:.3g}")

@@ -26,13 +26,18 @@ WINDOW = 256 * 1024  # bytes of a stream that may be under way or unread, as yam
 DIAL_BACKOFF = 5.0  # seconds after a failed dial, as libp2p has it
 LOST_TAIL = 0.002  # probability that a close cuts off the bytes under way
 DEAD_CONNECTION = 60.0  # seconds of a cut after which a connection may be dead
+BULK = 64  # bytes: more, and no message, is a part of a tensor
 NOBODY = contextvars.Context()
 LoopHandler = Callable[[Any, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass(eq=False)
 class Host:
-    """A machine with one peer. ``up``, ``down``: bytes a second; ``latency``: seconds to the middle of the network."""
+    """A machine with one peer. ``up``, ``down``: bytes a second; ``latency``: seconds to the middle of the network.
+
+    ``chunk``, ``window``: as the constants. ``damage``, ``snap``: probability that a part which it sends is damaged, or
+    that the connection breaks that carries it.
+    """
 
     peer_id: str
     address: str
@@ -48,6 +53,10 @@ class Host:
     sent_until: float = 0.0
     received_until: float = 0.0
     bytes_sent: int = 0
+    chunk: int = CHUNK
+    window: int = WINDOW
+    damage: float = 0.0
+    snap: float = 0.0
 
     @property
     def alive(self) -> bool:
@@ -66,7 +75,7 @@ class Network:
         self.loop, self.chance = loop, chance
         self.hosts: dict[str, Host] = {}
         self._cuts: dict[frozenset[str], int] = {}
-        self.lost_tails = self.streams = 0
+        self.lost_tails = self.streams = self.damaged = self.snapped = 0
 
     def add(self, latency: float, up: float, down: float) -> Host:
         number = len(self.hosts) + 1
@@ -111,6 +120,25 @@ class Network:
         host.handlers.clear()
         for link in list(host.links.values()):
             link.end("connection reset by peer")
+
+    def worn(self, pipe: Pipe, data: bytes) -> bytes:
+        """``data`` as it leaves the sender: a part of a tensor may be damaged, or its connection breaks soon.
+
+        The link is encrypted: what is damaged is a buffer before it, half-filled or with a wrong byte.
+        """
+        sender = pipe.sender
+        if len(data) <= BULK or data[4:5] == b"{":
+            return data
+        if sender.snap and self.chance.random() < sender.snap:
+            self.snapped += 1
+            self.loop.call_later(self.chance.uniform(0, 0.1), pipe.link.end, "connection reset by peer")
+        if sender.damage and self.chance.random() < sender.damage:
+            self.damaged += 1
+            at = self.chance.randrange(len(data))
+            if self.chance.random() < 0.5:
+                return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+            return data[:at] + bytes(len(data) - at)
+        return data
 
     def _go_on(self, pair: frozenset[str], cut: float) -> None:
         one, other = (self.hosts[it] for it in sorted(pair))
@@ -200,7 +228,7 @@ class Pipe:
         self.reader = asyncio.StreamReader(limit=WINDOW, loop=link.network.loop)
         self.reader.set_transport(_Throttle(self))  # type: ignore[arg-type]
         self.partner: Pipe = self
-        self.number = 0  # of the stream
+        self.number, self.protocol = 0, ""  # of the stream
         self.closed = self.ended = False
         self.reason = ""
         self.unread = self.last = 0.0
@@ -215,11 +243,12 @@ class Pipe:
     def send(self, data: bytes) -> None:
         if self.closed or not self.sender.alive:
             return
-        for start in range(0, len(data), CHUNK):
-            self._put(bytes(data[start : start + CHUNK]))
+        data, size = self.network.worn(self, data), self.sender.chunk
+        for start in range(0, len(data), size):
+            self._put(bytes(data[start : start + size]))
 
     async def drain(self) -> None:
-        while not self.closed and self._under_way > WINDOW:
+        while not self.closed and self._under_way > self.sender.window:
             self._room = self._room or self.network.loop.create_future()
             await asyncio.shield(self._room)
         if self.reason:
@@ -353,6 +382,7 @@ class SimulatedP2P:
         there.partner, back.partner = back, there
         self.network.streams += 1
         there.number = back.number = self.network.streams
+        there.protocol = back.protocol = protocol
         await asyncio.sleep(self.network.delay(self.host, called))
         await self.network.way(self.host, called)
         handler = called.handlers.get(protocol)

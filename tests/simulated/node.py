@@ -9,7 +9,7 @@ from peer.p2p.addresses import owner_of
 from peer.p2p.admission.dht_rules import Authority
 from peer.p2p.admission.gate import ADMISSION_PROTOCOL
 from peer.p2p.greeting import MemberIdentity, MemberNode
-from peer.p2p.node import NodeSettings
+from peer.p2p.node import Handler, NodeSettings
 from peer.p2p.reachability.decide import Reachability
 from tests.simulated.dht import SimulatedDHT
 from tests.simulated.network import Host, Network, SimulatedP2P
@@ -34,6 +34,7 @@ class SimulatedNode(MemberNode):
         process = PROCESS.get()
         assert process is not None
         self._process: Process = process
+        self.served: dict[str, Any] = {}  # handlers by protocol
 
     def listen(self, reach: Reachability, port: int | None = None) -> None:
         self._p2p = SimulatedP2P(self.network, self.host)  # type: ignore[assignment]
@@ -45,6 +46,10 @@ class SimulatedNode(MemberNode):
         self._listening = await self.visible()
         if self._gate is not None:
             await self.serve(ADMISSION_PROTOCOL, self._gate.answer, open_to_all=True)
+
+    async def serve_members(self, protocol: str, handler: Handler) -> None:
+        self.served[protocol] = handler
+        await super().serve_members(protocol, handler)
 
     async def join(self, reached: Sequence[str], *, client: bool) -> None:
         dht = SimulatedDHT(self.network, self.host, self._everyone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class SimulatedPeer:
     stop: Stop = field(default_factory=Stop)
     trainer: Trainer | None = None
     ended: str = ""  # why its process has ended
+    born: Callable[[SimulatedPeer, SimulatedState], None] = lambda peer, state: None  # called before it joins
 
     @property
     def training(self) -> bool:
@@ -73,6 +75,7 @@ class SimulatedPeer:
         context = LoopContext(stop=self.stop)
         state = self._state(context)
         lies.in_state(self.lie, state)
+        self.born(self, state)
         resources = Resources(
             run=run,
             own=own,

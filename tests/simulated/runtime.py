@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import contextvars
 import heapq
+import math
 import random
 import selectors
 import threading
@@ -44,6 +45,7 @@ class Process:
         self.dead = self.frozen = False
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.threads: dict[greenlet.greenlet, None] = {}
+        self.thawed = -math.inf  # virtual time at which its last freeze ended; infinite during one
         self.fuse = 0  # events until ``explode`` is called
         self.explode: Callable[[], None] = lambda: None
         self._held: list[tuple[Callable[..., object], tuple[Any, ...], contextvars.Context]] = []
@@ -56,10 +58,10 @@ class Process:
 
     def freeze(self) -> None:
         """Nothing of it runs until :meth:`thaw`."""
-        self.frozen = True
+        self.frozen, self.thawed = True, math.inf
 
     def thaw(self, loop: VirtualLoop) -> None:
-        self.frozen, held = False, self._held
+        self.frozen, self.thawed, held = False, loop.time(), self._held
         self._held = []
         for work, arguments, context in held:
             loop.call_soon(work, *arguments, context=context)

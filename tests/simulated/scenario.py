@@ -10,6 +10,7 @@ from tests.swarm.support.attacks import Attack
 
 Kind = Literal["blocking", "overlapped", "group"]
 FAULTS = ("crash", "freeze", "cut", "split", "drop", "leave", "bootstrap", "slow")
+RARE = ("damage", "snap", "trickle", "narrow")
 LIES = (*Attack, "silent", "false donor")
 LIAR = 0.25  # share of the swarms of pairs that have a hostile member
 CALM = 60.0  # seconds without a fault at the end, in which all wounds must heal
@@ -76,7 +77,9 @@ def scenario(seed: int, peers: int | None = None, kind: Kind | None = None) -> S
         seed=seed,
         kind=kind,
         machines=machines,
-        faults=_faults(chance, count, seconds),
+        faults=tuple(
+            sorted((*_faults(chance, count, seconds), *rare_faults(seed, count, seconds)), key=lambda it: it.at)
+        ),
         seconds=seconds + CALM + 6 * phase,
         inner_steps=inner_steps,
         numel=chance.choice((300, 2000)),
@@ -111,4 +114,15 @@ def _faults(chance: random.Random, count: int, seconds: float) -> tuple[Fault, .
         at = chance.uniform(5, seconds)
         peers = tuple(sorted(chance.sample(range(count), size)))
         faults.append(Fault(at, kind, peers, min(lasts, seconds - at), chance.randint(1, 400)))
-    return tuple(sorted(faults, key=lambda fault: fault.at))
+    return tuple(faults)
+
+
+def rare_faults(seed: int, count: int, seconds: float) -> list[Fault]:
+    """In half of the swarms: faults that must hit the short time of a swap or a download (network.py)."""
+    chance = random.Random(f"rare {seed}")
+    faults = []
+    for _ in range(chance.choice((0, 0, 2, 6))):
+        at = chance.uniform(2, seconds)
+        lasts = min(chance.uniform(5, 60), seconds - at)
+        faults.append(Fault(at, chance.choice(RARE), (chance.randrange(count),), lasts, 1))
+    return faults

@@ -27,10 +27,10 @@ from peer.p2p.node import NodeSettings
 from peer.process import Stop
 from peer.telemetry.run_log import ROUNDS, Row, read_rows
 from peer.training import member
-from tests.simulated import promises
+from tests.simulated import conduct, promises
 from tests.simulated.dht import SimulatedDHT
 from tests.simulated.ledger import Ledger
-from tests.simulated.network import NOBODY, Host, Network
+from tests.simulated.network import CHUNK, NOBODY, WINDOW, Host, Network
 from tests.simulated.node import SimulatedNode
 from tests.simulated.peer import SimulatedPeer
 from tests.simulated.runtime import PROCESS, Process, Runtime, Stuck
@@ -39,6 +39,8 @@ from tests.simulated.scenario import Fault, Machine, Scenario
 FOLDERS = "/dev/shm" if Path("/dev/shm").is_dir() else None
 LAST_LOOK = 20.0  # seconds before the end
 RESTART = 2.0  # seconds from the end of a process to its next start
+OFTEN = 0.2  # of the parts of a peer whose buffers or connections are bad
+TRICKLE = 400.0  # bytes a second
 STOPPING = 400.0  # virtual seconds for all peers to end after they were asked to
 
 
@@ -71,7 +73,7 @@ class World:
         self.bootstrap_process = Process("bootstrap")
         self.ledger = Ledger(self.violation, lambda peer, line: self.say(peer.name, line))
         self.peers = [self._peer(number, machine, folder) for number, machine in enumerate(scenario.machines)]
-        self.promises = promises.Promises(self)
+        self.promises, self.conduct = promises.Promises(self), conduct.Conduct(self)
         self._stopping = False
 
     # -- notes
@@ -137,6 +139,7 @@ class World:
             self.say(peer.name, "has joined")
             self.ledger.watch(peer)
             self.promises.watch(peer)
+            self.conduct.watch(peer)
 
         peer.main(joined)
         clock.sleep(0.2)  # its tasks end
@@ -259,6 +262,32 @@ class World:
             peer.stop.request()
             peer.due = float("inf")
             self.loop.call_later(60 + seconds, self.start, peer)
+
+    def _damage(self, peers: list[SimulatedPeer], seconds: float) -> None:
+        for peer in peers:
+            peer.host.damage = OFTEN
+            self.loop.call_later(seconds, setattr, peer.host, "damage", 0.0)
+
+    def _snap(self, peers: list[SimulatedPeer], seconds: float) -> None:
+        for peer in peers:
+            peer.host.snap = OFTEN
+            self.loop.call_later(seconds, setattr, peer.host, "snap", 0.0)
+
+    def _trickle(self, peers: list[SimulatedPeer], seconds: float) -> None:
+        """Its line carries a few bytes at a time: no deadline for the next byte notices it."""
+        for peer in peers:
+            factor = peer.host.up / TRICKLE
+            peer.host.up, peer.host.chunk = peer.host.up / factor, 64
+            self.loop.call_later(seconds, self._flows, peer.host, factor)
+
+    def _flows(self, host: Host, factor: float) -> None:
+        host.up, host.chunk, host.sent_until = host.up * factor, CHUNK, min(host.sent_until, self.loop.time() + 1)
+
+    def _narrow(self, peers: list[SimulatedPeer], seconds: float) -> None:
+        """Its buffers are small: it waits in the middle of what it sends."""
+        for peer in peers:
+            peer.host.window = 512
+            self.loop.call_later(seconds, setattr, peer.host, "window", WINDOW)
 
     def _bootstrap(self, peers: list[SimulatedPeer], seconds: float) -> None:
         if not self.bootstrap_process.dead:

@@ -1,0 +1,183 @@
+"""How peers behave towards each other, and what they keep: promises beside the swarm's own (promises.py)."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from peer.replica.inner_loop import InnerReport
+from peer.rounds.contribution import Averaged
+from peer.rounds.state import State
+from peer.rounds.types import Group, Outcome
+from peer.swarm.grouping.gathering import GroupMatching
+from peer.swarm.pairing.rendezvous import PairMatching
+from peer.swarm.state_transfer.donor import STATE_PROTOCOL
+from tests.simulated.peer import SimulatedPeer
+
+if TYPE_CHECKING:
+    from tests.simulated.world import World
+
+LONGEST_WAIT = 20.0  # seconds of a match, and two inner phases
+LONGEST_BACKOFF = 60.0  # seconds for which somebody without a fault is avoided, or eight inner phases
+EXPIRED = 15.0  # seconds for which a record may be kept after its end: three announcements
+BUSY = 15.0  # seconds: a donor may wait so long for a newcomer that is gone
+UNREAD = "Task exception was never retrieved"
+
+
+def fingerprints(state: State) -> set[tuple[int, bytes]]:
+    """Each vector's place and digest."""
+    return {(place, hashlib.sha1(it.numpy().tobytes()).digest()) for place, it in enumerate(state.vectors)}
+
+
+class Conduct:
+    """Checks one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._given: set[tuple[int, bytes]] = set()  # all vectors that a donor has given: place, fingerprint
+        self._avoids: dict[tuple[str, str], float] = {}  # since when, by both names
+        self._busy: dict[str, float] = {}  # since when a donor serves nobody
+        for peer in world.peers:
+            peer.born = self._born
+        world.loop.complain = self._complain
+
+    def _complain(self, context: dict[str, Any]) -> None:
+        what = f"{context.get('message')} {context.get('exception')!r}"
+        self._world.say("loop", what)
+        if UNREAD in what:
+            self._world.violation(f"a task was left behind: {what}")
+
+    # -- weights that are taken
+
+    def _born(self, peer: SimulatedPeer, state: Any) -> None:
+        """Before it joins."""
+        snapshot, adopt, catch_up = state.snapshot, state.adopt, state.catch_up
+
+        def given() -> State:
+            made: State = snapshot()
+            self._given.update(fingerprints(made))
+            return made
+
+        def taken(state_of_other: State, take: Any, least: int) -> None:
+            if not fingerprints(state_of_other) <= self._given:
+                self._world.violation(f"{peer.name} takes weights that nobody has given")
+            if state_of_other.round < least and self._world.scenario.kind != "group":
+                self._world.violation(f"{peer.name} at round {least} takes the weights of round {state_of_other.round}")
+            take(state_of_other)
+            if state.counters.round != state_of_other.round:
+                self._world.violation(f"{peer.name} took a state of round {state_of_other.round} and has another round")
+
+        state.snapshot = given
+        state.adopt = lambda other: taken(other, adopt, 0)
+        state.catch_up = lambda other: taken(other, catch_up, state.counters.round)
+
+    # -- once it has joined
+
+    def watch(self, peer: SimulatedPeer) -> None:
+        assert peer.trainer is not None
+        boundary: Any = peer.trainer.boundary
+        presence = boundary.presence
+        if isinstance(presence._matching, PairMatching):
+            self._watch_meetings(peer, presence)
+        self._watch_waits(peer, boundary)
+        ended = presence.ended
+
+        def noted(averaged: Averaged) -> None:
+            self._judge(peer, averaged)
+            ended(averaged)
+            self._check_backoff(peer, presence)
+            self._check_bounds(peer, boundary)
+
+        presence.ended = noted
+
+    def _watch_meetings(self, peer: SimulatedPeer, presence: Any) -> None:
+        agreement, backoff = presence._matching._agreement, presence._context.backoff
+        commit = agreement.commit
+
+        def committed(stream: Any, name: str, said: Any) -> None:
+            if agreement.meeting is not None:
+                self._world.violation(f"{peer.name} agrees to meet {name}, and is to meet {agreement.meeting.name}")
+            if backoff.avoided(stream.remote):
+                self._world.violation(f"{peer.name} agrees to meet {name}, which it avoids")
+            commit(stream, name, said)
+
+        agreement.commit = committed
+
+    def _watch_waits(self, peer: SimulatedPeer, boundary: Any) -> None:
+        presence, group_for, cross = boundary.presence, boundary.presence.group_for, boundary.cross
+        loop, overlapped, grouped = self._world.loop, hasattr(boundary, "_swap"), boundary.outer.equal_replicas
+
+        def timed(round: int, after: int | None = None) -> Group:
+            began = loop.time()
+            group: Group = group_for(round, after)
+            took, phase = loop.time() - began, boundary.context.progress.phase_seconds or 0.0
+            if not (overlapped or grouped) and took > LONGEST_WAIT + 2 * phase and self._ran(peer, began):
+                self._world.violation(f"{peer.name} waited {took:.1f} s for a partner, its phase is {phase:.1f} s")
+            return group
+
+        def crossed(inner: InnerReport) -> bool:
+            began = loop.time()
+            over: bool = cross(inner)
+            if overlapped and loop.time() > began + 0.1 and self._ran(peer, began):
+                self._world.violation(f"{peer.name} waited {loop.time() - began:.1f} s at an overlapped boundary")
+            return over
+
+        presence.group_for, boundary.cross = timed, crossed
+
+    def _ran(self, peer: SimulatedPeer, since: float) -> bool:
+        """It was not frozen since then."""
+        return peer.process is not None and peer.process.thawed < since
+
+    # -- who did nothing wrong
+
+    def _judge(self, peer: SimulatedPeer, averaged: Averaged) -> None:
+        culprit = next((it for it in self._world.peers if it.host.peer_id == averaged.culprit), None)
+        if culprit is None or culprit is peer or peer.lie or culprit.lie:
+            return
+        if averaged.outcome in (Outcome.MERGED, Outcome.ALONE):
+            self._world.violation(f"{peer.name} blames {culprit.name} for a round that was {averaged.outcome}")
+        if averaged.outcome is Outcome.CORRUPT and not self._world.network.damaged:
+            self._world.violation(f"{peer.name} calls corrupt what {culprit.name} sent: {averaged.detail}")
+
+    def _check_backoff(self, peer: SimulatedPeer, presence: Any) -> None:
+        now, backoff = self._world.loop.time(), presence._context.backoff
+        phase = presence._context.boundary.progress.phase_seconds or 0.0
+        for other in self._world.peers:
+            pair = (peer.name, other.name)
+            honest = not (peer.lie or other.lie) and other.training and self._ran(other, now - LONGEST_BACKOFF)
+            reachable = self._world.network.reachable(peer.host, other.host)
+            if other is peer or not honest or not reachable or not backoff.avoided(other.host.peer_id):
+                self._avoids.pop(pair, None)
+            elif now - self._avoids.setdefault(pair, now) > max(LONGEST_BACKOFF, 8 * phase) + 10:
+                self._world.violation(f"{peer.name} avoids {other.name} since {self._avoids.pop(pair):.0f} s")
+
+    # -- what it keeps
+
+    def _check_bounds(self, peer: SimulatedPeer, boundary: Any) -> None:
+        presence, count = boundary.presence, len(self._world.peers)
+        kept = presence._members._reader.known.values()
+        now = self._world.runtime.unix()
+        stale = [entry.record.name for entry in kept if entry.expires < now - EXPIRED]
+        if stale and peer.process is not None and peer.process.thawed < self._world.loop.time() - 2 * EXPIRED:
+            self._world.violation(f"{peer.name} keeps expired records: {', '.join(stale)}")
+        sizes = {"peers left out": len(presence._context.backoff._held)}
+        if isinstance(presence._matching, GroupMatching):
+            sizes["waiting streams"] = len(boundary.exchange._incoming._waiting) + 3  # one of each other peer
+            sizes["joined members"] = len(presence._matching._leader._joined)
+            sizes["named members"] = len(presence._matching._known._named)
+        self._check_donor(peer)
+        for what, size in sizes.items():
+            if size > count + 2:
+                self._world.violation(f"{peer.name} keeps {size} {what}")
+
+    def _check_donor(self, peer: SimulatedPeer) -> None:
+        """Its places for newcomers are free again some time after the last download."""
+        assert peer.trainer is not None
+        now, node = self._world.loop.time(), peer.trainer.member.node
+        donor = node.served[STATE_PROTOCOL].__self__
+        streams = {pipe.protocol for link in peer.host.links.values() for pipe in link.streams}
+        if not donor._clients or STATE_PROTOCOL in streams:
+            self._busy.pop(peer.name, None)
+        elif now - self._busy.setdefault(peer.name, now) > BUSY:
+            self._world.violation(f"{peer.name} serves {donor._clients} newcomers, and none is connected")
+            del self._busy[peer.name]
