@@ -117,7 +117,7 @@ class Ledger:
 
         exchange.average = watched
 
-    def _watch_parts(self, peer: SimulatedPeer, exchange: Any) -> None:
+    def _watch_parts(self, peer: SimulatedPeer, exchange: Any) -> None:  # noqa: C901
         start, current = exchange.start, dict[str, Side]()
         self._watch_codec(peer, exchange, lambda: current.get("swap"))
 
