@@ -56,10 +56,9 @@ class Swarm:
 
 
 class Both:
-    """An honest peer's exchange and one that lies, over sockets."""
+    """An honest peer's exchange, and that of a partner that sends by ``codec``, over sockets."""
 
-    def __init__(self, thread: LoopThread, attack: Attack | None) -> None:
-        codec = Hostile(attack) if attack else Cast("none")
+    def __init__(self, thread: LoopThread, codec: Cast) -> None:
         self._thread = thread
         self.victim = PairExchange(thread, NUMEL, Cast("none"), FAST, Guard())
         self.partner = PairExchange(thread, NUMEL, codec, FAST, Guard())
@@ -85,14 +84,54 @@ REASONS = {
 def test_every_attack_is_refused_for_its_reason_at_the_first_meeting(thread: LoopThread, attack: Attack) -> None:
     swarm = Swarm()
     own = swarm.peer()
-    averaged = Both(thread, attack).swap(own, swarm.peer())
+    averaged = Both(thread, Hostile(attack)).swap(own, swarm.peer())
     assert (averaged.outcome, averaged.reason, averaged.culprit) == (Outcome.POISONED, REASONS[attack], "B")
     assert torch.equal(averaged.mean, own.all())
 
 
+class Louder(Cast):
+    """The codec ``none`` of a peer that sends a multiple of its contribution."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__("none")
+        self._factor = factor
+
+    def encode(self, start: int, part: Tensor) -> bytes:
+        return super().encode(start, self._factor * part)
+
+
+@pytest.mark.parametrize(("factor", "refused"), [(0.47, True), (0.53, False), (1.9, False), (2.1, True)])
+def test_norms_may_differ_by_a_factor_of_two(thread: LoopThread, factor: float, refused: bool) -> None:
+    swarm = Swarm()
+    own = swarm.peer()
+    averaged = Both(thread, Louder(factor)).swap(own, own)
+    expected = (Outcome.POISONED, Reason.NORM) if refused else (Outcome.MERGED, None)
+    assert (averaged.outcome, averaged.reason) == expected, averaged.detail
+
+
+@pytest.mark.parametrize(("factor", "refused"), [(1.9, False), (2.1, True)])
+def test_one_with_nothing_in_common_may_change_twice_the_usual(
+    thread: LoopThread, factor: float, refused: bool
+) -> None:
+    """Own, theirs and the own change are at right angles, so the lengths follow from Pythagoras."""
+    third = NUMEL // 3
+
+    def along(place: int, length: float) -> Tensor:
+        out = torch.zeros(NUMEL)
+        out[place * third : (place + 1) * third] = length / third**0.5
+        return out
+
+    change = along(2, (2 / (factor**2 - 1)) ** 0.5)  # of x² = 2 + change²
+    own = Trained((along(0, 1.0) - change) / GAMMA, change)
+    theirs = Trained(torch.zeros(NUMEL), along(1, 1.0))
+    averaged = Both(thread, Cast("none")).swap(own, theirs)
+    expected = (Outcome.POISONED, Reason.FAR) if refused else (Outcome.MERGED, None)
+    assert (averaged.outcome, averaged.reason) == expected, averaged.detail
+
+
 def test_what_was_merged_is_not_merged_again(thread: LoopThread) -> None:
     swarm = Swarm()
-    both = Both(thread, Attack.STALE)
+    both = Both(thread, Hostile(Attack.STALE))
     assert both.swap(swarm.peer(), swarm.peer()).outcome is Outcome.MERGED
     for _ in range(2):
         averaged = both.swap(swarm.peer(), swarm.peer())
@@ -101,7 +140,7 @@ def test_what_was_merged_is_not_merged_again(thread: LoopThread) -> None:
 
 
 def test_honest_peers_merge_round_after_round(thread: LoopThread) -> None:
-    swarm, both = Swarm(), Both(thread, None)
+    swarm, both = Swarm(), Both(thread, Cast("none"))
     for number in range(2 * RECENT_PARTNERS):
         averaged = both.swap(swarm.peer(), swarm.peer(), f"peer-{number % 7}")
         assert (averaged.outcome, averaged.reason) == (Outcome.MERGED, None), averaged.detail

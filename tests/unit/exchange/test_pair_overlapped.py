@@ -64,15 +64,17 @@ class Trainee:
         raise AssertionError("the swap never ended")
 
 
-def with_link(stream: Stream) -> Callable[[], Group]:
-    return lambda: Group(0, (Link("B", "b", stream),))
+def with_link(stream: Stream, tokens: int = 1) -> Callable[[], Group]:
+    return lambda: Group(0, (Link("B", "b", stream),), tokens=tokens)
 
 
-def both(one: Trainee, two: Trainee, streams: tuple[Stream, Stream]) -> tuple[Averaged, Averaged]:
+def both(
+    one: Trainee, two: Trainee, streams: tuple[Stream, Stream], tokens: tuple[int, int] = (1, 1)
+) -> tuple[Averaged, Averaged]:
     results: dict[int, Averaged] = {}
     threads = [
-        threading.Thread(target=lambda i=i, it=it, s=s: results.update({i: it.swap(with_link(s))}))
-        for i, (it, s) in enumerate(zip((one, two), streams, strict=True))
+        threading.Thread(target=lambda i=i, it=it, s=s, n=n: results.update({i: it.swap(with_link(s, n))}))
+        for i, (it, s, n) in enumerate(zip((one, two), streams, tokens, strict=True))
     ]
     for it in threads:
         it.start()
@@ -222,6 +224,29 @@ def test_a_poisonous_part_is_not_used(thread: LoopThread, poison: float) -> None
     assert result.outcome is Outcome.POISONED
     assert changed(one, before) == [0, 1]
     assert one.vector.isfinite().all()
+
+
+@pytest.mark.parametrize(("factor", "used"), [(9.0, [0]), (11.0, []), (0.11, [0]), (0.09, [])])
+def test_the_first_part_of_a_known_partner_may_differ_by_a_factor_of_ten(
+    thread: LoopThread, factor: float, used: list[int]
+) -> None:
+    """One part in forty says little about the norm of all."""
+    ours, theirs = thread.call(stream_pair(), 5)
+    one = Trainee(thread, torch.randn(NUMEL))
+    before = one.vector.clone()
+
+    async def louder(stream: Stream) -> None:
+        await greet(stream)
+        start, stop = overlapped_parts(NUMEL)[0]
+        part = (factor * before[start:stop]).numpy().tobytes()
+        await stream.write(part + xxhash.xxh3_128_digest(part), 1)
+        await asyncio.sleep(60)
+
+    playing = asyncio.run_coroutine_threadsafe(louder(theirs), thread.loop)
+    result = one.swap(with_link(ours))
+    playing.cancel()
+    assert result.outcome is (Outcome.TIMEOUT if used else Outcome.POISONED), result.detail
+    assert changed(one, before) == used
 
 
 def test_a_header_of_another_size_is_refused(thread: LoopThread) -> None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.errors import RunError
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.greeting import MemberIdentity
-from peer.p2p.stream import StreamLost
+from peer.p2p.payload import receive_fp32
+from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.state import State
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer import join
+from peer.swarm.state_transfer.donor import STATE_ANSWER, Donor, DonorFull, StateReceived, StateRequest
 from peer.swarm.state_transfer.download import DonorBehind, DonorBusy, DonorSlow
 from peer.swarm.state_transfer.join import CHOOSY_REQUESTS, NEAR_ROUNDS, donors_of, take_state
+from tests.unit.exchange.pair_harness import stream_pair
 
 ROUNDS = st.integers(0, 40)
 
@@ -171,3 +176,36 @@ def test_who_gets_on_from_donor_to_donor_does_not_give_up(monkeypatch: pytest.Mo
     with pytest.raises(RunError, match="it has hung up"):
         taken(0.3)
     assert 1.0 <= time.monotonic() - began < 10.0  # ten parts, and then no more
+
+
+def test_a_donor_serves_two_newcomers_at_a_time(thread: LoopThread) -> None:
+    """Each costs it a copy of its state and a share of its uplink. Five come at once; then one is done."""
+    phi = torch.randn(1000)
+
+    async def come(donor: Donor) -> tuple[Stream, asyncio.Future[None], bool]:
+        ours, theirs = await stream_pair()
+        serving = asyncio.ensure_future(donor.serve(theirs))
+        await ours.send(StateRequest(), 5)
+        return ours, serving, isinstance(await ours.receive(STATE_ANSWER, 5), DonorFull)
+
+    async def end(stream: Stream, serving: asyncio.Future[None], full: bool) -> None:
+        if not full:
+            out = torch.empty(1000)
+            await receive_fp32(stream, out, 5)
+            assert torch.equal(out, phi)
+            await stream.send(StateReceived(), 5)
+            await stream.until_closed(5)
+        stream.close()
+        await serving
+
+    async def scene() -> None:
+        donor = Donor(lambda: State(30, 3, [phi]))
+        first, *others = [await come(donor) for _ in range(5)]
+        assert [full for *_, full in (first, *others)] == [False, False, True, True, True]
+        await end(*first)
+        later = await come(donor)
+        assert not later[2]
+        for newcomer in (*others, later):
+            await end(*newcomer)
+
+    thread.call(scene(), 30)

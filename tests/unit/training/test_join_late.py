@@ -136,6 +136,26 @@ def test_who_says_that_it_is_further_must_not_be_much_worse() -> None:
         assert state.counters.round == (27 if taken else 9)
 
 
+def worse(state: PeerState, judge: Validation, ratio: float) -> Tensor:
+    """Weights between those of ``state`` and earlier ones, with ``ratio`` times the loss."""
+    early = trained(2).outer.slow.phi
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        phi = torch.lerp(state.outer.slow.phi, early, middle)
+        low, high = (middle, high) if judge.loss_of(phi) < ratio * judge.own_loss() else (low, middle)
+    assert 0.0 < low < high < 1.0
+    return phi
+
+
+@pytest.mark.parametrize(("ratio", "taken"), [(1.2, True), (1.3, False)])
+def test_the_loss_of_those_who_are_further_may_be_a_quarter_higher(ratio: float, taken: bool) -> None:
+    state = trained()
+    judge = validation(state)
+    presence = Strangers(worse(state, judge, ratio), further=20)
+    assert join_late(state, presence, clock(), judge) is taken  # type: ignore[arg-type]
+
+
 def test_weights_are_tried_as_those_of_the_model() -> None:
     """In the middle of an inner phase as well, where θ is not φ."""
     state, other = trained(), trained(3)

@@ -1,0 +1,52 @@
+"""The mean of a pair is weighted by tokens: the same on both sides, and no header makes a peer the only one."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from peer.p2p.event_loop import LoopThread
+from peer.p2p.stream import Stream
+from peer.rounds.contribution import PART, Averaged, Vector
+from peer.rounds.types import Outcome
+from tests.unit.exchange.pair_harness import pair_exchange, stream_pair
+from tests.unit.exchange.test_pair_overlapped import NUMEL, Trainee, both, with_link
+
+# tokens of the two, and the share of the first one in the mean
+WEIGHTS = [(300, 100, 0.75), (100, 300, 0.25), (7, 7, 0.5), (0, 0, 0.5), (2**53, 1, 0.9), (0, 5, 0.1), (95, 5, 0.9)]
+
+
+def near(numel: int) -> tuple[Tensor, Tensor]:
+    drawn = torch.Generator().manual_seed(numel)
+    common, one, two = (torch.randn(numel, generator=drawn) for _ in range(3))
+    return common + 0.5 * one, common + 0.5 * two
+
+
+@pytest.mark.parametrize(("first", "second", "share"), WEIGHTS)
+def test_a_blocking_swap_weights_both_by_their_tokens(
+    thread: LoopThread, first: int, second: int, share: float
+) -> None:
+    vectors, numel = near(PART + 7), PART + 7
+
+    def average(vector: Tensor, stream: Stream, tokens: int) -> Averaged:
+        return pair_exchange(thread, numel).average(Vector(vector), with_link(stream, tokens)())
+
+    with ThreadPoolExecutor(2) as pool:
+        for averaged in pool.map(average, vectors, thread.call(stream_pair(), 5), (first, second)):
+            assert averaged.outcome is Outcome.MERGED, averaged.detail
+            torch.testing.assert_close(averaged.mean, share * vectors[0] + (1 - share) * vectors[1])
+
+
+@pytest.mark.parametrize(("first", "second", "share"), WEIGHTS)
+def test_an_overlapped_swap_weights_both_by_their_tokens(
+    thread: LoopThread, first: int, second: int, share: float
+) -> None:
+    vectors = near(NUMEL)
+    one, two = (Trainee(thread, vector.clone()) for vector in vectors)
+    for averaged in both(one, two, thread.call(stream_pair(), 5), (first, second)):
+        assert averaged.outcome is Outcome.MERGED, averaged.detail
+    for it in (one, two):
+        torch.testing.assert_close(it.vector, share * vectors[0] + (1 - share) * vectors[1])
