@@ -133,6 +133,11 @@ class Stream:
         finally:
             self.close()
 
+    @property
+    def ended(self) -> bool:
+        """The other side has closed, and all that it sent was received."""
+        return self.reader.at_eof()
+
     async def until_closed(self, timeout: float) -> None:
         """Wait for the other side to close, so that our last bytes are not cut off by our own closing."""
         with contextlib.suppress(OSError):

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from peer.exchange.deadline import DEADLINE_FACTOR, DEADLINE_FLOOR
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import Access, Path_, Plan
 from tests.netlab.tun import possible
@@ -79,7 +78,6 @@ def test_a_swap_whose_link_drops_to_a_hundredth_ends_after_a_multiple_of_the_usu
 
         swarm.wait_for(lambda: len(rows("merged")) >= 2)
         swap = rows("merged")[-1]["bytes_sent"]
-        usual = max(row["seconds"]["exchange"] for row in rows("merged"))
 
         def broken_off() -> bool:
             """Reduce the rate during a swap; did that swap time out?"""
@@ -96,9 +94,8 @@ def test_a_swap_whose_link_drops_to_a_hundredth_ends_after_a_multiple_of_the_usu
                 swarm.lab.set_access(host, mbit, mbit)
 
         assert any(broken_off() for _ in range(3))
-        # sooner than the timeout of 60 s and the stall limit of 30 s
-        took = rows("timeout")[0]["seconds"]["exchange"]
-        assert took < max(DEADLINE_FLOOR, DEADLINE_FACTOR * usual) + 3, (took, usual)
+        # sooner than the timeout of 60 s; by how much is shown in virtual time (tests/simulated/test_deadlines.py)
+        assert rows("timeout")[0]["seconds"]["exchange"] < 60
         set_access(1.0)
         before = len(rows("merged"))
         swarm.wait_for(lambda: len(rows("merged")) > before)

@@ -10,6 +10,9 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
+from heapq import nsmallest
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -29,6 +32,11 @@ class Value(NamedTuple):
     expiration_time: float
 
 
+@lru_cache(100_000)
+def _distance(key: str, peer_id: str) -> bytes:
+    return hashlib.sha1(f"{key}{peer_id}".encode()).digest()
+
+
 class SimulatedDHT:
     """The node of one host. ``everyone``: the nodes by host id."""
 
@@ -42,10 +50,10 @@ class SimulatedDHT:
 
     async def join(self, through: Sequence[str]) -> None:
         """Learn of others from these nodes, by id. Raises when none answers."""
-        answers = [await self._ask(peer_id) for peer_id in through]
-        for node in [it for it in answers if it is not None]:
+        answers = await self._ask(through)
+        for node in answers.values():
             self._learn([*node.known, node.host.peer_id])
-        if through and not any(answers):
+        if through and not answers:
             raise TimeoutError("none of the initial peers answers")
 
     async def store_many(
@@ -56,24 +64,22 @@ class SimulatedDHT:
         subkeys: Sequence[str],
         **_: Any,
     ) -> None:
+        nearest = {key: self._nearest(key) for key in keys}
+        answers = await self._ask(list(chain.from_iterable(nearest.values())))
+        now = EPOCH + self.network.loop.time()
         for key, value, expires, subkey in zip(keys, values, expiration_time, subkeys, strict=True):
-            record = Value(value, expires)
-            await asyncio.gather(*(self._store(node, key, subkey, record) for node in self._nearest(key)))
+            for node in [answers[it] for it in nearest[key] if it in answers]:
+                node._keep(key, subkey, Value(value, expires), now)
 
     async def get_many(self, keys: Sequence[str], **_: Any) -> dict[str, Value | None]:
-        found = await asyncio.gather(*(self.get(key) for key in keys))
-        return dict(zip(keys, found, strict=True))
+        nearest = {key: self._nearest(key) for key in keys}
+        answers = await self._ask(list(chain.from_iterable(nearest.values())))
+        for node in answers.values():
+            self._learn(list(node.known)[:COPIES])
+        return {key: self._newest(key, [answers[it] for it in nearest[key] if it in answers]) for key in keys}
 
     async def get(self, key: str, **_: Any) -> Value | None:
-        answers = await asyncio.gather(*(self._ask(node) for node in self._nearest(key)))
-        newest: dict[str, Value] = {}
-        now = EPOCH + self.network.loop.time()
-        for node in [it for it in answers if it is not None]:
-            self._learn(list(node.known)[:COPIES])
-            for subkey, held in node.records.get(key, {}).items():
-                if held.expiration_time > now and (subkey not in newest or newest[subkey][1] < held.expiration_time):
-                    newest[subkey] = held
-        return Value(newest, max(it.expiration_time for it in newest.values())) if newest else None
+        return (await self.get_many([key]))[key]
 
     async def shutdown(self) -> None:
         self.known.clear()
@@ -84,47 +90,54 @@ class SimulatedDHT:
         self.known |= dict.fromkeys(it for it in peer_ids if it != self.host.peer_id)
 
     def _nearest(self, key: str) -> list[str]:
-        def distance(peer_id: str) -> bytes:
-            return hashlib.sha1(f"{key}{peer_id}".encode()).digest()
+        return nsmallest(COPIES, [*self.known, self.host.peer_id], key=lambda it: _distance(key, it))
 
-        return sorted([*self.known, self.host.peer_id], key=distance)[:COPIES]
-
-    async def _ask(self, peer_id: str) -> SimulatedDHT | None:
-        """The node, once it has answered; ``None`` after ``TIMEOUT``."""
-        if peer_id == self.host.peer_id:
-            return self
-        other = self.network.hosts[peer_id]
-        await asyncio.sleep(2 * self.network.delay(self.host, other))
-        process = other.process
-        answers = other.alive and process is not None and not process.frozen
-        if not answers or not self.network.reachable(self.host, other):
+    async def _ask(self, peer_ids: Sequence[str]) -> dict[str, SimulatedDHT]:
+        """One request to each, at once: the nodes that answer. A silent one costs ``TIMEOUT``, and is forgotten."""
+        others = [self.network.hosts[it] for it in dict.fromkeys(peer_ids) if it != self.host.peer_id]
+        if others:
+            await asyncio.sleep(2 * max(self.network.delay(self.host, other) for other in others))
+        answers = {self.host.peer_id: self} if self.host.peer_id in peer_ids else {}
+        silent = [other for other in others if not self._answers(other)]
+        if silent:
             await asyncio.sleep(TIMEOUT)
-            self.known.pop(peer_id, None)
-            self.blacklist.ban_counter[PeerID.from_base58(peer_id)] += 1
-            return None
-        node = self._everyone[peer_id]
-        self._learn([peer_id])
-        node._learn([self.host.peer_id])
-        return node
+        for other in others:
+            if other in silent:
+                self.known.pop(other.peer_id, None)
+                self.blacklist.ban_counter[PeerID.from_base58(other.peer_id)] += 1
+                continue
+            node = answers[other.peer_id] = self._everyone[other.peer_id]
+            self._learn([other.peer_id])
+            node._learn([self.host.peer_id])
+        return answers
 
-    async def _store(self, peer_id: str, key: str, subkey: str, value: Value) -> None:
-        node = await self._ask(peer_id)
-        if node is None:
-            return
-        kept = node.records.setdefault(key, {})
-        now = EPOCH + self.network.loop.time()
+    def _answers(self, other: Host) -> bool:
+        process = other.process
+        runs = process is not None and not process.dead and not process.frozen and other.peer_id in self._everyone
+        return runs and self.network.reachable(self.host, other)
+
+    def _keep(self, key: str, subkey: str, value: Value, now: float) -> None:
+        kept = self.records.setdefault(key, {})
         for stale in [name for name, held in kept.items() if held.expiration_time <= now]:
             del kept[stale]
         if subkey not in kept or kept[subkey].expiration_time < value.expiration_time:
             kept[subkey] = value
 
+    def _newest(self, key: str, nodes: Sequence[SimulatedDHT]) -> Value | None:
+        newest: dict[str, Value] = {}
+        now = EPOCH + self.network.loop.time()
+        for node in nodes:
+            for subkey, held in node.records.get(key, {}).items():
+                if held.expiration_time > now and (subkey not in newest or newest[subkey][1] < held.expiration_time):
+                    newest[subkey] = held
+        return Value(newest, max(it.expiration_time for it in newest.values())) if newest else None
+
     async def _ping(self, peer_id: PeerID) -> PeerID | None:
-        node = await self._ask(peer_id.to_base58())
-        if node is None:
-            return None
-        self.blacklist.ban_counter.pop(peer_id, None)
-        self._learn(list(node.known))
-        return peer_id
+        answers = await self._ask([peer_id.to_base58()])
+        for node in answers.values():
+            self.blacklist.ban_counter.pop(peer_id, None)
+            self._learn(list(node.known))
+        return peer_id if answers else None
 
     def _forgive(self) -> None:
         self.blacklist.ban_counter.clear()

@@ -72,7 +72,7 @@ class Ledger:
 
     def _watch_pair(self, peer: SimulatedPeer, exchange: Any) -> None:
         average, current = exchange.average, dict[str, Side]()
-        self._watch_codec(exchange, lambda: current.get("swap"))
+        self._watch_codec(peer, exchange, lambda: current.get("swap"))
 
         def watched(contribution: Any, group: Group) -> Averaged:
             if not group.links:
@@ -95,7 +95,7 @@ class Ledger:
 
     def _watch_parts(self, peer: SimulatedPeer, exchange: Any) -> None:
         start, current = exchange.start, dict[str, Side]()
-        self._watch_codec(exchange, lambda: current.get("swap"))
+        self._watch_codec(peer, exchange, lambda: current.get("swap"))
 
         def watched(pace: float, meet: Callable[[], Group]) -> Any:
             swap: dict[str, Any] = {}
@@ -134,6 +134,8 @@ class Ledger:
 
     def _compare(self, peer: SimulatedPeer, own: Side, theirs: Side, first: int, change: Tensor) -> None:
         """``change``: of the mean against this peer's own part."""
+        if peer.lie:
+            return
         total = own.tokens + theirs.tokens
         share = min(max(theirs.tokens / total, LEAST_SHARE), 1 - LEAST_SHARE) if total else 0.5
         apart = theirs.parts[first] - own.parts[first]
@@ -150,14 +152,16 @@ class Ledger:
         if wrong.any():
             self.violation(f"{peer.name} merged what is not the mean: off by {float(off.max()):.3g}")
 
-    def _watch_codec(self, exchange: Any, current: Callable[[], Side | None]) -> None:
+    def _watch_codec(self, peer: SimulatedPeer, exchange: Any, current: Callable[[], Side | None]) -> None:
         """Read the steps of what a modulo codec sends: the first two bytes of each block."""
         codec, encode = exchange._codec, exchange._codec.encode
 
         def noted(start: int, part: Tensor) -> bytes:
             data: bytes = encode(start, part)
             side = current()
-            if side is not None and codec.sends in ("int8", "int4"):
+            if side is not None and peer.lie:
+                side.parts[start] = torch.frombuffer(bytearray(data), dtype=torch.float32)  # what it really sent
+            elif side is not None and codec.sends in ("int8", "int4"):
                 blocks = -(-part.numel() // BLOCK)
                 rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(blocks, -1)
                 step = rows[:, :2].flatten().view(torch.bfloat16).float()

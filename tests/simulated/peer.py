@@ -22,6 +22,7 @@ from peer.training.resources import Resources
 from peer.training.run_folder import RunFolder
 from peer.training.trainer import Trainer
 from peer.training.validation import Validation
+from tests.simulated import lies
 from tests.simulated.network import Host
 from tests.simulated.runtime import Process
 from tests.simulated.training import Disk, DiskCheckpoints, PacedLoop, SimulatedState
@@ -41,6 +42,7 @@ class SimulatedPeer:
     numel: int
     seed: int
     skew: float = 0.0
+    lie: str = ""
     disk: Disk = field(default_factory=Disk)
     lives: int = 0
     due: float = float("inf")  # virtual time from which it was meant to run without a further interruption
@@ -70,6 +72,7 @@ class SimulatedPeer:
         metrics = Metrics(method=run.outer.name, run=run.name, config=digest(run))
         context = LoopContext(stop=self.stop)
         state = self._state(context)
+        lies.in_state(self.lie, state)
         resources = Resources(
             run=run,
             own=own,
@@ -89,6 +92,8 @@ class SimulatedPeer:
             validation = Validation(state, resources.phase, CHANCE, [None], {})  # type: ignore[arg-type,list-item]
             checkpoints: Any = DiskCheckpoints(self.disk, self.step_seconds)
             self.trainer = Trainer(self.config, member, state, checkpoints, validation)  # type: ignore[arg-type]
+            if self.lie:
+                lies.in_exchange(self.lie, self.trainer)
             watch(self)
             self.trainer.run()
         finally:

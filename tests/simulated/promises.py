@@ -30,6 +30,7 @@ class Promises:
             lambda: defaultdict(int)
         )  # boundaries, by two peers' names
         self._lineages: dict[str, str] = {}  # digest of φ by digest of the lineage
+        self._unseen: set[tuple[str, str]] = set()
         self._saved: dict[str, int] = {}  # round of the checkpoint at a crash
 
     def watch(self, peer: SimulatedPeer) -> None:
@@ -79,7 +80,9 @@ class Promises:
 
     def _could_meet(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
         """Both train, see each other, and accept each other."""
-        if not (one.training and other.training) or not self._world.network.reachable(one.host, other.host):
+        if one.lie or other.lie or not (one.training and other.training):
+            return False
+        if not self._world.network.reachable(one.host, other.host):
             return False
         if max(one.step_seconds, other.step_seconds) > 2 * min(one.step_seconds, other.step_seconds):
             return False
@@ -116,6 +119,21 @@ class Promises:
 
     # -- at the end
 
+    def look(self) -> None:
+        """Some time before the end: a record that could not be used is forgotten until it is read again."""
+        self._unseen = self.unseen()
+
+    def unseen(self) -> set[tuple[str, str]]:
+        """Pairs of peers that train, long since; the first does not have the second's record."""
+        since = self._world.loop.time() - CALM
+        training = [peer for peer in self._world.peers if peer.due < since and peer.trainer is not None]
+        found = set()
+        for peer in training:
+            assert peer.trainer is not None
+            seen = {record.peer_id for record in peer.trainer.member.presence.others()}
+            found |= {(peer.name, it.name) for it in training if it is not peer and it.host.peer_id not in seen}
+        return found
+
     def at_the_end(self) -> None:
         """Long after the last fault: all peers that train are one swarm."""
         now = self._world.loop.time()
@@ -124,12 +142,8 @@ class Promises:
         for peer in due:
             if not peer.training:
                 self._world.violation(f"{peer.name} does not train at the end: {peer.ended or 'it has not joined'}")
-        for peer in training:
-            assert peer.trainer is not None
-            seen = {record.peer_id for record in peer.trainer.member.presence.others()}
-            missing = [other.name for other in training if other is not peer and other.host.peer_id not in seen]
-            if missing:
-                self._world.violation(f"{peer.name} does not see {', '.join(missing)} at the end")
+        for one, other in sorted(self.unseen() & self._unseen):
+            self._world.violation(f"{one} does not see {other} at the end")
         roots = {peer.trainer.state.counters.root for peer in training if peer.trainer is not None}
         if len(roots) > 1 and self._world.scenario.kind != "group":
             self._world.violation(f"the swarm has {len(roots)} roots at the end")

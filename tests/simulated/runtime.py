@@ -43,7 +43,15 @@ class Process:
         self.dead = self.frozen = False
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.threads: dict[greenlet.greenlet, None] = {}
+        self.fuse = 0  # events until ``explode`` is called
+        self.explode: Callable[[], None] = lambda: None
         self._held: list[tuple[Callable[..., object], tuple[Any, ...], contextvars.Context]] = []
+
+    def burn(self) -> None:
+        """One of its events has happened."""
+        self.fuse -= 1
+        if not self.fuse:
+            self.explode()
 
     def freeze(self) -> None:
         """Nothing of it runs until :meth:`thaw`."""
@@ -69,10 +77,14 @@ class _Handle(asyncio.Handle):
 
     def _run(self) -> None:
         process = self._context.get(PROCESS)  # type: ignore[attr-defined]
-        if process is not None and (process.dead or process.frozen):
+        if process is None:
+            super()._run()
+        elif process.dead or process.frozen:
             process.hold(self._callback, self._args, self._context)  # type: ignore[attr-defined]
         else:
             super()._run()
+            if process.fuse:
+                process.burn()
 
 
 class _TimerHandle(asyncio.TimerHandle, _Handle):

@@ -6,14 +6,23 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
+from tests.swarm.support.attacks import Attack
+
 Kind = Literal["blocking", "overlapped", "group"]
 FAULTS = ("crash", "freeze", "cut", "split", "drop", "leave", "bootstrap", "slow")
+LIES = (*Attack, "silent", "false donor")
+LIAR = 0.25  # share of the swarms of pairs that have a hostile member
 CALM = 60.0  # seconds without a fault at the end, in which all wounds must heal
+ROUNDS = 300  # of all peers together, about
+MOST_OF_A_GROUP = 16  # peers
 
 
 @dataclass(frozen=True)
 class Machine:
-    """``latency``: to the middle of the network, in seconds, as ``skew`` and ``starts``; lines: bytes a second."""
+    """``latency``: to the middle of the network, in seconds, as ``skew`` and ``starts``; lines: bytes a second.
+
+    ``lie``: what its peer does to the others; empty for an honest one.
+    """
 
     step_seconds: float
     latency: float
@@ -21,16 +30,18 @@ class Machine:
     down: float
     skew: float
     starts: float
+    lie: str = ""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """``peers``: by number; ``seconds``: how long it lasts."""
+    """``peers``: by number; ``seconds``: how long it lasts; ``after``: its process' events from ``at`` to a crash."""
 
     at: float
     kind: str
     peers: tuple[int, ...]
     seconds: float
+    after: int
 
 
 @dataclass(frozen=True)
@@ -53,35 +64,41 @@ def scenario(seed: int, peers: int | None = None, kind: Kind | None = None) -> S
     kinds: tuple[Kind, ...] = ("blocking", "overlapped", "group")
     drawn = chance.choices(kinds, (4, 4, 2))[0]
     kind = kind or drawn
-    count = round(4 * 16 ** (chance.random() ** 3))
-    count = peers or (min(count, 16) if kind == "group" else count)
-    step = chance.choice((0.1, 0.3, 1.0))
+    count = peers or round(4 * 16 ** (chance.random() ** 4))
+    if kind == "group":
+        count = min(count, MOST_OF_A_GROUP)
+    seconds = chance.choice((120.0, 240.0, 600.0))
+    phase = min(max(seconds * count / ROUNDS * chance.uniform(0.5, 2.0), 0.5), 30.0)
+    inner_steps = chance.choice((5, 10, 20))
+    liar = chance.choice(LIES) if kind != "group" and chance.random() < LIAR else ""
+    machines = _machines(chance, count, phase / inner_steps, liar)
+    return Scenario(
+        seed=seed,
+        kind=kind,
+        machines=machines,
+        faults=_faults(chance, count, seconds),
+        seconds=seconds + CALM + 6 * phase,
+        inner_steps=inner_steps,
+        numel=chance.choice((300, 2000)),
+        codec="none" if kind == "group" or liar else chance.choice(("none", "none", "fp16", "int8", "int4")),
+    )
+
+
+def _machines(chance: random.Random, count: int, step: float, liar: str) -> tuple[Machine, ...]:
     slowest = chance.choice((1.0, 1.0, 1.5, 3.0))
     latency = chance.choice((0.0005, 0.01, 0.05))
     line = chance.choice((1e5, 1e6, 1e8))
-    machines = tuple(
+    return tuple(
         Machine(
             step_seconds=step * chance.uniform(1.0, slowest),
             latency=latency * chance.uniform(0.5, 2.0),
             up=line * chance.uniform(0.5, 2.0),
             down=line * chance.uniform(1.0, 4.0),
             skew=chance.choice((0.0, chance.uniform(-2.0, 2.0))),
-            starts=0.0 if number < 2 else chance.choice((chance.uniform(0, 5), chance.uniform(0, 120))),
+            starts=0.0 if number < 2 else chance.choice((chance.uniform(0, 5), chance.uniform(0, 80))),
+            lie=liar if number == count - 1 else "",
         )
         for number in range(count)
-    )
-    inner_steps = chance.choice((5, 10, 20))
-    phase = step * inner_steps
-    seconds = min(900.0, max(180.0, 25 * phase)) + CALM
-    return Scenario(
-        seed=seed,
-        kind=kind,
-        machines=machines,
-        faults=_faults(chance, count, seconds - CALM),
-        seconds=seconds,
-        inner_steps=inner_steps,
-        numel=chance.choice((300, 2000)),
-        codec="none" if kind == "group" else chance.choice(("none", "none", "fp16", "int8", "int4")),
     )
 
 
@@ -89,11 +106,9 @@ def _faults(chance: random.Random, count: int, seconds: float) -> tuple[Fault, .
     faults = []
     for _ in range(chance.choice((0, 2, 5, 12))):
         kind = chance.choice(FAULTS)
-        size = chance.randint(1, count - 1) if kind == "split" else 1
-        if kind == "drop":
-            size = 2
+        size = chance.randint(1, count - 1) if kind == "split" else 2 if kind == "drop" else 1
         lasts = chance.choice((chance.uniform(0.5, 5), chance.uniform(5, 90)))
         at = chance.uniform(5, seconds)
-        peers = tuple(sorted(chance.sample(range(count), min(size, count))))
-        faults.append(Fault(at, kind, peers, min(lasts, seconds - at)))
+        peers = tuple(sorted(chance.sample(range(count), size)))
+        faults.append(Fault(at, kind, peers, min(lasts, seconds - at), chance.randint(1, 400)))
     return tuple(sorted(faults, key=lambda fault: fault.at))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from peer.logs import LOGGER
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.node import NodeSettings
 from peer.process import Stop
+from peer.telemetry.run_log import ROUNDS, Row, read_rows
 from peer.training import member
 from tests.simulated import promises
 from tests.simulated.dht import SimulatedDHT
@@ -33,6 +37,7 @@ from tests.simulated.runtime import PROCESS, Process, Runtime, Stuck
 from tests.simulated.scenario import Fault, Machine, Scenario
 
 FOLDERS = "/dev/shm" if Path("/dev/shm").is_dir() else None
+LAST_LOOK = 20.0  # seconds before the end
 RESTART = 2.0  # seconds from the end of a process to its next start
 STOPPING = 400.0  # virtual seconds for all peers to end after they were asked to
 
@@ -96,6 +101,7 @@ class World:
             numel=self.scenario.numel,
             seed=self.scenario.seed * 1000 + number,
             skew=machine.skew,
+            lie=machine.lie,
         )
 
     def _config(self) -> Config:
@@ -158,6 +164,10 @@ class World:
             host = next(peer.host for peer in self.peers if peer.process is process)
         return SimulatedNode(*arguments, network=self.network, host=host, everyone=self.nodes)
 
+    def rounds(self, peer: SimulatedPeer) -> list[Row]:
+        """The rows of its ``rounds.jsonl``."""
+        return read_rows(peer.folder / ROUNDS)
+
     # -- the run
 
     def run(self) -> Report:
@@ -184,7 +194,9 @@ class World:
             self.loop.call_later(fault.at, self._happen, fault)
 
     async def _whole(self) -> None:
-        await asyncio.sleep(self.scenario.seconds)
+        await asyncio.sleep(self.scenario.seconds - LAST_LOOK)
+        self.promises.look()
+        await asyncio.sleep(LAST_LOOK)
         self.promises.at_the_end()
         self._stopping = True
         self.say("world", "all are asked to stop")
@@ -205,17 +217,24 @@ class World:
         names = ", ".join(peer.name for peer in peers)
         self.report.faults[fault.kind] += 1
         self.say("fault", f"{fault.kind} of {names} for {fault.seconds:.1f} s")
-        getattr(self, f"_{fault.kind}")(peers, fault.seconds)
+        if fault.kind == "crash":  # at any await: after so many of its events
+            for peer in peers:
+                if peer.process is not None:
+                    peer.process.explode = partial(self._kill, peer, peer.process, fault.seconds)
+                    peer.process.fuse = fault.after
+        else:
+            getattr(self, f"_{fault.kind}")(peers, fault.seconds)
 
-    def _crash(self, peers: list[SimulatedPeer], seconds: float) -> None:
-        for peer in peers:
-            if peer.process is not None and not peer.process.dead:
-                self.promises.crashed(peer)
-                peer.due = float("inf")
-                self.runtime.kill(peer.process)
-                self.network.drop_all(peer.host)
-                peer.trainer = None
-                self.loop.call_later(RESTART + seconds, self.start, peer)
+    def _kill(self, peer: SimulatedPeer, process: Process, seconds: float) -> None:
+        if self._stopping or process.dead:
+            return
+        self.say(peer.name, "is killed")
+        self.promises.crashed(peer)
+        peer.due = float("inf")
+        self.runtime.kill(process)
+        self.network.drop_all(peer.host)
+        peer.trainer = None
+        self.loop.call_later(RESTART + seconds, self.start, peer)
 
     def _freeze(self, peers: list[SimulatedPeer], seconds: float) -> None:
         for peer in peers:
@@ -265,18 +284,28 @@ class _Trace(logging.Handler):
         self._world.say(process.name if process is not None else "-", f". {record.getMessage()}")
 
 
-def simulate(scenario: Scenario, say: Callable[[str], None] | None = None, *, log: bool = False) -> Report:
-    """Run one scenario in a folder of its own. ``log``: with the product's log lines in the trace."""
-    sys.unraisablehook = lambda _: None  # what a killed process leaves ends without its event loop
-    folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=FOLDERS))
+@contextmanager
+def in_a_folder(scenario: Scenario, say: Callable[[str], None] | None = None, *, log: bool = False) -> Iterator[World]:
+    """The world of a scenario, with a folder for its peers. ``log``: with their log lines in the trace."""
     product = logging.getLogger(LOGGER)
-    product.handlers, product.propagate = [], False
-    product.setLevel(logging.DEBUG if log else logging.CRITICAL)
+    handlers, propagate, level = product.handlers, product.propagate, product.level
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # what a killed process leaves has no event loop
+    folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=FOLDERS))
     torch.set_num_threads(1)
     try:
         world = World(scenario, folder, say)
-        product.addHandler(_Trace(world))
-        return world.run()
+        product.handlers, product.propagate = [_Trace(world)], False
+        product.setLevel(logging.DEBUG if log else logging.CRITICAL)
+        yield world
     finally:
-        product.handlers = []
+        product.handlers, product.propagate = handlers, propagate
+        product.setLevel(level)
         shutil.rmtree(folder)
+        gc.collect()
+        sys.unraisablehook = hook
+
+
+def simulate(scenario: Scenario, say: Callable[[str], None] | None = None, *, log: bool = False) -> Report:
+    """Run one scenario."""
+    with in_a_folder(scenario, say, log=log) as world:
+        return world.run()

@@ -78,7 +78,7 @@ class PairMatching(Matching):
                         await asyncio.sleep(self._proposals.pause())
                     if agreement.meeting is None:
                         break
-                    link = await self._partner_of(agreement.meeting)
+                    link = await self._partner_of(agreement.meeting, linger)
                     if link is not None:
                         self._proposals.met(link.peer_id)
                         return Group(agreement.round, (link,))
@@ -86,15 +86,15 @@ class PairMatching(Matching):
         finally:
             agreement.end_round()
 
-    async def _partner_of(self, meeting: Meeting) -> Link | None:
-        """Tell the partner that this peer is here; wait for it as long as it announced."""
+    async def _partner_of(self, meeting: Meeting, linger: float) -> Link | None:
+        """Tell the partner that this peer is here; wait for it as long as it announced. ``linger``: seconds on top."""
         reason = "left"
         try:
             await meeting.stream.send(PartnerReady(), MEET_TIMEOUT)
-            until = clock.monotonic() + 1.5 * meeting.their_eta() + PARTNER_SLACK
+            until = clock.monotonic() + 1.5 * meeting.their_eta() + PARTNER_SLACK + linger
             while not meeting.came.done() and clock.monotonic() < until and not self._context.stopping:
                 await asyncio.wait([meeting.came], timeout=min(0.2, until - clock.monotonic()))
-            if meeting.came.done() and meeting.came.result():
+            if meeting.came.done() and meeting.came.result() and not meeting.stream.ended:
                 self._origin.met(meeting.root)
                 return Link(meeting.stream.remote, meeting.name, meeting.stream)
             if not meeting.came.done():

@@ -1,0 +1,46 @@
+"""Hostile members: everything is honest but for one lie, so that others meet them like any member."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from peer.config.schema import ExchangeConfig
+from peer.rounds.state import State
+from peer.training.outer_state import OuterState
+from peer.training.trainer import Trainer
+from tests.swarm.support.attacks import Attack, Hostile, Unguarded
+
+FOREVER = 1e6  # seconds
+
+
+def in_state(lie: str, state: OuterState) -> None:
+    """A false donor gives newcomers noise with the norms of its vectors. Before it joins."""
+    honest = state.snapshot
+
+    def false() -> State:
+        given = honest()
+        return replace(given, vectors=[torch.randn_like(it) * it.norm() / len(it) ** 0.5 for it in given.vectors])
+
+    if lie == "false donor":
+        state.snapshot = false  # type: ignore[method-assign]
+
+
+def in_exchange(lie: str, trainer: Trainer) -> None:
+    """A false contribution, or none after the header. A liar accepts all contributions."""
+    boundary: Any = trainer.boundary
+    exchange = boundary.exchange
+    exchange._guard = Unguarded(ExchangeConfig().max_norm_ratio)
+    if lie in list(Attack):
+        exchange._codec = Hostile(Attack(lie))
+    if lie == "silent":
+        exchange._encode = _nothing
+
+
+async def _nothing(*_: Any) -> AsyncIterator[bytes]:
+    await asyncio.sleep(FOREVER)
+    yield b""

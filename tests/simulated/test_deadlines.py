@@ -1,0 +1,57 @@
+"""Deadlines in virtual time: how long a peer waits is a fact of the protocol and not of the machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from peer.exchange.deadline import DEADLINE_FACTOR, DEADLINE_FLOOR
+from tests.simulated.runtime import Process
+from tests.simulated.scenario import Machine, Scenario
+from tests.simulated.world import World, in_a_folder
+
+MACHINE = Machine(step_seconds=0.5, latency=0.02, up=1e5, down=1e5, skew=0.0, starts=0.0)
+TWO = Scenario(0, "blocking", (MACHINE, MACHINE), (), 120.0, inner_steps=10, numel=20_000, codec="none")
+
+
+def seconds_of(world: World, outcome: str) -> list[float]:
+    """How long each exchange with this outcome took, by the peers' own reports."""
+    rows = [row for peer in world.peers for row in world.rounds(peer)]
+    return [row["seconds"]["exchange"] for row in rows if row["outcome"] == outcome]
+
+
+def test_a_swap_on_a_line_that_drops_to_a_hundredth_ends_after_a_multiple_of_the_usual_swap() -> None:
+    with in_a_folder(TWO) as world:
+
+        def drop() -> None:
+            for peer in world.peers:
+                peer.host.up /= 100
+
+        world.loop.call_later(60.0, drop)
+        world.run()
+        usual, broken = seconds_of(world, "merged"), seconds_of(world, "timeout")
+    assert len(usual) > 10 and 0.5 < max(usual) < 2  # 80 kB at 100 kB a second
+    limit = max(DEADLINE_FLOOR, DEADLINE_FACTOR * max(usual))
+    assert broken and max(broken) < limit + 0.5
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_a_partner_that_freezes_costs_no_more_than_the_announced_wait(overlapped: bool) -> None:
+    """It froze in its inner phase, after both had agreed to meet."""
+    kind = "overlapped" if overlapped else "blocking"
+    with in_a_folder(replace(TWO, kind=kind, numel=300)) as world:
+
+        def freeze() -> None:
+            process = world.peers[1].process
+            assert isinstance(process, Process)
+            process.freeze()
+
+        world.loop.call_later(62.0, freeze)
+        world.loop.call_later(115.0, lambda: world.peers[1].process.thaw(world.loop))  # type: ignore[union-attr]
+        world.run()
+        rows = [row for row in world.rounds(world.peers[0]) if row["outcome"] != "merged"]
+        waited = [row["seconds"]["match"] + row["seconds"]["exchange"] for row in rows]
+    assert len(rows) >= 5  # it trains on alone
+    assert max(waited) < (0.5 if overlapped else 20.0)
+    assert sorted(waited)[len(waited) // 2] < 4.0  # after the first: only the search for another partner
