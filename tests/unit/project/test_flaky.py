@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -18,13 +19,14 @@ ROOT = Path(__file__).parents[3]
 LIMIT = 60.0  # seconds
 
 
-def flaky(runs: int, target: str) -> subprocess.Popen[str]:
+def flaky(runs: int, target: str, folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.flaky", "--runs", str(runs), "--target", target]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    own = {**os.environ, "TMPDIR": str(folder)}
+    return subprocess.Popen(command, cwd=ROOT, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def test_each_run_has_a_line_and_a_failed_one_is_counted() -> None:
-    good, bad = flaky(2, "help"), flaky(1, "no-such-target")
+def test_each_run_has_a_line_and_a_failed_one_is_counted(tmp_path: Path) -> None:
+    good, bad = flaky(2, "help", tmp_path), flaky(1, "no-such-target", tmp_path)
     said, _ = good.communicate(timeout=LIMIT)
     assert good.returncode == 0, said
     lines = said.splitlines()
@@ -32,6 +34,7 @@ def test_each_run_has_a_line_and_a_failed_one_is_counted() -> None:
     assert f"make help beside {BUSY} busy processes: 0 of 2 runs failed" in lines[2]
     said, _ = bad.communicate(timeout=LIMIT)
     assert bad.returncode == 1 and "1 of 1 runs failed" in said and "no-such-target" in said.splitlines()[0]
+    assert [file.name for file in tmp_path.rglob("*.log")] == ["1.log"]  # of the failed run only
 
 
 def spins(process: psutil.Process) -> bool:
@@ -41,8 +44,8 @@ def spins(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_its_busy_processes_end_with_it(by: signal.Signals) -> None:
-    process = flaky(1000, "help")
+def test_its_busy_processes_end_with_it(by: signal.Signals, tmp_path: Path) -> None:
+    process = flaky(1000, "help", tmp_path)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("run 1 of")
     spinning = [it for it in psutil.Process(process.pid).children() if spins(it)]
