@@ -6,7 +6,10 @@ PEERS ?= 4
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo help test lint unit swarm-tests gpu-test image image-test install clean
+N ?= 20
+TARGET ?= test
+
+.PHONY: demo help install test test-all lint unit simulated smoke long flaky gpu-test image image-test clean
 
 demo: .venv/.installed ## a swarm of four peers on this machine, about two minutes (PEERS=4)
 	$(BIN)/noloco-peer swarm --peers $(PEERS) --config configs/demo.yaml
@@ -16,7 +19,9 @@ help: ## this list
 
 install: .venv/.installed ## .venv with noloco-peer and noloco-bootstrap (PYTHON=python3)
 
-test: lint unit swarm-tests ## everything that CI runs
+test: lint unit simulated smoke ## what each change passes: at most eight minutes on two cores
+
+test-all: test long ## all tests; CI runs both
 
 lint: .venv/.installed-dev ## ruff, format, mypy and import contracts; .pre-commit-config.yaml runs the same
 	$(BIN)/ruff check .
@@ -24,11 +29,20 @@ lint: .venv/.installed-dev ## ruff, format, mypy and import contracts; .pre-comm
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: .venv/.installed-dev ## unit tests: the quick half (WORKERS=2)
-	$(PYTEST) tests/unit tests/docker
+unit: .venv/.installed-dev ## unit tests (WORKERS=2)
+	$(PYTEST) -m "not long and not image" tests/unit tests/docker
 
-swarm-tests: .venv/.installed-dev ## real processes on a real network, and the network laboratory
-	$(PYTEST) tests/netlab tests/swarm
+simulated: .venv/.installed-dev ## swarms in virtual time: 200 seeds
+	$(PYTEST) tests/simulated
+
+smoke: .venv/.installed-dev ## one test of each kind with real processes on a real network
+	$(PYTEST) -m smoke tests/netlab tests/swarm
+
+long: .venv/.installed-eval ## all other tests with real processes, real networks and long waits
+	$(PYTEST) -m long tests
+
+flaky: .venv/.installed-dev ## make test again and again beside three busy processes (N=20 TARGET=test)
+	$(BIN)/python -m tests.flaky --runs $(N) --target $(TARGET)
 
 gpu-test: ## what only an accelerator shows, at most 15 minutes; uses .venv or, without it, PYTHON (WHEELS=folder)
 	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.gpu $(if $(WHEELS),--wheels $(WHEELS)) $(if $(COMMIT),--commit $(COMMIT))
@@ -48,6 +62,10 @@ image-test: .venv/.installed-dev ## build the image and let two machines with an
 
 .venv/.installed-dev: .venv/.installed
 	@$(PIP) --editable ".[dev]"
+	@touch $@
+
+.venv/.installed-eval: .venv/.installed-dev
+	@$(PIP) --editable ".[eval]"
 	@touch $@
 
 clean: ## remove .venv and caches

@@ -10,8 +10,6 @@ import torch
 from tests.gpu.run import CHECKS, findings
 from tests.gpu.site import Site, no_network
 
-pytestmark = pytest.mark.gpu_arithmetic
-
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_check_is_right_on_the_cpu(name: str, tmp_path: Path) -> None:

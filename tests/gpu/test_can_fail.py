@@ -27,7 +27,6 @@ from tests.gpu.checks import memory, network, out_of_memory, sharing, speed, ste
 from tests.gpu.run import findings, verdict
 from tests.gpu.site import Finding, Site
 
-pytestmark = pytest.mark.gpu_arithmetic
 Patch = pytest.MonkeyPatch
 LATE = 0.2  # seconds
 

@@ -15,7 +15,6 @@ import torch
 from tests.gpu import run, wheels
 from tests.gpu.site import ROOT, Finding
 
-pytestmark = pytest.mark.gpu_arithmetic
 without_card = pytest.mark.skipif(torch.cuda.is_available(), reason="there is an accelerator here")
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.netlab.tun import possible
 from tests.swarm.support.soak import GROWTH, soak
 
-pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
+pytestmark = pytest.mark.needs("laboratory")
 
 
 def test_killed_frozen_and_disconnected_peers_recover_and_no_merge_is_wrong(tmp_path: Path) -> None:

@@ -18,10 +18,9 @@ from tests.netlab.lab import ROOT, Lab
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import Path_, Plan
 from tests.netlab.test_netlab import measure, serving
-from tests.netlab.tun import possible
 from tests.swarm.support.harness import TINY
 
-pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
+pytestmark = pytest.mark.needs("laboratory")
 NETWORK = "131.77"  # public: libp2p treats private and reserved addresses differently; nothing leaves the laboratory
 PUBLIC, CONE, SYMMETRIC, CHECKED = 1, 2, 3, 4  # hosts; the bootstrap node is 0
 HOMES = Plan(network=NETWORK, nat={CONE: "cone", SYMMETRIC: "symmetric", CHECKED: "cone"}, path=Path_(rtt_ms=10))
@@ -35,6 +34,7 @@ def test_a_nat_drops_packets_from_hosts_that_its_host_has_not_sent_to() -> None:
         assert measure(lab, 1, "send", lab.address(0), "1")["bytes"] == 1e6  # TCP: the checksums are right
 
 
+@pytest.mark.smoke
 def test_peers_behind_two_nats_train_with_all_others(tmp_path: Path) -> None:
     names = {PUBLIC: "open", CONE: "cone", SYMMETRIC: "symmetric"}
     with LabSwarm(HOMES, 4, tmp_path, warm=True) as swarm:

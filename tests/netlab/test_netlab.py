@@ -17,9 +17,8 @@ from pydantic import ValidationError
 
 from tests.netlab.lab import ROOT, Lab
 from tests.netlab.plan import PROFILES, Access, Path_, Plan, load
-from tests.netlab.tun import possible
 
-pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
+pytestmark = pytest.mark.needs("laboratory")
 PROBE = [sys.executable, "-m", "tests.netlab.probe"]
 
 

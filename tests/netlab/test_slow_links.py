@@ -12,10 +12,9 @@ import pytest
 
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import Access, Path_, Plan
-from tests.netlab.tun import possible
 from tests.swarm.support.harness import TINY
 
-pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
+pytestmark = pytest.mark.needs("laboratory")
 SLOW = Plan(access=Access(up_mbit=1.0, down_mbit=1.0), path=Path_(rtt_ms=40))
 HOME = Plan(access=Access(up_mbit=10, down_mbit=10), path=Path_(rtt_ms=40))
 

@@ -9,10 +9,9 @@ import pytest
 
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import load
-from tests.netlab.tun import possible
 from tests.swarm.support.harness import TINY
 
-pytestmark = pytest.mark.skipif(bool(possible()), reason=possible() or "-")
+pytestmark = pytest.mark.needs("laboratory")
 NAMES = ("a", "b", "c", "d")
 HALVES = (("a", "b"), ("c", "d"))  # the bootstrap node is on the first half's side
 SETS = (

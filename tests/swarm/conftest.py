@@ -17,9 +17,3 @@ def swarm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Swarm]:
         yield it
     finally:
         it.end()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "swarm" in item.path.parts:
-            item.add_marker(pytest.mark.swarm)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.swarm.support import page_sample
-from tests.swarm.support.chromium import PROGRAM, WITHOUT, Chromium, Tab
+from tests.swarm.support.chromium import Chromium, Tab
 from tests.swarm.support.harness import Swarm
 from tests.swarm.support.page_sample import Json
 from tests.swarm.support.page_server import PageServer
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason=WITHOUT)
+pytestmark = pytest.mark.needs("chromium")
 LIVE = "document.querySelector('#connection')?.dataset.state === 'live'"
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 NAMES = "[...document.querySelectorAll('tbody .name bdi')].map(it => it.textContent)"
@@ -218,6 +218,7 @@ def test_the_dark_page_is_dark(browser: Chromium, serve: Callable[..., PageServe
     assert (tmp_path / "dark.png").stat().st_size > 10_000
 
 
+@pytest.mark.smoke
 def test_a_real_swarm_on_a_real_bootstrap_node(browser: Chromium, swarm: Swarm) -> None:
     bootstrap, address = swarm.bootstrap()
     tab = browser.tab()

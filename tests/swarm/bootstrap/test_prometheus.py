@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 
 import pytest
@@ -13,7 +12,7 @@ from tests.swarm.support.prometheus import Prometheus
 from tests.unit.project.dashboards import BOARDS, Query, board_queries, rules
 from tests.unit.project.promql import words_in
 
-pytestmark = pytest.mark.skipif(not shutil.which("prometheus"), reason="no prometheus: apt-get install prometheus")
+pytestmark = pytest.mark.needs("prometheus")
 SCRAPED, HIDDEN = ("a", "b"), "c"
 SETS = (
     *("run.steps=100000000", "run.inner_steps=200"),
@@ -40,6 +39,7 @@ def unanswered(server: Prometheus, asked: list[Query]) -> list[str]:
     return empty
 
 
+@pytest.mark.smoke
 def test_a_real_prometheus_sees_a_real_swarm(swarm: Swarm) -> None:
     """One of three peers announces an endpoint that cannot be scraped; later it is killed."""
     bootstrap, address = swarm.bootstrap()

@@ -49,6 +49,7 @@ def wait_for_page(process: Process) -> None:
     wait_for(healthy, 30)
 
 
+@pytest.mark.smoke
 @pytest.mark.cold
 def test_four_peers_train_together_and_leave_no_processes(swarm: Swarm) -> None:
     process = launch(swarm, 4, "run.steps=720", "run.inner_steps=60", "run.evaluation.every_rounds=6")

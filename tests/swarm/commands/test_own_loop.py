@@ -111,7 +111,7 @@ def together(*works: Callable[[], object]) -> None:
         raise failed[0]
 
 
-@pytest.mark.parametrize("method", ["noloco", "diloco"])
+@pytest.mark.parametrize("method", [pytest.param("noloco", marks=pytest.mark.smoke), "diloco"])
 def test_two_programs_meet_and_become_one_model(scene: Scene, tmp_path: Path, method: str) -> None:
     one, two = Program(data=1), Program(seed=5, data=2)  # the second one takes the weights of the first
     first = scene.start(one, "one", method=method)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -114,15 +113,13 @@ def test_decoupled_peers_merge_and_differ(swarm: Swarm) -> None:
     assert not torch.equal(phi(swarm.folder / "a")[0], phi(swarm.folder / "b")[0])
 
 
-@pytest.mark.parametrize("method", ["diloco", "decoupled"])
+@pytest.mark.parametrize("method", [pytest.param("diloco", marks=pytest.mark.smoke), "decoupled"])
 def test_the_methods_demo_configuration_runs_as_a_swarm(swarm: Swarm, method: str) -> None:
     sets = [*TINY, f"run.dir={swarm.folder}/runs", "run.steps=400", "run.inner_steps=100"]
     overrides = [word for override in sets for word in ("--set", override)]
     config = f"configs/demo-{method}.yaml"
     process = swarm.start("swarm", ["-m", "peer", "swarm", "--peers", "3", "--config", config, *overrides])
-    began = time.monotonic()
     assert process.exit_code(150) == 0, process.output()
-    assert time.monotonic() - began < 150
     summary = json.loads((swarm.folder / "runs" / "summary.json").read_text())
     assert summary["swarm"]["method"] == method
     for row in summary["peers"].values():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from tests.swarm.support.harness import Swarm, wait_for
 
 RUN = ("run.exchange.overlap=true", "run.exchange.codec=int4", "run.inner_steps=200", "run.exchange.stall=3")
 TOKENS = 32  # of an inner step
 
 
+@pytest.mark.smoke
 def test_swaps_run_during_the_inner_steps(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
     names = ("a", "b", "c")

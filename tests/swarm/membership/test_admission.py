@@ -53,6 +53,7 @@ def refused(process: Process, *words: str) -> None:
     assert "Traceback" not in process.output()
 
 
+@pytest.mark.smoke
 def test_invited_peers_train_together_and_no_other_peer_is_admitted(invited: Invited) -> None:
     swarm, address = invited.swarm, invited.address
     invited.invite("b")

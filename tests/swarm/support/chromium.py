@@ -17,7 +17,6 @@ from typing import Any
 from websockets.sync.client import ClientConnection, connect
 
 PROGRAM = shutil.which("chromium")
-WITHOUT = "no chromium here (apt-get install --no-install-recommends chromium)"
 START = 60.0
 FLAGS = [
     "--headless=new",
@@ -36,7 +35,7 @@ class Chromium:
     """A separate browser process with its profile in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
-        assert PROGRAM, WITHOUT
+        assert PROGRAM is not None
         self._tab: Tab | None = None
         with (folder / "chromium.log").open("wb") as log:
             self._process = subprocess.Popen(

@@ -13,7 +13,7 @@ import yaml
 
 from tests.unit.commands.test_export import config, export, saved, trained
 
-pytest.importorskip("lm_eval", reason="the extra `eval` is not installed")
+pytestmark = [pytest.mark.long, pytest.mark.needs("lm_eval")]
 
 TASK = {
     "task": "foxes",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.unit.project.dashboards import PROMETHEUS, ROOT, rules
 
-pytestmark = pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool: apt-get install prometheus")
+pytestmark = pytest.mark.needs("promtool")
 CASES = sorted((ROOT / "tests" / "fixtures").glob("rules*.test.yml"))
 
 

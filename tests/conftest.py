@@ -1,0 +1,22 @@
+"""Shared by all tests: which tier a test belongs to, and what it needs of the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import needs
+
+TESTS = Path(__file__).parent
+LONG = ("swarm", "netlab", "gpu")  # folders of tests with real processes or that take minutes
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in LONG and not item.get_closest_marker("smoke"):
+            item.add_marker(pytest.mark.long)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    needs.check(item)

@@ -1,0 +1,55 @@
+"""The tiers of the tests: every test is in one of them, and what CI must not skip fails there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+TESTS = ROOT / "tests"
+REAL = ("netlab", "swarm")
+KINDS = {
+    "a demo swarm": "swarm/commands/test_demo_swarm.py",
+    "overlapped": "swarm/exchange/test_overlap.py",
+    "a group": "swarm/exchange/test_group_swarm.py",
+    "a late join": "swarm/commands/test_by_hand.py",
+    "kill and resume": "swarm/membership/test_resume.py",
+    "an invitation": "swarm/membership/test_admission.py",
+    "NAT": "netlab/test_nat.py",
+    "an own loop": "swarm/commands/test_own_loop.py",
+    "the page in a browser": "swarm/bootstrap/test_page.py",
+    "Prometheus": "swarm/bootstrap/test_prometheus.py",
+}
+
+
+def pytest_of(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    own = {name: value for name, value in os.environ.items() if name != "CI"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env={**own, **environment}, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_make_test_has_one_of_each_kind() -> None:
+    texts = {file: file.read_text(encoding="utf-8") for part in REAL for file in (TESTS / part).rglob("test_*.py")}
+    marked = [str(file.relative_to(TESTS)) for file, text in texts.items() for _ in range(text.count("mark.smoke"))]
+    assert sorted(marked) == sorted(KINDS.values())
+
+
+def test_all_others_with_real_processes_are_long() -> None:
+    for tier, count in (("smoke", 1), ("long", 5), ("not smoke and not long", 0)):
+        done = pytest_of("--collect-only", "-m", tier, "tests/netlab/test_nat.py")
+        assert done.stdout.count("::test_") == count, done.stdout
+
+
+@pytest.mark.parametrize("file", ["unit/project/test_rules.py", "swarm/bootstrap/test_page.py"])
+def test_a_missing_program_is_a_skip_and_in_ci_a_failure(file: str, tmp_path: Path) -> None:
+    alone = pytest_of(f"tests/{file}", PATH=str(tmp_path))
+    assert alone.returncode == 0 and "skipped" in alone.stdout and "apt-get install" in alone.stdout, alone.stdout
+    in_ci = pytest_of(f"tests/{file}", PATH=str(tmp_path), CI="true")
+    assert in_ci.returncode == 1 and " passed" not in in_ci.stdout, in_ci.stdout
+    assert "CI must not skip it: no " in in_ci.stdout and "skipped" not in in_ci.stdout
