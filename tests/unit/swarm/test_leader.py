@@ -22,7 +22,7 @@ from peer.swarm.grouping.messages import (
     Roster,
     WaitFor,
 )
-from tests.unit.exchange.pair_harness import stream_pair
+from tests.unit.virtual import stream_pair
 
 ME = Seat("a", "peer-a")
 X, OTHER = Lineage("x", 9), Lineage("other", 6)

@@ -20,7 +20,7 @@ from peer.swarm.directory import reader, records
 from peer.swarm.directory.reader import Reader
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.pairing.agreement import Meeting, Propose
-from tests.unit.exchange.pair_harness import stream_pair
+from tests.unit.virtual import stream_pair
 
 
 def record(**changes: object) -> MemberRecord:
