@@ -24,6 +24,7 @@ from peer import clock
 Result = TypeVar("Result")
 EPOCH = 1.7e9  # unix seconds at virtual time 0
 IN_THREAD = (1e-4, 3e-3)  # seconds of a computation in another thread
+BUSY = 100_000  # callbacks at one moment
 WAKE = 1e-5  # seconds until a thread runs again
 
 
@@ -117,7 +118,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._virtual = _Clock()
         super().__init__(self._virtual)
-        self.steps = 0
+        self.steps = self._busy_from = 0
+        self._busy_at = -1.0
         self.complain: Callable[[dict[str, Any]], None] = lambda context: None
         self.hub = greenlet.getcurrent()
         self._clock_resolution = 1e-9
@@ -137,6 +139,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _call_soon(self, callback: Any, args: Any, context: Any) -> asyncio.Handle:
         self.steps += 1
+        if self.steps > self._busy_from + BUSY:
+            if self.time() == self._busy_at:
+                raise Stuck("somebody is busy for ever")
+            self._busy_at, self._busy_from = self.time(), self.steps
         handle = _Handle(callback, args, self, context)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle

@@ -131,7 +131,7 @@ class GroupLeader:
         for peer_id, member in list(self._joined.items()):
             if member.gone:
                 self._joined.pop(peer_id)
-            elif member.ready is None and member.until < clock.monotonic():
+            elif member.ready is None and member.until <= clock.monotonic():
                 log.info("no longer waiting for a member: %s", fields(peer=member.seat.name))
                 self._joined.pop(peer_id).leave()
             elif member.ready is None and member.round <= due:

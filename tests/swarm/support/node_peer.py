@@ -20,6 +20,7 @@ from peer.rounds.types import Group, Grouping
 from peer.swarm.presence import Presence, Vitals
 
 STEPS, STEP_SECONDS = 10, 0.1
+SWAP_SECONDS = 0.3
 
 
 class Peer:
@@ -88,11 +89,11 @@ class Peer:
             self.part(group)
 
     def part(self, group: Group) -> None:
-        """Close the group's streams."""
+        """Close the group's streams, as after a short swap: the partner must have come to its boundary."""
         streams = [link.stream for link in group.links if link.stream is not None]
         streams += list(group.assembly.controls.values()) if group.assembly else []
         for stream in streams:
-            self.node.loop.call_soon_threadsafe(stream.close)
+            self.node.loop.call_soon_threadsafe(self.node.loop.call_later, SWAP_SECONDS, stream.close)
 
 
 def _no_state() -> State:

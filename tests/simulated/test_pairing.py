@@ -1,0 +1,48 @@
+"""How often a peer finds a partner, in swarms in which it once failed to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.simulated.scenario import Fault, Machine, Scenario
+from tests.simulated.world import World, in_a_folder
+
+
+def swarm(*machines: Machine, seconds: float, faults: tuple[Fault, ...] = ()) -> Scenario:
+    return Scenario(0, "overlapped", machines, faults, seconds, inner_steps=10, numel=300, codec="none")
+
+
+def machine(step_seconds: float, latency: float = 0.0005) -> Machine:
+    return Machine(step_seconds, latency, up=1e7, down=1e7, skew=0.0, starts=0.0)
+
+
+def shares(world: World, who: Callable[[int], bool] = lambda number: True) -> dict[str, float]:
+    """Share of each outcome in the rounds of these peers after the first minute's start."""
+    rows = [row for number, peer in enumerate(world.peers) if who(number) for row in world.rounds(peer)[4:]]
+    outcomes = [row["outcome"] for row in rows]
+    assert len(outcomes) > 30
+    return {outcome: outcomes.count(outcome) / len(outcomes) for outcome in ("merged", "alone", "timeout")}
+
+
+def test_a_fast_peer_among_many_slow_ones_asks_others_than_those_that_have_declined() -> None:
+    """It asked the eight met longest ago again and again: slow ones, which had other meetings."""
+    fast = 4
+    with in_a_folder(swarm(*[machine(0.1)] * fast, *[machine(0.28)] * 14, seconds=100.0)) as world:
+        world.run()
+        assert shares(world, lambda number: number < fast)["alone"] < 0.25
+
+
+def test_a_partner_that_evaluates_is_waited_for_and_one_that_has_left_is_not_met() -> None:
+    """Steps of 3 s: an evaluation takes as long. An overlapped peer loses nothing while it waits."""
+    with in_a_folder(swarm(*[machine(3.0, latency=0.05)] * 8, seconds=500.0)) as world:
+        world.run()
+        found = shares(world)
+        assert found["timeout"] < 0.03 and found["alone"] < 0.2
+
+
+def test_a_member_that_does_not_answer_keeps_no_other_from_meeting() -> None:
+    """Its record lasts for 30 s, and each ask took as long as a whole inner phase."""
+    gone = Fault(40.0, "cut", (6,), 120.0, 0)
+    with in_a_folder(swarm(*[machine(0.4, latency=0.08)] * 7, seconds=160.0, faults=(gone,))) as world:
+        world.run()
+        assert shares(world, lambda number: number < 6)["alone"] < 0.25
