@@ -26,6 +26,7 @@ End = Callable[[], Coroutine[Any, Any, tuple[asyncio.StreamReader, Any]]]
 
 LATENCY, RATE = 0.001, 1e9  # seconds one way, and bytes a second: next to the deadlines they are nothing
 NOTHING = 0.02  # seconds: latency, transfer and the work of other threads in a small exchange
+UPTIME = 3600.0  # seconds on the clock when a test begins: a machine's is not at 0 either
 LONGEST = 1e5  # seconds that a test may wait
 
 
@@ -42,6 +43,7 @@ def virtual_time() -> Iterator[Runtime]:
     with runtime.installed():
         try:
             with within(process):
+                clock.sleep(UPTIME)
                 yield runtime
         finally:
             _end_all(runtime.loop)
