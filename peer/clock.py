@@ -38,7 +38,7 @@ class RunningThread(Protocol):
 def slices(seconds: float, length: float = SLICE) -> Iterator[float]:
     """Waiting times, one after the other, of ``seconds`` in total. The time of a freeze does not count."""
     left = seconds
-    while left > 0:
+    while left > 1e-6:  # less is what rounding leaves
         began, patience = monotonic(), min(left, length)
         yield patience
         left -= min(monotonic() - began, patience + FREEZE)

@@ -4,5 +4,5 @@ The peers run the product's own protocol code, from the trainer down to the stre
 below it: the clock and the threads (``runtime.py``), the p2p daemon and hivemind's DHT (``network.py``, ``dht.py``),
 and the inner loop, which is a model of time with a little real arithmetic (``training.py``).
 
-Reading order: runtime.py, network.py, dht.py, training.py, peer.py, ledger.py, scenario.py, faults.py, world.py.
+Reading order: runtime.py, network.py, dht.py, training.py, peer.py, scenario.py, world.py, checks.
 """

@@ -203,6 +203,15 @@ class Connection:
         one.book.add(other.peer_id)
         other.book.add(one.peer_id)
 
+    def stream(self, caller: Host, called: Host, protocol: str = "") -> tuple[Pipe, Pipe]:
+        """The two directions of a new stream."""
+        there, back = Pipe(self, caller, called), Pipe(self, called, caller)
+        there.partner, back.partner = back, there
+        self.network.streams += 1
+        there.number = back.number = self.network.streams
+        there.protocol = back.protocol = protocol
+        return there, back
+
     def end(self, reason: str) -> None:
         """Both sides lose all streams, each when the news can reach it."""
         if not self.open:
@@ -378,11 +387,7 @@ class SimulatedP2P:
         other = peer_id.to_base58()
         link = await self.network.connect(self.host, other)
         called = self.network.hosts[other]
-        there, back = Pipe(link, self.host, called), Pipe(link, called, self.host)
-        there.partner, back.partner = back, there
-        self.network.streams += 1
-        there.number = back.number = self.network.streams
-        there.protocol = back.protocol = protocol
+        there, back = link.stream(self.host, called, protocol)
         await asyncio.sleep(self.network.delay(self.host, called))
         await self.network.way(self.host, called)
         handler = called.handlers.get(protocol)

@@ -269,7 +269,9 @@ class Runtime:
     def suspend(self, register: Callable[[Callable[[], None]], None], seconds: float) -> None:
         """Suspend this thread until the function that ``register`` gets is called, at most ``seconds``."""
         me, process = greenlet.getcurrent(), PROCESS.get()
-        assert me is not self.loop.hub, "the event loop must not wait"
+        if me is self.loop.hub:
+            self._drive(register, seconds)
+            return
         if process is not None and process.dead:
             raise Crashed
         context, woken = contextvars.copy_context(), False
@@ -283,6 +285,22 @@ class Runtime:
         timer = self.loop.call_later(seconds, wake)
         register(wake)
         self.loop.hub.switch()
+        timer.cancel()
+
+    def _drive(self, register: Callable[[Callable[[], None]], None], seconds: float) -> None:
+        """As :meth:`suspend`, for a test outside the loop: it runs the loop while it waits."""
+        assert not self.loop.is_running(), "the event loop must not wait"
+        woken = False
+
+        def wake() -> None:
+            nonlocal woken
+            woken = True
+            self.loop.stop()
+
+        timer = self.loop.call_later(seconds, wake)
+        register(wake)
+        while not woken:  # who closes a LoopThread stops the loop too
+            self.loop.run_forever()
         timer.cancel()
 
 
@@ -309,9 +327,19 @@ class _Worker(concurrent.futures.Executor):
 
     def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
         process = PROCESS.get()
-        assert process is not None and not kwargs
-        self._runtime.start(process, work, *args)
-        return concurrent.futures.Future()
+        assert process is not None
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                value = work(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - who waits for the future gets it
+                future.set_exception(error)
+            else:
+                future.set_result(value)
+
+        self._runtime.start(process, run)
+        return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
 

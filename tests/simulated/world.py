@@ -27,9 +27,9 @@ from peer.p2p.node import NodeSettings
 from peer.process import Stop
 from peer.telemetry.run_log import ROUNDS, Row, read_rows
 from peer.training import member
-from tests.simulated import conduct, promises
+from tests.simulated.checks import conduct, promises
+from tests.simulated.checks.ledger import Ledger
 from tests.simulated.dht import SimulatedDHT
-from tests.simulated.ledger import Ledger
 from tests.simulated.network import CHUNK, NOBODY, WINDOW, Host, Network
 from tests.simulated.node import SimulatedNode
 from tests.simulated.peer import SimulatedPeer

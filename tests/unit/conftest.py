@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from peer.logs import LOGGER
 from peer.p2p.event_loop import LoopThread
 
+if TYPE_CHECKING:
+    from tests.simulated.runtime import Runtime
+
+# torch's threads wait for each other: where other tests have the cores, a sum of a million numbers takes seconds
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture
-def thread() -> Iterator[LoopThread]:
-    """A network thread with its event loop."""
+def virtual() -> Iterator[Runtime]:
+    """The test runs in virtual time."""
+    from tests.unit.virtual import virtual_time  # brings torch and hivemind, which many tests do not need
+
+    with virtual_time() as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def thread(virtual: Runtime) -> Iterator[LoopThread]:
+    """A network thread with its event loop, in virtual time."""
+    it = LoopThread()
+    yield it
+    it.close()
+
+
+@pytest.fixture
+def real_thread() -> Iterator[LoopThread]:
+    """A network thread with its event loop, as the product has it."""
     it = LoopThread()
     yield it
     it.close()

@@ -56,7 +56,7 @@ class GroupLeader:
         self._joined: dict[str, JoinedMember] = {}
         self._news = asyncio.Event()
         self._gathering = False
-        self._told = 0.0  # monotonic time of the last message to waiting members
+        self._tell_at = 0.0  # monotonic time of the next message to waiting members
 
     @property
     def present(self) -> set[str]:
@@ -108,9 +108,9 @@ class GroupLeader:
             if self._due_to_tell():
                 seconds = max(member.until for member in late) - clock.monotonic()
                 await self._tell_to_wait(seconds, ", ".join(member.seat.name for member in late))
-            soonest = min(member.until for member in late)
+            wake_at = min(self._tell_at, *(member.until for member in late))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(KEEP_ALIVE, max(0.0, soonest - clock.monotonic()))):
+                async with asyncio.timeout(max(0.0, wake_at - clock.monotonic())):
                     await self._news.wait()
 
     async def announce_delay(self, me: Seat, eta: float) -> None:
@@ -156,8 +156,9 @@ class GroupLeader:
             self._news.set()
 
     def _due_to_tell(self) -> bool:
-        due = clock.monotonic() - self._told > KEEP_ALIVE
-        self._told = clock.monotonic() if due else self._told
+        now = clock.monotonic()
+        due = now >= self._tell_at
+        self._tell_at = now + KEEP_ALIVE if due else self._tell_at
         return due
 
     async def _tell_to_wait(self, seconds: float, names: str) -> None:

@@ -1,15 +1,14 @@
-"""A group of real group exchanges in one process: every stream is a unix socket pair, every fault is a hook."""
+"""A group of real group exchanges in one process; every fault is a hook."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from peer import clock
 from peer.config.schema import ExchangeConfig
 from peer.exchange.group.all_gather import AllGatherExchange
 from peer.exchange.group.all_reduce import AllReduceExchange
@@ -19,29 +18,26 @@ from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.contribution import Averaged, Contribution, SparseContribution
 from peer.rounds.types import Assembly, Group, Link, Seat
+from tests.simulated.runtime import Process
 from tests.unit.exchange.pair_harness import FAST
+from tests.unit.virtual import End, line, virtual_time, within
 
 T = TypeVar("T")
 
 
-async def stream_between(caller: str, called: str) -> tuple[Stream, Stream]:
-    left, right = socket.socketpair()
-    one, two = await asyncio.open_connection(sock=left), await asyncio.open_connection(sock=right)
-    return Stream(*one, remote=called, initiator=True), Stream(*two, remote=caller, initiator=False)
-
-
 @dataclass
 class Member:
-    """One peer: its thread, its incoming streams, its exchange. ``answers``: does its side of a stream exist?"""
+    """One peer: its process (in virtual time), thread and incoming streams. ``answers``: does it take calls?"""
 
     name: str
+    process: Process
     thread: LoopThread = field(default_factory=LoopThread)
     incoming: IncomingStreams = field(default_factory=IncomingStreams)
     answers: bool = True
 
 
 class Wires:
-    """The network of one member: dialling another one makes a socket pair and hands it the other end."""
+    """The network of one member: dialling another one makes a line and hands it the other end."""
 
     def __init__(self, me: Member, members: Sequence[Member]) -> None:
         self._me, self._members = me, {member.name: member for member in members}
@@ -53,14 +49,14 @@ class Wires:
         other = self._members[peer_id]
         if not other.answers:
             raise StreamLost("connection refused")
-        left, right = socket.socketpair()
-        asyncio.run_coroutine_threadsafe(self._arrive(other, right), other.thread.loop)
-        return Stream(*await asyncio.open_connection(sock=left), remote=peer_id, initiator=True)
+        left, right = line(self._me.thread.loop)
+        with within(other.process):
+            asyncio.run_coroutine_threadsafe(self._arrive(other, right), other.thread.loop)
+        return Stream(*await left(), remote=peer_id, initiator=True)
 
-    async def _arrive(self, other: Member, end: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=end)
+    async def _arrive(self, other: Member, end: End) -> None:
         with contextlib.suppress(TimeoutError, StreamLost):
-            await other.incoming.accept(Stream(reader, writer, remote=self._me.name, initiator=False))
+            await other.incoming.accept(Stream(*await end(), remote=self._me.name, initiator=False))
 
 
 class Many:
@@ -68,13 +64,13 @@ class Many:
 
     def __init__(self, count: int, numel: int, result: int | None = None, settings: ExchangeConfig = FAST) -> None:
         kind: type[GroupProtocol[Any]] = AllGatherExchange if result else AllReduceExchange
-        self.members = [Member(chr(ord("a") + index)) for index in range(count)]
+        names = [chr(ord("a") + index) for index in range(count)]
+        self.members = [Member(name, Process(name)) for name in names]
         self.seats = tuple(Seat(member.name, f"peer-{member.name}") for member in self.members)
         self.exchanges = [
             kind(Wires(member, self.members), member.incoming, numel, result or numel, settings)
             for member in self.members
         ]
-        self.pool = ThreadPoolExecutor(count)
         self.controls: list[dict[int, Stream]] = []
         self.tokens = 0
 
@@ -83,7 +79,7 @@ class Many:
         self.tokens += 1
         self.controls = [{} for _ in self.members]
         for place, member in enumerate(self.members[1:], 1):
-            left, right = socket.socketpair()
+            left, right = line(member.thread.loop)
             self.controls[0][place] = self._stream(self.members[0], left, member.name)
             self.controls[place][0] = self._stream(member, right, self.members[0].name)
         return [
@@ -102,33 +98,34 @@ class Many:
         groups: list[Group] | None = None,
     ) -> list[Averaged | None]:
         """All at once; those in ``silent`` do nothing."""
-        groups = groups or self.groups()
-        futures = [
-            None
-            if place in silent
-            else self.pool.submit(self.exchanges[place].average, contributions[place], groups[place])
-            for place in range(len(self.members))
-        ]
-        return [future.result(60) if future else None for future in futures]
+        groups, futures = groups or self.groups(), {}
+        for place, member in enumerate(self.members):
+            if place not in silent:
+                with within(member.process):
+                    work = self.exchanges[place].average
+                    futures[place] = clock.worker(member.name).submit(work, contributions[place], groups[place])
+        return [clock.result(futures[place], 60) if place in futures else None for place in range(len(self.members))]
 
-    def _stream(self, owner: Member, end: socket.socket, remote: str) -> Stream:
+    def _stream(self, owner: Member, end: End, remote: str) -> Stream:
         async def open_it() -> Stream:
-            return Stream(*await asyncio.open_connection(sock=end), remote=remote, initiator=False)
+            return Stream(*await end(), remote=remote, initiator=False)
 
         return owner.thread.call(open_it(), 5)
 
     def close(self) -> None:
         for member in self.members:
+            member.process.frozen = False
             member.thread.close()
 
 
 @contextlib.contextmanager
-def many(count: int, numel: int, result: int | None = None, settings: ExchangeConfig = FAST) -> Iterator[Many]:
-    it = Many(count, numel, result, settings)
-    try:
-        yield it
-    finally:
-        it.close()
-
-
-MakeMany = Callable[..., Many]
+def many(
+    count: int, numel: int, result: int | None = None, settings: ExchangeConfig = FAST, *, real: bool = False
+) -> Iterator[Many]:
+    """``real``: with threads, over unix sockets, in real time."""
+    with contextlib.nullcontext() if real else virtual_time():
+        it = Many(count, numel, result, settings)
+        try:
+            yield it
+        finally:
+            it.close()

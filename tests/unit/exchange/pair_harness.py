@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import socket
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import Queue
+from typing import TypeVar
 
 from torch import Tensor
 
+from peer import clock
 from peer.config.schema import CodecName, ExchangeConfig
 from peer.exchange.average import Exchange
 from peer.exchange.codec import size
@@ -24,9 +24,10 @@ from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged, Contribution, Vector
 from peer.rounds.types import Group, Link
-from tests.unit.exchange.loopback import Hub, LoopbackExchange
+from tests.unit.virtual import stream_pair, virtual_time
 
 FAST = ExchangeConfig(stall=1.0, timeout=4.0)  # so that a fault is noticed within a test
+T = TypeVar("T")
 
 
 def header(numel: int, round: int = 0, codec: CodecName = "none", **told: float) -> Header:
@@ -37,39 +38,26 @@ def pair_exchange(network: LoopThread, numel: int, codec: CodecName = "none") ->
     return PairExchange(network, numel, codec_named(codec, numel), FAST, Guard())
 
 
-async def stream_pair() -> tuple[Stream, Stream]:
-    """Initiator and responder over a unix socket pair: real asyncio transports."""
-    left, right = socket.socketpair()
-    one, two = await asyncio.open_connection(sock=left), await asyncio.open_connection(sock=right)
-    return Stream(*one, remote="B", initiator=True), Stream(*two, remote="A", initiator=False)
-
-
 @dataclass
 class Pair:
     """Two exchanges and, for each, the group with the other one in it."""
 
     exchanges: tuple[Exchange[Contribution], Exchange[Contribution]]
     groups: Callable[[], tuple[Group, Group]]
-    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
 
     def average(self, one: Tensor, two: Tensor) -> tuple[Averaged, Averaged]:
         """Both at once."""
-        groups = self.groups()
-        futures = [
-            self.pool.submit(exchange.average, Vector(vector), group)
-            for exchange, vector, group in zip(self.exchanges, (one, two), groups, strict=True)
-        ]
-        first, second = (future.result(30) for future in futures)
+        first, second = at_once(
+            partial(exchange.average, Vector(vector), group)
+            for exchange, vector, group in zip(self.exchanges, (one, two), self.groups(), strict=True)
+        )
         return first, second
 
 
-@contextlib.contextmanager
-def loopback(numel: int, folder: Path) -> Iterator[Pair]:
-    hub = Hub()
-    yield Pair(
-        (LoopbackExchange(hub, "A", numel, FAST), LoopbackExchange(hub, "B", numel, FAST)),
-        lambda: (Group(0, (Link("B", "b"),)), Group(0, (Link("A", "a"),))),
-    )
+def at_once(works: Iterable[Callable[[], T]], seconds: float = 30.0) -> list[T]:
+    """The results of all, each from a thread of its own."""
+    futures = [clock.worker(f"side {number}").submit(work) for number, work in enumerate(works)]
+    return [clock.result(future, seconds) for future in futures]
 
 
 @contextlib.contextmanager
@@ -84,6 +72,12 @@ def sockets(numel: int, folder: Path) -> Iterator[Pair]:
         yield Pair((pair_exchange(thread, numel), pair_exchange(thread, numel)), groups)
     finally:
         thread.close()
+
+
+@contextlib.contextmanager
+def memory(numel: int, folder: Path) -> Iterator[Pair]:
+    with virtual_time(), sockets(numel, folder) as pair:
+        yield pair
 
 
 @contextlib.contextmanager
@@ -118,4 +112,4 @@ def network(numel: int, folder: Path) -> Iterator[Pair]:
         yield Pair((pair_exchange(one, numel), pair_exchange(two, numel)), groups)
 
 
-TRANSPORTS = {"loopback": loopback, "sockets": sockets, "network": network}
+TRANSPORTS = {"memory": memory, "sockets": sockets, "network": network}

@@ -17,7 +17,9 @@ from peer.p2p.payload import Channel, receive_fp32
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.contribution import PART, Vector
 from peer.rounds.types import Outcome
-from tests.unit.exchange.group_harness import many, stream_between
+from tests.simulated.runtime import PROCESS, Process
+from tests.unit.exchange.group_harness import many
+from tests.unit.virtual import run, stream_pair
 
 STALL = 0.4
 
@@ -34,18 +36,18 @@ def test_two_sides_swap_payloads_of_any_length_at_once() -> None:
         await asyncio.gather(inward(), stream.send(Vector(own), order), stream.acknowledge(1))
 
     async def swap() -> None:
-        left, right = [FlowControlledStream(it, STALL) for it in await stream_between("a", "b")]
+        left, right = [FlowControlledStream(it, STALL) for it in await stream_pair()]
         one, two = (torch.randn(numel) for numel in (3 * PART + 5, 5 * PART))
         got_two, got_one = torch.empty_like(two), torch.empty_like(one)
         await asyncio.gather(side(left, one, got_two, turns(one.nbytes)), side(right, two, got_one, turns(two.nbytes)))
         assert torch.equal(one, got_one) and torch.equal(two, got_two)
 
-    asyncio.run(asyncio.wait_for(swap(), 20))
+    run(asyncio.wait_for(swap(), 20))
 
 
 def test_a_payload_that_is_not_there_yet_keeps_the_other_side_waiting_for_longer_than_a_stall() -> None:
     async def late() -> None:
-        streams = await stream_between("a", "b")
+        streams = await stream_pair()
         sender, receiver = (FlowControlledStream(stream, STALL) for stream in streams)
         ready, own, out = asyncio.Event(), torch.randn(10), torch.empty(10)
         sending = asyncio.gather(sender.send(Vector(own), turns(40), ready), sender.settle(1))
@@ -57,24 +59,24 @@ def test_a_payload_that_is_not_there_yet_keeps_the_other_side_waiting_for_longer
         await asyncio.wait_for(asyncio.gather(sending, receiving), 5)
         assert torch.equal(own, out)
 
-    asyncio.run(late())
+    run(late())
 
 
 def test_a_member_sends_to_few_others_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was sent counts until the other side has it, not until it is written."""
-    under_way: dict[int, int] = {}
+    under_way: dict[Process | None, int] = {}
     most, send = 0, flow_control.send_parts
 
     async def counted(channel: Channel, data: AsyncIterator[bytes], stall: float) -> None:
         nonlocal most
-        me = id(asyncio.get_running_loop())  # a thread each
+        me = PROCESS.get()
         under_way[me] = under_way.get(me, 0) + 1
         most = max(most, under_way[me])
         await send(channel, data, stall)
 
     class Counting(asyncio.Semaphore):
         def release(self) -> None:
-            under_way[id(asyncio.get_running_loop())] -= 1
+            under_way[PROCESS.get()] -= 1
             super().release()
 
     monkeypatch.setattr(flow_control, "send_parts", counted)
@@ -98,20 +100,20 @@ def test_a_member_sends_to_few_others_at_a_time(monkeypatch: pytest.MonkeyPatch)
 )
 def test_what_is_no_frame_is_refused(said: bytes) -> None:
     with pytest.raises(BadMessage):
-        asyncio.run(hear(said))
+        run(hear(said))
 
 
 @given(st.binary(max_size=64))
 def test_whatever_comes_is_a_payload_or_one_of_the_refusals(said: bytes) -> None:
     try:
-        asyncio.run(hear(said))
+        run(hear(said))
     except (BadMessage, StreamLost, TimeoutError):
         return
 
 
 async def hear(said: bytes) -> None:
     """A stream that awaits four bytes gets ``said`` and the end of the stream."""
-    mine, theirs = await stream_between("a", "b")
+    mine, theirs = await stream_pair()
     await theirs.write(said, STALL)
     theirs.close()
     try:

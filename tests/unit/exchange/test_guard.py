@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +15,8 @@ from peer.p2p.event_loop import LoopThread
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link, Outcome, Reason
 from tests.swarm.support.attacks import Attack, Hostile
-from tests.unit.exchange.pair_harness import FAST, stream_pair
+from tests.unit.exchange.pair_harness import FAST, at_once
+from tests.unit.virtual import stream_pair
 
 NUMEL = 20_000
 GAMMA = 0.9
@@ -56,7 +57,7 @@ class Swarm:
 
 
 class Both:
-    """An honest peer's exchange, and that of a partner that sends by ``codec``, over sockets."""
+    """An honest peer's exchange, and that of a partner that sends by ``codec``."""
 
     def __init__(self, thread: LoopThread, codec: Cast) -> None:
         self._thread = thread
@@ -65,11 +66,14 @@ class Both:
 
     def swap(self, own: Trained, theirs: Trained, peer_id: str = "B") -> Averaged:
         one, two = self._thread.call(stream_pair(), 5)
-        with ThreadPoolExecutor(2) as pool:
-            ours = pool.submit(self.victim.average, own, Group(0, (Link(peer_id, "b", one),)))
-            other = pool.submit(self.partner.average, theirs, Group(0, (Link("A", "a", two),)))
-            assert other.result(10).outcome in (Outcome.MERGED, Outcome.REFUSED)
-            return ours.result(10)
+        ours, other = at_once(
+            [
+                partial(self.victim.average, own, Group(0, (Link(peer_id, "b", one),))),
+                partial(self.partner.average, theirs, Group(0, (Link("A", "a", two),))),
+            ]
+        )
+        assert other.outcome in (Outcome.MERGED, Outcome.REFUSED)
+        return ours
 
 
 REASONS = {

@@ -1,4 +1,4 @@
-"""The swap beside the inner steps, over real sockets: parts land one by one, and whatever goes wrong is an outcome."""
+"""The swap beside the inner steps: parts land one by one, and whatever goes wrong is an outcome."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ import itertools
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 import torch
 import xxhash
 from torch import Tensor
 
+from peer import clock
 from peer.config.schema import CodecName
 from peer.exchange.guard import Guard
 from peer.exchange.modulo import codec_named
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox, overlapped_parts
 from peer.exchange.pair.overlapped import OverlappedPairExchange
+from peer.exchange.pair.protocol import PART_STEPS
 from peer.exchange.pair.wire import Header
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import PART, Averaged
 from peer.rounds.types import Group, Link, Outcome
-from tests.unit.exchange.pair_harness import FAST, header, stream_pair
+from tests.unit.exchange.pair_harness import FAST, at_once, header
+from tests.unit.virtual import stream_pair, took
 
 NUMEL = 40_000
 PACE = 0.02
@@ -60,7 +64,7 @@ class Trainee:
                 opened[index] = step
                 mailbox.put(index, OpenPart(own, self.trained * own))
             self.open_at_once = max(self.open_at_once, len(mailbox._opened))
-            time.sleep(self.pace)
+            clock.sleep(self.pace)
         raise AssertionError("the swap never ended")
 
 
@@ -71,16 +75,9 @@ def with_link(stream: Stream, tokens: int = 1) -> Callable[[], Group]:
 def both(
     one: Trainee, two: Trainee, streams: tuple[Stream, Stream], tokens: tuple[int, int] = (1, 1)
 ) -> tuple[Averaged, Averaged]:
-    results: dict[int, Averaged] = {}
-    threads = [
-        threading.Thread(target=lambda i=i, it=it, s=s, n=n: results.update({i: it.swap(with_link(s, n))}))
-        for i, (it, s, n) in enumerate(zip((one, two), streams, tokens, strict=True))
-    ]
-    for it in threads:
-        it.start()
-    for it in threads:
-        it.join(30)
-    return results[0], results[1]
+    sides = zip((one, two), streams, tokens, strict=True)
+    left, right = at_once(partial(side.swap, with_link(stream, n)) for side, stream, n in sides)
+    return left, right
 
 
 def test_the_parts_cover_the_model_and_are_small_for_a_small_one() -> None:
@@ -104,6 +101,14 @@ def test_both_come_to_the_mean_part_by_part(thread: LoopThread, codec: CodecName
         assert max(it.late) <= 10 and len(it.late) == len(overlapped_parts(NUMEL))
     assert left.distance == pytest.approx(float((first - second).norm() / first.norm()), rel=0.1)
     assert left.partners == ("b",)
+
+
+def test_over_real_sockets_and_threads_too(real_thread: LoopThread) -> None:
+    first, second = torch.randn(NUMEL), torch.randn(NUMEL)
+    one, two = Trainee(real_thread, first.clone()), Trainee(real_thread, second.clone())
+    left, right = both(one, two, real_thread.call(stream_pair(), 5))
+    assert (left.outcome, right.outcome) == (Outcome.MERGED, Outcome.MERGED), (left.detail, right.detail)
+    torch.testing.assert_close(one.vector, (first + second) / 2)
 
 
 def test_only_a_few_parts_are_open_before_the_first_have_landed(thread: LoopThread) -> None:
@@ -138,8 +143,8 @@ def test_a_failure_of_the_network_thread_reaches_the_training_thread(thread: Loo
 # -- a partner that is played by hand
 
 
-async def greet(stream: Stream, numel: int = NUMEL) -> None:
-    await stream.send(header(numel, pace=PACE), 1)
+async def greet(stream: Stream, numel: int = NUMEL, pace: float = PACE) -> None:
+    await stream.send(header(numel, pace=pace), 1)
     await stream.receive(Header, 1)
 
 
@@ -154,14 +159,15 @@ async def send_parts(stream: Stream, count: int) -> None:
         await stream.write(part + xxhash.xxh3_128_digest(part), 1)
 
 
-def against(thread: LoopThread, partner: Callable[[Stream], Awaitable[None]]) -> tuple[Averaged, Trainee, Tensor]:
+def against(
+    thread: LoopThread, partner: Callable[[Stream], Awaitable[None]], pace: float = PACE
+) -> tuple[Averaged, Trainee, Tensor]:
     ours, theirs = thread.call(stream_pair(), 5)
     playing = asyncio.run_coroutine_threadsafe(partner(theirs), thread.loop)  # type: ignore[arg-type]
     one = Trainee(thread, torch.randn(NUMEL))
+    one.pace = pace
     before = one.vector.clone()
-    began = time.monotonic()
     result = one.swap(with_link(ours))
-    assert time.monotonic() - began < FAST.timeout + 1
     playing.cancel()
     return result, one, before
 
@@ -187,15 +193,32 @@ def test_a_partner_that_dies_in_the_middle_leaves_whole_parts(thread: LoopThread
     assert changed(one, before) == [0, 1, 2]
 
 
-def test_a_partner_that_freezes_costs_a_deadline(thread: LoopThread) -> None:
+@pytest.mark.parametrize(
+    ("own", "theirs", "seconds"),
+    [(PACE, PACE, FAST.stall), (0.2, 0.3, PART_STEPS * 0.5)],  # a slow partner sends a part only now and then
+)
+def test_a_partner_that_freezes_costs_a_stall(thread: LoopThread, own: float, theirs: float, seconds: float) -> None:
     async def freezes(stream: Stream) -> None:
-        await greet(stream)
+        await greet(stream, pace=theirs)
         await send_parts(stream, 1)
         await asyncio.sleep(60)
 
-    result, one, before = against(thread, freezes)
+    result, one, before = against(thread, freezes, own)
     assert result.outcome is Outcome.TIMEOUT
     assert changed(one, before) == [0]
+    assert result.seconds == took(seconds, more=2 * own)  # its first part is used between two steps
+
+
+def test_a_partner_that_sends_a_part_now_and_then_costs_the_deadline(thread: LoopThread) -> None:
+    async def dawdles(stream: Stream) -> None:
+        await greet(stream)
+        for _ in range(60):
+            await asyncio.sleep(0.9 * FAST.stall)
+            await send_parts(stream, 1)
+
+    result, _, _ = against(thread, dawdles)
+    assert result.outcome is Outcome.TIMEOUT, result
+    assert result.seconds == took(FAST.timeout)
 
 
 def test_a_part_with_a_wrong_digest_is_not_used(thread: LoopThread) -> None:
@@ -285,15 +308,32 @@ def test_a_swap_can_be_broken_off(thread: LoopThread) -> None:
     playing = asyncio.run_coroutine_threadsafe(silent(theirs), thread.loop)
     one = Trainee(thread, torch.randn(NUMEL))
     mailbox = one.exchange.start(PACE, with_link(ours))
-    until = time.monotonic() + 5
     while not mailbox.parts_to_open():
-        assert time.monotonic() < until
+        mailbox.wait(5)
+    began = clock.monotonic()
     mailbox.cancel()
     while (result := mailbox.result()) is None:
-        assert time.monotonic() < until
-        mailbox.wait(0.1)
+        mailbox.wait(5)
     assert result.outcome is Outcome.TIMEOUT
+    assert clock.monotonic() - began == took(0)
     playing.cancel()
+
+
+def test_a_peer_that_opens_no_parts_ends_its_swap_after_a_stall(thread: LoopThread) -> None:
+    """Its training thread does something else: the partner is not kept until the deadline."""
+
+    async def waits(stream: Stream) -> None:
+        await greet(stream)
+        await send_parts(stream, 1)
+        await asyncio.sleep(60)
+
+    ours, theirs = thread.call(stream_pair(), 5)
+    thread.spawn(waits(theirs))
+    mailbox = Trainee(thread, torch.randn(NUMEL)).exchange.start(PACE, with_link(ours))
+    while (result := mailbox.result()) is None:
+        mailbox.wait(5)
+    assert result.outcome is Outcome.TIMEOUT
+    assert result.seconds == took(FAST.stall)
 
 
 def test_a_poisonous_part_teaches_the_codec_nothing(thread: LoopThread) -> None:
@@ -318,10 +358,10 @@ def test_a_poisonous_part_teaches_the_codec_nothing(thread: LoopThread) -> None:
     header(NUMEL, 1, codec.sends, expects=codec.expects)
 
 
-def test_parts_are_forgotten_while_others_are_opened(thread: LoopThread) -> None:
+def test_parts_are_forgotten_while_others_are_opened(real_thread: LoopThread) -> None:
     """Both threads change the mailbox at the same time."""
     for _ in range(20):
-        mailbox = SwapMailbox(64 * 256, thread.loop)
+        mailbox = SwapMailbox(64 * 256, real_thread.loop)
         mailbox.start(lambda: None)
         ready = threading.Event()
 

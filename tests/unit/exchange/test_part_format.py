@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -26,9 +26,10 @@ from peer.rounds.types import Group, Link, Outcome, Seat
 from peer.swarm.state_transfer.donor import Donor
 from peer.swarm.state_transfer.download import PartialState, download
 from tests.unit.exchange.group_harness import Wires, many
-from tests.unit.exchange.pair_harness import FAST, pair_exchange, stream_pair
+from tests.unit.exchange.pair_harness import FAST, at_once, pair_exchange
 from tests.unit.exchange.test_pair_overlapped import NUMEL as OVERLAPPED_NUMEL
 from tests.unit.exchange.test_pair_overlapped import Trainee, both, changed
+from tests.unit.virtual import stream_pair
 
 NUMEL = 2 * PART + 100
 FAULTS = ["flipped", "truncated", "oversized"]
@@ -78,14 +79,12 @@ def sabotage(stream: Stream, fault: str) -> Stream:
 def test_a_blocking_swap_uses_nothing(thread: LoopThread, fault: str) -> None:
     ours, theirs = thread.call(stream_pair(), 5)
     own, sent = torch.randn(NUMEL), 2 * NUMEL if fault == "oversized" else NUMEL
-    with ThreadPoolExecutor(2) as pool:
-        partner = pool.submit(
-            pair_exchange(thread, sent).average,
-            Vector(torch.randn(sent)),
-            Group(0, (Link("A", "a", sabotage(theirs, fault)),)),
-        )
-        averaged = pair_exchange(thread, NUMEL).average(Vector(own), Group(0, (Link("B", "b", ours),)))
-        assert partner.result(10).outcome is not Outcome.MERGED
+    sides = [(own, "B", ours), (torch.randn(sent), "A", sabotage(theirs, fault))]
+    averaged, other = at_once(
+        partial(pair_exchange(thread, it.numel()).average, Vector(it), Group(0, (Link(name, name, stream),)))
+        for it, name, stream in sides
+    )
+    assert other.outcome is not Outcome.MERGED
     assert averaged.outcome in REFUSED[fault], averaged.detail
     assert torch.equal(averaged.mean, own)
     assert averaged.bytes_received < 4 * NUMEL
@@ -130,7 +129,7 @@ def test_a_group_uses_nothing(monkeypatch: pytest.MonkeyPatch, fault: str) -> No
 
 
 class OneDonor:
-    """A node that reaches one donor, over a socket pair."""
+    """A node that reaches one donor."""
 
     def __init__(self, donor: Donor, fault: str) -> None:
         self._donor, self._fault = donor, fault
@@ -147,18 +146,18 @@ def test_a_newcomer_keeps_the_parts_before_and_takes_the_rest_of_another_donor(t
     given = [torch.randn(NUMEL), torch.randn(NUMEL)]
     sent = [torch.randn(2 * NUMEL)] * 2 if fault == "oversized" else given
     room: list[Tensor] = [torch.zeros(NUMEL), torch.zeros(NUMEL)]
-    partial = PartialState(room)
+    newcomer = PartialState(room)
 
     async def take(vectors: Sequence[Tensor], fault: str) -> State:
         node = OneDonor(Donor(lambda: State(10, 1, vectors)), fault)
         try:
-            return await download(node, Seat("Qm", "donor"), partial)  # type: ignore[arg-type]
+            return await download(node, Seat("Qm", "donor"), newcomer)  # type: ignore[arg-type]
         finally:
             assert node.serving is not None
             await asyncio.gather(node.serving, return_exceptions=True)
 
     with pytest.raises((BadMessage, StreamLost)):
         thread.call(take(sent, fault), 20)
-    assert partial.have == (0 if fault == "oversized" else 1)
+    assert newcomer.have == (0 if fault == "oversized" else 1)
     thread.call(take(given, "none"), 20)
     assert all(torch.equal(got, it) for got, it in zip(room, given, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -12,8 +12,9 @@ from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import PART, Averaged, Vector
 from peer.rounds.types import Outcome
-from tests.unit.exchange.pair_harness import pair_exchange, stream_pair
+from tests.unit.exchange.pair_harness import at_once, pair_exchange
 from tests.unit.exchange.test_pair_overlapped import NUMEL, Trainee, both, with_link
+from tests.unit.virtual import stream_pair
 
 # tokens of the two, and the share of the first one in the mean
 WEIGHTS = [(300, 100, 0.75), (100, 300, 0.25), (7, 7, 0.5), (0, 0, 0.5), (2**53, 1, 0.9), (0, 5, 0.1), (95, 5, 0.9)]
@@ -34,10 +35,10 @@ def test_a_blocking_swap_weights_both_by_their_tokens(
     def average(vector: Tensor, stream: Stream, tokens: int) -> Averaged:
         return pair_exchange(thread, numel).average(Vector(vector), with_link(stream, tokens)())
 
-    with ThreadPoolExecutor(2) as pool:
-        for averaged in pool.map(average, vectors, thread.call(stream_pair(), 5), (first, second)):
-            assert averaged.outcome is Outcome.MERGED, averaged.detail
-            torch.testing.assert_close(averaged.mean, share * vectors[0] + (1 - share) * vectors[1])
+    sides = zip(vectors, thread.call(stream_pair(), 5), (first, second), strict=True)
+    for averaged in at_once(partial(average, *side) for side in sides):
+        assert averaged.outcome is Outcome.MERGED, averaged.detail
+        torch.testing.assert_close(averaged.mean, share * vectors[0] + (1 - share) * vectors[1])
 
 
 @pytest.mark.parametrize(("first", "second", "share"), WEIGHTS)

@@ -27,7 +27,7 @@ from peer.p2p.admission.dht_rules import REVOCATIONS, Authority, decode_revocati
 from peer.p2p.admission.gate import Gate
 from peer.p2p.admission.invitation import Admission, Certificate, Owner, Revocations, accept, invite
 from peer.p2p.stream import BadMessage, StreamLost
-from tests.unit.exchange.pair_harness import stream_pair
+from tests.unit.virtual import stream_pair
 
 OWNER, STRANGER = Owner(Ed25519PrivateKey.generate()), Owner(Ed25519PrivateKey.generate())
 PEER, OTHER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N", "QmTzQ1JRkWErjk39mryYw2WVaphAZNAREyMchXzYQ7c15n"

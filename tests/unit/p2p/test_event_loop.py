@@ -3,63 +3,80 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
+from peer import clock
 from peer.errors import RunError
-from peer.p2p.event_loop import LoopThread
-
-FREEZABLE = """
-import asyncio
-from peer.p2p.event_loop import LoopThread
-
-async def work():
-    print("begun", flush=True)
-    for _ in range(10):
-        await asyncio.sleep(0.1)
-    return "done"
-
-print(LoopThread().call(work(), 6.0), flush=True)  # a freeze costs two of them, the work one
-"""
+from peer.p2p.event_loop import CANCEL_TIMEOUT, WIND_DOWN_TIMEOUT, LoopThread
+from tests.simulated.runtime import Process, Runtime
+from tests.unit.virtual import took, within
 
 
-def test_a_call_that_hangs_ends_in_time() -> None:
-    thread = LoopThread()
-    try:
-        for timeout in (0.2, 2.3):
-            began = time.monotonic()
-            with pytest.raises(RunError, match="gave no answer within"):
-                thread.call(asyncio.sleep(60), timeout)
-            assert timeout <= time.monotonic() - began < timeout + 2
-    finally:
-        thread.close()
+@pytest.mark.parametrize("timeout", [0.2, 2.3, 60.0])
+def test_a_call_that_hangs_ends_in_time(thread: LoopThread, timeout: float) -> None:
+    began = clock.monotonic()
+    with pytest.raises(RunError, match="gave no answer within"):
+        thread.call(asyncio.sleep(3600), timeout)
+    assert clock.monotonic() - began == took(timeout)
 
 
-def test_what_the_work_raises_is_no_hang() -> None:
+def test_a_call_into_a_real_thread_ends_too(real_thread: LoopThread) -> None:
+    with pytest.raises(RunError, match="gave no answer within"):
+        real_thread.call(asyncio.sleep(3600), 0.2)
+
+
+def test_what_the_work_raises_is_no_hang(thread: LoopThread) -> None:
     async def late() -> None:
         async with asyncio.timeout(0.1):
             await asyncio.sleep(60)
 
-    thread = LoopThread()
-    try:
-        with pytest.raises(TimeoutError):
-            thread.call(late(), 10)
-    finally:
-        thread.close()
+    began = clock.monotonic()
+    with pytest.raises(TimeoutError):
+        thread.call(late(), 10)
+    assert clock.monotonic() - began == took(0.1)
 
 
-def test_a_process_that_was_frozen_for_longer_than_its_deadline_goes_on() -> None:
-    with subprocess.Popen([sys.executable, "-c", FREEZABLE], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+async def clings() -> None:
+    """A task that cannot be cancelled."""
+    for _ in range(10):
         try:
-            assert process.stdout.readline() == "begun\n"
-            process.send_signal(signal.SIGSTOP)
-            time.sleep(8)
-            process.send_signal(signal.SIGCONT)
-            assert process.stdout.readline() == "done\n"
-        finally:
-            process.kill()
+            await asyncio.sleep(1e4)
+        except asyncio.CancelledError:
+            continue
+
+
+@pytest.mark.parametrize(
+    ("goodbye", "seconds"),
+    [
+        (0.0, 2 * CANCEL_TIMEOUT),  # the background, and then all that is left
+        (60.0, WIND_DOWN_TIMEOUT),
+    ],
+)
+def test_a_close_waits_for_nobody_for_ever(virtual: Runtime, goodbye: float, seconds: float) -> None:
+    thread = LoopThread()
+    thread.spawn(clings())
+    clock.sleep(1.0)
+    began = clock.monotonic()
+    thread.close(asyncio.sleep(goodbye))
+    assert clock.monotonic() - began == took(seconds)
+
+
+@pytest.mark.parametrize("frozen", [3.0, 8.0, 3600.0])
+def test_a_process_that_was_frozen_for_longer_than_its_deadline_goes_on(virtual: Runtime, frozen: float) -> None:
+    process = Process("freezable")
+
+    async def work() -> float:
+        began = clock.monotonic()
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+        return clock.monotonic() - began
+
+    with within(process):  # the freeze costs two of the six seconds, the work one
+        done = clock.worker("main").submit(lambda: LoopThread().call(work(), 6.0))
+    clock.sleep(0.55)  # its sixth sleep is cut short by the freeze
+    process.freeze()
+    clock.sleep(frozen)
+    assert not done.done()
+    process.thaw(virtual.loop)
+    assert clock.result(done, 10.0) == took(0.95 + frozen)

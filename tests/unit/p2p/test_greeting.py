@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from peer import __version__
+from peer import __version__, clock
 from peer.config.digest import canonical
 from peer.config.schema import InnerConfig, RunConfig
-from peer.p2p import greeting
-from peer.p2p.greeting import WIRE_VERSION, Greeting, MemberIdentity
+from peer.p2p.event_loop import LoopThread
+from peer.p2p.greeting import GREETING_TIMEOUT, WIRE_VERSION, Greeting, MemberIdentity
 from peer.p2p.stream import BadMessage, Message, Refusal, Refused, Stream, StreamLost
-from tests.unit.exchange.pair_harness import stream_pair
+from tests.unit.virtual import run, stream_pair, took
 
 OTHER_RUN = RunConfig(inner=InnerConfig(learning_rate=0.5))
 ME = MemberIdentity("me", "demo", "c", canonical(RunConfig()), "layout")
@@ -26,7 +26,7 @@ class Hello(Message):
     words: str
 
 
-def said_to(member: MemberIdentity, said: Message | bytes) -> tuple[Any, str]:
+async def conversation(member: MemberIdentity, said: Message | bytes, patience: float = 5.0) -> tuple[Any, str]:
     """What a caller that begins with ``said`` hears from ``member``, which says hello to its own; and how that ends."""
 
     async def serve(stream: Stream) -> None:
@@ -36,24 +36,26 @@ def said_to(member: MemberIdentity, said: Message | bytes) -> tuple[Any, str]:
         finally:
             stream.close()
 
-    async def talk() -> tuple[Any, str]:
-        one, two = await stream_pair()
-        serving = asyncio.ensure_future(serve(two))
-        heard: Any = None
-        try:
-            await (one.write(said, 1) if isinstance(said, bytes) else one.send(said, 1))
-            heard = await one.receive(Hello, 5)
-        except StreamLost as error:
-            heard = error
-        one.close()
-        (ended,) = await asyncio.gather(serving, return_exceptions=True)
-        return heard, f"{type(ended).__name__}: {ended}"
-
-    return asyncio.run(talk())
+    one, two = await stream_pair()
+    serving = asyncio.ensure_future(serve(two))
+    heard: Any = None
+    try:
+        await (one.write(said, 1) if isinstance(said, bytes) else one.send(said, 1))
+        heard = await one.receive(Hello, patience)
+    except StreamLost as error:
+        heard = error
+    one.close()
+    (ended,) = await asyncio.gather(serving, return_exceptions=True)
+    return heard, f"{type(ended).__name__}: {ended}"
 
 
-def test_a_member_of_the_same_run_is_listened_to() -> None:
-    heard, _ = said_to(ME, replace(ME, name="you").greeting)
+def said_to(member: MemberIdentity, said: Message | bytes) -> tuple[Any, str]:
+    return run(conversation(member, said))
+
+
+@pytest.mark.parametrize("play", [run, asyncio.run], ids=["memory", "sockets"])
+def test_a_member_of_the_same_run_is_listened_to(play: Callable[..., tuple[Any, str]]) -> None:
+    heard, _ = play(conversation(ME, replace(ME, name="you").greeting))
     assert heard == Hello(words="come in")
 
 
@@ -104,7 +106,7 @@ def test_a_refusal_of_a_later_version_is_understood() -> None:
         await one.receive(Hello, 1)
 
     with pytest.raises(Refused, match="another run"):
-        asyncio.run(talk())
+        run(talk())
 
 
 @pytest.mark.parametrize("reason", ["two\nlines", "x" * 201])
@@ -120,7 +122,7 @@ def test_only_who_was_called_refuses() -> None:
         await two.receive(Hello, 1)
 
     with pytest.raises(BadMessage):
-        asyncio.run(talk())
+        run(talk())
 
 
 @pytest.mark.parametrize("said", [Hello(words="I am new here"), (2**31).to_bytes(4, "big")])
@@ -130,9 +132,8 @@ def test_who_does_not_greet_is_not_listened_to(said: Message | bytes) -> None:
     assert ended.startswith("BadMessage")
 
 
-def test_a_caller_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(greeting, "GREETING_TIMEOUT", 0.2)
-    began = time.monotonic()
-    heard, ended = said_to(ME, b"")
+def test_a_caller_that_says_nothing_is_given_up(thread: LoopThread) -> None:
+    began = clock.monotonic()
+    heard, ended = thread.call(conversation(ME, b"", patience=60.0), 60)
     assert isinstance(heard, StreamLost) and ended.startswith("TimeoutError")
-    assert 0.15 < time.monotonic() - began < 2
+    assert clock.monotonic() - began == took(GREETING_TIMEOUT)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peer import clock
+from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import DIGEST_BYTES, CorruptPart, fp32_parts, receive_fp32, send_parts
 from peer.p2p.stream import MESSAGE_CAP, WRITE_CHUNK, BadMessage, Message, Stream, StreamLost
 from peer.rounds.contribution import Vector
 from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Propose
-from tests.unit.exchange.pair_harness import LoopThread, stream_pair
+from tests.unit.virtual import run, stream_pair, took
 
 
 class Hello(Message):
@@ -24,21 +25,15 @@ class Hello(Message):
     words: str
 
 
-@pytest.fixture(scope="module")
-def thread() -> Iterator[LoopThread]:
-    it = LoopThread()
-    yield it
-    it.close()
-
-
-def test_a_message_arrives_and_its_bytes_are_counted(thread: LoopThread) -> None:
+@pytest.mark.parametrize("play", [run, asyncio.run], ids=["memory", "sockets"])
+def test_a_message_arrives_and_its_bytes_are_counted(play: Callable[[Coroutine[Any, Any, None]], None]) -> None:
     async def talk() -> None:
         one, two = await stream_pair()
         await one.send(Hello(words="good day"), 1)
         assert (await two.receive(Hello, 1)).words == "good day"
         assert one.sent == two.received > 20
 
-    thread.call(talk(), 5)
+    play(talk())
 
 
 @pytest.mark.parametrize(
@@ -82,10 +77,38 @@ def test_silence_ends_at_the_deadline(thread: LoopThread, reading: str) -> None:
         else:
             await two.read_into(memoryview(bytearray(8)), 0.2)
 
-    began = time.monotonic()
+    began = clock.monotonic()
     with pytest.raises(TimeoutError):
         thread.call(wait(), 5)
-    assert 0.15 < time.monotonic() - began < 1.5
+    assert clock.monotonic() - began == took(0.2)
+
+
+def test_bytes_that_come_now_and_then_do_not_make_a_messages_deadline_longer(thread: LoopThread) -> None:
+    async def dribble(stream: Stream) -> None:
+        await stream.write((100).to_bytes(4, "big"), 1)
+        for _ in range(100):
+            await stream.write(b"x", 1)
+            await asyncio.sleep(0.1)
+
+    async def talk() -> None:
+        one, two = await stream_pair()
+        thread.background(dribble(one))
+        await two.receive(Hello, 1.0)
+
+    began = clock.monotonic()
+    with pytest.raises(TimeoutError):
+        thread.call(talk(), 5)
+    assert clock.monotonic() - began == took(1.0)
+
+
+def test_who_sends_the_last_message_waits_for_the_others_end_and_no_longer(thread: LoopThread) -> None:
+    async def talk() -> None:
+        one, _two = await stream_pair()
+        await one.send_last(Hello(words="good night"), 0.5)
+
+    began = clock.monotonic()
+    thread.call(talk(), 5)
+    assert clock.monotonic() - began == took(0.5)
 
 
 def test_a_reader_that_never_reads_ends_the_writer_at_its_deadline(thread: LoopThread) -> None:
@@ -94,11 +117,15 @@ def test_a_reader_that_never_reads_ends_the_writer_at_its_deadline(thread: LoopT
         for _ in range(100):
             await one.write(bytes(1 << 20), 0.3)
 
+    began = clock.monotonic()
     with pytest.raises(TimeoutError):
         thread.call(write(), 10)
+    assert clock.monotonic() - began == took(0.3)
 
 
-def test_an_ended_stream_is_lost_in_both_directions(thread: LoopThread) -> None:
+def test_an_ended_stream_is_lost_in_both_directions(real_thread: LoopThread) -> None:
+    """What asyncio's own transports say then."""
+
     async def read() -> None:
         one, two = await stream_pair()
         one.close()
@@ -114,7 +141,7 @@ def test_an_ended_stream_is_lost_in_both_directions(thread: LoopThread) -> None:
 
     for work in (read, write):
         with pytest.raises(StreamLost):
-            thread.call(work(), 5)
+            real_thread.call(work(), 5)
 
 
 @settings(deadline=None, max_examples=150)
@@ -129,7 +156,7 @@ def test_random_bytes_are_bad_or_lost_and_nothing_else(data: bytes, framed: bool
                 await two.receive(kinds, 1)  # type: ignore[arg-type]
             two.close()
 
-    asyncio.run(talk())
+    run(talk())
 
 
 @settings(deadline=None, max_examples=30)
@@ -149,11 +176,11 @@ def test_a_part_arrives_whole_or_is_noticed(numel: int, flip: int | None) -> Non
 
     vector, out = torch.randn(numel), torch.empty(numel)
     if flip is None:
-        asyncio.run(transfer(vector, out))
+        run(transfer(vector, out))
         assert torch.equal(vector, out)
     else:
         with pytest.raises(CorruptPart, match="part 0 does not match its digest"):
-            asyncio.run(transfer(vector, out))
+            run(transfer(vector, out))
 
 
 def _flip_one_bit(stream: Stream, place: int) -> None:
@@ -179,11 +206,11 @@ def test_a_slow_reader_is_waited_for_as_long_as_it_reads(thread: LoopThread) -> 
 
         async def read() -> None:
             for start in range(0, len(out), WRITE_CHUNK):
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.5)
                 await two.read_into(out[start : start + WRITE_CHUNK], 1)
 
-        began = time.monotonic()
-        await asyncio.gather(one.write(bytes(len(out)), 0.8), read())
-        return time.monotonic() - began
+        began = clock.monotonic()
+        await asyncio.gather(one.write(bytes(len(out)), 2.0), read())
+        return clock.monotonic() - began
 
-    assert thread.call(talk(), 10) > 1.2
+    assert thread.call(talk(), 60) == took(32 * 0.5)

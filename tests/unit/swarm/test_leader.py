@@ -1,14 +1,14 @@
-"""The leader's decisions, over socket pairs: which members it waits for, leaves out, and whose weights count."""
+"""The leader's decisions, which members it waits for, leaves out, and whose weights count."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
+from peer import clock
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.state import Lineage
 from peer.rounds.types import Group, Seat
@@ -22,7 +22,8 @@ from peer.swarm.grouping.messages import (
     Roster,
     WaitFor,
 )
-from tests.unit.exchange.pair_harness import stream_pair
+from tests.unit.virtual import LATENCY, NOTHING, stream_pair, took
+from tests.unit.virtual import run as in_virtual_time
 
 ME = Seat("a", "peer-a")
 X, OTHER = Lineage("x", 9), Lineage("other", 6)
@@ -49,11 +50,11 @@ class Harness:
     async def ready(self, name: str, lineage: Lineage = X, round: int = 3, eta: float = 0.0) -> Stream:
         end = self.ends.get(name) or await self.join(name, eta, round)
         await end.send(MemberReady(lineage=lineage), 1)
+        await asyncio.sleep(5 * LATENCY)  # it has arrived
         return end
 
     async def gather(self, lineage: Lineage = X, *, equal: bool = True, round: int = 3) -> Group:
-        gathering = self.leader.gather(ME, lineage, round, equal=equal, stopped=lambda: False)
-        return await asyncio.wait_for(gathering, 20)
+        return await self.leader.gather(ME, lineage, round, equal=equal, stopped=lambda: False)
 
     async def close(self) -> None:
         for task in self.tasks:
@@ -70,18 +71,21 @@ async def decision(end: Stream, timeout: float = 5.0) -> Any:
     return said
 
 
-def run(scene: Any, **options: Any) -> None:
-    async def play() -> None:
+def run(scene: Any, play: Callable[[Coroutine[Any, Any, None]], None] = in_virtual_time, **options: Any) -> None:
+    async def perform() -> None:
         harness = Harness(**options)
         try:
             await scene(harness)
         finally:
             await harness.close()
 
-    asyncio.run(play())
+    play(perform())
 
 
-def test_all_that_are_ready_are_in_the_roster_in_the_order_of_their_ids() -> None:
+@pytest.mark.parametrize("play", [in_virtual_time, asyncio.run], ids=["memory", "sockets"])
+def test_all_that_are_ready_are_in_the_roster_in_the_order_of_their_ids(
+    play: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
     async def scene(harness: Harness) -> None:
         for name in ("d", "b", "c"):
             await harness.ready(name)
@@ -94,7 +98,7 @@ def test_all_that_are_ready_are_in_the_roster_in_the_order_of_their_ids() -> Non
         assert [member.peer_id for member in said[0].members] == ["a", "b", "c", "d"]
         assert group.assembly.token == said[0].token
 
-    run(scene)
+    run(scene, play)
 
 
 def test_one_that_comes_late_is_waited_for_and_the_others_are_told_for_whom() -> None:
@@ -102,7 +106,8 @@ def test_one_that_comes_late_is_waited_for_and_the_others_are_told_for_whom() ->
         ready, late = await harness.ready("b"), await harness.join("c", eta=60)
         gathering = asyncio.ensure_future(harness.gather())
         said = await ready.receive(LEADER_MESSAGE, 5)
-        assert isinstance(said, WaitFor) and said.names == "peer-c" and 60 < said.seconds < 100
+        assert isinstance(said, WaitFor) and said.names == "peer-c"
+        assert said.seconds == pytest.approx(1.5 * 60 + leader.MEMBER_SLACK, abs=NOTHING)
         await late.send(MemberReady(lineage=X), 1)
         assert len((await gathering).links) == 2
 
@@ -114,13 +119,13 @@ def test_one_that_does_not_come_or_dies_is_left_out() -> None:
         await harness.ready("b")
         await harness.join("c", eta=0)  # says that it is here, and then nothing
         dies = await harness.join("d", eta=1000)
-        began = time.monotonic()
+        began = clock.monotonic()
         gathering = asyncio.ensure_future(harness.gather())
         await asyncio.sleep(0.2)
         dies.close()
         group = await gathering
         assert [link.peer_id for link in group.links] == ["b"]
-        assert time.monotonic() - began < leader.MEMBER_SLACK + 1.5
+        assert clock.monotonic() - began == took(leader.MEMBER_SLACK)
         with pytest.raises(StreamLost):
             await decision(harness.ends["c"])
 
@@ -131,11 +136,39 @@ def test_the_patience_is_a_limit_to_what_a_member_announces() -> None:
     async def scene(harness: Harness) -> None:
         await harness.ready("b")
         await harness.join("c", eta=1e6)
-        began = time.monotonic()
+        began = clock.monotonic()
         assert len((await harness.gather()).links) == 1
-        assert time.monotonic() - began < 2.5
+        assert clock.monotonic() - began == took(20.0)
 
-    run(scene, patience=1.0)
+    run(scene, patience=20.0)
+
+
+def test_who_waits_hears_every_second_that_the_leader_lives() -> None:
+    async def scene(harness: Harness) -> None:
+        ready = await harness.ready("b")
+        await harness.join("c", eta=1e6)
+        gathering = asyncio.ensure_future(harness.gather())
+        left = []
+        while isinstance(said := await ready.receive(LEADER_MESSAGE, leader.KEEP_ALIVE + NOTHING), WaitFor):
+            left.append(said.seconds)
+        assert isinstance(said, Roster) and len(left) == 20
+        assert left == [pytest.approx(20.0 - number * leader.KEEP_ALIVE, abs=NOTHING) for number in range(20)]
+        await gathering
+
+    run(scene, patience=20.0)
+
+
+def test_a_stray_that_does_not_come_back_with_the_weights_is_left_out() -> None:
+    async def scene(harness: Harness) -> None:
+        stray = await harness.ready("b", lineage=OTHER)
+        await harness.ready("c")
+        began = clock.monotonic()
+        gathering = asyncio.ensure_future(harness.gather())
+        assert isinstance(await decision(stray), OutOfDate)
+        assert [link.peer_id for link in (await gathering).links] == ["c"]
+        assert clock.monotonic() - began == took(leader.CATCH_UP_TIMEOUT)
+
+    run(scene)
 
 
 def test_who_joins_for_the_next_round_already_is_not_waited_for_and_not_forgotten() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peer import clock
 from peer.errors import RunError
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.greeting import MemberIdentity
@@ -21,8 +22,15 @@ from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer import join
 from peer.swarm.state_transfer.donor import STATE_ANSWER, Donor, DonorFull, StateReceived, StateRequest
 from peer.swarm.state_transfer.download import DonorBehind, DonorBusy, DonorSlow
-from peer.swarm.state_transfer.join import CHOOSY_REQUESTS, NEAR_ROUNDS, donors_of, take_state
-from tests.unit.exchange.pair_harness import stream_pair
+from peer.swarm.state_transfer.join import (
+    ASK_ALL_PAUSE,
+    CHOOSY_REQUESTS,
+    NEAR_ROUNDS,
+    STOP_PERIOD,
+    donors_of,
+    take_state,
+)
+from tests.unit.virtual import stream_pair, took
 
 ROUNDS = st.integers(0, 40)
 
@@ -83,14 +91,15 @@ class Thread(LoopThread):
     member = MemberIdentity("a", "r", "c0ffee", "{}", "layout")
 
 
-def taken(timeout: float, reached: int = 0) -> State | None:
-    thread = Thread()
-    try:
-        return take_state(thread, Listed(), [], timeout, above=0, reached=reached)  # type: ignore[arg-type]
-    finally:
-        thread.close()
+def taken(timeout: float, reached: int = 0, stopped: Callable[[], bool] = lambda: False) -> State | None:
+    """In virtual time."""
+    return take_state(Thread(), Listed(), [], timeout, above=0, reached=reached, stopped=stopped)  # type: ignore[arg-type]
 
 
+in_virtual_time = pytest.mark.usefixtures("virtual")
+
+
+@in_virtual_time
 def test_few_are_asked_for_rounds_that_perhaps_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each copies its state to answer."""
     asked: list[int] = []
@@ -107,6 +116,7 @@ def test_few_are_asked_for_rounds_that_perhaps_nobody_has(monkeypatch: pytest.Mo
     assert asked == [9] * CHOOSY_REQUESTS + [0]
 
 
+@in_virtual_time
 @pytest.mark.parametrize(
     ("slow", "order"),
     [
@@ -133,6 +143,7 @@ def test_a_slow_donor_is_left_for_others_until_it_is_our_own_link(
     assert asked == order
 
 
+@in_virtual_time
 def test_donors_that_serve_others_are_waited_for_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, free_at = 0, 20 * 30  # requests to twenty members
 
@@ -144,20 +155,20 @@ def test_donors_that_serve_others_are_waited_for_but_not_for_ever(monkeypatch: p
         return State(125, 5, [])
 
     monkeypatch.setattr(join, "download", download)
-    monkeypatch.setattr(join, "ASK_ALL_PAUSE", 0.05)
     with pytest.raises(RunError, match="serves other newcomers"):
         taken(0.0)  # a peer that trains meanwhile asks once
     assert asked == 20
-    began = time.monotonic()
-    assert taken(0.3) is not None
-    assert time.monotonic() - began > 0.5
-    free_at, began = 10**9, time.monotonic()
-    monkeypatch.setattr(join, "LONGEST_JOIN", 1.0)
+    began = clock.monotonic()
+    assert taken(3.0) is not None
+    assert clock.monotonic() - began == took(29 * ASK_ALL_PAUSE)
+    free_at, began = 10**9, clock.monotonic()
+    monkeypatch.setattr(join, "LONGEST_JOIN", 60.0)
     with pytest.raises(RunError, match="serves other newcomers"):
-        taken(0.3)  # never free
-    assert 1.0 <= time.monotonic() - began < 5.0
+        taken(3.0)  # never free
+    assert clock.monotonic() - began == took(60.0, more=ASK_ALL_PAUSE)
 
 
+@in_virtual_time
 def test_who_gets_on_from_donor_to_donor_does_not_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them is lost in mid-way."""
 
@@ -169,13 +180,24 @@ def test_who_gets_on_from_donor_to_donor_does_not_give_up(monkeypatch: pytest.Mo
         return State(125, 5, [])
 
     monkeypatch.setattr(join, "download", download)
-    monkeypatch.setattr(join, "ASK_ALL_PAUSE", 0.1)
     done = True
-    assert taken(0.3) is not None
-    done, began = False, time.monotonic()
+    assert taken(2.5) is not None
+    done, began = False, clock.monotonic()
     with pytest.raises(RunError, match="it has hung up"):
-        taken(0.3)
-    assert 1.0 <= time.monotonic() - began < 10.0  # ten parts, and then no more
+        taken(2.5)
+    assert clock.monotonic() - began == took(9 * ASK_ALL_PAUSE + 3.0)  # ten parts, and then no more
+
+
+@in_virtual_time
+def test_a_peer_that_is_stopped_leaves_its_donor(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def download(*args: Any) -> State:
+        await asyncio.sleep(3000)
+        raise AssertionError
+
+    monkeypatch.setattr(join, "download", download)
+    stop = clock.monotonic() + 5.05
+    assert taken(10.0, stopped=lambda: clock.monotonic() > stop) is None
+    assert clock.monotonic() - stop == took(0, more=STOP_PERIOD)
 
 
 def test_a_donor_serves_two_newcomers_at_a_time(thread: LoopThread) -> None:

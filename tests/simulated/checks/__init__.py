@@ -1,0 +1,1 @@
+"""What holds: of each swap (ledger.py), of the whole swarm (promises.py), of the peers' conduct (conduct.py)."""

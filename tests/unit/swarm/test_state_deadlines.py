@@ -1,0 +1,184 @@
+"""A donor and a newcomer that are left alone at any stage of a transfer know it in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+import torch
+import xxhash
+
+from peer import clock
+from peer.exchange.codec import size
+from peer.p2p.event_loop import LoopThread
+from peer.p2p.payload import fp32_parts, send_parts
+from peer.p2p.stream import Stream
+from peer.rounds.contribution import PART, Vector
+from peer.rounds.state import NO_ROUNDS, State
+from peer.rounds.types import Seat
+from peer.swarm.state_transfer import donor
+from peer.swarm.state_transfer.donor import (
+    CLIENTS,
+    STATE_ANSWER,
+    STATE_STALL,
+    STATE_TIMEOUT,
+    TRANSFER_LIMIT,
+    Donor,
+    DonorFull,
+    StateHeader,
+    StateRequest,
+)
+from peer.swarm.state_transfer.download import DonorSlow, PartialState, download
+from peer.swarm.state_transfer.join import PART_LIMIT
+from tests.simulated.network import WINDOW
+from tests.unit.virtual import stream_pair, took
+
+PARTS = 5
+NUMEL = PARTS * PART
+Side = Callable[[Stream], Awaitable[None]]
+
+
+async def never(stream: Stream) -> None:
+    await asyncio.sleep(1e6)
+
+
+# -- a newcomer
+
+
+class OneDonor:
+    """A node that reaches one donor, which ``plays``."""
+
+    def __init__(self, plays: Side) -> None:
+        self._plays = plays
+
+    async def open_to_member(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
+        ours, theirs = await stream_pair()
+        self._playing = asyncio.ensure_future(self._plays(theirs))
+        return ours
+
+
+async def begin(stream: Stream) -> None:
+    """The donor's side until its first part has gone."""
+    await stream.receive(StateRequest, 1)
+    header = StateHeader(step=1, round=1, phase_steps_done=0, lineage=NO_ROUNDS, vectors=1, numel=NUMEL, first=0)
+    await stream.send(header, 1)
+    await send_parts(stream, fp32_parts(Vector(torch.randn(PART))), 1)
+
+
+async def dribble(stream: Stream, count: int) -> None:
+    """A byte every five seconds."""
+    for _ in range(count):
+        await stream.write(b"x", 1)
+        await asyncio.sleep(5)
+
+
+async def freezes(stream: Stream) -> None:
+    await begin(stream)
+    await never(stream)
+
+
+async def dribbles(stream: Stream) -> None:
+    await begin(stream)
+    await dribble(stream, 10_000)
+
+
+async def sends_a_part_in_half_an_hour(stream: Stream) -> None:
+    await begin(stream)
+    part = torch.randn(PART).numpy().tobytes()
+    for start in range(360):
+        await stream.write(part[start : start + 1], 1)
+        await asyncio.sleep(5)
+    await stream.write(part[360:], 1)
+    await stream.write(xxhash.xxh3_128_digest(part), 1)
+    await dribble(stream, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("plays", "part_limit", "raises", "seconds", "have"),
+    [
+        (never, TRANSFER_LIMIT, TimeoutError, STATE_TIMEOUT, 0),
+        (freezes, TRANSFER_LIMIT, TimeoutError, STATE_STALL, 1),
+        (dribbles, PART_LIMIT, DonorSlow, PART_LIMIT, 1),  # others are asked
+        (sends_a_part_in_half_an_hour, TRANSFER_LIMIT, TimeoutError, TRANSFER_LIMIT, 2),
+    ],
+)
+def test_a_newcomer_leaves_its_donor(
+    thread: LoopThread, plays: Side, part_limit: float, raises: type[Exception], seconds: float, have: int
+) -> None:
+    newcomer = PartialState([torch.zeros(NUMEL)])
+    began = clock.monotonic()
+    with pytest.raises(raises):
+        thread.call(download(OneDonor(plays), Seat("Qm", "donor"), newcomer, 0, part_limit), 1e5)  # type: ignore[arg-type]
+    assert clock.monotonic() - began == took(seconds)
+    assert newcomer.have == have
+
+
+# -- a donor
+
+
+async def takes_nothing(stream: Stream) -> None:
+    await stream.send(StateRequest(), 1)
+    await never(stream)
+
+
+async def takes_all_and_says_nothing(stream: Stream) -> None:
+    await stream.send(StateRequest(), 1)
+    await stream.receive(STATE_ANSWER, 1)
+    await stream.read_into(memoryview(bytearray(size("none", NUMEL) + PARTS * 16)), 1)
+    await never(stream)
+
+
+async def takes_it_slowly(stream: Stream) -> None:
+    await stream.send(StateRequest(), 1)
+    while True:
+        await asyncio.sleep(0.4 * STATE_STALL)  # a write may wait for two windows
+        await stream.read_into(memoryview(bytearray(WINDOW)), 1)
+
+
+@pytest.mark.parametrize(
+    ("plays", "seconds"),
+    [
+        (never, STATE_TIMEOUT),
+        (takes_nothing, STATE_STALL),
+        (takes_all_and_says_nothing, STATE_STALL),
+        (takes_it_slowly, 60.0),
+    ],
+)
+def test_a_donor_leaves_its_newcomer_and_has_room_for_another(
+    thread: LoopThread, monkeypatch: pytest.MonkeyPatch, plays: Side, seconds: float
+) -> None:
+    monkeypatch.setattr(donor, "TRANSFER_LIMIT", 60.0)  # an hour takes gigabytes
+    serving = Donor(lambda: State(1, 1, [torch.randn(NUMEL)]))
+
+    async def serve() -> None:
+        ours, theirs = await stream_pair()
+        thread.background(plays(theirs))  # type: ignore[arg-type]
+        await serving.serve(ours)
+
+    began = clock.monotonic()
+    with pytest.raises(TimeoutError):
+        thread.call(serve(), 1e5)
+    assert clock.monotonic() - began == took(seconds, more=0.1)  # of five parts
+    assert serving._clients == 0
+
+
+def test_a_donor_that_is_full_says_so_at_once_and_waits_for_no_answer(thread: LoopThread) -> None:
+    serving = Donor(lambda: State(1, 1, [torch.randn(NUMEL)]))
+
+    async def ask() -> None:
+        for _ in range(CLIENTS):
+            ours, theirs = await stream_pair()
+            thread.background(serving.serve(ours))
+            thread.background(takes_nothing(theirs))
+        await asyncio.sleep(1.0)
+        ours, theirs = await stream_pair()
+        serve = asyncio.ensure_future(serving.serve(ours))
+        began = clock.monotonic()
+        await theirs.send(StateRequest(), 1)
+        assert isinstance(await theirs.receive(STATE_ANSWER, 1), DonorFull)
+        assert clock.monotonic() - began == took(0)
+        await serve
+        assert clock.monotonic() - began == took(STATE_TIMEOUT)
+
+    thread.call(ask(), 1e5)
