@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from peer import __version__, logs
-from peer.errors import RunError, UserError
+from peer.errors import RunError, UserError, print_error
 from peer.process import Signals, Stop, stop_with_parent
 
 DEFAULT_DHT_PORT = 31337
@@ -35,8 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         args.run(args)
     except (UserError, RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UserError) else 1)
+        sys.exit(print_error(error))
     except KeyboardInterrupt:
         pass
     sys.exit(0)

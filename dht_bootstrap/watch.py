@@ -7,6 +7,7 @@ import threading
 import time
 
 from dht_bootstrap.history import RunHistory
+from peer.errors import one_line
 from peer.logs import get_logger
 from peer.p2p.node import Node
 from peer.swarm.directory.reader import Onlooker
@@ -54,7 +55,7 @@ class Watch:
                     self.connected = await self.node.count_peers()
             except Exception as error:  # noqa: BLE001 - whatever hivemind raises, the next look may be better
                 self.reads["failed"] += 1
-                self._error = f"the directory does not answer: {str(error) or type(error).__name__}"
+                self._error = f"the directory does not answer: {one_line(error)}"
                 log.warning("%s", self._error)
             else:
                 now = time.time()

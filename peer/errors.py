@@ -1,5 +1,7 @@
 """The two errors that end a command. Each prints one line and no traceback."""
 
+import sys
+
 
 class UserError(Exception):
     """Wrong use or configuration (exit code 2). The text says what, where and what to do."""
@@ -9,6 +11,12 @@ class RunError(Exception):
     """The run cannot go on (exit code 1). The text says what, where and what to do."""
 
 
-def first_line(error: Exception, most: int) -> str:
-    """The first line of another library's error, at most so many characters; its type if it has no text."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
+def print_error(error: UserError | RunError) -> int:
+    """What a command says of its end on stderr; returns its exit code."""
+    sys.stderr.write(f"error: {one_line(error)}\n")
+    return 2 if isinstance(error, UserError) else 1
+
+
+def one_line(error: BaseException, most: int | None = None) -> str:
+    """The text of an error in one line, at most ``most`` characters of it; its type if it has no text."""
+    return " ".join(str(error).split())[:most] or type(error).__name__

@@ -23,7 +23,7 @@ from peer.commands.simulate import command as simulation
 from peer.config import load
 from peer.config.digest import digest
 from peer.config.schema import Config
-from peer.errors import RunError, UserError
+from peer.errors import RunError, UserError, print_error
 from peer.replica.sharded import launch
 
 
@@ -35,18 +35,12 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = args.run(args)
     except (UserError, RunError) as error:
-        code = _say(error)
+        code = print_error(error)
     except KeyboardInterrupt:
         code = 0
     sys.stdout.flush()
     sys.stderr.flush()
     sys.exit(code)
-
-
-def _say(error: UserError | RunError) -> int:
-    """Print the error; returns its exit code."""
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return 2 if isinstance(error, UserError) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -152,7 +146,7 @@ def _train(args: argparse.Namespace) -> int:
     from peer.training.assemble import assembled
 
     def give_up(why: str) -> None:
-        _say(RunError(why))
+        print_error(RunError(why))
         signals.emergency()
         os._exit(1)
 

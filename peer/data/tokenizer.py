@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.config.data import BYTE_VOCABULARY, BYTES, TokenizerConfig
-from peer.errors import UserError
+from peer.errors import UserError, one_line
 
 SEPARATOR = 256  # ends a document of bytes
 END_OF_TEXT = "<|endoftext|>"  # its string in an exported byte tokenizer
@@ -125,8 +125,7 @@ def open_any(settings: TokenizerConfig) -> Any:
             return PreTrainedTokenizerFast(tokenizer_file=str(settings.path))
         return AutoTokenizer.from_pretrained(str(where))
     except Exception as error:
-        said = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"run.data.tokenizer: cannot load {where}: {said[:300]}; give a folder or a tokenizer.json by "
+            f"run.data.tokenizer: cannot load {where}: {one_line(error, 300)}; give a folder or a tokenizer.json by "
             "run.data.tokenizer.path, or a name on the Hugging Face Hub (HF_TOKEN in the environment if not public)"
         ) from error

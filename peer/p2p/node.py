@@ -15,7 +15,7 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
 from peer.config.schema import NetworkConfig
-from peer.errors import RunError, UserError
+from peer.errors import RunError, UserError, one_line
 from peer.logs import get_logger
 from peer.p2p.addresses import is_loopback, owner_of, tcp_of
 from peer.p2p.admission.dht_rules import Authority, keep_revocations
@@ -192,7 +192,7 @@ class Node(LoopThread):
             except TimeoutError:
                 raise
             except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
-                raise StreamLost(str(error) or type(error).__name__) from None
+                raise StreamLost(one_line(error)) from None
         return Stream(reader, writer, remote=peer_id, initiator=True, hang_up=partial(self.hang_up, peer_id))
 
     def hang_up(self, peer_id: str) -> None:

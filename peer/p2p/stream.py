@@ -14,6 +14,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from peer.errors import one_line
+
 MESSAGE_CAP = 64 * 1024  # bytes; the largest message carries a run's configuration
 WRITE_CHUNK = 128 * 1024  # bytes for one deadline: on a slow line a whole part takes longer
 _LENGTH_BYTES = 4
@@ -175,4 +177,4 @@ def _lost() -> Iterator[None]:
     except TimeoutError:
         raise
     except OSError as error:
-        raise StreamLost(str(error) or type(error).__name__) from None
+        raise StreamLost(one_line(error)) from None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from peer.config.schema import Config, InnerConfig
+from peer.errors import one_line
 from peer.logs import get_logger
 from peer.process import LoopContext
 
@@ -157,10 +158,7 @@ class _Compiled:
             if self._compiled is self._model or isinstance(error, torch.OutOfMemoryError):
                 raise
             self._compiled = self._model
-            said = (str(error).strip().splitlines() or [""])[0][:160]
-            log.warning(
-                "peer.compile fails on this machine, training goes on without it: %s: %s", type(error).__name__, said
-            )
+            log.warning("peer.compile fails on this machine, training goes on without it: %s", one_line(error, 160))
             return self._model(**inputs)
 
 

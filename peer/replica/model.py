@@ -11,7 +11,7 @@ from torch import nn
 
 from peer.config.model import AutoModel, LlamaModel
 from peer.config.schema import RunConfig
-from peer.errors import UserError, first_line
+from peer.errors import UserError, one_line
 from peer.replica.model_source import locate, weight_files
 
 
@@ -155,5 +155,5 @@ def _in_one_line(name: str) -> Iterator[None]:
         elif "Unrecognized configuration class" in str(error):
             reason = "it is not a causal language model"
         else:
-            reason = first_line(error, 200)
+            reason = one_line(error, 200)
         raise UserError(f"run.model: {name} cannot be used: {reason}") from None

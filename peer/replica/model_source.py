@@ -15,7 +15,7 @@ import xxhash
 
 from peer.config.model import AutoModel
 from peer.config.schema import Config
-from peer.errors import UserError, first_line
+from peer.errors import UserError, one_line
 
 # Keys of config.json without an effect on the computation: program, origin and storage of the weights.
 IDLE_KEYS = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
@@ -120,7 +120,7 @@ def _download(settings: AutoModel) -> Path:
             "check the network, or copy the model and name its folder"
         ) from None
     except OSError as error:
-        raise UserError(f"{what} cannot be downloaded: {first_line(error, 200)}") from None
+        raise UserError(f"{what} cannot be downloaded: {one_line(error, 200)}") from None
     if not (folder / "config.json").is_file():
         raise UserError(f"{what} has no config.json on the Hugging Face hub: not a model of transformers")
     return folder

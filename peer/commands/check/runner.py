@@ -17,7 +17,7 @@ from peer.commands.check.local import identity, limits, port
 from peer.commands.check.network import network
 from peer.commands.check.training import device, disk, memory, tokenizer
 from peer.config.schema import Config
-from peer.errors import RunError, UserError
+from peer.errors import RunError, UserError, one_line
 
 Topics = tuple[tuple[str, Callable[[], Iterator[Finding]]], ...]
 
@@ -62,5 +62,4 @@ def findings(config: Subject, ranks: int = 1) -> Iterator[Finding]:
         try:
             yield from topic()
         except (UserError, RunError, TimeoutError) as error:
-            said = " ".join(str(error).split()) or "no answer in time"
-            yield fail(name, said, "correct this first")
+            yield fail(name, one_line(error) if str(error) else "no answer in time", "correct this first")

@@ -16,7 +16,7 @@ from typing import Any
 
 from peer.config.data import HuggingFaceData
 from peer.data.sources.source import MASK_COLUMN, PIECES, Document, DocumentSource, Wanted, document, parts
-from peer.errors import UserError
+from peer.errors import UserError, one_line
 
 RANGE_ROWS = 4096  # rows of a shard of a table
 TABLE_ROWS = 256  # rows that are read at once
@@ -115,5 +115,4 @@ def _one_line(where: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{where}: {said[:300]}") from error
+        raise UserError(f"{where}: {one_line(error, 300)}") from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.data.sources.source import MASK_COLUMN, Document, Wanted, document, parts, size
-from peer.errors import UserError, first_line
+from peer.errors import UserError, one_line
 
 BATCH_ROWS = 256  # rows that are read at once
 TOKENIZER = b"noloco.tokenizer"  # in the file's metadata, by noloco-peer tokenize
@@ -53,7 +53,7 @@ class Parquet:
                             yield row + index, document(_value(batch.column(0)[index]), mask, where)
                     row += batch.num_rows
         except (pyarrow.ArrowException, OSError) as error:
-            raise UserError(f"{self.position_text(shard, row)}: cannot be read: {first_line(error, 200)}") from None
+            raise UserError(f"{self.position_text(shard, row)}: cannot be read: {one_line(error, 200)}") from None
 
     def position_text(self, shard: int, row: int) -> str:
         group = self._groups[shard]
@@ -70,7 +70,7 @@ def _groups(path: Path, columns: tuple[str, ...], tokenizer: str) -> list[RowGro
             made_with = (file.schema_arrow.metadata or {}).get(TOKENIZER, b"").decode("utf-8", "replace")
             rows = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{path}: is not Parquet that can be read: {first_line(error, 200)}") from None
+        raise UserError(f"{path}: is not Parquet that can be read: {one_line(error, 200)}") from None
     column = next((name for name in columns if name in names), None)
     if column is None:
         raise UserError(f"{path}: has no column {' or '.join(columns)}, only: {', '.join(names)[:200]}")

@@ -24,7 +24,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 from pydantic import ValidationError
 
 from peer import clock
-from peer.errors import UserError
+from peer.errors import UserError, one_line
 from peer.logs import fields, get_logger
 from peer.p2p import identity
 from peer.p2p.addresses import owner_of_subkey
@@ -162,7 +162,7 @@ async def keep_revocations(dht: Any, admission: Admission) -> None:
                     await dht.store(REVOCATIONS, known.model_dump_json(), expiration_time=expiration)
                     stored = known.number
         except Exception as error:  # noqa: BLE001 - whatever hivemind raises, the next look may be better
-            log.debug("no revocations: %s", str(error) or type(error).__name__)
+            log.debug("no revocations: %s", one_line(error))
         if admission.revocations.number > before:
             log.info("revoked: %s", fields(peers=len(admission.revocations.peer_ids)))
         await asyncio.sleep(REVOCATIONS_PERIOD)

@@ -17,7 +17,7 @@ import torch
 from torch import distributed
 
 from peer.clock import slices
-from peer.errors import RunError, UserError, first_line
+from peer.errors import RunError, UserError, one_line
 from peer.logs import get_logger
 from peer.replica.sharded import channel
 from peer.replica.sharded.commands import Command, Leave, RankAnswer
@@ -83,7 +83,7 @@ class Ranks:
         except RuntimeError as error:
             self._noticed.wait(NOTICE_SECONDS)
             self._require()
-            raise RunError(f"the ranks of this peer cannot go on together: {first_line(error, 200)}") from error
+            raise RunError(f"the ranks of this peer cannot go on together: {one_line(error, 200)}") from error
 
     def dismiss(self, code: int) -> None:
         """End all other ranks with this exit code."""

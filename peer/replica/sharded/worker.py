@@ -16,7 +16,7 @@ import time
 import torch
 
 from peer import logs
-from peer.errors import RunError, UserError, first_line
+from peer.errors import RunError, UserError, one_line
 from peer.process import LoopContext
 from peer.replica.inner_loop import out_of_memory
 from peer.replica.sharded import channel, commands
@@ -108,7 +108,7 @@ class WorkerReplica:
 
 def _fail(line: RankLine, error: Exception, micro_batch: int | None) -> int:
     """Report the error to rank 0, which prints it. The end of this process breaks the collectives of the others."""
-    text = out_of_memory(error, micro_batch) if isinstance(error, torch.OutOfMemoryError) else first_line(error, 300)
+    text = out_of_memory(error, micro_batch) if isinstance(error, torch.OutOfMemoryError) else one_line(error, 300)
     if not isinstance(error, UserError | RunError | torch.OutOfMemoryError):
         time.sleep(AFTER_LOSS)
     with contextlib.suppress(OSError):

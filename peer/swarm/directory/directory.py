@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 
 from peer import clock
+from peer.errors import one_line
 from peer.logs import get_logger
 from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm.directory import buckets as directory
@@ -81,7 +82,7 @@ class Members:
             )
             for error in done:  # hivemind raises many types; the next period may succeed
                 if isinstance(error, BaseException):
-                    log.warning("the directory does not answer, trying again: %s", str(error) or type(error).__name__)
+                    log.warning("the directory does not answer, trying again: %s", one_line(error))
             pause = records.ANNOUNCE_SECONDS * random.uniform(0.8, 1.2) - (clock.monotonic() - began)
             await asyncio.sleep(max(0.5, pause))
 

@@ -1,0 +1,31 @@
+"""Errors are one line, whoever wrote their text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dht_bootstrap import cli
+from peer.errors import RunError, UserError, one_line, print_error
+
+
+def test_a_text_of_several_lines_becomes_one() -> None:
+    assert one_line(ValueError("first\n  second\r\nthird ")) == "first second third"
+    assert one_line(ValueError("x" * 500), 200) == "x" * 200
+    assert one_line(TimeoutError(), 200) == "TimeoutError"
+
+
+@pytest.mark.parametrize(("error", "code"), [(UserError("a\nb"), 2), (RunError("a\nb"), 1)])
+def test_a_command_says_it_in_one_line(
+    capsys: pytest.CaptureFixture[str], error: UserError | RunError, code: int
+) -> None:
+    assert print_error(error) == code
+    assert capsys.readouterr().err == "error: a b\n"
+
+
+def test_the_bootstrap_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["revoke", "peer-1", "--owner", f"{tmp_path}/of\nnobody.pem"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
