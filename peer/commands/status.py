@@ -51,8 +51,8 @@ def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
         with Live(console=Console(), auto_refresh=False) as live:
             while not node.failure:
                 grid = Table.grid()
-                for table in _tables(found):
-                    grid.add_row(table)
+                for row in _tables(found) if found else ["nobody is there any more"]:
+                    grid.add_row(row)
                 live.update(grid, refresh=True)
                 time.sleep(REFRESH_SECONDS)
                 found = node.call(onlooker.look(), STATUS_TIMEOUT)

@@ -121,7 +121,7 @@ def transfer(it: Conditions, payload: float) -> float:
 
 
 def groups(it: Conditions, seed: int = 0) -> Figures:
-    """DiLoCo: one group of all peers; a round that loses a member is repeated without it."""
+    """DiLoCo: one group of all peers; a round that loses a member is repeated without it, who does not merge."""
     chance = Chance(it, seed)
     trained = clock = 0.0
     sent = 2 * (it.peers - 1) / it.peers * it.payload
@@ -133,7 +133,7 @@ def groups(it: Conditions, seed: int = 0) -> Figures:
         if chance.rng.random() < 1 - (1 - it.loss) ** it.peers:  # a member is lost: the others notice it and repeat
             clock += reduce * float(chance.rng.random()) + it.stall
         clock += reduce
-    return Figures("diloco", clock, 1 - trained / (it.peers * clock), 1.0, sent)
+    return Figures("diloco", clock, 1 - trained / (it.peers * clock), 1 - it.loss, sent)
 
 
 def _join(it: Conditions, chance: Chance) -> float:

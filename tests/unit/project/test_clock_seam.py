@@ -1,0 +1,27 @@
+"""What runs in virtual time takes the clock and threads from peer/clock.py only: else a simulation is not one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PEER = Path(__file__).parents[3] / "peer"
+SIMULATED = ("exchange", "outer", "p2p", "rounds", "swarm", "telemetry", "training")
+DAEMON = PEER / "p2p" / "daemon.py"  # a real program, which the simulation replaces
+OWN = re.compile(
+    r"\btime\.(monotonic|time|sleep|perf_counter)\b|\bthreading\.(Thread|Event|Condition|Timer)\b|\bThreadPool|\bto_thread|run_in_executor"
+)
+
+
+def test_nothing_else_takes_them() -> None:
+    files = [file for package in SIMULATED for file in (PEER / package).rglob("*.py") if file != DAEMON]
+    assert len(files) > 60
+    found = [f"{file.relative_to(PEER)}: {it[0]}" for file in files for it in OWN.finditer(file.read_text())]
+    assert not found
+
+
+@pytest.mark.parametrize("line", ["began = time.monotonic()", "threading.Thread(target=it)", "asyncio.to_thread(it)"])
+def test_the_pattern_finds_them(line: str) -> None:
+    assert OWN.search(line)
