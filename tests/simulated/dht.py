@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from hivemind.p2p import PeerID
 
+from peer.errors import UserError
 from tests.simulated.network import Host, Network
 from tests.simulated.runtime import EPOCH
 
@@ -49,12 +50,12 @@ class SimulatedDHT:
         everyone[host.peer_id] = self
 
     async def join(self, through: Sequence[str]) -> None:
-        """Learn of others from these nodes, by id. Raises when none answers."""
+        """Learn of others from these nodes, by id. Raises :class:`UserError` when none answers, as ``join_dht``."""
         answers = await self._ask(through)
         for node in answers.values():
             self._learn([*node.known, node.host.peer_id])
         if through and not answers:
-            raise TimeoutError("none of the initial peers answers")
+            raise UserError("none of the initial peers answers")
 
     async def store_many(
         self,

@@ -25,7 +25,7 @@ MEET_PROTOCOL = "noloco/meet/2"
 MEET_TIMEOUT = 5.0  # seconds for one message
 ASK_TIMEOUT = 3.0  # seconds for proposals at a boundary
 PAUSE_SECONDS = (0.01, 0.3)  # between proposals, whatever the phase
-ANSWER_SECONDS = 1.0  # after so long without an answer, who asks may accept another's proposal
+ANSWER_SECONDS = 1.0  # after so long without an answer, a proposal of who was asked is accepted
 ANSWER_PHASES = 0.5  # inner phases after which an answer is of no use
 ASK_AGAIN_PHASES = 0.12  # inner phases until a member that has declined is asked again
 
@@ -173,8 +173,8 @@ class Proposals:
             return Decline(reason="takes the weights of others first")
         if self._context.backoff.avoided(remote):
             return Decline(reason="sent what could not be used")
-        fresh = self._asking and clock.monotonic() - self._asked.get(self._asking, 0.0) < ANSWER_SECONDS
-        if fresh and not (self._asking == remote and self._node.peer_id > remote):
+        fresh = self._asking == remote and clock.monotonic() - self._asked.get(remote, 0.0) < ANSWER_SECONDS
+        if fresh and self._node.peer_id < remote:
             return Decline(reason="has an open proposal")
         if not near(eta, proposal.eta, phase, proposal.phase, self._settings.window):
             return Decline(reason="boundaries too far apart")
