@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from typing import Literal
@@ -73,6 +74,7 @@ def scenario(seed: int, peers: int | None = None, kind: Kind | None = None) -> S
     inner_steps = chance.choice((10, 20) if kind == "overlapped" else (5, 10, 20))  # parts of a swap need some steps
     liar = chance.choice(LIES) if kind != "group" and chance.random() < LIAR else ""
     machines = _machines(chance, count, phase / inner_steps, liar)
+    longest = inner_steps * max(machine.step_seconds for machine in machines)
     return Scenario(
         seed=seed,
         kind=kind,
@@ -80,7 +82,7 @@ def scenario(seed: int, peers: int | None = None, kind: Kind | None = None) -> S
         faults=tuple(
             sorted((*_faults(chance, count, seconds), *rare_faults(seed, count, seconds)), key=lambda it: it.at)
         ),
-        seconds=seconds + CALM + 6 * phase,
+        seconds=seconds + CALM + max(6.0, 2 * math.log2(count)) * longest,  # a root spreads from pair to pair
         inner_steps=inner_steps,
         numel=chance.choice((300, 2000)),
         codec="none" if kind == "group" or liar else chance.choice(("none", "none", "fp16", "int8", "int4")),

@@ -145,7 +145,8 @@ class Proposals:
                 stream.close()
 
     def _consider(self, reply: Accept | Decline, mine: Propose, stream: Stream, name: str) -> None:
-        if isinstance(reply, Accept) and self._agreement.meeting is None:
+        avoided = self._context.backoff.avoided(stream.remote)  # since it was asked, a swap with it may have ended
+        if isinstance(reply, Accept) and self._agreement.meeting is None and not avoided:
             window = AT_BOUNDARY if self._boundary.here else self._settings.window
             if near(mine.eta, reply.eta, mine.phase, mine.phase, window):
                 self._agreement.commit(stream, name, reply)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import TYPE_CHECKING, Any
 
 from peer.replica.inner_loop import InnerReport
@@ -37,6 +38,7 @@ class Conduct:
         self._given: set[tuple[int, bytes]] = set()  # all vectors that a donor has given: place, fingerprint
         self._avoids: dict[tuple[str, str], float] = {}  # since when, by both names
         self._busy: dict[str, float] = {}  # since when a donor serves nobody
+        self._joined: dict[str, float] = {}  # when, by name
         for peer in world.peers:
             peer.born = self._born
         world.loop.complain = self._complain
@@ -77,6 +79,7 @@ class Conduct:
         assert peer.trainer is not None
         boundary: Any = peer.trainer.boundary
         presence = boundary.presence
+        self._joined[peer.name] = self._world.loop.time()
         if isinstance(presence._matching, PairMatching):
             self._watch_meetings(peer, presence)
         self._watch_waits(peer, boundary)
@@ -158,7 +161,8 @@ class Conduct:
         kept = presence._members._reader.known.values()
         now = self._world.runtime.unix()
         stale = [entry.record.name for entry in kept if entry.expires < now - EXPIRED]
-        if stale and peer.process is not None and peer.process.thawed < self._world.loop.time() - 2 * EXPIRED:
+        since = max(self._joined[peer.name], math.inf if peer.process is None else peer.process.thawed)
+        if stale and since < self._world.loop.time() - 2 * EXPIRED:  # a newcomer did not read while it took the state
             self._world.violation(f"{peer.name} keeps expired records: {', '.join(stale)}")
         sizes = {"peers left out": len(presence._context.backoff._held)}
         if isinstance(presence._matching, GroupMatching):

@@ -144,6 +144,10 @@ class Promises:
                 self._world.violation(f"{peer.name} does not train at the end: {peer.ended or 'it has not joined'}")
         for one, other in sorted(self.unseen() & self._unseen):
             self._world.violation(f"{one} does not see {other} at the end")
-        roots = {peer.trainer.state.counters.root for peer in training if peer.trainer is not None}
+        roots = defaultdict(list)
+        for peer in training:
+            if peer.trainer is not None:
+                roots[peer.trainer.state.counters.root].append(peer.name)
         if len(roots) > 1 and self._world.scenario.kind != "group":
-            self._world.violation(f"the swarm has {len(roots)} roots at the end")
+            others = [name for root in sorted(roots)[1:] for name in roots[root]]
+            self._world.violation(f"{', '.join(others)} do not have the first root at the end")
