@@ -107,9 +107,7 @@ class ExchangeConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Validation on the held-out split, and on ``sets``: more of them, each of glob patterns of text, JSON Lines or
-    Parquet files.
-    """
+    """Validation on the held-out split, and on ``sets``: each of glob patterns of text, JSON Lines or Parquet files."""
 
     every_rounds: int = Field(default=5, gt=0)
     batches: int = Field(default=8, gt=0)

@@ -150,7 +150,5 @@ def _blocks(part: Tensor) -> Tensor:
 
 
 def codec_named(name: CodecName, numel: int) -> Codec:
-    """The codec that ``run.exchange.codec`` names, for contributions of ``numel`` elements. The only place that picks
-    its class.
-    """
+    """The codec that ``run.exchange.codec`` names, for ``numel`` elements. The only place that picks its class."""
     return Modulo(name, numel) if name in ("int8", "int4") else Cast(name)

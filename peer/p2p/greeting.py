@@ -49,9 +49,7 @@ class Greeting(Message):
 
 @dataclass(frozen=True)
 class MemberIdentity:
-    """What this peer is to other members. ``canonical``: the run's configuration as one text; ``config`` and ``layout``
-    are digests.
-    """
+    """What other members know of this peer. ``canonical``: the run's configuration; ``config``, ``layout``: digests."""
 
     name: str
     run: str

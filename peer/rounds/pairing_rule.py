@@ -33,9 +33,7 @@ def longest_ago(candidates: Iterable[Candidate], met: Callable[[Candidate], int]
 
 
 def in_order(candidates: Iterable[Candidate], met: Callable[[Candidate], Any]) -> list[Candidate]:
-    """All ``candidates``, those with the least ``met`` first, in random order among equals; for example those met
-    longest ago.
-    """
+    """All ``candidates``, those with the least ``met`` first (for example met longest ago), at random among equals."""
     shuffled = list(candidates)
     random.shuffle(shuffled)
     return sorted(shuffled, key=met)

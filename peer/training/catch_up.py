@@ -77,9 +77,7 @@ def _ask(needed: Replacement, state: OuterState, presence: Presence, validation:
 
 
 def _good(taken: State, needed: Replacement, validation: Validation) -> bool:
-    """A member in a later round must not have a much higher loss; the majority of a diverged swarm must be better than
-    a guess.
-    """
+    """A member in a later round must not have a much higher loss; the majority must be better than a guess."""
     loss = validation.loss_of(taken.vectors[0])
     limit = LEARNED_RATIO * validation.chance if needed.ids else WORSE_RATIO * validation.own_loss()
     if loss >= limit:

@@ -37,9 +37,7 @@ def replica(
     context: LoopContext,
     ranks: Ranks | None = None,
 ) -> PeerState:
-    """A replica with the run's initial weights that reads data stream ``stream`` of ``tokens``. With ``ranks`` it is
-    sharded over them.
-    """
+    """A replica with the run's initial weights, on data stream ``stream`` of ``tokens``; sharded over ``ranks``."""
     run = config.run
     bf16 = wants_bf16(config.peer.precision, device)
     if ranks is None:

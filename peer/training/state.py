@@ -37,9 +37,7 @@ class PeerState(OuterState):
         return 5 * 4 * self.outer.slow.numel
 
     def tensors(self) -> Iterator[tuple[str, Tensors]]:
-        """Files of a checkpoint by name, with live tensors where possible. Sharded weights are copied to the host, one
-        file at a time.
-        """
+        """A checkpoint's files by name, with live tensors where possible; sharded weights come one file at a time."""
         yield "model", self.outer.slow.tensors()
         yield "outer", self.named_vectors()
         yield "optimizer", self.outer.slow.moments(self.inner.optimizer)

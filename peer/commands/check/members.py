@@ -10,6 +10,7 @@ from peer import __version__
 from peer.commands.check.finding import Finding, Subject, fail, ok, warn
 from peer.commands.check.local import identity_file
 from peer.config.digest import digest
+from peer.errors import one_line
 
 if TYPE_CHECKING:
     from peer.p2p.admission.dht_rules import Authority
@@ -99,8 +100,7 @@ def _versions(node: MemberNode, records: Sequence[MemberRecord]) -> Iterator[Fin
         try:
             it = node.call(heard(record), 2 * MEMBER_TIMEOUT)
         except (StreamLost, BadMessage, TimeoutError) as error:
-            said = f"{record.name}: {str(error) or 'no answer'}"
-            yield warn("members", said, "it may have left, or cannot be dialled")
+            yield warn("members", f"{record.name}: {one_line(error)}", "it may have left, or cannot be dialled")
             continue
         if it is None:
             continue
