@@ -176,6 +176,9 @@ class Runtime:
 
     def __init__(self, chance: random.Random) -> None:
         self.loop, self._chance = VirtualLoop(), chance
+        # all that have run, with their tasks: those of a killed one must not be garbage, whose ``finally`` clauses and
+        # generators the collector would run in the middle of somebody else's turn
+        self._processes: set[Process] = set()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -190,6 +193,7 @@ class Runtime:
                 setattr(clock, name, getattr(self, name))
             yield
         finally:
+            self._processes.clear()
             random._urandom = entropy  # type: ignore[attr-defined]
             random.setstate(state)
             for name, function in real.items():
@@ -204,6 +208,7 @@ class Runtime:
             finally:
                 process.threads.pop(thread, None)
 
+        self._processes.add(process)
         thread = greenlet.greenlet(body, parent=self.loop.hub)
         context = contextvars.Context()
         context.run(PROCESS.set, process)
@@ -212,10 +217,10 @@ class Runtime:
         self.loop.call_soon(thread.switch, context=context)
 
     def kill(self, process: Process) -> None:
-        """As SIGKILL: nothing of it runs any more, its ``finally`` clauses do, and reach nobody."""
+        """As SIGKILL: nothing of it runs any more. The ``finally`` clauses of its threads do, and reach nobody."""
         process.dead = True
         for task in process.tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            task._log_destroy_pending = task._log_traceback = False  # type: ignore[attr-defined]
         for thread in list(process.threads):
             if thread is not greenlet.getcurrent():
                 thread.parent = greenlet.getcurrent()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from peer import clock
@@ -28,7 +29,7 @@ class KnownMembers:
     def __init__(self, context: SwarmContext) -> None:
         self._node, self._members, self._backoff = context.node, context.members, context.backoff
         self._named: dict[str, tuple[Seat, float]] = {}  # from messages, with the time until which it counts
-        self._notified: dict[str, float] = {}
+        self._notice_due: dict[str, float] = {}  # from when on a member may get the next notice
 
     def leader(self) -> Seat | None:
         """The possible member with the smallest id; ``None`` when that is this peer."""
@@ -65,17 +66,22 @@ class KnownMembers:
         self._named.pop(peer_id, None)
 
     def notify(self, missing: Sequence[Seat]) -> None:
-        """Tell members that have not joined that this peer leads; leave out those that cannot be reached."""
-        now = clock.monotonic()
+        """Tell members that have not joined that this peer leads; leave out those that cannot be reached.
+
+        One notice to each at a time: on a slow line they would pile up, and slow it further.
+        """
         for seat in missing:
-            if now - self._notified.get(seat.peer_id, -NOTICE_PERIOD) >= NOTICE_PERIOD:
-                self._notified[seat.peer_id] = now
+            if self._notice_due.get(seat.peer_id, 0.0) <= clock.monotonic():
+                self._notice_due[seat.peer_id] = math.inf
                 self._node.background(self._notify(seat))
 
     async def _notify(self, seat: Seat) -> None:
+        due = clock.monotonic() + NOTICE_PERIOD
         try:
             stream = await self._node.open_to_member(seat.peer_id, GATHER_PROTOCOL, seat.addresses)
             await stream.send_last(LeaderNotice(seat=self.own_seat()), GATHER_TIMEOUT)
         except (TimeoutError, StreamLost) as error:
             log.debug("cannot be told of its leader: %s", fields(peer=seat.name, reason=str(error)))
             self.avoid(seat.peer_id)
+        finally:
+            self._notice_due[seat.peer_id] = due
