@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass
 from typing import Literal
@@ -59,6 +58,17 @@ class Scenario:
     numel: int
     codec: str
 
+    @property
+    def calm(self) -> float:
+        """The time after the last start and fault."""
+        starts = max(machine.starts for machine in self.machines)
+        return self.seconds - max(starts, *(fault.at + fault.seconds for fault in self.faults), 0.0)
+
+    @property
+    def phase(self) -> float:
+        """Seconds of the slowest peer's inner phase."""
+        return self.inner_steps * max(machine.step_seconds for machine in self.machines)
+
 
 def scenario(seed: int, peers: int | None = None, kind: Kind | None = None) -> Scenario:
     """The scenario of ``seed``; ``peers`` and ``kind`` fix what it would draw."""
@@ -74,7 +84,6 @@ def scenario(seed: int, peers: int | None = None, kind: Kind | None = None) -> S
     inner_steps = chance.choice((10, 20) if kind == "overlapped" else (5, 10, 20))  # parts of a swap need some steps
     liar = chance.choice(LIES) if kind != "group" and chance.random() < LIAR else ""
     machines = _machines(chance, count, phase / inner_steps, liar)
-    longest = inner_steps * max(machine.step_seconds for machine in machines)
     return Scenario(
         seed=seed,
         kind=kind,
@@ -82,7 +91,7 @@ def scenario(seed: int, peers: int | None = None, kind: Kind | None = None) -> S
         faults=tuple(
             sorted((*_faults(chance, count, seconds), *rare_faults(seed, count, seconds)), key=lambda it: it.at)
         ),
-        seconds=seconds + CALM + max(6.0, 2 * math.log2(count)) * longest,  # a root spreads from pair to pair
+        seconds=seconds + CALM + 6 * phase,
         inner_steps=inner_steps,
         numel=chance.choice((300, 2000)),
         codec="none" if kind == "group" or liar else chance.choice(("none", "none", "fp16", "int8", "int4")),

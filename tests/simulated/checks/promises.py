@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -145,10 +146,18 @@ class Promises:
                 self._world.violation(f"{peer.name} does not train at the end: {peer.ended or 'it has not joined'}")
         for one, other in sorted(self.unseen() & self._unseen):
             self._world.violation(f"{one} does not see {other} at the end")
+        if self._world.scenario.kind != "group":
+            self._one_root(training)
+
+    def _one_root(self, training: list[SimulatedPeer]) -> None:
+        """It spreads from pair to pair, so it takes rounds."""
+        scenario = self._world.scenario
+        if scenario.calm < 2 * math.log2(len(scenario.machines)) * scenario.phase:
+            return
         roots = defaultdict(list)
         for peer in training:
             if peer.trainer is not None:
                 roots[peer.trainer.state.counters.root].append(peer.name)
-        if len(roots) > 1 and self._world.scenario.kind != "group":
+        if len(roots) > 1:
             others = [name for root in sorted(roots)[1:] for name in roots[root]]
             self._world.violation(f"{', '.join(others)} do not have the first root at the end")
