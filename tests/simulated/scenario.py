@@ -11,6 +11,7 @@ from tests.swarm.support.attacks import Attack
 Kind = Literal["blocking", "overlapped", "group"]
 FAULTS = ("crash", "freeze", "cut", "split", "drop", "leave", "bootstrap", "slow")
 RARE = ("damage", "snap", "trickle", "narrow")
+SPOILS = (*RARE, "slow")  # what ends the swaps of two peers that meet
 LIES = (*Attack, "silent", "false donor")
 LIAR = 0.25  # share of the swarms of pairs that have a hostile member
 CALM = 60.0  # seconds without a fault at the end, in which all wounds must heal
@@ -63,6 +64,11 @@ class Scenario:
         """The time after the last start and fault."""
         starts = max(machine.starts for machine in self.machines)
         return self.seconds - max(starts, *(fault.at + fault.seconds for fault in self.faults), 0.0)
+
+    def spoilt(self, peer: int, now: float) -> bool:
+        """Does a fault of this peer's line end or damage its swaps at this time?"""
+        mine = (fault for fault in self.faults if fault.kind in SPOILS and peer in fault.peers)
+        return any(fault.at <= now <= fault.at + fault.seconds for fault in mine)
 
     @property
     def phase(self) -> float:

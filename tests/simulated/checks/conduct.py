@@ -36,7 +36,7 @@ class Conduct:
     def __init__(self, world: World) -> None:
         self._world = world
         self._given: set[tuple[int, bytes]] = set()  # all vectors that a donor has given: place, fingerprint
-        self._avoids: dict[tuple[str, str], float] = {}  # since when, by both names
+        self._avoids: dict[tuple[str, str], tuple[int, float]] = {}  # by both names: strikes, and since when
         self._busy: dict[str, float] = {}  # since when a donor serves nobody
         self._joined: dict[str, float] = {}  # when, by name
         for peer in world.peers:
@@ -151,8 +151,13 @@ class Conduct:
             reachable = self._world.network.reachable(peer.host, other.host)
             if other is peer or not honest or not reachable or not backoff.avoided(other.host.peer_id):
                 self._avoids.pop(pair, None)
-            elif now - self._avoids.setdefault(pair, now) > max(LONGEST_BACKOFF, 8 * phase) + 10:
-                self._world.violation(f"{peer.name} avoids {other.name} since {self._avoids.pop(pair):.0f} s")
+                continue
+            strikes = backoff._held[other.host.peer_id].strikes
+            before, since = self._avoids.setdefault(pair, (strikes, now))
+            if before != strikes:  # something has happened between them again
+                self._avoids[pair] = strikes, now
+            elif now - since > max(LONGEST_BACKOFF, 8 * phase) + 10:
+                self._world.violation(f"{peer.name} avoids {other.name} since {self._avoids.pop(pair)[1]:.0f} s")
 
     # -- what it keeps
 

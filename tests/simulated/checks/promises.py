@@ -83,11 +83,17 @@ class Promises:
         """Both train, see each other, and accept each other."""
         if one.lie or other.lie or not (one.training and other.training):
             return False
-        if not self._world.network.reachable(one.host, other.host):
+        if self._spoilt(one, other) or not self._world.network.reachable(one.host, other.host):
             return False
         if max(one.step_seconds, other.step_seconds) > 2 * min(one.step_seconds, other.step_seconds):
             return False
         return self._sees(one, other) and self._sees(other, one)
+
+    def _spoilt(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
+        """Their line breaks off or slows their swaps; in a group one member's does that for all."""
+        world = self._world
+        concerned = world.peers if world.scenario.kind == "group" else (one, other)
+        return any(world.scenario.spoilt(world.peers.index(it), world.loop.time()) for it in concerned)
 
     def _sees(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
         assert one.trainer is not None and one.process is not None
