@@ -93,7 +93,7 @@ def test_a_swap_whose_link_drops_to_a_hundredth_ends_after_a_multiple_of_the_usu
                 swarm.lab.set_access(host, mbit, mbit)
 
         assert any(broken_off() for _ in range(3))
-        # sooner than the timeout of 60 s; by how much is shown in virtual time (tests/simulated/test_deadlines.py)
+        # sooner than the timeout of 60 s; by how much is shown in virtual time (simulated/cases/test_deadlines.py)
         assert rows("timeout")[0]["seconds"]["exchange"] < 60
         set_access(1.0)
         before = len(rows("merged"))
