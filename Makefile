@@ -19,7 +19,7 @@ help: ## this list
 
 install: .venv/.installed ## .venv with noloco-peer and noloco-bootstrap (PYTHON=python3)
 
-test: lint unit simulated smoke ## what each change passes: at most eight minutes on two cores
+test: lint unit simulated smoke ## what each change passes: about ten minutes on two cores
 
 test-all: test long ## all tests; CI runs both
 
