@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LONGEST_WAIT = 20.0  # seconds of a match, and two inner phases
 LONGEST_BACKOFF = 60.0  # seconds for which somebody without a fault is avoided, or eight inner phases
+NEAR = 0.75  # inner phases by which two boundaries may differ: the window, and what changes until an answer comes
+IN_FLIGHT = 1.0  # seconds of a message
 EXPIRED = 15.0  # seconds for which a record may be kept after its end: three announcements
 BUSY = 15.0  # seconds: a donor may wait so long for a newcomer that is gone
 UNREAD = "Task exception was never retrieved"
@@ -81,7 +83,7 @@ class Conduct:
         presence = boundary.presence
         self._joined[peer.name] = self._world.loop.time()
         if isinstance(presence._matching, PairMatching):
-            self._watch_meetings(peer, presence)
+            self._watch_meetings(peer, boundary)
         self._watch_waits(peer, boundary)
         ended = presence.ended
 
@@ -93,7 +95,8 @@ class Conduct:
 
         presence.ended = noted
 
-    def _watch_meetings(self, peer: SimulatedPeer, presence: Any) -> None:
+    def _watch_meetings(self, peer: SimulatedPeer, boundary: Any) -> None:
+        presence, progress = boundary.presence, boundary.context.progress
         agreement, backoff = presence._matching._agreement, presence._context.backoff
         commit = agreement.commit
 
@@ -102,6 +105,9 @@ class Conduct:
                 self._world.violation(f"{peer.name} agrees to meet {name}, and is to meet {agreement.meeting.name}")
             if backoff.avoided(stream.remote):
                 self._world.violation(f"{peer.name} agrees to meet {name}, which it avoids")
+            apart, phase = abs((presence._context.boundary.eta() or 0.0) - said.eta), progress.phase_seconds or 0.0
+            if apart > NEAR * phase + IN_FLIGHT:
+                self._world.violation(f"{peer.name} agrees to meet {name} {apart:.1f} s from its boundary")
             commit(stream, name, said)
 
         agreement.commit = committed

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ALONE_PHASES = 4  # boundaries in a row without a merge beside somebody who has none either
 MOST_TASKS = 60  # of one process, and two for each other peer
-MOST_STREAMS = 12  # of one peer, and two for each other peer: a notice, and a join or what is averaged
+MOST_STREAMS = 3  # of one peer, and two for each other peer: a notice, and a join or what is averaged
 
 
 class Promises:
