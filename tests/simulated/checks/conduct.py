@@ -11,6 +11,7 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.state import State
 from peer.rounds.types import Group, Outcome
 from peer.swarm.grouping.gathering import GroupMatching
+from peer.swarm.pairing.agreement import Propose
 from peer.swarm.pairing.rendezvous import PairMatching
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 from tests.simulated.peer import SimulatedPeer
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 
 LONGEST_WAIT = 20.0  # seconds of a match, and two inner phases
 LONGEST_BACKOFF = 60.0  # seconds for which somebody without a fault is avoided, or eight inner phases
-NEAR = 0.75  # inner phases by which two boundaries may differ: the window, and what changes until an answer comes
-IN_FLIGHT = 1.0  # seconds of a message
+WINDOW = 0.5  # inner phases by which two boundaries may differ when one accepts the other's proposal
 EXPIRED = 15.0  # seconds for which a record may be kept after its end: three announcements
 BUSY = 15.0  # seconds: a donor may wait so long for a newcomer that is gone
 UNREAD = "Task exception was never retrieved"
@@ -106,7 +106,7 @@ class Conduct:
             if backoff.avoided(stream.remote):
                 self._world.violation(f"{peer.name} agrees to meet {name}, which it avoids")
             apart, phase = abs((presence._context.boundary.eta() or 0.0) - said.eta), progress.phase_seconds or 0.0
-            if apart > NEAR * phase + IN_FLIGHT:
+            if isinstance(said, Propose) and apart > WINDOW * min(phase, said.phase) + 0.01:
                 self._world.violation(f"{peer.name} agrees to meet {name} {apart:.1f} s from its boundary")
             commit(stream, name, said)
 
