@@ -50,13 +50,17 @@ def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
             return 0
         with Live(console=Console(), auto_refresh=False) as live:
             while not node.failure:
-                grid = Table.grid()
-                for row in _tables(found) if found else ["nobody is there any more"]:
-                    grid.add_row(row)
-                live.update(grid, refresh=True)
+                live.update(_screen(found), refresh=True)
                 time.sleep(REFRESH_SECONDS)
                 found = node.call(onlooker.look(), STATUS_TIMEOUT)
         raise RunError(node.failure)
+
+
+def _screen(found: Mapping[str, Mapping[str, Entry]]) -> Table:
+    grid = Table.grid()
+    for row in _tables(found) if found else ["nobody is there any more"]:
+        grid.add_row(row)
+    return grid
 
 
 def _tables(found: Mapping[str, Mapping[str, Entry]]) -> Iterator[Table]:

@@ -133,7 +133,7 @@ def invite(owner: Owner, name: str, expires: float) -> Invitation:
 
 
 def accept(path: Path, key: Path, owner: str | None) -> Invitation:
-    """Read the invitation ``path`` and write its identity to ``key``. ``owner``: the expected public key."""
+    """Read the invitation ``path`` and write its identity to ``key``. ``owner``: the expected public key, if any."""
     try:
         invitation = Invitation.model_validate_json(path.read_bytes())
         identity = base64.b64decode(invitation.identity, validate=True)

@@ -114,7 +114,7 @@ class GroupLeader:
                     await self._news.wait()
 
     async def announce_delay(self, me: Seat, eta: float) -> None:
-        """Tell members at the boundary how long this leader still trains, unless they go on without it."""
+        """Tell members at the boundary how long this leader still trains, unless it is overdue or too late."""
         if 0 < eta < self._patience and self._due_to_tell():
             await self._tell_to_wait(eta, me.name)
 

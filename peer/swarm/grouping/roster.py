@@ -66,13 +66,10 @@ class KnownMembers:
         self._named.pop(peer_id, None)
 
     def notify(self, missing: Sequence[Seat]) -> None:
-        """Tell members that have not joined that this peer leads; leave out those that cannot be reached.
-
-        One notice to each at a time: on a slow line they would pile up, and slow it further.
-        """
+        """Tell members that have not joined that this peer leads; leave out those that cannot be reached."""
         for seat in missing:
             if self._notice_due.get(seat.peer_id, 0.0) <= clock.monotonic():
-                self._notice_due[seat.peer_id] = math.inf
+                self._notice_due[seat.peer_id] = math.inf  # on a slow line several at a time would slow each other
                 self._node.background(self._notify(seat))
 
     async def _notify(self, seat: Seat) -> None:

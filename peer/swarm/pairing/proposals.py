@@ -1,6 +1,7 @@
 """Proposes meetings to members and answers their proposals.
 
-A peer has at most one open proposal and one meeting. If two peers propose to each other, the ids decide.
+A peer has at most one open proposal and one meeting. While its proposal is open it may accept another one; then it
+closes the stream of a later answer. If two peers propose to each other, the ids decide.
 """
 
 from __future__ import annotations
@@ -91,9 +92,7 @@ class Proposals:
             log.info("no partner found: %s", fields(seconds=ASK_TIMEOUT, round=self._agreement.round))
 
     def _candidates(self) -> list[MemberRecord]:
-        """Live members in the order in which they are asked: last of all those that have lately not answered. Each of
-        them costs seconds, in which this peer cannot meet another one.
-        """
+        """Live members in the order in which they are asked; last, as each costs seconds, those silent of late."""
         avoided, since = self._context.backoff.avoided, clock.monotonic() - LIFETIME
         live = [it for it in self._members.live() if not avoided(it.peer_id) and not self._late(it)]
         self._silent = {peer_id: when for peer_id, when in self._silent.items() if when > since}

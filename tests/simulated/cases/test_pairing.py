@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tests.simulated.scenario import Fault, Machine, Scenario
 from tests.simulated.world import World, in_a_folder
@@ -46,3 +47,12 @@ def test_a_member_that_does_not_answer_keeps_no_other_from_meeting() -> None:
     with in_a_folder(swarm(*[machine(0.4, latency=0.08)] * 7, seconds=160.0, faults=(gone,))) as world:
         world.run()
         assert shares(world, lambda number: number < 6)["alone"] < 0.34  # 0.37 to 0.42 then, 0.28 now
+
+
+def test_a_peer_that_waits_for_an_answer_accepts_a_proposal_meanwhile() -> None:
+    """Answers take a quarter of an inner phase: all waited for one, and declined each other."""
+    paces = (0.18, 0.13, 0.15, 0.17)
+    four = swarm(*[machine(pace, latency=0.08) for pace in paces], seconds=300.0)
+    with in_a_folder(replace(four, kind="blocking")) as world:
+        world.run()
+        assert shares(world)["alone"] < 0.2  # 0.39 then, 0.04 now

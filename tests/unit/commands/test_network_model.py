@@ -75,6 +75,7 @@ def test_losses_and_churn_cost_a_group_more() -> None:
     cost = [method(rough).seconds / method(calm).seconds for method in (pairs, groups)]
     assert 1 < cost[0] < cost[1]
     assert pairs(rough).merged_share < pairs(calm).merged_share
+    assert groups(rough).merged_share == 0.98 and groups(calm).merged_share == 1  # who is lost does not merge
 
 
 @pytest.mark.parametrize("sigma", [0.0, 0.2])
