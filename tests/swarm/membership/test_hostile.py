@@ -12,7 +12,7 @@ from tests.swarm.support.harness import Swarm, wait_for
 HONEST = ("a", "b")
 
 
-@pytest.mark.parametrize(("attack", "overlap"), [("nan", "true"), ("huge", "false"), ("random", "false")])
+@pytest.mark.parametrize(("attack", "overlap"), [("nan", "true"), ("huge", "false")])
 def test_a_peer_that_sends_poison_is_refused_and_then_avoided(swarm: Swarm, attack: str, overlap: str) -> None:
     _, address = swarm.bootstrap()
     sets = ("run.inner_steps=100", "run.steps=3000", "peer.start_with=3", f"run.exchange.overlap={overlap}")
@@ -26,9 +26,9 @@ def test_a_peer_that_sends_poison_is_refused_and_then_avoided(swarm: Swarm, atta
         rows = swarm.rounds(name)
         met = Counter((row["partner"], row["outcome"]) for row in rows)
         other = "b" if name == "a" else "a"
-        assert met["hostile", "merged"] <= (attack == "random"), met  # a new model changes by about its norm
+        assert not met["hostile", "merged"], met
         assert 1 <= met["hostile", "poisoned"] <= 6, met  # of 30 rounds: a backoff of 4, 8, 16 phases
-        assert met[other, "merged"] >= 10, met
+        assert met[other, "merged"] > met["hostile", "poisoned"], met
         assert rows[-1]["train_loss"] < rows[0]["first_train_loss"] - 1
         assert "avoids a peer: peer=hostile" in process.output()
 
