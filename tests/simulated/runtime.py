@@ -14,6 +14,7 @@ import math
 import random
 import selectors
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ Result = TypeVar("Result")
 EPOCH = 1.7e9  # unix seconds at virtual time 0
 IN_THREAD = (1e-4, 3e-3)  # seconds of a computation in another thread
 BUSY = 100_000  # callbacks at one moment
+MANY = 100  # cancelled timers or ended tasks that are kept
 WAKE = 1e-5  # seconds until a thread runs again
 
 
@@ -43,12 +45,25 @@ class Process:
     def __init__(self, name: str, skew: float = 0.0) -> None:
         self.name, self.skew = name, skew
         self.dead = self.frozen = False
-        self.tasks: dict[asyncio.Task[Any], None] = {}
         self.threads: dict[greenlet.greenlet, None] = {}
         self.thawed = -math.inf  # virtual time at which its last freeze ended; infinite during one
         self.fuse = 0  # events until ``explode`` is called
         self.explode: Callable[[], None] = lambda: None
-        self._held: list[tuple[Callable[..., object], tuple[Any, ...], contextvars.Context]] = []
+        self._held: list[_Call] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._many = MANY
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Those that have not ended."""
+        self._tasks = [it for it in self._tasks if not it.done()]
+        return list(self._tasks)
+
+    def own(self, task: asyncio.Task[Any]) -> None:
+        """It has begun this task."""
+        self._tasks.append(task)
+        if len(self._tasks) > self._many:
+            self._many = 2 * len(self.tasks) + MANY
 
     def burn(self) -> None:
         """One of its events has happened."""
@@ -63,47 +78,22 @@ class Process:
     def thaw(self, loop: VirtualLoop) -> None:
         self.frozen, self.thawed, held = False, loop.time(), self._held
         self._held = []
-        for work, arguments, context in held:
-            loop.call_soon(work, *arguments, context=context)
+        for call in held:
+            loop.again(call)
 
-    def hold(self, work: Callable[..., object], arguments: tuple[Any, ...], context: contextvars.Context) -> None:
+    def hold(self, call: _Call) -> None:
         """Its turn came while it was frozen. A dead process has no further turn."""
         if not self.dead:
-            self._held.append((work, arguments, context))
+            self._held.append(call)
 
 
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
 
-class _Handle(asyncio.Handle):
-    __slots__ = ()
-
-    def _run(self) -> None:
-        process = self._context.get(PROCESS)  # type: ignore[attr-defined]
-        if process is None:
-            super()._run()
-        elif process.dead or process.frozen:
-            process.hold(self._callback, self._args, self._context)  # type: ignore[attr-defined]
-        else:
-            super()._run()
-            if process.fuse:
-                process.burn()
-
-
-class _TimerHandle(asyncio.TimerHandle, _Handle):
-    __slots__ = ()
-
-
-class _Clock(selectors.BaseSelector):
-    """Waits for the next timer by moving the clock there."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
+class _NoSelector(selectors.BaseSelector):
+    """There is no file to wait for."""
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise Stuck
-        self.now += max(timeout, 0.0)
         return []
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> Any: ...
@@ -114,40 +104,104 @@ class _Clock(selectors.BaseSelector):
         return {}
 
 
+class _Call:
+    """A callback that the loop will run: what :class:`asyncio.TimerHandle` is to the product."""
+
+    __slots__ = ("_cancelled", "_loop", "_process", "_run", "_what", "_when")
+
+    def __init__(
+        self, loop: VirtualLoop, when: float, what: tuple[Any, ...], context: contextvars.Context | None
+    ) -> None:
+        context = contextvars.copy_context() if context is None else context
+        self._loop, self._when, self._what, self._run = loop, when, what, context.run
+        self._process, self._cancelled = context.get(PROCESS), False
+
+    def when(self) -> float:
+        return self._when
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def run(self) -> None:
+        """Unless its process cannot."""
+        process = self._process
+        if process is not None and (process.dead or process.frozen):
+            process.hold(self)
+            return
+        try:
+            self._run(*self._what)
+        except BaseException as error:  # noqa: BLE001 - as asyncio's loop does it
+            self._loop.call_exception_handler({"message": f"Exception in {self._what[0]}", "exception": error})
+        if process is not None and process.fuse:
+            process.burn()
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """``steps``: callbacks that were scheduled."""
+    """``steps``: callbacks that were scheduled. Those of one moment run in the order in which they were."""
 
     def __init__(self) -> None:
-        self._virtual = _Clock()
-        super().__init__(self._virtual)
+        super().__init__(_NoSelector())
+        self.now = 0.0
         self.steps = self._busy_from = 0
         self._busy_at = -1.0
         self.complain: Callable[[dict[str, Any]], None] = lambda context: None
         self.hub = greenlet.getcurrent()
-        self._clock_resolution = 1e-9
+        self._soon: deque[_Call] = deque()
+        self._timers: list[tuple[float, int, _Call]] = []
+        self._many = MANY
         self.set_task_factory(_owned_task)
 
     def time(self) -> float:
-        return self._virtual.now
+        return self.now
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        timer = _TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
-        timer._scheduled = True  # type: ignore[attr-defined]
-        return timer
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        call = _Call(self, when, (callback, *args), context)
+        if len(self._timers) > self._many:
+            self._timers = [it for it in self._timers if not it[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._many = 2 * len(self._timers) + MANY
+        self.steps += 1
+        heapq.heappush(self._timers, (when, self.steps, call))
+        return call
 
-    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        return self.call_at(self.now + delay, callback, *args, context=context)
 
-    def _call_soon(self, callback: Any, args: Any, context: Any) -> asyncio.Handle:
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        self._check_closed()  # type: ignore[attr-defined]
+        call = _Call(self, self.now, (callback, *args), context)
+        self.again(call)
+        return call
+
+    call_soon_threadsafe = call_soon
+
+    def again(self, call: _Call) -> None:
+        """Run ``call`` at this moment."""
         self.steps += 1
         if self.steps > self._busy_from + BUSY:
-            if self.time() == self._busy_at:
+            if self.now == self._busy_at:
                 raise Stuck("somebody is busy for ever")
-            self._busy_at, self._busy_from = self.time(), self.steps
-        handle = _Handle(callback, args, self, context)
-        self._ready.append(handle)  # type: ignore[attr-defined]
-        return handle
+            self._busy_at, self._busy_from = self.now, self.steps
+        self._soon.append(call)
+
+    def _run_once(self) -> None:
+        """All callbacks of this moment or, when there are none, of the next one that has some."""
+        soon = self._soon
+        while self._timers and self._timers[0][2].cancelled():
+            heapq.heappop(self._timers)
+        if not soon and not self._stopping:  # type: ignore[attr-defined]
+            if not self._timers:
+                raise Stuck
+            self.now = max(self.now, self._timers[0][0])
+        while self._timers and self._timers[0][0] <= self.now:
+            soon.append(heapq.heappop(self._timers)[2])
+        for _ in range(len(soon)):
+            call = soon.popleft()
+            if not call.cancelled():
+                call.run()
 
     def set_exception_handler(self, handler: Any) -> None:
         """``complain`` gets what the product would only log."""
@@ -159,15 +213,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _close_self_pipe(self) -> None: ...
 
-    def _write_to_self(self) -> None: ...
-
 
 def _owned_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
     task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
-    process = (options.get("context") or contextvars.copy_context()).get(PROCESS)
+    context = options.get("context")
+    process = (contextvars.copy_context() if context is None else context).get(PROCESS)
     if process is not None:
-        process.tasks[task] = None
-        task.add_done_callback(lambda it: process.tasks.pop(it, None))
+        process.own(task)
     return task
 
 

@@ -15,7 +15,7 @@ SPOILS = (*RARE, "slow")  # what ends the swaps of two peers that meet
 LIES = (*Attack, "silent", "false donor")
 LIAR = 0.25  # share of the swarms of pairs that have a hostile member
 CALM = 60.0  # seconds without a fault at the end, in which all wounds must heal
-ROUNDS = 300  # of all peers together, about
+ROUNDS = 200  # of all peers together, about
 MOST_OF_A_GROUP = 16  # peers
 
 

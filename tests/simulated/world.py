@@ -321,6 +321,8 @@ def in_a_folder(scenario: Scenario, say: Callable[[str], None] | None = None, *,
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # what a killed process leaves has no event loop
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=FOLDERS))
     torch.set_num_threads(1)
+    gc.freeze()  # the collection at the end looks at this world only
+    gc.disable()  # half of the time, and it would run generators of killed processes in somebody else's turn
     try:
         world = World(scenario, folder, say)
         product.handlers, product.propagate = [_Trace(world)], False
@@ -330,6 +332,7 @@ def in_a_folder(scenario: Scenario, say: Callable[[str], None] | None = None, *,
         product.handlers, product.propagate = handlers, propagate
         product.setLevel(level)
         shutil.rmtree(folder)
+        gc.enable()
         gc.collect()
         sys.unraisablehook = hook
 

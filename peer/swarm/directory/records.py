@@ -8,6 +8,7 @@ its id. A record is at most 1 KiB of JSON. In an invited swarm the subkey ends w
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
@@ -20,6 +21,7 @@ from peer.swarm.directory.buckets import Bucket
 RECORD_BYTES = 1024
 LIFETIME = 30.0  # seconds
 ANNOUNCE_SECONDS = 5.0
+READ_TWICE = 4096  # records that are remembered: most of what a reader finds is what it found before
 RUNS = "runs"  # key under which some members write the name of their run: a node without a run finds it there
 RUNS_LIFETIME = 60.0  # seconds
 RUNS_WRITERS = 2.0  # about how many members of a run write it in one period
@@ -89,11 +91,16 @@ def decode(subkey: object, value: object) -> MemberRecord | None:
     """A checked record; ``None`` for anything else that is stored there."""
     if not isinstance(value, str) or len(value) > RECORD_BYTES or not isinstance(subkey, str):
         return None
+    record = _checked(value)
+    return record if record is not None and record.peer_id == owner_of_subkey(subkey)[0] else None
+
+
+@lru_cache(READ_TWICE)
+def _checked(text: str) -> MemberRecord | None:
     try:
-        record = MemberRecord.model_validate_json(value)
+        return MemberRecord.model_validate_json(text)
     except ValidationError:
         return None
-    return record if record.peer_id == owner_of_subkey(subkey)[0] else None
 
 
 def program_of(subkey: object, value: object) -> tuple[str, str] | None:

@@ -14,7 +14,7 @@ from peer import clock
 from peer.config.schema import RendezvousConfig
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
-from peer.rounds.pairing_rule import AT_BOUNDARY, NEVER, OPENS, PROPOSAL_PAUSE, askable, in_order, near
+from peer.rounds.pairing_rule import AT_BOUNDARY, LAST_CALL, NEVER, OPENS, PROPOSAL_PAUSE, askable, in_order, near
 from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.directory.records import LIFETIME, MemberRecord
 from peer.swarm.healing import Origin
@@ -68,7 +68,7 @@ class Proposals:
             if agreement.meeting is not None or self._boundary.here:
                 continue
             eta, phase = self._boundary.eta(), self._boundary.progress.phase_seconds
-            if eta is None or not phase:
+            if eta is None or not phase or eta / phase > max(opens, LAST_CALL):
                 continue
             due = askable(self._candidates(), eta / phase, opens)
             candidate = next((it for it in due if not self._asked_lately(it)), None)
