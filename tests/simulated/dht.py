@@ -1,7 +1,8 @@
 """hivemind's DHT, as far as the product uses it: records by key and subkey at the nodes nearest to the key.
 
 A node knows those that it has asked or that have asked it. One that does not answer is forgotten and counted in the
-blacklist until a ping, as hivemind does it. An equal or older record is rejected.
+blacklist until a ping, as hivemind does it. An equal or older record is rejected. In an invited swarm two nodes answer
+each other when each admits the other, and a list of revocations is kept by those who accept it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from typing import Any, NamedTuple
 from hivemind.p2p import PeerID
 
 from peer.errors import UserError
+from peer.p2p.admission.dht_rules import REVOCATIONS, decode_revocations
+from peer.p2p.admission.invitation import Admission
 from tests.simulated.network import Host, Network
 from tests.simulated.runtime import EPOCH
 
 COPIES = 5  # nodes that store a record
 TIMEOUT = 2.0  # seconds for one request
+PLAIN = ""  # the subkey of a value that has none
 
 
 class Value(NamedTuple):
@@ -41,8 +45,10 @@ def _distance(key: str, peer_id: str) -> bytes:
 class SimulatedDHT:
     """The node of one host. ``everyone``: the nodes by host id."""
 
-    def __init__(self, network: Network, host: Host, everyone: dict[str, SimulatedDHT]) -> None:
-        self.network, self.host, self._everyone = network, host, everyone
+    def __init__(
+        self, network: Network, host: Host, everyone: dict[str, SimulatedDHT], admission: Admission | None = None
+    ) -> None:
+        self.network, self.host, self._everyone, self._admission = network, host, everyone, admission
         self.known: dict[str, None] = {}
         self.records: dict[str, dict[str, Value]] = {}
         self.blacklist = SimpleNamespace(ban_counter=Counter[PeerID](), clear=self._forgive)
@@ -71,6 +77,9 @@ class SimulatedDHT:
         for key, value, expires, subkey in zip(keys, values, expiration_time, subkeys, strict=True):
             for node in [answers[it] for it in nearest[key] if it in answers]:
                 node._keep(key, subkey, Value(value, expires), now)
+
+    async def store(self, key: str, value: str, expiration_time: float) -> None:
+        await self.store_many([key], [value], [expiration_time], [PLAIN])
 
     async def get_many(self, keys: Sequence[str], **_: Any) -> dict[str, Value | None]:
         nearest = {key: self._nearest(key) for key in keys}
@@ -115,9 +124,21 @@ class SimulatedDHT:
     def _answers(self, other: Host) -> bool:
         process = other.process
         runs = process is not None and not process.dead and not process.frozen and other.peer_id in self._everyone
-        return runs and self.network.reachable(self.host, other)
+        if not runs or not self.network.reachable(self.host, other):
+            return False
+        node = self._everyone[other.peer_id]
+        return self._admits(node) and node._admits(self)
+
+    def _admits(self, other: SimulatedDHT) -> bool:
+        if self._admission is None or other._admission is None:
+            return self._admission is other._admission
+        return not self._admission.objection(other._admission.own, other.host.peer_id)
 
     def _keep(self, key: str, subkey: str, value: Value, now: float) -> None:
+        if key == REVOCATIONS:
+            found = decode_revocations(value.value)
+            if self._admission is None or found is None or not self._admission.learn(found):
+                return
         kept = self.records.setdefault(key, {})
         for stale in [name for name, held in kept.items() if held.expiration_time <= now]:
             del kept[stale]
@@ -131,6 +152,8 @@ class SimulatedDHT:
             for subkey, held in node.records.get(key, {}).items():
                 if held.expiration_time > now and (subkey not in newest or newest[subkey][1] < held.expiration_time):
                     newest[subkey] = held
+        if PLAIN in newest:
+            return newest[PLAIN]
         return Value(newest, max(it.expiration_time for it in newest.values())) if newest else None
 
     async def _ping(self, peer_id: PeerID) -> PeerID | None:

@@ -19,7 +19,7 @@ from typing import Any
 from hivemind.p2p import PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
-from tests.simulated.runtime import PROCESS, Process, VirtualLoop
+from tests.simulated.loop import PROCESS, Process, VirtualLoop
 
 CHUNK = 64 * 1024  # bytes of one event on a line
 WINDOW = 256 * 1024  # bytes of a stream that may be under way or unread, as yamux has it at first

@@ -12,8 +12,8 @@ from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import Handler, NodeSettings
 from peer.p2p.reachability.decide import Reachability
 from tests.simulated.dht import SimulatedDHT
+from tests.simulated.loop import PROCESS, Process
 from tests.simulated.network import Host, Network, SimulatedP2P
-from tests.simulated.runtime import PROCESS, Process
 
 
 class SimulatedNode(MemberNode):
@@ -52,7 +52,8 @@ class SimulatedNode(MemberNode):
         await super().serve_members(protocol, handler)
 
     async def join(self, reached: Sequence[str], *, client: bool) -> None:
-        dht = SimulatedDHT(self.network, self.host, self._everyone)
+        admission = self._authority.admission if self._authority is not None else None
+        dht = SimulatedDHT(self.network, self.host, self._everyone, admission)
         await dht.join([owner_of(address) for address in reached])
         self._dht = dht  # type: ignore[assignment]
 

@@ -23,9 +23,9 @@ from peer.training.resources import Resources
 from peer.training.run_folder import RunFolder
 from peer.training.trainer import Trainer
 from peer.training.validation import Validation
-from tests.simulated import lies
+from tests.simulated.harm import lies
+from tests.simulated.loop import Process
 from tests.simulated.network import Host
-from tests.simulated.runtime import Process
 from tests.simulated.training import Disk, DiskCheckpoints, PacedLoop, SimulatedState
 
 CHANCE = 5.5  # the loss of a guess
@@ -51,12 +51,20 @@ class SimulatedPeer:
     stop: Stop = field(default_factory=Stop)
     trainer: Trainer | None = None
     ended: str = ""  # why its process has ended
+    damaged: bool = False  # its machine has sent what it did not mean
+    out: float = float("inf")  # virtual time from which no member should take it for one
+    authority: Callable[[], Any] = lambda: None  # of a new process, in an invited swarm
     born: Callable[[SimulatedPeer, SimulatedState], None] = lambda peer, state: None  # called before it joins
 
     @property
     def training(self) -> bool:
         """It has joined, and its process runs."""
         return self.trainer is not None and self.process is not None and not self.process.dead and not self.ended
+
+    @property
+    def honest(self) -> bool:
+        """It does no harm, and its invitation has not ended."""
+        return not self.lie and self.out == float("inf")
 
     def main(self, watch: Any) -> None:
         """The process, from its start to its end. ``watch``: is called with this peer when it has joined."""
@@ -82,7 +90,7 @@ class SimulatedPeer:
             device=torch.device("cpu"),
             folder=RunFolder(self.name, self.folder, -1),
             key=self.folder / "identity.key",
-            authority=None,
+            authority=self.authority(),
             peer_id=self.host.peer_id,
             metrics=metrics,
             metrics_address="",

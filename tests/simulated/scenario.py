@@ -12,10 +12,12 @@ Kind = Literal["blocking", "overlapped", "group"]
 FAULTS = ("crash", "freeze", "cut", "split", "drop", "leave", "bootstrap", "slow")
 RARE = ("damage", "snap", "trickle", "narrow")
 SPOILS = (*RARE, "slow")  # what ends the swaps of two peers that meet
-LIES = (*Attack, "silent", "false donor")
+LIES = (*Attack, "silent", "no-show", "false donor")
+INVITED = 0.2  # share of the swarms that have invitations
+STRANGER = 0.25  # share of the swarms that a stranger troubles
 LIAR = 0.25  # share of the swarms of pairs that have a hostile member
 CALM = 60.0  # seconds without a fault at the end, in which all wounds must heal
-ROUNDS = 200  # of all peers together, about
+ROUNDS = 150  # of all peers together, about
 MOST_OF_A_GROUP = 16  # peers
 
 
@@ -37,18 +39,22 @@ class Machine:
 
 @dataclass(frozen=True)
 class Fault:
-    """``peers``: by number; ``seconds``: how long it lasts; ``after``: its process' events from ``at`` to a crash."""
+    """``peers``: by number; ``seconds``: how long it lasts; ``after``: its process' events from ``at`` to a crash.
+
+    ``stubborn``: who is not invited any more goes on.
+    """
 
     at: float
     kind: str
     peers: tuple[int, ...]
     seconds: float
     after: int
+    stubborn: bool = False
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One simulation. ``seconds``: of virtual time until all are asked to stop."""
+    """One simulation. ``seconds``: of virtual time until all are asked to stop. ``invited``: it has invitations."""
 
     seed: int
     kind: Kind
@@ -58,6 +64,7 @@ class Scenario:
     inner_steps: int
     numel: int
     codec: str
+    invited: bool
 
     @property
     def calm(self) -> float:
@@ -90,17 +97,18 @@ def scenario(seed: int, peers: int | None = None, kind: Kind | None = None) -> S
     inner_steps = chance.choice((10, 20) if kind == "overlapped" else (5, 10, 20))  # parts of a swap need some steps
     liar = chance.choice(LIES) if kind != "group" and chance.random() < LIAR else ""
     machines = _machines(chance, count, phase / inner_steps, liar)
+    invited, ends = invitations(seed, count, seconds)
+    faults = (*_faults(chance, count, seconds), *rare_faults(seed, count, seconds), *ends, *strangers(seed, seconds))
     return Scenario(
         seed=seed,
         kind=kind,
         machines=machines,
-        faults=tuple(
-            sorted((*_faults(chance, count, seconds), *rare_faults(seed, count, seconds)), key=lambda it: it.at)
-        ),
+        faults=tuple(sorted(faults, key=lambda it: it.at)),
         seconds=seconds + CALM + 6 * phase,
         inner_steps=inner_steps,
         numel=chance.choice((300, 2000)),
         codec="none" if kind == "group" or liar else chance.choice(("none", "none", "fp16", "int8", "int4")),
+        invited=invited,
     )
 
 
@@ -143,3 +151,23 @@ def rare_faults(seed: int, count: int, seconds: float) -> list[Fault]:
         lasts = min(chance.uniform(5, 60), seconds - at)
         faults.append(Fault(at, chance.choice(RARE), (chance.randrange(count),), lasts, 1))
     return faults
+
+
+def invitations(seed: int, count: int, seconds: float) -> tuple[bool, list[Fault]]:
+    """Has the swarm invitations, and whose invitation is revoked or expires; never the first two and the liar's."""
+    chance = random.Random(f"invited {seed}")
+    if chance.random() >= INVITED:
+        return False, []
+    peers = chance.sample(range(2, count - 1), min(chance.choice((0, 1, 1, 2)), count - 3))
+    kinds = ("revoke", "expire")
+    at = chance.uniform
+    return True, [Fault(at(5, seconds), chance.choice(kinds), (it,), 0.0, 0, chance.random() < 0.5) for it in peers]
+
+
+def strangers(seed: int, seconds: float) -> list[Fault]:
+    """When a stranger opens streams (strangers.py)."""
+    chance = random.Random(f"stranger {seed}")
+    if chance.random() >= STRANGER:
+        return []
+    at = chance.uniform(0, seconds)
+    return [Fault(at, "stranger", (), chance.uniform(0, seconds - at), 0)]

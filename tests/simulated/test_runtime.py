@@ -7,7 +7,8 @@ import gc
 import random
 from collections.abc import AsyncIterator
 
-from tests.simulated.runtime import Process, Runtime
+from tests.simulated.loop import Process
+from tests.simulated.runtime import Runtime
 
 
 def test_the_garbage_collector_runs_nothing_of_a_killed_process() -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-SEEDS, CHUNK = 200, 25
+SEEDS, CHUNK = 200, 20
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))

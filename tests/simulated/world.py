@@ -9,6 +9,7 @@ import random
 import shutil
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,20 +28,20 @@ from peer.p2p.node import NodeSettings
 from peer.process import Stop
 from peer.telemetry.run_log import ROUNDS, Row, read_rows
 from peer.training import member
+from tests.simulated.admission import NEVER, Invitations
 from tests.simulated.checks import conduct, promises
 from tests.simulated.checks.ledger import Ledger
 from tests.simulated.dht import SimulatedDHT
-from tests.simulated.network import CHUNK, NOBODY, WINDOW, Host, Network
+from tests.simulated.harm.faults import RESTART, Faults
+from tests.simulated.loop import PROCESS, Process, Stuck
+from tests.simulated.network import NOBODY, Host, Network
 from tests.simulated.node import SimulatedNode
 from tests.simulated.peer import SimulatedPeer
-from tests.simulated.runtime import PROCESS, Process, Runtime, Stuck
-from tests.simulated.scenario import Fault, Machine, Scenario
+from tests.simulated.runtime import EPOCH, Runtime
+from tests.simulated.scenario import Machine, Scenario
 
 FOLDERS = "/dev/shm" if Path("/dev/shm").is_dir() else None
 LAST_LOOK = 20.0  # seconds before the end
-RESTART = 2.0  # seconds from the end of a process to its next start
-OFTEN = 0.2  # of the parts of a peer whose buffers or connections are bad
-TRICKLE = 400.0  # bytes a second
 STOPPING = 400.0  # virtual seconds for all peers to end after they were asked to
 
 
@@ -71,10 +72,12 @@ class World:
         self.nodes: dict[str, SimulatedDHT] = {}
         self.bootstrap = self.network.add(0.005, 1e9, 1e9)
         self.bootstrap_process = Process("bootstrap")
+        self.invitations = Invitations(scenario.seed) if scenario.invited else None
+        self.announcer: Any = None  # the bootstrap node's authority
         self.ledger = Ledger(self.violation, lambda peer, line: self.say(peer.name, line))
         self.peers = [self._peer(number, machine, folder) for number, machine in enumerate(scenario.machines)]
         self.promises, self.conduct = promises.Promises(self), conduct.Conduct(self)
-        self._stopping = False
+        self.stopping = False
 
     # -- notes
 
@@ -104,7 +107,16 @@ class World:
             seed=self.scenario.seed * 1000 + number,
             skew=machine.skew,
             lie=machine.lie,
+            authority=partial(self._authority, host, number),
         )
+
+    def _authority(self, host: Host, number: int) -> Any:
+        if self.invitations is None:
+            return None
+        ends = [it for it in self.scenario.faults if it.kind in ("revoke", "expire") and number in it.peers]
+        expires = next((EPOCH + it.at for it in ends if it.kind == "expire"), NEVER)
+        stubborn = any(it.stubborn for it in ends)
+        return self.invitations.authority(host.peer_id, expires, stubborn=stubborn)
 
     def _config(self) -> Config:
         scenario, overlap = self.scenario, self.scenario.kind == "overlapped"
@@ -117,6 +129,8 @@ class World:
             "exchange": {"overlap": overlap, "codec": scenario.codec},
             "rendezvous": {"patience": 60.0},
         }
+        if self.invitations is not None:
+            run |= {"admission": "invite", "owner": self.invitations.public}
         own = {
             "initial_peers": [f"{self.bootstrap.address}/p2p/{self.bootstrap.peer_id}"],
             "network": {"reach": "public", "upnp": False, "host": "10.0.0.1"},
@@ -126,10 +140,11 @@ class World:
 
     def start(self, peer: SimulatedPeer) -> None:
         """Start a process of this peer, unless one runs."""
-        if self._stopping or (peer.process is not None and not peer.process.dead and not peer.ended):
+        if self.stopping or (peer.process is not None and not peer.process.dead and not peer.ended):
             return
         peer.lives, peer.ended = peer.lives + 1, ""
-        peer.due = min(peer.due, self.loop.time())
+        if peer.out == float("inf"):
+            peer.due = min(peer.due, self.loop.time())
         peer.process, peer.stop = Process(peer.name, peer.skew), Stop()
         self.say(peer.name, f"starts (life {peer.lives})")
         self.runtime.start(peer.process, self._live, peer)
@@ -148,17 +163,20 @@ class World:
             self.violation(f"{peer.name} waited beyond a deadline: {peer.ended}")
         assert peer.process is not None
         peer.process.dead = True
-        if not self._stopping and peer.ended != "done":  # as a user would
+        if not self.stopping and peer.ended != "done":  # as a user would
             self.loop.call_later(RESTART + 10, self.start, peer, context=NOBODY)
 
-    def _boot(self) -> None:
+    def boot(self) -> None:
         self.bootstrap_process = Process("bootstrap")
         self.runtime.start(self.bootstrap_process, self._be_bootstrap)
 
     def _be_bootstrap(self) -> None:
         settings = NodeSettings(identity=None, host="10.0.0.1", port=0)
         who = MemberIdentity("bootstrap", run="", config="", canonical="", layout="")
-        self.node(settings, None, who, host=self.bootstrap).start()
+        if self.invitations is not None:
+            self.announcer = self.invitations.authority(self.bootstrap.peer_id)
+            self.announcer.admission.learn(self.invitations.revocations)
+        self.node(settings, self.announcer, who, host=self.bootstrap).start()
 
     def node(self, *arguments: Any, host: Host | None = None) -> SimulatedNode:
         """What the product gets for ``MemberNode``."""
@@ -190,18 +208,18 @@ class World:
         return self.report
 
     def _schedule(self) -> None:
-        self._boot()
+        self.boot()
         for peer, machine in zip(self.peers, self.scenario.machines, strict=True):
             self.loop.call_later(1.0 + machine.starts, self.start, peer)
         for fault in self.scenario.faults:
-            self.loop.call_later(fault.at, self._happen, fault)
+            self.loop.call_later(fault.at, Faults(self).happen, fault)
 
     async def _whole(self) -> None:
         await asyncio.sleep(self.scenario.seconds - LAST_LOOK)
         self.promises.look()
         await asyncio.sleep(LAST_LOOK)
         self.promises.at_the_end()
-        self._stopping = True
+        self.stopping = True
         self.say("world", "all are asked to stop")
         for peer in self.peers:
             peer.stop.request()
@@ -212,93 +230,6 @@ class World:
                 self.violation(f"{', '.join(left)} did not end within {STOPPING:.0f} s")
                 break
             await asyncio.sleep(0.5)
-
-    # -- faults
-
-    def _happen(self, fault: Fault) -> None:
-        peers = [self.peers[number] for number in fault.peers]
-        names = ", ".join(peer.name for peer in peers)
-        self.report.faults[fault.kind] += 1
-        self.say("fault", f"{fault.kind} of {names} for {fault.seconds:.1f} s")
-        if fault.kind == "crash":  # at any await: after so many of its events
-            for peer in peers:
-                if peer.process is not None:
-                    peer.process.explode = partial(self._kill, peer, peer.process, fault.seconds)
-                    peer.process.fuse = fault.after
-        else:
-            getattr(self, f"_{fault.kind}")(peers, fault.seconds)
-
-    def _kill(self, peer: SimulatedPeer, process: Process, seconds: float) -> None:
-        if self._stopping or process.dead:
-            return
-        self.say(peer.name, "is killed")
-        self.promises.crashed(peer)
-        peer.due = float("inf")
-        self.runtime.kill(process)
-        self.network.drop_all(peer.host)
-        peer.trainer = None
-        self.loop.call_later(RESTART + seconds, self.start, peer)
-
-    def _freeze(self, peers: list[SimulatedPeer], seconds: float) -> None:
-        for peer in peers:
-            if peer.process is not None and not peer.process.dead:
-                peer.process.freeze()
-                self.loop.call_later(seconds, peer.process.thaw, self.loop)
-
-    def _cut(self, peers: list[SimulatedPeer], seconds: float) -> None:
-        heal = self.network.cut([peer.host for peer in peers], self.network.hosts.values())
-        self.loop.call_later(seconds, heal)
-
-    def _split(self, peers: list[SimulatedPeer], seconds: float) -> None:
-        ours = [peer.host for peer in peers]
-        rest = [host for host in self.network.hosts.values() if host not in ours]
-        self.loop.call_later(seconds, self.network.cut(ours, rest))
-
-    def _drop(self, peers: list[SimulatedPeer], seconds: float) -> None:
-        self.network.drop(peers[0].host, peers[-1].host)
-
-    def _leave(self, peers: list[SimulatedPeer], seconds: float) -> None:
-        for peer in peers:
-            peer.stop.request()
-            peer.due = float("inf")
-            self.loop.call_later(60 + seconds, self.start, peer)
-
-    def _damage(self, peers: list[SimulatedPeer], seconds: float) -> None:
-        for peer in peers:
-            peer.host.damage = OFTEN
-            self.loop.call_later(seconds, setattr, peer.host, "damage", 0.0)
-
-    def _snap(self, peers: list[SimulatedPeer], seconds: float) -> None:
-        for peer in peers:
-            peer.host.snap = OFTEN
-            self.loop.call_later(seconds, setattr, peer.host, "snap", 0.0)
-
-    def _trickle(self, peers: list[SimulatedPeer], seconds: float) -> None:
-        """Its line carries a few bytes at a time: no deadline for the next byte notices it."""
-        for peer in peers:
-            factor = peer.host.up / TRICKLE
-            peer.host.up, peer.host.chunk = peer.host.up / factor, 64
-            self.loop.call_later(seconds, self._flows, peer.host, factor)
-
-    def _flows(self, host: Host, factor: float) -> None:
-        host.up, host.chunk, host.sent_until = host.up * factor, CHUNK, min(host.sent_until, self.loop.time() + 1)
-
-    def _narrow(self, peers: list[SimulatedPeer], seconds: float) -> None:
-        """Its buffers are small: it waits in the middle of what it sends."""
-        for peer in peers:
-            peer.host.window = 512
-            self.loop.call_later(seconds, setattr, peer.host, "window", WINDOW)
-
-    def _bootstrap(self, peers: list[SimulatedPeer], seconds: float) -> None:
-        if not self.bootstrap_process.dead:
-            self.runtime.kill(self.bootstrap_process)
-            self.network.drop_all(self.bootstrap)
-            self.loop.call_later(seconds, self._boot)
-
-    def _slow(self, peers: list[SimulatedPeer], seconds: float) -> None:
-        for peer in peers:
-            before, peer.host.down = peer.host.down, peer.host.down / 20
-            self.loop.call_later(seconds, setattr, peer.host, "down", before)
 
 
 class _Trace(logging.Handler):
@@ -333,7 +264,8 @@ def in_a_folder(scenario: Scenario, say: Callable[[str], None] | None = None, *,
         product.setLevel(level)
         shutil.rmtree(folder)
         gc.enable()
-        gc.collect()
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # killed before its first await
+            gc.collect()
         sys.unraisablehook = hook
 
 

@@ -18,8 +18,9 @@ import pytest
 
 from peer import clock
 from peer.p2p.stream import Stream
+from tests.simulated.loop import PROCESS, Process, VirtualLoop
 from tests.simulated.network import Connection, Network, Writer
-from tests.simulated.runtime import PROCESS, Process, Runtime, VirtualLoop
+from tests.simulated.runtime import Runtime
 
 T = TypeVar("T")
 End = Callable[[], Coroutine[Any, Any, tuple[asyncio.StreamReader, Any]]]

@@ -28,6 +28,7 @@ from peer.swarm.pairing.proposals import MEET_PROTOCOL, MEET_TIMEOUT, Proposals
 log = get_logger("rendezvous")
 
 PARTNER_SLACK = 2.0  # seconds that a partner may be late, in addition to half of the time that it announced
+MISSED_PHASES = 1.0  # inner phases for which a partner that did not come is left out, doubled each time
 LINGER_PHASES = 0.25  # inner phases for which an overlapped peer looks for a partner at its boundary
 
 
@@ -88,7 +89,7 @@ class PairMatching(Matching):
 
     async def _partner_of(self, meeting: Meeting, linger: float) -> Link | None:
         """Tell the partner that this peer is here; wait for it as long as it announced. ``linger``: seconds on top."""
-        reason = "left"
+        reason, phase = "left", self._boundary.progress.phase_seconds or 1.0
         try:
             await meeting.stream.send(PartnerReady(), MEET_TIMEOUT)
             until = clock.monotonic() + 1.5 * meeting.their_eta() + PARTNER_SLACK + linger
@@ -99,6 +100,7 @@ class PairMatching(Matching):
                 return Link(meeting.stream.remote, meeting.name, meeting.stream)
             if not meeting.came.done():
                 reason = "did not come in time"
+                self._context.backoff.note(meeting.stream.remote, MISSED_PHASES * phase, offence=True)
         except (TimeoutError, StreamLost) as error:
             reason = str(error) or "does not answer"
         log.info("no meeting: %s", fields(partner=meeting.name, reason=reason, round=self._agreement.round))

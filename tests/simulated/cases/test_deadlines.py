@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from peer.exchange.deadline import DEADLINE_FACTOR, DEADLINE_FLOOR
-from tests.simulated.runtime import Process
+from tests.simulated.loop import Process
 from tests.simulated.scenario import Machine, Scenario
 from tests.simulated.world import World, in_a_folder
 

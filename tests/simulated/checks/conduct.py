@@ -23,6 +23,7 @@ LONGEST_WAIT = 20.0  # seconds of a match, and two inner phases
 LONGEST_BACKOFF = 60.0  # seconds for which somebody without a fault is avoided, or eight inner phases
 WINDOW = 0.5  # inner phases by which two boundaries may differ when one accepts the other's proposal
 EXPIRED = 15.0  # seconds for which a record may be kept after its end: three announcements
+GOODBYE = 40.0  # seconds, and two inner phases, until nobody merges with a peer whose invitation has ended
 BUSY = 15.0  # seconds: a donor may wait so long for a newcomer that is gone
 UNREAD = "Task exception was never retrieved"
 
@@ -89,6 +90,7 @@ class Conduct:
 
         def noted(averaged: Averaged) -> None:
             self._judge(peer, averaged)
+            self._check_partners(peer, averaged, boundary.context.progress.phase_seconds or 0.0)
             ended(averaged)
             self._check_backoff(peer, presence)
             self._check_bounds(peer, boundary)
@@ -141,19 +143,28 @@ class Conduct:
 
     def _judge(self, peer: SimulatedPeer, averaged: Averaged) -> None:
         culprit = next((it for it in self._world.peers if it.host.peer_id == averaged.culprit), None)
-        if culprit is None or culprit is peer or peer.lie or culprit.lie:
+        if culprit is None or culprit is peer or not (peer.honest and culprit.honest):
             return
         if averaged.outcome in (Outcome.MERGED, Outcome.ALONE):
             self._world.violation(f"{peer.name} blames {culprit.name} for a round that was {averaged.outcome}")
         if averaged.outcome is Outcome.CORRUPT and not self._world.network.damaged:
             self._world.violation(f"{peer.name} calls corrupt what {culprit.name} sent: {averaged.detail}")
 
+    def _check_partners(self, peer: SimulatedPeer, averaged: Averaged, phase: float) -> None:
+        """A meeting that was agreed on before is kept."""
+        if averaged.outcome is not Outcome.MERGED or not peer.honest:
+            return
+        for other in self._world.peers:
+            if other.name in averaged.partners and self._world.loop.time() > other.out + GOODBYE + 2 * phase:
+                self._world.violation(f"{peer.name} merged with {other.name}, which is not invited any more")
+
     def _check_backoff(self, peer: SimulatedPeer, presence: Any) -> None:
         now, backoff = self._world.loop.time(), presence._context.backoff
         phase = presence._context.boundary.progress.phase_seconds or 0.0
         for other in self._world.peers:
             pair = (peer.name, other.name)
-            honest = not (peer.lie or other.lie) and other.training and self._ran(other, now - LONGEST_BACKOFF)
+            honest = peer.honest and other.honest and not other.damaged
+            honest = honest and other.training and self._ran(other, now - LONGEST_BACKOFF)
             reachable = self._world.network.reachable(peer.host, other.host)
             if other is peer or not honest or not reachable or not backoff.avoided(other.host.peer_id):
                 self._avoids.pop(pair, None)

@@ -81,7 +81,7 @@ class Promises:
 
     def _could_meet(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
         """Both train, see each other, and accept each other."""
-        if one.lie or other.lie or not (one.training and other.training):
+        if not (one.honest and other.honest and one.training and other.training):
             return False
         if self._spoilt(one, other) or not self._world.network.reachable(one.host, other.host):
             return False
@@ -162,7 +162,7 @@ class Promises:
             return
         roots = defaultdict(list)
         for peer in training:
-            if peer.trainer is not None:
+            if peer.trainer is not None and peer.honest:
                 roots[peer.trainer.state.counters.root].append(peer.name)
         if len(roots) > 1:
             others = [name for root in sorted(roots)[1:] for name in roots[root]]

@@ -59,11 +59,12 @@ def test_a_real_prometheus_sees_a_real_swarm(swarm: Swarm) -> None:
         assert server.firing().keys() <= {"NolocoPeerNotScraped"}, server.firing()
         for rule in server.rules():
             assert rule["health"] == "ok", rule
-        assert set(shares(server, "sum by (peer) (peer_phase:noloco_time:share1m)")) == set(SCRAPED)
-        for share in shares(server, "sum by (peer) (peer_phase:noloco_time:share1m)").values():
+        whole, idle_share = "sum by (peer) (peer_phase:noloco_time:share1m)", "peer:noloco_idle:share1m"
+        wait_for(lambda: set(shares(server, whole)) == set(SCRAPED), ANSWERED)  # of each peer two scrapes are needed
+        for share in shares(server, whole).values():
             assert share == pytest.approx(1, abs=0.001)
-        idle = shares(server, "peer:noloco_idle:share1m")
-        assert set(idle) == {*SCRAPED, HIDDEN}  # the hidden one's from its record
+        wait_for(lambda: set(shares(server, idle_share)) == {*SCRAPED, HIDDEN}, ANSWERED)  # HIDDEN's: from its record
+        idle = shares(server, idle_share)
         assert all(0 <= share < 1 for share in idle.values()), idle
 
         hidden.signal(signal.SIGKILL)

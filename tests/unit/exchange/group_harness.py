@@ -18,7 +18,7 @@ from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.contribution import Averaged, Contribution, SparseContribution
 from peer.rounds.types import Assembly, Group, Link, Seat
-from tests.simulated.runtime import Process
+from tests.simulated.loop import Process
 from tests.unit.exchange.pair_harness import FAST
 from tests.unit.virtual import End, line, virtual_time, within
 

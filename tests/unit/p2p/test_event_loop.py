@@ -9,7 +9,8 @@ import pytest
 from peer import clock
 from peer.errors import RunError
 from peer.p2p.event_loop import CANCEL_TIMEOUT, WIND_DOWN_TIMEOUT, LoopThread
-from tests.simulated.runtime import Process, Runtime
+from tests.simulated.loop import Process
+from tests.simulated.runtime import Runtime
 from tests.unit.virtual import took, within
 
 

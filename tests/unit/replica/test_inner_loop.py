@@ -121,6 +121,7 @@ def test_a_phase_in_two_pieces_is_the_whole_phase() -> None:
     assert torch.equal(flat(whole), flat(pieces))
 
 
+@pytest.mark.long
 def test_a_compiled_model_trains_the_same_and_one_that_cannot_be_compiled_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

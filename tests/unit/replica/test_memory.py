@@ -52,7 +52,7 @@ def test_a_step_takes_what_torch_says_that_it_took(overrides: tuple[str, ...]) -
     assert counted == pytest.approx(torch_peak(state), rel=0.15)
 
 
-@pytest.mark.parametrize("overrides", [(), MIDDLE], ids=["1M", "11M"])
+@pytest.mark.parametrize("overrides", [(), pytest.param(MIDDLE, marks=pytest.mark.long)], ids=["1M", "11M"])
 def test_a_peer_takes_what_was_estimated(overrides: tuple[str, ...]) -> None:
     program = [sys.executable, "-m", "tests.unit.replica.memory_peer", str(DEMO), *overrides]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)

@@ -1,16 +1,18 @@
-"""Hostile members: everything is honest but for one lie, so that others meet them like any member."""
+"""Hostile members: everything is honest but for one lie, so that others meet them like any member. And strangers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from peer.config.schema import ExchangeConfig
 from peer.rounds.state import State
+from peer.swarm.pairing.agreement import Agreement, Meeting
 from peer.training.outer_state import OuterState
 from peer.training.trainer import Trainer
 from tests.swarm.support.attacks import Attack, Hostile, Unguarded
@@ -31,7 +33,7 @@ def in_state(lie: str, state: OuterState) -> None:
 
 
 def in_exchange(lie: str, trainer: Trainer) -> None:
-    """A false contribution, or none after the header. A liar accepts all contributions."""
+    """A false contribution, none after the header, or nobody at an agreed meeting. A liar accepts all contributions."""
     boundary: Any = trainer.boundary
     exchange = boundary.exchange
     exchange._guard = Unguarded(ExchangeConfig().max_norm_ratio)
@@ -39,6 +41,14 @@ def in_exchange(lie: str, trainer: Trainer) -> None:
         exchange._codec = Hostile(Attack(lie))
     if lie == "silent":
         exchange._encode = _nothing
+    if lie == "no-show":
+        boundary.presence._matching._partner_of = partial(_absent, boundary.presence._matching._agreement)
+
+
+async def _absent(agreement: Agreement, meeting: Meeting, linger: float) -> None:
+    """Neither comes nor says so."""
+    agreement.meeting = None
+    await asyncio.sleep(1.0)
 
 
 async def _nothing(*_: Any) -> AsyncIterator[bytes]:

@@ -1,0 +1,76 @@
+"""A stranger: no member, but it knows everybody's address. It opens streams and sends what no member would."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from hivemind.p2p import PeerID
+
+from peer.p2p.admission.gate import Pass
+from peer.p2p.stream import MESSAGE_CAP
+from tests.simulated.admission import Invitations
+from tests.simulated.network import NOBODY, Host, Network, SimulatedP2P
+from tests.simulated.peer import SimulatedPeer
+
+PAUSE = (0.05, 2.0)  # seconds between two streams
+HELD = (0.0, 40.0)  # seconds for which it keeps one
+
+
+def framed(body: bytes) -> bytes:
+    """A message of the product."""
+    return len(body).to_bytes(4, "big") + body
+
+
+def rubbish(chance: random.Random) -> bytes:
+    """Random bytes, a length that nobody should believe, half a message, or JSON of no message."""
+    return chance.choice(
+        (
+            chance.randbytes(chance.randint(1, 2000)),
+            (2**32 - 1).to_bytes(4, "big") + chance.randbytes(100),
+            MESSAGE_CAP.to_bytes(4, "big") + b"{" * chance.randint(1, 1000),
+            framed(b"[" * 2000),
+            framed(b'{"kind": "propose", "name": {}, "round": -1, "eta": 1e999}'),
+            b"",
+        )
+    )
+
+
+class Stranger:
+    """``host``: its machine."""
+
+    def __init__(self, network: Network, host: Host, peers: list[SimulatedPeer], chance: random.Random) -> None:
+        self._network, self._host, self._peers, self._chance = network, host, peers, chance
+        self._p2p = SimulatedP2P(network, host)
+        self._forged = Invitations(0).authority(host.peer_id).admission.own  # signed by itself
+
+    async def trouble(self, seconds: float) -> None:
+        """For so long."""
+        until = self._network.loop.time() + seconds
+        while self._network.loop.time() < until:
+            await asyncio.sleep(self._chance.uniform(*PAUSE))
+            victim = self._chance.choice(self._peers)
+            protocols = sorted(victim.host.handlers)
+            if protocols:
+                await self._knock(victim, self._chance.choice(protocols))
+
+    async def _knock(self, victim: SimulatedPeer, protocol: str) -> None:
+        self._host.book.add(victim.host.peer_id)
+        try:
+            async with asyncio.timeout(5.0):
+                to = PeerID.from_base58(victim.host.peer_id)
+                _, _, writer = await self._p2p.call_binary_stream_handler(to, protocol)
+        except (OSError, TimeoutError):
+            return
+        for data in self._words(victim):
+            writer.write(data)
+        self._network.loop.call_later(self._chance.uniform(*HELD), writer.close, context=NOBODY)
+
+    def _words(self, victim: SimulatedPeer) -> list[bytes]:
+        """As far as it gets: the pass and the greeting of a member, which are no secrets, and then rubbish."""
+        said = [framed(Pass(certificate=self._forged).model_dump_json().encode())]
+        if victim.config.run.admission == "open":
+            said.pop()
+        if victim.trainer is not None and self._chance.random() < 0.7:
+            said.append(framed(victim.trainer.member.node.member.greeting.model_dump_json().encode()))
+        return [*said, rubbish(self._chance)]
