@@ -19,6 +19,8 @@ from peer.p2p.admission.dht_rules import Authority
 from peer.p2p.admission.gate import ADMISSION_PROTOCOL, ADMISSION_TIMEOUT, Knock, Notice, why_refused
 from peer.p2p.admission.invitation import Certificate
 from peer.p2p.dial import Unreachable, dial
+from peer.p2p.msgpack_nesting import bound_nesting
+from peer.p2p.record_limits import RecordLimits
 from peer.p2p.stream import Stream
 
 log = get_logger("node")
@@ -30,6 +32,8 @@ PING_TIMEOUT = 5.0  # seconds
 PINGS = 3  # of an initial peer that is connected and answers late
 REDIAL_SECONDS = 20.0  # between two checks of the initial peers
 AWAY_SECONDS = 5.0  # the same while one of them does not answer
+
+bound_nesting()
 
 
 async def join_dht(p2p: P2P, reached: Sequence[str], authority: Authority | None, *, client: bool) -> DHTNode:
@@ -43,7 +47,7 @@ async def join_dht(p2p: P2P, reached: Sequence[str], authority: Authority | None
             ensure_bootstrap_success=bool(reached),
             client_mode=client,
             authorizer=authority.authorizer if authority else None,
-            record_validator=authority.validator if authority else None,
+            record_validator=authority.validator if authority else RecordLimits(),
         )
     except Exception as error:  # noqa: BLE001 - hivemind's own type is not exported
         refused = await _why_refused(p2p, reached, authority)

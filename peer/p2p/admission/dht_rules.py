@@ -29,6 +29,7 @@ from peer.logs import fields, get_logger
 from peer.p2p import identity
 from peer.p2p.addresses import owner_of_subkey
 from peer.p2p.admission.invitation import Admission, Certificate, Revocations, accept
+from peer.p2p.record_limits import Limit, RecordLimits
 
 log = get_logger("admission")
 
@@ -52,7 +53,8 @@ class Authority:
         private = _private_key(key)
         self.authorizer = Authorizer(admission, private)
         signatures = RSASignatureValidator(private)
-        self.validator = Validators([signatures, Rules(admission)])
+        limits = RecordLimits({Rules.revocations: Limit(REVOCATIONS_BYTES, REVOCATIONS_LIFETIME)})
+        self.validator = Validators([limits, signatures, Rules(admission)])
         self.tag = signatures.local_public_key.decode()  # ends the subkey of this peer's record
 
 
@@ -96,13 +98,13 @@ class Validators(CompositeValidator):
 class Rules(RecordValidatorBase):
     """Which records the DHT may hold. Signatures have been checked before."""
 
-    _revocations = DHTID.generate(source=REVOCATIONS).to_bytes()
+    revocations = DHTID.generate(source=REVOCATIONS).to_bytes()
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
 
     def validate(self, record: DHTRecord) -> bool:
-        if record.key == self._revocations:
+        if record.key == self.revocations:
             found = decode_revocations(_unpacked(record.value))
             return found is not None and self._admission.learn(found)
         subkey = _unpacked(record.subkey)

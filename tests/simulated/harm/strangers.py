@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 from hivemind.p2p import PeerID
 
 from peer.p2p.admission.gate import Pass
-from peer.p2p.stream import MESSAGE_CAP
+from peer.p2p.stream import MESSAGE_CAP, Message
+from peer.swarm.pairing.agreement import Propose
+from peer.swarm.pairing.proposals import MEET_PROTOCOL
 from tests.simulated.admission import Invitations
 from tests.simulated.network import NOBODY, Host, Network, SimulatedP2P
 from tests.simulated.peer import SimulatedPeer
@@ -62,15 +65,21 @@ class Stranger:
                 _, _, writer = await self._p2p.call_binary_stream_handler(to, protocol)
         except (OSError, TimeoutError):
             return
-        for data in self._words(victim):
+        for data in self._words(victim, protocol):
             writer.write(data)
         self._network.loop.call_later(self._chance.uniform(*HELD), writer.close, context=NOBODY)
 
-    def _words(self, victim: SimulatedPeer) -> list[bytes]:
-        """As far as it gets: the pass and the greeting of a member, which are no secrets, and then rubbish."""
-        said = [framed(Pass(certificate=self._forged).model_dump_json().encode())]
-        if victim.config.run.admission == "open":
-            said.pop()
-        if victim.trainer is not None and self._chance.random() < 0.7:
-            said.append(framed(victim.trainer.member.node.member.greeting.model_dump_json().encode()))
-        return [*said, rubbish(self._chance)]
+    def _words(self, victim: SimulatedPeer, protocol: str) -> list[bytes]:
+        """As far as it gets: a pass, a member's greeting, which is no secret, and then rubbish or a proposal."""
+        invited, trainer = victim.config.run.admission == "invite", victim.trainer
+        said: list[Message] = [Pass(certificate=self._forged)] if invited else []
+        if trainer is not None and self._chance.random() < 0.7:
+            said.append(trainer.member.node.member.greeting)
+            if invited and protocol == MEET_PROTOCOL and self._chance.random() < 0.7:
+                context: Any = trainer.boundary.context
+                said.append(self._proposal(trainer.counters.round, context.progress.phase_seconds or 1.0))
+        return [framed(it.model_dump_json().encode()) for it in said] + [rubbish(self._chance)]
+
+    def _proposal(self, round: int, phase: float) -> Propose:
+        """A good one: only its author is wrong."""
+        return Propose(name="stranger", round=round, eta=self._chance.uniform(0, phase), phase=phase)

@@ -1,0 +1,70 @@
+"""Which records a node of any swarm keeps and believes."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import msgpack
+import pytest
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.validation import DHTRecord
+
+from peer.p2p.record_limits import CLOCKS, RECORD, SUBKEY_BYTES, Limit, RecordLimits
+from peer.swarm.directory import records
+from tests.unit.p2p.test_msgpack_nesting import nested
+
+LIMITS = RecordLimits({b"list": Limit(5000, 1000.0)})
+PLAIN = DHTProtocol.IS_REGULAR_VALUE
+
+
+def packed(value: object) -> bytes:
+    data: bytes = msgpack.packb(value)
+    return data
+
+
+def record(
+    value: bytes = packed("{}"), subkey: bytes = packed("QmPeer"), lasts: float = 30.0, key: bytes = b"key"
+) -> DHTRecord:
+    return DHTRecord(key, subkey, value, time.time() + lasts)
+
+
+def test_records_of_members_are_within_them() -> None:
+    longest = max(records.LIFETIME, records.RUNS_LIFETIME)
+    assert longest <= RECORD.lifetime
+    signed = packed("x" * records.RECORD_BYTES) + b"[signature:" + b"A" * 344 + b"]"
+    subkey = packed("Qm" + "x" * 44 + "[owner:ssh-rsa " + "A" * 372 + "]")
+    assert LIMITS.validate(record(signed, subkey, longest))
+    assert LIMITS.validate(record(packed("x" * 4900), PLAIN, 1000.0, b"list"))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        record(packed("x" * RECORD.size)),
+        record(subkey=packed("x" * SUBKEY_BYTES)),
+        record(lasts=RECORD.lifetime + CLOCKS + 600),
+        record(lasts=1e11),
+        record(lasts=math.nan),
+        record(lasts=math.inf),
+        record(subkey=PLAIN),
+        record(packed("x" * 5000), PLAIN, key=b"list"),
+        record(packed("x"), PLAIN, 1600.0, b"list"),
+        record(subkey=b""),
+        record(subkey=packed(7)),
+        record(subkey=packed("a") + packed("b")),
+        record(subkey=nested(300)),
+        record(packed(["x"])),
+        record(packed({"x": 1})),
+        record(packed(b"x")),
+        record(nested(1)),
+        record(nested(300)),
+        record(b""),
+        record(b"\xc1"),
+        record(packed("x") + b"more"),
+        record(packed("xyz")[:-1]),
+        record(b"\xa2\xff\xff"),
+    ],
+)
+def test_all_else_is_refused(bad: DHTRecord) -> None:
+    assert LIMITS.validate(bad) is False
