@@ -14,7 +14,7 @@ RARE = ("damage", "snap", "trickle", "narrow")
 SPOILS = (*RARE, "slow")  # what ends the swaps of two peers that meet
 LIES = (*Attack, "silent", "no-show", "false donor")
 INVITED = 0.2  # share of the swarms that have invitations
-STRANGER = 0.25  # share of the swarms that a stranger troubles
+OUTSIDER = 0.25  # share of the swarms that an outsider troubles
 LIAR = 0.25  # share of the swarms of pairs that have a hostile member
 CALM = 60.0  # seconds without a fault at the end, in which all wounds must heal
 ROUNDS = 150  # of all peers together, about
@@ -98,7 +98,7 @@ def scenario(seed: int, peers: int | None = None, kind: Kind | None = None) -> S
     liar = chance.choice(LIES) if kind != "group" and chance.random() < LIAR else ""
     machines = _machines(chance, count, phase / inner_steps, liar)
     invited, ends = invitations(seed, count, seconds)
-    faults = (*_faults(chance, count, seconds), *rare_faults(seed, count, seconds), *ends, *strangers(seed, seconds))
+    faults = (*_faults(chance, count, seconds), *rare_faults(seed, count, seconds), *ends, *outsiders(seed, seconds))
     return Scenario(
         seed=seed,
         kind=kind,
@@ -164,10 +164,10 @@ def invitations(seed: int, count: int, seconds: float) -> tuple[bool, list[Fault
     return True, [Fault(at(5, seconds), chance.choice(kinds), (it,), 0.0, 0, chance.random() < 0.5) for it in peers]
 
 
-def strangers(seed: int, seconds: float) -> list[Fault]:
-    """When a stranger opens streams (strangers.py)."""
-    chance = random.Random(f"stranger {seed}")
-    if chance.random() >= STRANGER:
+def outsiders(seed: int, seconds: float) -> list[Fault]:
+    """When an outsider opens streams (outsiders.py)."""
+    chance = random.Random(f"outsider {seed}")
+    if chance.random() >= OUTSIDER:
         return []
     at = chance.uniform(0, seconds)
-    return [Fault(at, "stranger", (), chance.uniform(0, seconds - at), 0)]
+    return [Fault(at, "outsider", (), chance.uniform(0, seconds - at), 0)]

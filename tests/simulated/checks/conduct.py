@@ -106,7 +106,7 @@ class Conduct:
             if agreement.meeting is not None:
                 self._world.violation(f"{peer.name} agrees to meet {name}, and is to meet {agreement.meeting.name}")
             if self._world.invitations and stream.remote not in {it.host.peer_id for it in self._world.peers}:
-                self._world.violation(f"{peer.name} agrees to meet a stranger")
+                self._world.violation(f"{peer.name} agrees to meet an outsider")
             if backoff.avoided(stream.remote):
                 self._world.violation(f"{peer.name} agrees to meet {name}, which it avoids")
             apart, phase = abs((presence._context.boundary.eta() or 0.0) - said.eta), progress.phase_seconds or 0.0

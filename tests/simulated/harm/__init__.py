@@ -1,1 +1,1 @@
-"""What goes wrong: faults of machines and lines, members that lie, strangers."""
+"""What goes wrong: faults of machines and lines, members that lie, outsiders."""

@@ -7,7 +7,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.simulated.harm.strangers import Stranger
+from tests.simulated.harm.outsiders import Outsider
 from tests.simulated.loop import PROCESS, Process
 from tests.simulated.network import CHUNK, WINDOW, Host
 from tests.simulated.peer import SimulatedPeer
@@ -129,16 +129,16 @@ class Faults:
         for peer in peers:
             peer.out, peer.due = max(out, self._world.loop.time()), float("inf")
 
-    def _stranger(self, peers: list[SimulatedPeer], seconds: float) -> None:
+    def _outsider(self, peers: list[SimulatedPeer], seconds: float) -> None:
         world = self._world
         host = world.network.add(0.02, 1e7, 1e7)
-        host.process = Process("stranger")
+        host.process = Process("outsider")
         context = contextvars.Context()
         context.run(PROCESS.set, host.process)
-        stranger = Stranger(
-            self._world.network, host, self._world.peers, random.Random(f"stranger {self._world.scenario.seed}")
+        outsider = Outsider(
+            self._world.network, host, self._world.peers, random.Random(f"outsider {self._world.scenario.seed}")
         )
-        self._world.loop.create_task(stranger.trouble(seconds), context=context)
+        self._world.loop.create_task(outsider.trouble(seconds), context=context)
 
     def _slow(self, peers: list[SimulatedPeer], seconds: float) -> None:
         for peer in peers:

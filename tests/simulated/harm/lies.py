@@ -1,4 +1,4 @@
-"""Hostile members: everything is honest but for one lie, so that others meet them like any member. And strangers."""
+"""Hostile members: everything is honest but for one lie, so that others meet them like any member."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stranger: no member, but it knows everybody's address. It opens streams and sends what no member would."""
+"""An outsider: no member, but it knows everybody's address. It opens streams and sends what no member would."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rubbish(chance: random.Random) -> bytes:
     )
 
 
-class Stranger:
+class Outsider:
     """``host``: its machine."""
 
     def __init__(self, network: Network, host: Host, peers: list[SimulatedPeer], chance: random.Random) -> None:
@@ -82,4 +82,4 @@ class Stranger:
 
     def _proposal(self, round: int, phase: float) -> Propose:
         """A good one: only its author is wrong."""
-        return Propose(name="stranger", round=round, eta=self._chance.uniform(0, phase), phase=phase)
+        return Propose(name="outsider", round=round, eta=self._chance.uniform(0, phase), phase=phase)
