@@ -26,6 +26,7 @@ from peer.training.state import PeerState
 from tests.gpu.checks import memory, network, out_of_memory, sharing, speed, step_share
 from tests.gpu.run import findings, verdict
 from tests.gpu.site import Finding, Site
+from tests.unit.parts import no_compiler
 
 Patch = pytest.MonkeyPatch
 LATE = 0.2  # seconds
@@ -209,10 +210,8 @@ def test_a_slow_loop_another_loop_and_one_that_is_not_compiled(tmp_path: Path, m
         patch.setattr(InnerLoop, "_backward", lambda self, batch: backward(self, batch[:2]))
         assert wrong(tmp_path, "speed") == ["fp32"]
     monkeypatch.setattr(speed, "MODES", (speed.Mode("fp32", compile=True),))
-    torch._dynamo.reset()
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-    monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
-    assert wrong(tmp_path, "speed") == ["fp32 compile"]
+    with no_compiler():
+        assert wrong(tmp_path, "speed") == ["fp32 compile"]
 
 
 def test_peers_on_a_network_that_weigh_otherwise(tmp_path: Path, monkeypatch: Patch) -> None:

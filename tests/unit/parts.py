@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import numpy as np
 import torch
 from torch import nn
@@ -69,3 +71,15 @@ def member_record(peer_id: str, round: int = 10, *, taken: int = 0, root: str = 
         taken=taken,
         root=root,
     )
+
+
+def no_compiler() -> AbstractContextManager[None]:
+    """Within the context torch.compile fails. pytest's monkeypatch would leave torch's settings unreadable."""
+    import torch._dynamo  # takes seconds
+    import torch._inductor.config
+
+    torch._dynamo.reset()
+    without: AbstractContextManager[None] = torch._inductor.config.patch(
+        {"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}
+    )
+    return without

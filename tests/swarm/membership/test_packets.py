@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.swarm.support.harness import Swarm
+from tests.swarm.support.harness import Swarm, wait_for
 
 
 def test_no_packet_of_a_stranger_ends_or_blinds_anybody(swarm: Swarm) -> None:
@@ -25,4 +25,4 @@ def test_no_packet_of_a_stranger_ends_or_blinds_anybody(swarm: Swarm) -> None:
         assert "Traceback" not in process.output()
         if name in since:
             swarm.wait_for_rounds(name, since[name] + 5)
-    assert any(row["outcome"] == "merged" for row in swarm.rounds("newcomer"))
+    wait_for(lambda: any(row["outcome"] == "merged" for row in swarm.rounds("newcomer")), 60, newcomer.output)

@@ -132,10 +132,8 @@ def test_a_compiled_model_trains_the_same_and_one_that_cannot_be_compiled_goes_o
     torch.testing.assert_close(flat(compiled), flat(plain), rtol=1e-3, atol=1e-4)
 
     monkeypatch.setattr(logging.getLogger("noloco"), "propagate", True)
-    torch._dynamo.reset()
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-    monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
-    fallen = parts.inner_loop(broken, compiled=True).run(parts.stream().take(3))
+    with parts.no_compiler():
+        fallen = parts.inner_loop(broken, compiled=True).run(parts.stream().take(3))
     assert fallen.loss == expected.loss
     assert [record.message for record in caplog.records if "peer.compile fails on this machine" in record.message]
 
