@@ -1,8 +1,9 @@
-"""Every DHT key, its schema and its lifetime. The only place.
+"""Every key of a run in the DHT, its schema and its lifetime. The only place.
 
 The directory of a run has keys ``<run>/members/<level>/<place>`` (buckets.py). Under each key a peer owns the subkey of
 its id. A record is at most 1 KiB of JSON. In an invited swarm the subkey ends with the peer's public key, as
-``[owner:<key>]``, and only the holder of that key can write it (p2p/admission/dht_rules.py).
+``[owner:<key>]``, and only the holder of that key can write it (p2p/admission/dht_rules.py). What a node stores for
+anybody is bounded in p2p/record_limits.py, whatever the run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from peer.p2p.addresses import owner_of_subkey
+from peer.p2p.record_limits import RECORD
 from peer.p2p.stream import Message
 from peer.rounds.state import Root
 from peer.swarm.directory.buckets import Bucket
@@ -23,7 +25,7 @@ LIFETIME = 30.0  # seconds
 ANNOUNCE_SECONDS = 5.0
 READ_TWICE = 4096  # records that are remembered: most of what a reader finds is what it found before
 RUNS = "runs"  # key under which some members write the name of their run: a node without a run finds it there
-RUNS_LIFETIME = 60.0  # seconds
+RUNS_LIFETIME = RECORD.lifetime  # the longest that a node stores
 RUNS_WRITERS = 2.0  # about how many members of a run write it in one period
 
 Text = Annotated[str, Field(max_length=128)]

@@ -28,6 +28,7 @@ from peer.swarm.pairing.proposals import MEET_PROTOCOL, MEET_TIMEOUT, Proposals
 log = get_logger("rendezvous")
 
 PARTNER_SLACK = 2.0  # seconds that a partner may be late, in addition to half of the time that it announced
+STOP_SLICE = 0.2  # between two looks at whether this peer was asked to stop
 MISSED_PHASES = 1.0  # inner phases for which a partner that did not come is left out, doubled each time
 LINGER_PHASES = 0.25  # inner phases for which an overlapped peer looks for a partner at its boundary
 
@@ -58,10 +59,9 @@ class PairMatching(Matching):
         patience = linger + 4 * phase + 4 * (PARTNER_SLACK + MEET_TIMEOUT)
         return self._node.call(self._meet(self._boundary.progress.phases if after is None else after, linger), patience)
 
-    def avoid(self, peer_id: str, *, offence: bool) -> None:
-        seconds = self._context.backoff.note(
-            peer_id, BACKOFF_PHASES * (self._boundary.progress.phase_seconds or 1.0), offence=offence
-        )
+    def avoid(self, peer_id: str, *, offence: bool, phases: float = BACKOFF_PHASES) -> None:
+        phase = self._boundary.progress.phase_seconds or 1.0
+        seconds = self._context.backoff.note(peer_id, phases * phase, offence=offence)
         log.warning("avoids a peer: %s", fields(peer=self._context.members.name_of(peer_id), seconds=seconds))
 
     # -- on the network thread
@@ -89,18 +89,19 @@ class PairMatching(Matching):
 
     async def _partner_of(self, meeting: Meeting, linger: float) -> Link | None:
         """Tell the partner that this peer is here; wait for it as long as it announced. ``linger``: seconds on top."""
-        reason, phase = "left", self._boundary.progress.phase_seconds or 1.0
+        reason = "left"
         try:
             await meeting.stream.send(PartnerReady(), MEET_TIMEOUT)
-            until = clock.monotonic() + 1.5 * meeting.their_eta() + PARTNER_SLACK + linger
-            while not meeting.came.done() and clock.monotonic() < until and not self._context.stopping:
-                await asyncio.wait([meeting.came], timeout=min(0.2, until - clock.monotonic()))
+            for patience in clock.slices(1.5 * meeting.their_eta() + PARTNER_SLACK + linger, STOP_SLICE):
+                await asyncio.wait([meeting.came], timeout=patience)
+                if meeting.came.done() or self._context.stopping:
+                    break
             if meeting.came.done() and meeting.came.result() and not meeting.stream.ended:
                 self._origin.met(meeting.root)
                 return Link(meeting.stream.remote, meeting.name, meeting.stream)
-            if not meeting.came.done():
+            if not meeting.came.done() and not self._context.stopping:
                 reason = "did not come in time"
-                self._context.backoff.note(meeting.stream.remote, MISSED_PHASES * phase, offence=True)
+                self.avoid(meeting.stream.remote, offence=True, phases=MISSED_PHASES)
         except (TimeoutError, StreamLost) as error:
             reason = str(error) or "does not answer"
         log.info("no meeting: %s", fields(partner=meeting.name, reason=reason, round=self._agreement.round))

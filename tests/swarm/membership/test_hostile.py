@@ -28,7 +28,7 @@ def test_a_peer_that_sends_poison_is_refused_and_then_avoided(swarm: Swarm, atta
         other = "b" if name == "a" else "a"
         assert not met["hostile", "merged"], met
         assert 1 <= met["hostile", "poisoned"] <= 6, met  # of 30 rounds: a backoff of 4, 8, 16 phases
-        assert met[other, "merged"] > met["hostile", "poisoned"], met
+        assert met[other, "merged"] >= 10, met
         assert rows[-1]["train_loss"] < rows[0]["first_train_loss"] - 1
         assert "avoids a peer: peer=hostile" in process.output()
 

@@ -19,7 +19,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from peer.p2p.addresses import owner_of
 from peer.swarm.directory import buckets, records
-from tests.unit.p2p.test_msgpack_nesting import nested
+from tests.swarm.support.packets import nested
 
 TEXT = msgpack.packb("x")
 DICTIONARY = 0x50  # hivemind's extension type of several records

@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 
-import msgpack
 import pytest
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.utils import MSGPackSerializer
 
 from peer.p2p import dht
 from peer.p2p.msgpack_nesting import LEVELS
+from tests.swarm.support.packets import nested
 
 CHILD = """
 import sys
@@ -23,14 +23,6 @@ try:
 except ValueError as error:
     sys.exit(str(error))
 """
-TUPLE = MSGPackSerializer._TUPLE_EXT_TYPE_CODE
-
-
-def nested(levels: int, code: int = TUPLE) -> bytes:
-    data: bytes = msgpack.packb([])
-    for _ in range(levels):
-        data = msgpack.packb(msgpack.ExtType(code, data))
-    return data
 
 
 def read(data: bytes, mend: str) -> subprocess.CompletedProcess[bytes]:
