@@ -2,6 +2,8 @@
 
 import sys
 
+from peer.logs import printable
+
 
 class UserError(Exception):
     """Wrong use or configuration (exit code 2). The text says what, where and what to do."""
@@ -18,5 +20,5 @@ def print_error(error: UserError | RunError) -> int:
 
 
 def one_line(error: BaseException, most: int | None = None) -> str:
-    """The text of an error in one line, at most ``most`` characters of it; its type if it has no text."""
-    return " ".join(str(error).split())[:most] or type(error).__name__
+    """The text of an error in one printable line, at most ``most`` characters of it; its type if it has no text."""
+    return printable(" ".join(str(error).split()))[:most] or type(error).__name__

@@ -1,4 +1,7 @@
-"""Logging: one line for each event, with time, level, peer name, sentence and key=value fields."""
+"""Logging: one line for each event, with time, level, peer name, sentence and key=value fields.
+
+Whatever a message quotes, it is escaped here, once for all handlers: nobody else can write a line or move the cursor.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOGGER = "noloco"
@@ -14,7 +17,21 @@ LOGGER = "noloco"
 
 def get_logger(part: str) -> logging.Logger:
     """Logger of one part of the program, for example ``noloco.rendezvous``."""
-    return logging.getLogger(f"{LOGGER}.{part}")
+    logger = logging.getLogger(f"{LOGGER}.{part}")
+    logger.addFilter(_escape)
+    return logger
+
+
+def printable(text: str) -> str:
+    """One line: line breaks, control characters and those that change the direction of text are escaped."""
+    return text if text.isprintable() else "".join(it if it.isprintable() else repr(it)[1:-1] for it in text)
+
+
+def _escape(record: logging.LogRecord) -> bool:
+    """Also for the handlers of a program with its own loop. A wrong call stays for the handler, which reports it."""
+    with suppress(TypeError, ValueError):
+        record.msg, record.args = printable(record.getMessage()), None
+    return True
 
 
 def fields(**values: object) -> str:

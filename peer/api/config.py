@@ -13,9 +13,10 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from peer.config import load
-from peer.config.fields import Name, Section
+from peer.config.fields import Section
 from peer.config.schema import MemberConfig, PeerConfig, RunConfig, SwarmRunConfig
 from peer.errors import UserError
+from peer.rounds.types import Name
 
 
 def _refuses(whole: type[Section]) -> Any:

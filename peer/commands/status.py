@@ -83,7 +83,7 @@ def _row(record: MemberRecord, age: float) -> dict[str, str]:
     """A member's cells by their heading."""
     report = record.report
     return {
-        "peer": _plain(record.name),
+        "peer": record.name,
         "state": record.state,
         "step": str(record.step),
         "round": str(record.round),
@@ -91,16 +91,11 @@ def _row(record: MemberRecord, age: float) -> dict[str, str]:
         "val loss": _number(report.val_loss),
         "idle": f"{report.idle_seconds / report.seconds:.1%}" if report.seconds else "",
         "tokens/s": f"{record.tokens_per_second:.0f}",
-        "met last": _plain(", ".join(report.partners)),
+        "met last": ", ".join(report.partners),
         "sees": str(report.members or ""),
-        "config": _plain(record.config[:12]),
+        "config": record.config[:12],
         "age": f"{age:.0f} s",
     }
-
-
-def _plain(text: str) -> str:
-    """A name from another peer without its control characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _number(value: float | None) -> str:

@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from peer.config.data import AnyData, StdlibData
-from peer.config.fields import LOCAL, Fraction, Name, PathText, Port, Positive, Section, Sequence, Words
+from peer.config.fields import LOCAL, Fraction, PathText, Port, Positive, Section, Sequence, Words
 from peer.config.model import AutoModel, LlamaModel
+from peer.rounds.types import Name
 
 
 class InnerConfig(Section):
@@ -176,8 +177,8 @@ class MetricsConfig(Section):
 
     host: str = "127.0.0.1"
     port: Port | None = None  # none: 9464, or any free one when that is taken
-    # where Prometheus reaches it
-    announce: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]{1,100}:\d{1,5}$")] | None = None
+    # IPv4 address and port at which Prometheus reaches it; no name, no port below 1024 (dht_bootstrap/targets.py)
+    announce: Annotated[str, Field(pattern=r"^\d{1,3}(\.\d{1,3}){3}:\d{4,5}$")] | None = None
 
 
 class CheckpointConfig(Section):

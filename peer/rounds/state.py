@@ -10,6 +10,8 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 from torch import Tensor
 
+from peer.rounds.types import Count
+
 Root = Annotated[str, Field(max_length=32)]
 
 
@@ -19,7 +21,7 @@ class Lineage(NamedTuple):
     """
 
     digest: Annotated[str, Field(max_length=64)] = ""
-    contributions: Annotated[int, Field(ge=0, le=2**53)] = 0
+    contributions: Count = 0
 
     def after(self, digest: str, members: int) -> Lineage:
         """One more round, whose average of ``members`` peers has this digest."""

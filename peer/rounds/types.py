@@ -1,4 +1,4 @@
-"""The types that the packages of a round share: outcomes, and groups with their members."""
+"""The types that the packages of a round share: bounded names and counters, outcomes, and groups with their members."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from pydantic import ConfigDict, Field
 
 if TYPE_CHECKING:
     from peer.p2p.stream import Stream
+
+# Of a peer and of a run: a word that is safe in a log line, a label and a file name. No configuration allows another.
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+Name = Annotated[str, Field(pattern=NAME)]
+Count = Annotated[int, Field(ge=0, le=2**53)]  # what JSON's readers hold exactly
 
 
 class Outcome(StrEnum):
@@ -58,7 +63,7 @@ class Seat:
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
     peer_id: Annotated[str, Field(max_length=128)]
-    name: Annotated[str, Field(max_length=64)]
+    name: Name
     addresses: Annotated[tuple[Annotated[str, Field(max_length=128)], ...], Field(max_length=8)] = ()
 
 

@@ -17,7 +17,7 @@ from peer.logs import fields, get_logger
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
-from peer.swarm.directory.records import Report
+from peer.swarm.directory.records import LARGEST_LOSS, Report
 from peer.telemetry.metrics import Metrics
 from peer.telemetry.run_log import EVALS, ROUNDS, read_rows
 from peer.telemetry.series import IDLE_PHASES
@@ -82,7 +82,7 @@ class Reporter:
         self._metrics["inner_steps_total"].inc(report.steps)
         self._metrics["tokens_total"].inc(report.tokens)
         if report.steps:
-            self._note(tokens=self._status.tokens + report.tokens, train_loss=_finite(round(report.loss, 4)))
+            self._note(tokens=self._status.tokens + report.tokens, train_loss=_told(report.loss))
             self._metrics["train_loss"].set(report.loss)
             self._metrics["learning_rate"].set(report.learning_rate)
             self._metrics["grad_norm"].set(report.grad_norm)
@@ -137,7 +137,7 @@ class Reporter:
         """A validation ended; ``others``: the losses on further sets, by name."""
         named = {f"val_loss_{name}": value for name, value in (others or {}).items()}
         self._metrics["val_loss"].set(loss)
-        self._note(val_loss=_finite(round(loss, 4)))
+        self._note(val_loss=_told(loss))
         _append(self._evals, {"step": step, "tokens": tokens, "val_loss": loss, **named})
         tracked = {f"val/loss_{name}": value for name, value in (others or {}).items()}
         self._trackers.log(step, {"val/loss": loss, **tracked, "tokens": tokens})
@@ -214,6 +214,11 @@ def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept), encoding="utf-8")
     temporary.replace(path)
+
+
+def _told(loss: float) -> float | None:
+    """A loss as a record may have it."""
+    return round(loss, 4) if abs(loss) <= LARGEST_LOSS else None
 
 
 def _finite(value: Any) -> Any:

@@ -14,6 +14,7 @@ def test_a_text_of_several_lines_becomes_one() -> None:
     assert one_line(ValueError("first\n  second\r\nthird ")) == "first second third"
     assert one_line(ValueError("x" * 500), 200) == "x" * 200
     assert one_line(TimeoutError(), 200) == "TimeoutError"
+    assert one_line(ValueError("a \x1b[2J\u202e\x00")) == r"a \x1b[2J\u202e\x00"  # what a peer has sent
 
 
 @pytest.mark.parametrize(("error", "code"), [(UserError("a\nb"), 2), (RunError("a\nb"), 1)])

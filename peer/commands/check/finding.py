@@ -8,6 +8,7 @@ from typing import Literal
 
 from peer.api.config import OwnConfig
 from peer.config.schema import Config
+from peer.logs import printable
 
 Subject = Config | OwnConfig  # of a peer, or of a program with its own loop
 
@@ -22,9 +23,9 @@ class Finding:
     advice: str
 
     def line(self) -> str:
-        """One line for a terminal. Control characters in it, which another peer may have sent, become spaces."""
+        """One line for a terminal."""
         said = f"{self.text}; {self.advice}" if self.advice else self.text
-        return f"{self.level:<5} {self.topic:<13} {''.join(it if it.isprintable() else ' ' for it in said)}"
+        return f"{self.level:<5} {self.topic:<13} {printable(said)}"
 
 
 ok, warn, fail = partial(Finding, "ok", advice=""), partial(Finding, "warn"), partial(Finding, "fail")

@@ -10,7 +10,7 @@ from peer.config.schema import CodecName
 from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec, size
 from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
-from peer.rounds.types import Group, Outcome, Reason
+from peer.rounds.types import Count, Group, Outcome, Reason
 
 LEAST_SHARE = 0.1  # of a peer in a mean of two
 
@@ -20,9 +20,9 @@ class Header(Message):
 
     kind: Literal["header"] = "header"
     codec: CodecName = "none"  # of the parts that follow; the two directions may differ
-    payload_bytes: Annotated[int, Field(ge=0)]
-    round: Annotated[int, Field(ge=0)]
-    tokens: Annotated[int, Field(ge=0, le=2**53)] = 1  # since the last average: the weight of the contribution
+    payload_bytes: Count
+    round: Count
+    tokens: Count = 1  # since the last average: the weight of the contribution
     expects: Annotated[float, Field(ge=0, le=1e30)] = 0.0  # distance of two elements, for the codec
     pace: Annotated[float, Field(ge=0, le=1e5)] = 0.0  # seconds of an inner step, in an overlapped swap
 

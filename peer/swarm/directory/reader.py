@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from peer import __version__, clock
 from peer.logs import get_logger
 from peer.p2p.node import RPC_TIMEOUT, Node
+from peer.rounds.types import NAME
 from peer.swarm.directory import buckets as directory
 from peer.swarm.directory import records
 from peer.swarm.directory.buckets import Bucket
@@ -136,4 +138,4 @@ class Onlooker:
         if answer is None or not isinstance(answer.value, dict):
             return set()
         names = (entry.value for entry in answer.value.values())
-        return {name for name in names if isinstance(name, str) and 0 < len(name) <= 64}
+        return {name for name in names if isinstance(name, str) and re.fullmatch(NAME, name)}

@@ -18,6 +18,7 @@ from peer.p2p.addresses import owner_of_subkey
 from peer.p2p.record_limits import RECORD
 from peer.p2p.stream import Message
 from peer.rounds.state import Root
+from peer.rounds.types import Count, Name
 from peer.swarm.directory.buckets import Bucket
 
 RECORD_BYTES = 1024
@@ -29,25 +30,27 @@ RUNS_LIFETIME = RECORD.lifetime  # the longest that a node stores
 RUNS_WRITERS = 2.0  # about how many members of a run write it in one period
 
 Text = Annotated[str, Field(max_length=128)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0, le=2**53)]
-Name = Annotated[str, Field(max_length=64)]
+OneLine = Annotated[str, Field(pattern=r"^[ -~]*$")]
+# Bounds far above what any machine does, so that no sum over a swarm overflows and no member is refused by mistake
+LARGEST_LOSS = 3.5e38  # fp32 ends before
+Loss = Annotated[float, Field(ge=-LARGEST_LOSS, le=LARGEST_LOSS)]
+Rate = Annotated[float, Field(ge=0, le=1e12)]  # tokens a second
+Duration = Annotated[float, Field(ge=0, le=1e10)]  # seconds: three centuries
 
 
 class Report(Message):
     """For people: no other peer acts on it. Counted since the start of the peer's process."""
 
-    version: Annotated[str, Field(max_length=24)] = ""
+    version: Annotated[OneLine, Field(max_length=24)] = ""
     tokens: Count = 0
-    train_loss: Finite | None = None
-    val_loss: Finite | None = None
-    seconds: NotNegative = 0.0
-    idle_seconds: NotNegative = 0.0
+    train_loss: Loss | None = None
+    val_loss: Loss | None = None
+    seconds: Duration = 0.0
+    idle_seconds: Duration = 0.0
     members: Count = 0  # live members that it sees, itself included
     partners: Annotated[tuple[Name, ...], Field(max_length=3)] = ()  # of its last merge; only some of a large group
     merges: Count = 0
-    merged_ago: NotNegative | None = None  # seconds before the record was made
+    merged_ago: Duration | None = None  # seconds before the record was made
     # the peers whose contributions it refused most, and how often
     refused: Annotated[tuple[tuple[Name, Count], ...], Field(max_length=2)] = ()
 
@@ -61,11 +64,11 @@ class MemberRecord(Message):
     peer_id: Text
     name: Name
     addresses: Annotated[list[Text], Field(max_length=8)]  # multiaddrs without the peer id
-    config: Annotated[str, Field(max_length=64)]  # digest of the run's configuration
+    config: Annotated[OneLine, Field(max_length=64)]  # digest of the run's configuration
     state: Literal["waiting", "training", "left"]  # waiting: for others to begin with
-    step: Annotated[int, Field(ge=0)]
-    round: Annotated[int, Field(ge=0)]
-    tokens_per_second: NotNegative
+    step: Count
+    round: Count
+    tokens_per_second: Rate
     metrics: Text | None  # host:port of the Prometheus endpoint
     report: Report = NO_REPORT
     root: Root = ""

@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from peer.p2p.stream import Message
 from peer.rounds.state import Lineage
-from peer.rounds.types import Seat
+from peer.rounds.types import Count, Seat
 from peer.swarm.context import Decline, Seconds
 
 MAX_MEMBERS = 256
@@ -26,7 +26,7 @@ class JoinGroup(Message):
 
     kind: Literal["join_group"] = "join_group"
     seat: Seat
-    round: Annotated[int, Field(ge=0)]
+    round: Count
     eta: Seconds  # until the member's boundary
 
 

@@ -15,6 +15,7 @@ from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
 from peer.rounds.state import Root
+from peer.rounds.types import Count, Name
 from peer.swarm.context import Decline, Seconds, SwarmContext
 
 log = get_logger("rendezvous")
@@ -24,8 +25,8 @@ class Propose(Message):
     """Shall we meet at your next boundary and mine?"""
 
     kind: Literal["propose"] = "propose"
-    name: Annotated[str, Field(max_length=64)]
-    round: Annotated[int, Field(ge=0)]
+    name: Name
+    round: Count
     eta: Seconds  # until the proposer's boundary
     phase: Seconds  # length of the proposer's inner phase
     root: Root = ""

@@ -20,6 +20,7 @@ from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import Message, Stream
 from peer.rounds.contribution import Vector, parts
 from peer.rounds.state import NO_ROUNDS, Lineage, Root, State
+from peer.rounds.types import Count
 
 log = get_logger("join")
 
@@ -37,23 +38,23 @@ class StateRequest(Message):
     """
 
     kind: Literal["state_request"] = "state_request"
-    have: Annotated[int, Field(ge=0)] = 0
+    have: Count = 0
     lineage: Lineage = NO_ROUNDS
-    round: Annotated[int, Field(ge=0)] = 0
+    round: Count = 0
 
 
 class StateHeader(Message):
     """``vectors`` vectors of ``numel`` fp32 elements follow from part ``first`` on: φ and, if any, momentum."""
 
     kind: Literal["state_header"] = "state_header"
-    step: Annotated[int, Field(ge=0)]
-    round: Annotated[int, Field(ge=0)]
-    phase_steps_done: Annotated[int, Field(ge=0)]
+    step: Count
+    round: Count
+    phase_steps_done: Count
     lineage: Lineage
     root: Root = ""
     vectors: Annotated[int, Field(ge=1, le=4)]
     numel: Annotated[int, Field(ge=1)]
-    first: Annotated[int, Field(ge=0)]
+    first: Count
 
 
 class DonorFull(Message):

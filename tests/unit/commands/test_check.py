@@ -32,7 +32,7 @@ def levels(found: Any) -> list[str]:
 
 def test_a_finding_is_one_line_whatever_is_in_it() -> None:
     line = warn("reachability", "seen as \x1b[2J\n1.2.3.4", "open TCP 31338").line()
-    assert line == "warn  reachability  seen as  [2J 1.2.3.4; open TCP 31338"
+    assert line == r"warn  reachability  seen as \x1b[2J\n1.2.3.4; open TCP 31338"
 
 
 def test_a_port_that_is_taken_is_found() -> None:

@@ -48,6 +48,12 @@ def test_every_config_of_the_repository_loads(file: Path) -> None:
         ("run: {inner: {beta1: .nan}}", "run.inner.beta1: input should be a finite number"),
         ("run: {steps: many}", "run.steps: input should be a valid integer"),
         ("run: {steps: 1.5}", "run.steps"),
+        ('peer: {name: "a\\nb"}', "peer.name: string should match pattern"),  # others would refuse its record
+        ('peer: {name: "a\\e[2J"}', "peer.name: string should match pattern"),
+        ('run: {name: "\\u202Ea"}', "run.name: string should match pattern"),
+        (f"peer: {{name: {'a' * 65}}}", "peer.name: string should match pattern"),
+        ("peer: {metrics: {announce: gpu.example.org:9464}}", "peer.metrics.announce: string should match pattern"),
+        ("peer: {metrics: {announce: 10.0.0.7:80}}", "peer.metrics.announce: string should match pattern"),
         ("run: {steps: 0}", "run.steps: input should be greater than 0"),
         (
             "run: {outer: {name: nolocoo}}",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +16,13 @@ from pydantic import ValidationError
 
 from peer import __version__, clock
 from peer.exchange.deadline import DEADLINE_FACTOR, DEADLINE_FLOOR, Deadline
+from peer.p2p.stream import Message
 from peer.rounds.progress import Progress
+from peer.rounds.types import NAME
 from peer.swarm.directory import reader, records
 from peer.swarm.directory.reader import Reader
-from peer.swarm.directory.records import MemberRecord
+from peer.swarm.directory.records import MemberRecord, Report
+from peer.swarm.grouping.messages import LeaderNotice
 from peer.swarm.pairing.agreement import Meeting, Propose
 from tests.unit.virtual import run, stream_pair
 
@@ -30,13 +35,9 @@ def record(**changes: object) -> MemberRecord:
     return MemberRecord.model_validate({**values, **changes})
 
 
-@given(st.text(max_size=64), st.lists(st.text(max_size=128), max_size=8))
+@given(st.from_regex(NAME, fullmatch=True), st.lists(st.text(max_size=128), max_size=8))
 def test_a_record_fits_into_its_bytes_and_comes_back(name: str, addresses: list[str]) -> None:
-    text = records.encode(record(name=name, addresses=addresses))
-    back = records.decode("QmA", text)
-    if len(text.encode()) > records.RECORD_BYTES:  # only a name of four-byte characters can be that long
-        assert not MemberRecord.model_validate_json(text).addresses
-        return
+    back = records.decode("QmA", records.encode(record(name=name, addresses=addresses)))
     assert back is not None
     assert back.name == name
     assert back.addresses == addresses[: len(back.addresses)]
@@ -45,6 +46,99 @@ def test_a_record_fits_into_its_bytes_and_comes_back(name: str, addresses: list[
 @given(st.one_of(st.none(), st.integers(), st.binary(), st.text(), st.just("[" * 900)), st.text())
 def test_whatever_stands_in_the_directory_is_read_or_dropped(value: object, subkey: str) -> None:
     assert records.decode(subkey, value) is None
+
+
+ODD_NAMES = (
+    "",
+    "a\nb",
+    "a\n",
+    "a\x1b[2J",
+    "\u202etxt",
+    "a\u2028b",
+    "a b",
+    "-a",
+    "\x00",
+    "é",
+    "z\u0301",
+    "a" * 65,
+    "<b>",
+)
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
+def test_a_name_is_one_plain_word_in_every_message(name: str) -> None:
+    """So that it can stand in a line, a label and a file name; the configuration allows no other."""
+    said: list[tuple[type[Message], dict[str, object]]] = [
+        (MemberRecord, record().model_dump() | {"name": name}),
+        (Report, {"partners": (name,)}),
+        (Report, {"refused": ((name, 1),)}),
+        (Propose, {"name": name, "round": 1, "eta": 1.0, "phase": 1.0}),
+        (LeaderNotice, {"seat": {"peer_id": "QmA", "name": name}}),
+    ]
+    for kind, values in said:
+        text = json.dumps(values)
+        with pytest.raises(ValidationError, match="pattern"):
+            kind.model_validate_json(text)
+        kind.model_validate_json(text.replace(json.dumps(name), '"peer-1.A_b"'))
+
+
+@pytest.mark.parametrize("name", [*ODD_NAMES, 7, None])
+def test_an_onlooker_reads_only_runs_with_a_plain_name(name: object) -> None:
+    """Anybody writes names of runs; they become headings, labels and keys."""
+    asked: set[str] = set()
+
+    class Dht:
+        async def get(self, key: str, **how: object) -> object:
+            return ValueWithExpiration(
+                {"1": ValueWithExpiration(name, 1e12), "2": ValueWithExpiration("demo", 1e12)}, 1
+            )
+
+        async def get_many(self, keys: list[str], **how: object) -> dict[str, None]:
+            asked.update(key.partition("/members/")[0] for key in keys)
+            return dict.fromkeys(keys)
+
+    node = SimpleNamespace(dht=Dht(), peer_id="QmMe")
+    assert asyncio.run(reader.Onlooker(node).look()) == {}  # type: ignore[arg-type]
+    assert asked == {"demo"}
+
+
+HUGE = (
+    "9" * 400,
+    "9" * 5000,
+    str(2**53 + 1),
+    "-1",
+    "1.7e308",
+    "-1.7e308",
+    "1e999",
+    "-1e999",
+    "NaN",
+    "Infinity",
+    "1e-400x",
+)
+FIELDS = ("step", "round", "taken", "tokens_per_second")
+REPORTED = ("tokens", "members", "merges", "seconds", "idle_seconds", "merged_ago", "train_loss", "val_loss")
+
+
+@pytest.mark.parametrize("value", HUGE, ids=lambda text: text[:20])
+@pytest.mark.parametrize("field", [*FIELDS, *REPORTED])
+def test_a_number_that_no_peer_reaches_is_refused(field: str, value: str) -> None:
+    if field.endswith("_loss") and value in ("-1", str(2**53 + 1)):
+        return  # a loss may be negative, and large
+    if field == "tokens_per_second" or "seconds" in field or field == "merged_ago":
+        value = "1e13" if value == str(2**53 + 1) else value
+    marked = record(report={field: 12345} if field in REPORTED else {}, **({field: 12345} if field in FIELDS else {}))
+    text = re.sub(r"12345(\.0)?", "{}", marked.model_dump_json(), count=1)
+    assert records.decode("QmA", text.replace("{}", "1")) is not None
+    assert records.decode("QmA", text.replace("{}", value)) is None
+
+
+def test_what_the_largest_swarm_could_say_is_accepted() -> None:
+    most = record(
+        **dict.fromkeys(("step", "round", "taken"), 2**53),
+        tokens_per_second=1e12,
+        report={"tokens": 2**53, "seconds": 1e10, "idle_seconds": 1e10, "merged_ago": 1e10, "train_loss": 3.4028235e38},
+    )
+    assert records.decode("QmA", records.encode(most)) == most
 
 
 def test_nobody_can_speak_under_another_peers_key() -> None:

@@ -14,6 +14,7 @@ import torch
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome, Reason
+from peer.swarm.directory.records import Report
 from peer.telemetry.metrics import Metrics
 from peer.telemetry.report import BoundaryReport, Reporter, RoundReport
 from peer.telemetry.series import PHASES
@@ -22,6 +23,19 @@ KEYS = {
     *("round", "step", "tokens", "train_loss", "partner", "outcome", "seconds"),
     *("bytes_sent", "bytes_received", "staleness"),
 }
+
+
+def test_a_loss_that_no_record_can_have_is_left_out(tmp_path: Path) -> None:
+    """Otherwise no member would accept the record of a peer whose own loop has a larger one."""
+    reporter = Reporter(tmp_path, Metrics())
+    for loss in (math.nan, math.inf, -math.inf, 1e39, -1e39):
+        reporter.inner(inner_report(loss))
+        reporter.evaluation(1, 1, loss)
+        report = reporter.status(dict.fromkeys(PHASES, 0.0), 1)
+        assert (report.train_loss, report.val_loss) == (None, None)
+        assert Report.model_validate_json(report.model_dump_json()) == report
+    reporter.inner(inner_report(3.00001))
+    assert reporter.status(dict.fromkeys(PHASES, 0.0), 1).train_loss == 3.0
 
 
 def inner_report(loss: float = 3.0, steps: int = 10) -> InnerReport:

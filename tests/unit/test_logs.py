@@ -1,0 +1,61 @@
+"""A log has one line for each event, whatever a message quotes."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+
+import pytest
+
+from peer import logs
+from peer.p2p.greeting import MemberIdentity
+from peer.p2p.stream import Refusal, Refused
+
+FORGED = "a\n2026-01-01 00:00:00.000 INFO peer=a round=9\r\x1b[2J\x9b1m\u202e\u2028\x00 b"
+ESCAPED = r"a\n2026-01-01 00:00:00.000 INFO peer=a round=9\r\x1b[2J\x9b1m\u202e\u2028\x00 b"
+
+
+def test_what_a_message_quotes_cannot_end_its_line_or_move_the_cursor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "peer.log"
+    with logs.attached("me", file):
+        logs.get_logger("test").warning("donor failed: %s", logs.fields(peer=FORGED, reason="β ok"))
+    (line,) = file.read_text(encoding="utf-8").split("\n")[:-1]
+    assert line.endswith(f" peer=me donor failed: peer={ESCAPED} reason=β ok")
+
+
+def test_nor_in_the_log_of_a_program_with_its_own_loop(tmp_path: Path) -> None:
+    theirs, said = logging.getLogger(), io.StringIO()
+    handler = logging.StreamHandler(said)
+    theirs.addHandler(handler)
+    try:
+        with logs.attached("me", tmp_path / "peer.log"):
+            logs.get_logger("test").warning("no answer: %s", FORGED)
+    finally:
+        theirs.removeHandler(handler)
+    assert said.getvalue() == f"no answer: {ESCAPED}\n"
+
+
+def test_why_a_peer_refuses_is_one_line(tmp_path: Path) -> None:
+    """Its whole answer is its own; ``run`` is read as a configuration."""
+    file, me = tmp_path / "peer.log", MemberIdentity("me", "demo", "c", "{}", "layout")
+    with logs.attached("me", file):
+        me.warn_of(FORGED, Refused(Refusal(reason="other", run='{"\\n\\u202e": "\\u001b[2J"}')))
+    (line,) = file.read_text(encoding="utf-8").split("\n")[:-1]
+    assert line.isprintable()
+
+
+def test_a_wrong_call_ends_no_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(logs.LOGGER), "propagate", False)  # pytest's own handler raises
+    with logs.attached("me", tmp_path / "peer.log"):
+        logs.get_logger("test").warning("%d", "x")  # noqa: PLE1205, RUF100
+    assert "TypeError" in capsys.readouterr().err  # logging's own report
+
+
+def test_a_logger_escapes_once() -> None:
+    assert logs.get_logger("test") is logs.get_logger("test")
+    assert len(logs.get_logger("test").filters) == 1
