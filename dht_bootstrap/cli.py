@@ -13,6 +13,7 @@ import re
 import sys
 import threading
 import time
+from ipaddress import IPv4Network
 from pathlib import Path
 
 from peer import __version__, logs
@@ -52,6 +53,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--http-host", default="127.0.0.1", help="address of the monitor (default: this machine only)")
     parser.add_argument(
         "--http-port", type=int, default=DEFAULT_HTTP_PORT, help="its port (default %(default)s; 0: any)"
+    )
+    parser.add_argument(
+        "--scrape-networks",
+        nargs="+",
+        type=IPv4Network,
+        metavar="CIDR",
+        help="networks that /targets may send Prometheus to, besides a peer's own public address "
+        "(default: none; loopback if --host is loopback)",
     )
     parser.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDR", help="other bootstrap nodes to join")
     parser.add_argument("--addresses-file", type=Path, metavar="FILE", help="write the addresses here, one a line")
@@ -100,6 +109,7 @@ def _serve(args: argparse.Namespace) -> None:
         stop_with_parent()
     from dht_bootstrap import owner
     from dht_bootstrap.monitor import Monitor
+    from dht_bootstrap.targets import default_networks
     from peer.p2p import identity
     from peer.p2p.node import Node, NodeSettings
 
@@ -111,7 +121,8 @@ def _serve(args: argparse.Namespace) -> None:
         node = Node(settings, authority)
         stack.callback(node.stop)
         signals.emergency = node.kill
-        monitor = Monitor(node, args.http_host, args.http_port)
+        networks = default_networks(args.host) if args.scrape_networks is None else args.scrape_networks
+        monitor = Monitor(node, args.http_host, args.http_port, networks)
         stack.callback(monitor.close)
         node.start()
         monitor.watch()

@@ -1,15 +1,14 @@
-"""What Prometheus reads: ``/metrics``, series made of the records in the DHT, and ``/targets``, peers to scrape.
+"""``/metrics``: series made of the records in the DHT.
 
 The records show peers behind NAT too. telemetry/series.py has the names of the series.
 """
 
 from __future__ import annotations
 
-import re
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from ipaddress import AddressValueError, IPv4Address
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -17,15 +16,11 @@ from prometheus_client.registry import Collector
 from dht_bootstrap.findings import findings
 from dht_bootstrap.history import PeerHistory, RunHistory
 from peer import __version__
-from peer.p2p.addresses import is_circuit
-from peer.swarm.directory.records import MemberRecord
 from peer.telemetry.series import OF_BOOTSTRAP, PREFIX, STATES, SWARM_EVENTS, WARNINGS
 
 if TYPE_CHECKING:
     from dht_bootstrap.watch import Watch
 
-HOST_OF_ADDRESS = re.compile(r"^/(?:ip4|dns4|dns)/([A-Za-z0-9.-]+)/")
-ADDRESS = re.compile(r"^([A-Za-z0-9.-]{1,100}):(\d{1,5})$")
 SeriesSample = tuple[str, tuple[str, ...], float]  # series, its labels' values, value
 
 
@@ -63,9 +58,10 @@ class SwarmCollector(Collector):
 
 def _of_run(name: str, run: RunHistory) -> Iterator[SeriesSample]:
     live, refused = run.live(), run.refusals()
-    states = Counter(peer.state for peer in run.peers.values())
+    states = Counter([peer.state for peer in run.peers.values()] + [record.state for record in run.unnamed])
     for state in STATES:
         yield "swarm_peers", (name, state), float(states[state])
+    yield "swarm_peers_unnamed", (name,), float(len(run.unnamed))
     for event in SWARM_EVENTS:
         yield "swarm_events_total", (name, event), float(run.event_counts[event])
     warned = Counter(found.kind for found in findings(run))
@@ -92,46 +88,8 @@ def _of_peer(labels: tuple[str, str, str], peer: PeerHistory, refused: int, run:
         "last_merge_timestamp_seconds": None if report.merged_ago is None else peer.written - report.merged_ago,
     }
     for key, value in values.items():
-        if value is not None:
+        if value is not None and math.isfinite(value):
             yield f"swarm_peer_{key}", labels, float(value)
     partner = run.peers.get(peer.partners[-1]) if peer.partners else None
     words = (report.version, record.config, partner.record.name if partner else "")
     yield "swarm_peer_info", (*labels, *words), 1.0
-
-
-def targets(runs: dict[str, RunHistory]) -> list[dict[str, Any]]:
-    """All live peers with an endpoint that others can reach, each with its labels."""
-    return [
-        {"targets": [target], "labels": {"peer": peer.record.name, "peer_id": peer_id, "run": name}}
-        for name, run in sorted(runs.items())
-        for peer_id, peer in sorted(run.live().items())
-        if (target := target_of(peer.record)) is not None
-    ]
-
-
-def target_of(record: MemberRecord) -> str | None:
-    """``host:port`` of a peer's metrics; ``None`` when only its own machine can read them or only its relay is known.
-
-    For a peer that listens on all addresses, the host is that of its first address that is not loopback. Loopback
-    itself is right only in a swarm on one machine.
-    """
-    found = ADDRESS.match(record.metrics or "")
-    if found is None or not 0 < int(found[2]) < 2**16:
-        return None
-    host, port = found.groups()
-    hosts = [match[1] for match in map(HOST_OF_ADDRESS.match, record.addresses) if match]
-    outside = [it for it in hosts if not _is_loopback(it)]
-    if host == "0.0.0.0":
-        if any(map(is_circuit, record.addresses)):
-            return None
-        host = (outside or ["127.0.0.1"])[0]
-    if _is_loopback(host) and outside:
-        return None
-    return f"{host}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return IPv4Address(host).is_loopback
-    except AddressValueError:
-        return host == "localhost"

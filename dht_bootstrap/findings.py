@@ -35,7 +35,7 @@ def findings(run: RunHistory) -> list[RunFinding]:
     return [
         RunFinding(kind, peer_id, text)
         for peer_id, peer in live.items()
-        for kind, text in _of_peer(peer, refused[peer_id], len(live), usual, most[0][0])
+        for kind, text in _of_peer(peer, refused[peer_id], len(live) + len(run.unnamed), usual, most[0][0])
     ]
 
 

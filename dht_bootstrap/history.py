@@ -14,6 +14,7 @@ IDLE_SECONDS = 300.0  # seconds over which an idle share is taken
 CLOCK = 60.0  # seconds over which a clock is judged
 FORGET = 600.0  # seconds for which a meeting, and a peer that is gone, are shown
 POINTS = 240  # of a curve
+NAMED = 512  # peers of all runs that are followed and named; the others are counted
 KEPT_EVENTS = 50
 PARTNERS = 6  # kept of each peer
 
@@ -110,6 +111,7 @@ class RunHistory:
 
     def __init__(self) -> None:
         self.peers: dict[str, PeerHistory] = {}
+        self.unnamed: list[MemberRecord] = []  # live members beyond those in ``peers``
         self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self.event_counts: Counter[str] = Counter()
         self.meetings: deque[tuple[float, str, str]] = deque(maxlen=10_000)  # when, the reporting peer, its partner
@@ -118,16 +120,20 @@ class RunHistory:
         """By peer id."""
         return {peer_id: peer for peer_id, peer in self.peers.items() if peer.live}
 
-    def see(self, entries: Mapping[str, Entry], now: float) -> None:
-        """The directory was read."""
+    def see(self, entries: Mapping[str, Entry], now: float, room: int = NAMED) -> None:
+        """The directory was read. At most ``room`` peers are followed: those known first, and the live ones."""
+        self.unnamed = []
         for peer_id, entry in entries.items():
             if entry.record.state == "left":
                 self._gone(peer_id, "left", now)
-            elif entry.expires > now:
+            elif entry.expires > now and (peer_id in self.peers or len(self.peers) < room):
                 self._here(peer_id, entry, now)
+            elif entry.expires > now:
+                self.unnamed.append(entry.record)
         for peer_id in self.live().keys() - entries.keys():
             self._gone(peer_id, "lost", now)
-        self.peers = {key: it for key, it in self.peers.items() if it.live or now - it.gone_at < FORGET}
+        forget = 0.0 if self.unnamed else FORGET
+        self.peers = {key: it for key, it in self.peers.items() if it.live or now - it.gone_at < forget}
         while self.meetings and self.meetings[0][0] < now - FORGET:
             self.meetings.popleft()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import sys
 import threading
 import time
@@ -19,8 +20,9 @@ from typing import Any, NamedTuple
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from dht_bootstrap import page
-from dht_bootstrap.collector import SwarmCollector, targets
+from dht_bootstrap.collector import SwarmCollector
 from dht_bootstrap.history import RunHistory
+from dht_bootstrap.targets import Networks, targets
 from dht_bootstrap.view import run_view
 from dht_bootstrap.watch import Watch
 from peer import __version__
@@ -39,20 +41,33 @@ class HttpAnswer(NamedTuple):
     content_type: str = "application/json; charset=utf-8"
 
 
-def _json(status: int, body: object) -> HttpAnswer:
-    return HttpAnswer(status, json.dumps(body).encode())
+def json_answer(status: int, body: object) -> HttpAnswer:
+    """``body`` as JSON that every parser reads: a number that is not finite becomes ``null``."""
+    try:
+        text = json.dumps(body, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_nulled(body), allow_nan=False)
+    return HttpAnswer(status, text.encode())
+
+
+def _nulled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _nulled(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_nulled(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Monitor:
-    """Serves in threads of its own until closed."""
+    """Serves in threads of its own until closed. ``networks``: where Prometheus may be sent (targets.py)."""
 
-    def __init__(self, node: Node, host: str, port: int) -> None:
+    def __init__(self, node: Node, host: str, port: int, networks: Networks = ()) -> None:
         self._node, self._watch = node, Watch(node)
         registry = CollectorRegistry()
         registry.register(SwarmCollector(self._watch))
         routes: dict[str, Callable[[], HttpAnswer]] = {
             "/healthz": self._healthz,
-            "/targets": lambda: self._of_runs(targets),
+            "/targets": lambda: self._of_runs(lambda runs: targets(runs, networks)),
             "/metrics": lambda: HttpAnswer(200, generate_latest(registry), CONTENT_TYPE_LATEST),
             "/swarm.json": lambda: self._of_runs(self._swarm),
         }
@@ -81,15 +96,15 @@ class Monitor:
         try:
             peers = self._node.call(self._node.count_peers(), HEALTH_TIMEOUT)
         except (RunError, TimeoutError) as error:
-            return _json(503, {"status": "failing", "reason": self._node.failure or str(error)})
-        return _json(200, {"status": "ok", "peer_id": self._node.peer_id, "connected_peers": peers})
+            return json_answer(503, {"status": "failing", "reason": self._node.failure or str(error)})
+        return json_answer(200, {"status": "ok", "peer_id": self._node.peer_id, "connected_peers": peers})
 
     def _of_runs(self, made: Callable[[dict[str, RunHistory]], object]) -> HttpAnswer:
         if self._watch.failure:  # Prometheus keeps what it had; with an empty list it would forget all
-            return _json(503, {"error": self._watch.failure})
+            return json_answer(503, {"error": self._watch.failure})
         with self._watch.lock:
             body = made(self._watch.runs)
-        return _json(200, body)
+        return json_answer(200, body)
 
     def _swarm(self, runs: dict[str, RunHistory]) -> dict[str, Any]:
         watch, now = self._watch, time.time()
@@ -124,11 +139,11 @@ class _Handler(BaseHTTPRequestHandler):
                 answer = self.routes[path]()
             except Exception as error:  # noqa: BLE001 - the client is told, and the others go on
                 log.error("%s: %s: %s", path, type(error).__name__, error)
-                answer = _json(500, {"error": type(error).__name__})
+                answer = json_answer(500, {"error": type(error).__name__})
         else:
             file = page.answer(path)
-            paths = ["/", *self.routes]
-            answer = HttpAnswer(200, *file) if file is not None else _json(404, {"error": "not found", "paths": paths})
+            missing = {"error": "not found", "paths": ["/", *self.routes]}
+            answer = HttpAnswer(200, *file) if file is not None else json_answer(404, missing)
         body, packs = answer.body, "gzip" in self.headers.get("Accept-Encoding", "") and len(answer.body) > PACKED
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)

@@ -12,14 +12,16 @@ from dht_bootstrap.history import PeerHistory, Point, RunHistory
 def run_view(name: str, run: RunHistory, now: float) -> dict[str, Any]:
     """One run; times are unix seconds, ages seconds."""
     live = list(run.live().values())
+    records = [*(peer.record for peer in live), *run.unnamed]
     shares = [share for share in (peer.idle_share() for peer in live) if share is not None]
     refused = run.refusals()
     return {
         "run": name,
-        "members": len(live),
-        "step": max((peer.record.step for peer in live), default=0),
-        "tokens": sum(peer.record.report.tokens for peer in live),
-        "tokens_per_second": sum(peer.record.tokens_per_second for peer in live),
+        "members": len(records),
+        "unnamed": len(run.unnamed),  # of the members: they have no row in "peers"
+        "step": max((record.step for record in records), default=0),
+        "tokens": sum(record.report.tokens for record in records),
+        "tokens_per_second": sum(record.tokens_per_second for record in records),
         "idle_share": sum(shares) / len(shares) if shares else None,
         "peers": [
             _peer_view(peer_id, peer, refused[peer_id], now)

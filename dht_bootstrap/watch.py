@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Mapping
 
-from dht_bootstrap.history import RunHistory
+from dht_bootstrap.history import NAMED, RunHistory
 from peer.errors import one_line
 from peer.logs import get_logger
 from peer.p2p.node import Node
-from peer.swarm.directory.reader import Onlooker
+from peer.swarm.directory.reader import Entry, Onlooker
 
 log = get_logger("watch")
 READ_PERIOD = 2.0  # seconds
@@ -44,6 +45,14 @@ class Watch:
             return self.node.failure
         return self._error if age is None or age > STALE else ""
 
+    def see(self, found: Mapping[str, Mapping[str, Entry]], now: float) -> None:
+        """The directory was read; ``found``: by run and peer id. All runs share the ``NAMED`` peers."""
+        for run in sorted(found.keys() | self.runs.keys()):
+            history = self.runs.setdefault(run, RunHistory())
+            others = sum(len(it.peers) for it in self.runs.values() if it is not history)
+            history.see(found.get(run, {}), now, NAMED - others)
+        self.runs = {run: history for run, history in self.runs.items() if history.peers or history.unnamed}
+
     async def read_on(self) -> None:
         """Read the directory until cancelled, on the node's thread."""
         onlooker = Onlooker(self.node)
@@ -60,9 +69,7 @@ class Watch:
             else:
                 now = time.time()
                 with self.lock:
-                    for run in found.keys() | self.runs.keys():
-                        self.runs.setdefault(run, RunHistory()).see(found.get(run, {}), now)
-                    self.runs = {run: history for run, history in self.runs.items() if history.peers}
+                    self.see(found, now)
                 self._read_at = time.monotonic()
                 self.read_seconds = self._read_at - began
                 self.reads["ok"] += 1

@@ -106,7 +106,7 @@ function figures(place, run, peers) {
   const share = number(run.idle_share);
   const rows = [
     ["Idle", percent(run.idle_share), share === null ? "no data yet" : share < HEALTHY ? "healthy: below 10%" : "too much: above 10%"],
-    ["Peers", integer(run.members), gone(peers)],
+    ["Peers", integer(run.members), gone(run, peers)],
     ["Tokens per second", compact(run.tokens_per_second), "all peers together"],
     ["Tokens", compact(run.tokens), "trained on so far"],
     ["Step", integer(run.step), "the furthest peer"],
@@ -123,10 +123,10 @@ function figures(place, run, peers) {
   });
 }
 
-function gone(peers) {
+function gone(run, peers) {
   const lost = peers.filter((peer) => peer.state === "lost").length;
   const waiting = peers.filter((peer) => peer.state === "waiting").length;
-  const words = [waiting && `${integer(waiting)} waiting`, lost && `${integer(lost)} lost`].filter(Boolean);
+  const words = [waiting && `${integer(waiting)} waiting`, lost && `${integer(lost)} lost`, number(run.unnamed) > 0 && `${integer(run.unnamed)} without a row`].filter(Boolean);
   return words.join(", ") || "training";
 }
 

@@ -3,6 +3,7 @@
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const NOTHING = "–";
+const brief = (value) => (Math.abs(value) < 1e15 ? short.format(value) : value.toExponential(1));
 
 /** A finite number, or null: records of other peers may hold any value. */
 export const number = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
@@ -12,11 +13,11 @@ export const list = (value) => (Array.isArray(value) ? value : []);
 
 const orNothing = (format) => (value) => (number(value) === null ? NOTHING : format(value));
 
-export const integer = orNothing((value) => (Math.abs(value) < 1e9 ? whole.format(value) : short.format(value)));
-export const compact = orNothing((value) => (Math.abs(value) < 1e4 ? whole.format(value) : short.format(value)));
+export const integer = orNothing((value) => (Math.abs(value) < 1e9 ? whole.format(value) : brief(value)));
+export const compact = orNothing((value) => (Math.abs(value) < 1e4 ? whole.format(value) : brief(value)));
 export const percent = orNothing((value) => `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)}%`);
 export const percentTick = (value) => `${Math.round(100 * value)}%`;
-export const loss = orNothing((value) => (Math.abs(value) < 1000 ? value.toFixed(3) : short.format(value)));
+export const loss = orNothing((value) => (Math.abs(value) < 1000 ? value.toFixed(3) : brief(value)));
 
 /** A duration: 4 s, 3 min, 2 h 5 min, 3 days. */
 export const duration = orNothing((seconds) => {

@@ -119,6 +119,12 @@ OF_BOOTSTRAP = (
         ("run", "state"),
         STATES,
     ),
+    Series(
+        "swarm_peers_unnamed",
+        "gauge",
+        "Members beyond those that the bootstrap node names; they count by state.",
+        ("run",),
+    ),
     Series("swarm_events_total", "counter", "Peers that came, left, or were lost.", ("run", "event"), SWARM_EVENTS),
     Series("swarm_warnings", "gauge", "Peers that a warning concerns.", ("run", "warning"), WARNINGS),
     Series("dht_connected_peers", "gauge", "Peers that the bootstrap node is connected to."),

@@ -14,7 +14,7 @@ import time
 import tracemalloc
 from pathlib import Path
 
-NAMES = ("message", "relayed", "payload", "record", "token", "invitation", "config")
+NAMES = ("message", "relayed", "payload", "record", "monitor", "token", "invitation", "config")
 LIMIT = 1800.0  # seconds for a target
 
 
@@ -22,7 +22,7 @@ def fuzz(name: str, inputs: int) -> None:
     """Run in this process, which libFuzzer ends."""
     import atheris
 
-    with atheris.instrument_imports(include=["peer"]):
+    with atheris.instrument_imports(include=["peer", "dht_bootstrap"]):
         from tests.fuzz.targets import BYTES, SECONDS, targets
     target = targets()[name]
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,10 +26,15 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.proto.auth_pb2 import AccessToken
 from hivemind.utils import MSGPackSerializer
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import TypeAdapter
 
-from dht_bootstrap.collector import targets as targets_of
+from dht_bootstrap.collector import SwarmCollector
 from dht_bootstrap.history import RunHistory
+from dht_bootstrap.monitor import json_answer
+from dht_bootstrap.targets import ENDPOINT
+from dht_bootstrap.targets import targets as targets_of
 from dht_bootstrap.view import run_view
 from peer.config import load
 from peer.config.schema import CodecName, Config
@@ -163,8 +170,6 @@ def record(data: bytes) -> None:
     words = subkey.decode(errors="replace"), value.decode(errors="replace")
     found = records.decode(*words)
     assert found is None or found.peer_id == owner_of_subkey(words[0])[0]
-    if found is not None:
-        watched(found)
     other = records.program_of(*words)
     assert other is None or "".join(other).isprintable()
     decode_revocations(words[1])
@@ -176,12 +181,42 @@ def record(data: bytes) -> None:
             assert not authority.validator.validate(DHTRecord(place, *entry, until)), "accepted without a signature"
 
 
-def watched(found: MemberRecord) -> None:
-    """A record in the bootstrap's monitor."""
+@dataclass
+class Known:
+    """What the collector reads of a watch."""
+
+    runs: dict[str, RunHistory]
+    lock: Any = field(default_factory=contextlib.nullcontext)
+    reads: dict[str, int] = field(default_factory=lambda: {"ok": 1, "failed": 0})
+    read_seconds: float = 0.1
+    connected: int = 1
+
+
+def monitor(data: bytes) -> None:
+    """Values of records, one a line, each of a member of its own, as the bootstrap's monitor shows them."""
+    found = {}
+    for number, line in enumerate(data.decode(errors="replace").split("\n")):
+        one = records.decode("Qm", line)
+        if one is not None:
+            found[f"Qm{number}"] = one.model_copy(update={"peer_id": f"Qm{number}"})
     history, now = RunHistory(), 1e9
-    for age in (0.0, 1.0):
-        history.see({found.peer_id: Entry(found, now + records.LIFETIME + age)}, now + age)
-    json.dumps([run_view("run", history, now + 2), targets_of({"run": history})], allow_nan=False)
+    for at in range(6):  # a clock is judged by five readings
+        history.see({key: Entry(it, now + records.LIFETIME + at) for key, it in found.items()}, now + at, room=3)
+    for networks in ((), (IPv4Network("0.0.0.0/0"),)):
+        for target in targets_of({"run": history}, networks):
+            endpoint = ENDPOINT.fullmatch(target["targets"][0])
+            assert endpoint and 1024 <= int(endpoint[2]) < 2**16
+            host = IPv4Address(endpoint[1])
+            assert not (host.is_link_local or host.is_multicast or host.is_unspecified or host.is_reserved)
+            assert networks or host.is_global
+    body = json_answer(200, run_view("run", history, now + 6)).body.decode()
+    json.dumps(shown := json.loads(body), allow_nan=False)
+    assert None not in (shown["tokens_per_second"], shown["tokens"])
+    assert all(it["text"].isprintable() for it in shown["warnings"])
+    registry = CollectorRegistry()
+    registry.register(SwarmCollector(Known({"run": history})))  # type: ignore[arg-type]
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        assert all(math.isfinite(sample.value) for sample in family.samples), family
 
 
 def token(data: bytes) -> None:
@@ -251,6 +286,34 @@ def _records() -> list[bytes]:
     return [f"{subkey}\0{it.model_dump_json()}".encode() for subkey in ("Qm", f"Qm{tag}")]
 
 
+EXTREMES = (
+    *("9" * 400, str(2**53), str(2**53 + 1), "-1", "0", "-0.0", "1e12", "1e10", "1.7e308", "1e999", "-1e999", "5e-324"),
+    *("NaN", "Infinity", "3.5e38", "-3.5e38", "null", "true", "{}", r'"\ud800"', r'"a\n\u001b[2J\u202e"', '"<b>"'),
+)
+PLACES = ("169.254.169.254:80", "169.254.169.254:9464", "0.0.0.0:9464", "127.0.0.1:9464", "prometheus:9090")
+
+
+def _extreme_records() -> list[bytes]:
+    """Lines in which one value after the other is extreme; the first of each is accepted."""
+    plain: dict[str, Any] = {
+        **{"peer_id": "Qm", "name": "a", "addresses": ["/ip4/45.1.2.3/tcp/5"], "config": "c", "state": "training"},
+        **{"step": 1, "round": 1, "tokens_per_second": 1.0, "metrics": "45.1.2.3:9464", "taken": 1},
+    }
+    report = {
+        **{"version": "1", "tokens": 1, "train_loss": 1.0, "val_loss": 1.0, "seconds": 99.0, "idle_seconds": 1.0},
+        **{"members": 1, "partners": ["a"], "merges": 3, "merged_ago": 9.0, "refused": [["a", 3]]},
+    }
+    marks = [(plain | {key: "MARK", "report": report}) for key in plain if key != "peer_id"]
+    marks += [(plain | {"report": report | {key: "MARK"}}) for key in report]
+    whole = json.dumps(plain | {"report": report})
+    lines = [[whole, *(json.dumps(it).replace('"MARK"', value) for value in EXTREMES)] for it in marks]
+    addressed = [
+        json.dumps(plain | {"metrics": place, "addresses": [f"/ip4/{place.partition(':')[0]}/tcp/5"]})
+        for place in PLACES
+    ]
+    return ["\n".join(it).encode() for it in [*lines, [whole, *addressed]]]
+
+
 def targets() -> dict[str, Target]:
     """By name."""
     username, public = _right_token()
@@ -260,6 +323,7 @@ def targets() -> dict[str, Target]:
         "relayed": Target(relayed, [bytes.fromhex("1a080112160a1400010203") + bytes(17), b"/ip4/45.1.2.3/tcp/31337"]),
         "payload": Target(payload, [bytes([kind]) + bytes(64) for kind in range(len(CODECS))]),
         "record": Target(record, _records()),
+        "monitor": Target(monitor, _extreme_records()),
         "token": Target(token, [username.encode() + b"\0" + public]),
         "invitation": Target(invitation, [good.model_dump_json().encode()]),
         "config": Target(config, [yaml.safe_dump(json.loads(Config().model_dump_json())).encode(), b"run: {}\n"]),

@@ -160,6 +160,34 @@ def test_strings_from_other_peers_stay_text(browser: Chromium, serve: Callable[.
     assert tab.errors == [] and server.missing == []
 
 
+def test_the_largest_values_of_a_record_are_drawn(browser: Chromium, serve: Callable[..., PageServer]) -> None:
+    """At the bounds of swarm/directory/records.py; and what is not finite, as null."""
+
+    def extreme() -> Json:
+        swarm = of(8)()
+        run = swarm["runs"][0]
+        run.update(members=6_120, unnamed=5_608, step=2**53, tokens=6_120 * 2**53, tokens_per_second=None)
+        for sign, peer in zip((1, -1) * 4, run["peers"], strict=True):
+            large = {**dict.fromkeys(("train_loss", "val_loss"), sign * 3.5e38), "tokens_per_second": 1e12, "age": 1e10}
+            counters = dict.fromkeys(("step", "round", "tokens", "members", "refused"), 2**53)
+            peer.update(**large, **counters, merged_age=1e10, idle_share=None)
+            peer["history"] = [
+                [at, 2**53 * i % (2**53 + 1), sign * 3.5e38, i % 2] for i, (at, *_) in enumerate(peer["history"])
+            ]
+        return swarm
+
+    tab = opened(browser, serve(extreme))
+    assert "5,608 without a row" in tab.ask("document.querySelector('#figures').textContent")
+    for i in range(1, 9):
+        tab.click(f"tbody tr:nth-child({i}) .name button")
+    tab.click("[name=against][value=step]")
+    assert not tab.ask("/NaN|Infinity|undefined/.test(document.body.textContent)")
+    assert not tab.ask("[...document.querySelectorAll('svg *')].some(it => /NaN|Infinity/.test(it.outerHTML))")
+    tab.resize(360, 700)
+    assert tab.ask(OVERFLOW) <= 0
+    assert tab.errors == []
+
+
 @pytest.mark.parametrize("n", [0, 4, 200])
 def test_a_phone_needs_no_horizontal_scrolling(browser: Chromium, serve: Callable[..., PageServer], n: int) -> None:
     began = time.time() - 600

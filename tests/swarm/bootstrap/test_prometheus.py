@@ -45,7 +45,7 @@ def test_a_real_prometheus_sees_a_real_swarm(swarm: Swarm) -> None:
     bootstrap, address = swarm.bootstrap()
     for name in SCRAPED:
         swarm.peer(name, *SETS, address=address)
-    hidden = swarm.peer(HIDDEN, *SETS, "peer.metrics.announce=127.0.0.1:9", address=address)
+    hidden = swarm.peer(HIDDEN, *SETS, "peer.metrics.announce=127.0.0.1:1024", address=address)
     monitor = bootstrap.line(r"http=(\S+)").group(1)
     with prometheus.running(swarm.folder, monitor) as server:
         healths = {**dict.fromkeys(SCRAPED, "up"), HIDDEN: "down"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from ipaddress import IPv4Network
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dht_bootstrap.collector import SwarmCollector, target_of, targets
+from dht_bootstrap.collector import SwarmCollector
 from dht_bootstrap.findings import findings
 from dht_bootstrap.history import FORGET, POINTS, Curve, Point, RunHistory
+from dht_bootstrap.targets import targets
 from dht_bootstrap.view import run_view
 from peer.swarm.directory import records
 from peer.swarm.directory.reader import Entry
@@ -145,27 +147,6 @@ def test_a_curve_has_bounded_length_and_keeps_its_beginning(steps: list[float]) 
     assert [it.at for it in curve.points] == sorted(it.at for it in curve.points)
 
 
-@pytest.mark.parametrize(
-    ("metrics", "addresses", "target"),
-    [
-        ("10.0.0.7:9464", ["/ip4/10.0.0.7/tcp/1"], "10.0.0.7:9464"),
-        ("0.0.0.0:9464", ["/ip4/127.0.0.1/tcp/1", "/ip4/10.0.0.7/tcp/1"], "10.0.0.7:9464"),
-        ("0.0.0.0:9464", ["/ip4/127.0.0.1/tcp/1"], "127.0.0.1:9464"),
-        ("127.0.0.1:9464", ["/ip4/127.0.0.1/tcp/1"], "127.0.0.1:9464"),
-        ("127.0.0.1:9464", ["/ip4/10.0.0.7/tcp/1"], None),  # loopback of another machine: Prometheus cannot scrape it
-        ("gpu.example.org:80", ["/ip4/10.0.0.7/tcp/1"], "gpu.example.org:80"),
-        ("0.0.0.0:9464", ["/ip4/10.0.0.9/tcp/1/p2p/QmRelay/p2p-circuit", "/ip4/10.0.0.7/tcp/1"], None),
-        ("gpu.example.org:80", ["/ip4/10.0.0.9/tcp/1/p2p/QmRelay/p2p-circuit"], "gpu.example.org:80"),
-        ("10.0.0.7:99999", ["/ip4/10.0.0.7/tcp/1"], None),
-        ("10.0.0.7:9464/x?y", ["/ip4/10.0.0.7/tcp/1"], None),
-        (None, ["/ip4/10.0.0.7/tcp/1"], None),
-    ],
-)
-def test_prometheus_can_reach_every_target(metrics: str | None, addresses: list[str], target: str | None) -> None:
-    record = entry("a", 1).record.model_copy(update={"metrics": metrics, "addresses": addresses})
-    assert target_of(record) == target
-
-
 class Known:
     """The attributes of a watch that the collector reads."""
 
@@ -178,11 +159,13 @@ class Known:
 
 def test_every_series_of_the_bootstrap_exists_and_hostile_names_are_escaped() -> None:
     looks = [
-        (at, [entry(name, at, merges=int(at), partners=(HOSTILE,), train_loss=2.0, val_loss=2.1, merged_ago=1.0)
-              for name in ("a", HOSTILE)])
+        (at, [entry(name, at, merges=int(at), partners=("a",), train_loss=2.0, val_loss=2.1, merged_ago=1.0)
+              for name in "ab"])
         for at in (1.0, 5.0)
     ]  # fmt: skip
     runs = {HOSTILE: seen(*looks)}
+    other = runs[HOSTILE].peers["Qmb"]  # no record has such a name: the series do not rely on it
+    other.record = other.record.model_copy(update={"name": HOSTILE})
     registry = CollectorRegistry()
     registry.register(SwarmCollector(Known(runs)))  # type: ignore[arg-type]
     families = {it.name: it for it in text_string_to_metric_families(generate_latest(registry).decode())}
@@ -192,7 +175,7 @@ def test_every_series_of_the_bootstrap_exists_and_hostile_names_are_escaped() ->
         for sample in families[name].samples:
             assert tuple(sorted(sample.labels)) == tuple(sorted(row.labels))
     assert {it.labels["peer"] for it in families["noloco_swarm_peer_step"].samples} == {"a", HOSTILE}
-    assert json.loads(json.dumps(targets(runs)))[0]["labels"]["run"] == HOSTILE
+    assert json.loads(json.dumps(targets(runs, [IPv4Network("10.0.0.0/8")])))[0]["labels"]["run"] == HOSTILE
 
 
 def test_a_record_always_fits_and_decodes_to_the_same_record() -> None:

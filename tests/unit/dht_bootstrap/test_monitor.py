@@ -1,0 +1,143 @@
+"""The monitor's answers over HTTP, from whatever records there are: valid, finite and bounded."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.request
+from collections.abc import Iterator, Mapping
+from ipaddress import IPv4Network
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dht_bootstrap.history import NAMED
+from dht_bootstrap.monitor import Monitor, json_answer
+from dht_bootstrap.watch import Watch
+from peer.swarm.directory.reader import Entry
+from peer.swarm.directory.records import LIFETIME, MemberRecord, Report
+from tests.unit.parts import member_record
+
+NOW = 1_700_000_000.0
+LARGEST = Report(
+    version="v" * 24,
+    **dict.fromkeys(("tokens", "members", "merges"), 2**53),
+    **dict.fromkeys(("train_loss", "val_loss"), 3.5e38),
+    **dict.fromkeys(("seconds", "idle_seconds", "merged_ago"), 1e10),
+)
+Found = Mapping[str, Mapping[str, Entry]]
+
+
+class Site:
+    """A monitor whose directory is what a test says."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+
+    def see(self, found: Found, at: float = 0.0) -> None:
+        self._monitor._watch.see(found, NOW + at)
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://{self._monitor.address}{path}", timeout=60) as answer:
+            return str(answer.read().decode())
+
+    def json(self, path: str) -> Any:
+        """Strict JSON, without the words that only some parsers know."""
+
+        def refuse(word: str) -> None:
+            raise AssertionError(word)
+
+        return json.loads(self.get(path), parse_constant=refuse)
+
+    def series(self) -> dict[str, list[Any]]:
+        return {it.name: it.samples for it in text_string_to_metric_families(self.get("/metrics"))}
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(Watch, "failure", "")
+    node = SimpleNamespace(failure="", peer_id="QmNode", addresses=())
+    monitor = Monitor(node, "127.0.0.1", 0, [IPv4Network("10.0.0.0/8")])  # type: ignore[arg-type]
+    try:
+        yield Site(monitor)
+    finally:
+        monitor.close()
+
+
+def member(number: int, **changes: Any) -> MemberRecord:
+    values = {"addresses": ["/ip4/10.0.0.7/tcp/1"], "metrics": "0.0.0.0:9464", **changes}
+    return member_record(f"Qm{number:05d}").model_copy(update=values)
+
+
+def entries(members: list[MemberRecord], at: float = 0.0) -> dict[str, Entry]:
+    return {it.peer_id: Entry(it, NOW + at + LIFETIME) for it in members}
+
+
+def test_the_largest_values_of_a_whole_swarm_stay_finite(site: Site) -> None:
+    largest = {"step": 2**53, "round": 2**53, "tokens_per_second": 1e12, "report": LARGEST}
+    for at in (0.0, 2.0, 4.0):
+        site.see({"demo": entries([member(number, **largest) for number in range(600)], at)}, at)
+    (run,) = site.json("/swarm.json")["runs"]
+    assert run["tokens_per_second"] == 600e12 and run["tokens"] == 600 * 2**53 and run["step"] == 2**53
+    for samples in site.series().values():
+        assert all(math.isfinite(sample.value) for sample in samples)
+
+
+def test_a_value_that_is_not_finite_breaks_nobody_else_s_line(site: Site) -> None:
+    """No record has one; a sum might, one day."""
+    broken = member(1, tokens_per_second=math.inf, report=Report.model_construct(train_loss=math.nan, seconds=1.0))
+    site.see({"demo": entries([broken, member(2)])})
+    (run,) = site.json("/swarm.json")["runs"]
+    assert [it["tokens_per_second"] for it in run["peers"]] == [None, 1.0]
+    assert run["tokens_per_second"] is None
+    rates = site.series()["noloco_swarm_peer_tokens_per_second"]
+    assert [(it.labels["peer_id"], it.value) for it in rates] == [("Qm00002", 1.0)]
+    assert json_answer(200, {"a": [1.5, {"b": -math.inf}]}).body == b'{"a": [1.5, {"b": null}]}'
+
+
+def test_six_thousand_members_that_are_not_there_are_counted_and_not_named(site: Site) -> None:
+    """Attack 8 at 8d558f9: 7 MB of series and 6,099 targets."""
+    honest = [member(number, report=Report(tokens=7)) for number in range(20)]
+    flood = [member(number, name="x" * 64, state="waiting") for number in range(20, 6_120)]
+    site.see({"demo": entries(honest)})
+    for at in (2.0, 4.0):
+        site.see({"demo": entries([*flood, *honest], at)}, at)
+    (run,) = site.json("/swarm.json")["runs"]
+    named = {it["peer_id"] for it in run["peers"]}
+    assert len(named) == NAMED and {it.peer_id for it in honest} <= named  # those known first
+    assert (run["members"], run["unnamed"]) == (6_120, 6_120 - NAMED)
+    assert run["tokens"] == 140 and run["tokens_per_second"] == 6_120
+    assert len(site.json("/targets")) == NAMED
+    series = site.series()
+    assert len(series["noloco_swarm_peer_step"]) == NAMED
+    (unnamed,) = series["noloco_swarm_peers_unnamed"]
+    assert unnamed.value == 6_120 - NAMED
+    assert {it.labels["state"]: it.value for it in series["noloco_swarm_peers"]} == {
+        **{"training": 20, "waiting": 6_100, "left": 0, "lost": 0}
+    }
+    sizes = {path: len(site.get(path)) for path in ("/metrics", "/targets", "/swarm.json")}
+    assert max(sizes.values()) < 3 * 2**20, sizes
+
+
+def test_all_runs_share_the_named_and_a_peer_that_is_gone_makes_room(site: Site) -> None:
+    runs = {f"run-{number}": entries([member(peer) for peer in range(100)]) for number in range(16)}
+    site.see(runs)
+    assert len(site.json("/targets")) == NAMED
+    assert sum(len(it["peers"]) for it in site.json("/swarm.json")["runs"]) == NAMED
+    assert sum(it["members"] for it in site.json("/swarm.json")["runs"]) == 1_600
+    first, fresh = "run-0", [member(peer) for peer in range(5_000, 5_100)]
+    for at in (2.0, 4.0):  # its first hundred are lost, and others come
+        site.see(
+            {**{name: entries([member(peer) for peer in range(100)], at) for name in runs}, first: entries(fresh, at)},
+            at,
+        )
+    states = [peer["state"] for run in site.json("/swarm.json")["runs"] for peer in run["peers"]]
+    assert states == ["training"] * NAMED
+
+
+def test_a_swarm_within_the_bound_is_named_whole(site: Site) -> None:
+    site.see({"demo": entries([member(number) for number in range(NAMED)])})
+    (run,) = site.json("/swarm.json")["runs"]
+    assert (len(run["peers"]), run["unnamed"]) == (NAMED, 0)
