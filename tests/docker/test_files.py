@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dht_bootstrap.cli import DEFAULT_DHT_PORT, DEFAULT_HTTP_PORT
 from dht_bootstrap.cli import _parser as bootstrap_parser
@@ -116,11 +117,55 @@ def test_every_volume_is_declared_and_every_mounted_path_exists(file: str) -> No
 def test_a_service_of_ours_has_few_rights_and_time_to_leave(file: str, name: str) -> None:
     service = ours(file)[name]
     assert service["image"] == f"noloco-peer:{__version__}"
-    assert service["read_only"] and service["init"] and service["tmpfs"] == ["/tmp"] and service["cap_drop"] == ["ALL"]
+    assert service["init"]
     if words(service)[0] == "train":
         assert service["stop_grace_period"] == "2m"
         assert service["restart"] == "on-failure"
     assert ("gpu" in service.get("profiles", [])) == ("deploy" in service)
+
+
+@pytest.mark.parametrize(("file", "name"), [(file, name) for file in FILES for name in load(file)["services"]])
+def test_every_container_is_confined(file: str, name: str) -> None:
+    """Ours, Prometheus and Grafana: what breaks into one can write nothing, gain nothing and use up nothing."""
+    service = load(file)["services"][name]
+    assert service["read_only"] is True and service["tmpfs"] == ["/tmp"]
+    assert service["cap_drop"] == ["ALL"] and service["security_opt"] == ["no-new-privileges:true"]
+    assert not {"privileged", "cap_add", "pid", "ipc", "network_mode", "devices", "user"} & service.keys()
+    gigabytes = re.fullmatch(r"(\d+)g", service["mem_limit"])
+    assert gigabytes and 1 <= int(gigabytes[1]) <= 64
+    assert 100 <= service["pids_limit"] <= 4096 and 1024 < service["ulimits"]["nofile"] <= 65536
+    assert not any("docker.sock" in volume for volume in service["volumes"])
+
+
+def test_a_peer_s_memory_is_a_variable() -> None:
+    for file in FILES:
+        assert {it["mem_limit"] for it in ours(file, {"MEMORY": "3g"}).values()} - {"2g"} == {"3g"}
+
+
+def test_nobody_logs_into_grafana_and_there_is_no_admin() -> None:
+    settings = load("compose.yaml")["services"]["grafana"]["environment"]
+    assert settings["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert settings["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == settings["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert settings["GF_AUTH_BASIC_ENABLED"] == "false"  # without a form admin:admin was good for the API
+    assert not any("PASSWORD" in key or "ADMIN_USER" in key for key in settings)
+
+
+@pytest.mark.parametrize("subnet", [{}, {"SUBNET": "10.9.8.0/24"}])
+def test_prometheus_is_sent_into_the_containers_network_only(subnet: dict[str, str]) -> None:
+    content = load("compose.yaml", subnet)
+    (pool,) = content["networks"]["default"]["ipam"]["config"]
+    args = bootstrap_parser().parse_args(words(content["services"]["bootstrap"])[1:])
+    assert [str(it) for it in args.scrape_networks] == [pool["subnet"]]
+    assert pool["subnet"] == subnet.get("SUBNET", "172.30.94.0/24")
+    for it in content["services"].values():
+        assert "networks" not in it
+
+
+def test_a_peer_s_answer_sends_prometheus_nowhere_else() -> None:
+    settings = yaml.safe_load((FOLDER / "prometheus" / "prometheus.yml").read_text())
+    (peers,) = (it for it in settings["scrape_configs"] if it["job_name"] == "noloco-peer")
+    assert peers["follow_redirects"] is False
+    assert {"body_size_limit", "sample_limit", "label_limit", "label_value_length_limit"} <= peers.keys()
 
 
 def test_names_that_the_program_does_not_know_are_not_used() -> None:
