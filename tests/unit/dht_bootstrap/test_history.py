@@ -112,6 +112,13 @@ def test_a_peer_with_a_problem_has_a_warning_of_one_line(kind: str, odd: dict[st
     assert "\n" not in found.text
 
 
+def test_a_split_is_judged_by_all_members_the_unnamed_too() -> None:
+    run, members = RunHistory(), [entry(name, 100.0, members=4) for name in "abcdefghij"]
+    run.see({it.record.peer_id: it for it in members}, NOW + 100, room=4)
+    assert [(it.kind, it.peer_id) for it in findings(run)] == [("split", f"Qm{name}") for name in "abcd"]
+    assert "sees 4 of 10 members" in findings(run)[0].text
+
+
 @pytest.mark.parametrize(("shift", "warned"), [(0.0, False), (2.5, True), (-6.0, True), (-1.0, False)])
 def test_a_wrong_clock_shows_in_the_age_of_the_records(shift: float, warned: bool) -> None:
     run = RunHistory()
