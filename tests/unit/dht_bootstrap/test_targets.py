@@ -69,6 +69,10 @@ def test_a_port_of_a_system_or_of_nobody_is_never_a_target(port: str) -> None:
     assert target(f"45.1.2.3:{port}", [PUBLIC], ALL) is None
 
 
+def test_a_record_that_claims_all_addresses_is_no_target() -> None:
+    assert target("0.0.0.0:9464", ["/ip4/0.0.0.0/tcp/1"], ALL) is None
+
+
 def test_the_default_is_loopback_for_a_swarm_of_one_machine_only() -> None:
     assert list(default_networks("127.0.0.1")) == [IPv4Network("127.0.0.0/8")]
     assert not default_networks("0.0.0.0") and not default_networks("45.1.2.3") and not default_networks("::1")
