@@ -29,8 +29,7 @@ from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT
 from peer.swarm.healing import STALE_ROUNDS, DivergenceTracker, Origin, Replacement
 from peer.swarm.pairing.rendezvous import PairMatching
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL, Donor
-from peer.swarm.state_transfer.download import download_state
-from peer.swarm.state_transfer.join import take_state
+from peer.swarm.state_transfer.join import take_from, take_state
 
 log = get_logger("presence")
 
@@ -171,7 +170,7 @@ class Presence:
 
     def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:
         """The verified state of a member of the group in ``room``, or ``None``."""
-        return download_state(self._node, donor, room, CATCH_UP_TIMEOUT)
+        return take_from(self._node, donor, room, CATCH_UP_TIMEOUT, lambda: self._context.stopping)
 
     @property
     def peer_id(self) -> str:

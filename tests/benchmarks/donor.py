@@ -37,7 +37,7 @@ from peer.rounds.types import Seat
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL, Donor
-from peer.swarm.state_transfer.download import download_state
+from peer.swarm.state_transfer.join import take_from
 from peer.training import replica
 from peer.training.state import PeerState
 from tests.benchmarks.common import finish, options
@@ -91,7 +91,7 @@ class Side:
             for kind, seat in seats.items():
                 begin, states = time.monotonic(), 0
                 while seat is not None and time.monotonic() < begin + TURN:
-                    states += download_state(self.node, seat, room, 60.0) is not None
+                    states += take_from(self.node, seat, room, 60.0, lambda: False) is not None
                 time.sleep(max(0.0, begin + TURN - time.monotonic()))
                 print(kind, begin, time.monotonic(), states, flush=True)
 

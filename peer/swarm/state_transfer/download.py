@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from peer import clock
-from peer.errors import RunError, UserError
+from peer.errors import UserError
 from peer.logs import fields, get_logger
 from peer.p2p.greeting import MemberNode
 from peer.p2p.payload import fp32_rooms, receive_parts
-from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
+from peer.p2p.stream import BadMessage, Refused, Stream
 from peer.rounds.state import NO_ROUNDS, Lineage, State
 from peer.rounds.types import Seat
 from peer.swarm.directory.records import MemberRecord
@@ -52,15 +52,6 @@ class DonorBehind(Exception):
 
 class DonorSlow(Exception):
     """A part took too long; those before it are valid."""
-
-
-def download_state(node: MemberNode, donor: Seat, room: Sequence[Tensor], timeout: float) -> State | None:
-    """The verified state of one member; ``None`` when it fails or takes more than ``timeout`` seconds."""
-    try:
-        return node.call(download(node, donor, PartialState(room)), timeout)
-    except (StreamLost, BadMessage, TimeoutError, RunError, DonorBusy) as error:
-        log.warning("donor failed: %s", fields(peer=donor.name, reason=str(error)))
-        return None
 
 
 async def download(

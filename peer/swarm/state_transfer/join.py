@@ -7,6 +7,7 @@ are near each other, so parts of two of them fit; for methods with equal replica
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -20,6 +21,7 @@ from peer.logs import fields, get_logger
 from peer.p2p.greeting import MemberNode
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.state import State
+from peer.rounds.types import Seat
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer.donor import STATE_TIMEOUT, TRANSFER_LIMIT
@@ -77,6 +79,28 @@ def take_state(
             why = "; ".join(search.reasons)[:300]
             raise RunError(f"no member gave its weights ({why}); try again, or look at their logs")
         clock.sleep(ASK_ALL_PAUSE)
+
+
+def take_from(
+    node: MemberNode, donor: Seat, room: Sequence[Tensor], timeout: float, stopped: Callable[[], bool]
+) -> State | None:
+    """The verified state of one member, which is asked again while it is busy: a group sends many members to one.
+
+    ``None`` when it fails or takes more than ``timeout`` seconds, or when this peer is ``stopped``. ``room``: as in
+    :func:`take_state`.
+    """
+
+    async def ask() -> State:
+        while True:
+            with contextlib.suppress(DonorBusy):
+                return await download(node, donor, PartialState(room))
+            await asyncio.sleep(ASK_ALL_PAUSE)
+
+    try:
+        return node.call(_until_stopped(ask(), stopped), timeout)
+    except (StreamLost, BadMessage, TimeoutError, RunError) as error:
+        log.warning("donor failed: %s", fields(peer=donor.name, reason=str(error)))
+        return None
 
 
 class _DonorSearch:

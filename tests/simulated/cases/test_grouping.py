@@ -1,13 +1,23 @@
-"""Groups of everyone in virtual time, on lines on which they once hindered themselves."""
+"""Groups of everyone: what a leader sends, and how a group comes together again after a split."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from peer.swarm.grouping.roster import GATHER_PROTOCOL
+from peer.telemetry.run_log import Row
 from tests.simulated.network import Connection
 from tests.simulated.scenario import Fault, Machine, Scenario
-from tests.simulated.world import in_a_folder
+from tests.simulated.world import World, in_a_folder
 
 COUNT = 8
+SPLIT, HEALED = 30.0, 70.0  # seconds
+
+
+def group(*faults: Fault) -> Scenario:
+    machine = Machine(0.5, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
+    return Scenario(0, "group", (machine,) * COUNT, faults, 120.0, inner_steps=10, numel=300, codec="none")
 
 
 def gathering(link: Connection) -> int:
@@ -17,11 +27,9 @@ def gathering(link: Connection) -> int:
 
 def test_a_leader_on_a_slow_line_sends_a_member_one_notice_at_a_time() -> None:
     """It sent one more every two seconds while the earlier ones were on their way: they filled the line."""
-    machine = Machine(0.5, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
     slow = tuple(Fault(30.0, "trickle", (number,), 60.0, 0) for number in range(COUNT))
-    scenario = Scenario(0, "group", (machine,) * COUNT, slow, 120.0, inner_steps=10, numel=300, codec="none")
     seen = []
-    with in_a_folder(scenario) as world:
+    with in_a_folder(group(*slow)) as world:
 
         def look() -> None:
             seen.extend(gathering(link) for peer in world.peers for link in peer.host.links.values())
@@ -30,3 +38,25 @@ def test_a_leader_on_a_slow_line_sends_a_member_one_notice_at_a_time() -> None:
         world.loop.call_later(1.0, look)
         world.run()
     assert max(seen) <= 3  # a notice each way, and a join; there were 5
+
+
+@contextmanager
+def after_a_split() -> Iterator[World]:
+    """Two halves that average each by itself, until one half must take the weights of the other."""
+    with in_a_folder(group(Fault(SPLIT, "split", (4, 5, 6, 7), HEALED - SPLIT, 0))) as world:
+        yield world
+
+
+def rounds(world: World, number: int) -> list[Row]:
+    """The rounds of a peer but for the last, in which others leave."""
+    rows = world.rounds(world.peers[number])[:-1]
+    assert len(rows) > 12 and rows[-1]["round"] > 12
+    return rows
+
+
+def test_many_members_that_must_take_the_weights_of_one_wait_until_it_is_free() -> None:
+    """It serves two at a time. The others gave up, and the next round had them again: with 13 it took seven rounds."""
+    with after_a_split() as world:
+        world.run()
+        outcomes = {row["outcome"] for number in range(COUNT) for row in rounds(world, number)}
+    assert outcomes == {"merged"}
