@@ -100,6 +100,9 @@ class GroupMatching(Matching):
             eta = self._boundary.eta()
             if self._boundary.here or self._boundary.between or eta is None:
                 continue
+            if self._round < self._context.counters.round:  # it did not get the group's weights at its boundary
+                self._round = self._context.counters.round
+                self._member.leave()  # the leader waits for it
             leader = self._known.leader()
             if leader is None:
                 self._known.notify(self._known.missing(self._leader.present))

@@ -60,3 +60,18 @@ def test_many_members_that_must_take_the_weights_of_one_wait_until_it_is_free() 
         world.run()
         outcomes = {row["outcome"] for number in range(COUNT) for row in rounds(world, number)}
     assert outcomes == {"merged"}
+
+
+def test_a_member_that_could_not_take_the_weights_is_not_waited_for() -> None:
+    """It trained on, and its leader waited for it as for one that still takes them."""
+    with after_a_split() as world:
+
+        def fail() -> None:
+            assert world.peers[0].trainer is not None
+            world.peers[0].trainer.boundary.presence.state_of = lambda *_: None  # type: ignore[method-assign]
+
+        world.loop.call_later(SPLIT + 1.0, fail)
+        world.run()
+        assert "did not give" in str(rounds(world, 0)[-1]["detail"])
+        waits = [row["seconds"]["match"] for number in range(1, COUNT) for row in rounds(world, number)[-3:]]
+    assert max(waits) < 2.5  # 1.6 now, 10 then
