@@ -88,12 +88,17 @@ class GroupLeader:
             member.leave()
 
     async def gather(self, me: Seat, own: Lineage, round: int, *, equal: bool, stopped: Callable[[], bool]) -> Group:
-        """Wait for the members, then send the roster. ``equal``: all need the same lineage."""
+        """Wait for the members, then send the roster. ``equal``: all need the same lineage.
+
+        Members come while it waits, and may have to take weights: all of that lasts for the longest wait for a member
+        and once ``CATCH_UP_TIMEOUT``, as each member expects.
+        """
         self._gathering = True
+        until = clock.monotonic() + self._patience + CATCH_UP_TIMEOUT
         while True:
             self._news.clear()
             late = self._awaited(round)
-            if not late or stopped():
+            if not late or stopped() or clock.monotonic() >= until:
                 outdated = self._outdated(own) if equal else None
                 if outdated is None:
                     return await self._send_roster(me, round)

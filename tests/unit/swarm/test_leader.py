@@ -132,6 +132,25 @@ def test_one_that_does_not_come_or_dies_is_left_out() -> None:
     run(scene)
 
 
+def test_members_that_come_one_after_the_other_keep_the_others_no_longer_than_all_expect() -> None:
+    """Each comes within its time, has other weights, and does not come back with the group's."""
+
+    async def scene(harness: Harness) -> None:
+        ended, began = [], clock.monotonic()
+        await harness.ready("b")
+        await harness.join("stray 0", eta=1e6)
+        gathering = asyncio.ensure_future(harness.gather())
+        gathering.add_done_callback(lambda _: ended.append(clock.monotonic() - began))
+        for number in range(5):
+            await asyncio.sleep(40.0)
+            await harness.join(f"stray {number + 1}", eta=1e6)
+            await harness.ready(f"stray {number}", lineage=OTHER)
+        assert [link.peer_id for link in (await gathering).links] == ["b"]
+        assert ended == [took(50.0 + leader.CATCH_UP_TIMEOUT, more=leader.KEEP_ALIVE)]
+
+    run(scene, patience=50.0)
+
+
 def test_the_patience_is_a_limit_to_what_a_member_announces() -> None:
     async def scene(harness: Harness) -> None:
         await harness.ready("b")
