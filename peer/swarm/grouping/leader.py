@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import secrets
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -106,8 +107,8 @@ class GroupLeader:
                 if own != reference:
                     self._gathering = False
                     self._spawn(self._keep_waiting(me))
-                    held = (it.seat for it in self._joined.values() if it.ready and it.ready.lineage == reference)
-                    return Group(round, behind=next(held))
+                    held = [it.seat for it in self._joined.values() if it.ready and it.ready.lineage == reference]
+                    return Group(round, behind=random.choice(held))  # the next time another one, if this one fails
                 await self._update(me, outdated_members)
                 continue
             if self._due_to_tell():
@@ -132,8 +133,8 @@ class GroupLeader:
         late = []
         due = max(round, min((member.round for member in self._joined.values()), default=round))
         for peer_id, member in list(self._joined.items()):
-            if member.gone:
-                self._joined.pop(peer_id)
+            if member.gone or member.stream.ended:  # nobody reads the stream of a member that is ready
+                self._joined.pop(peer_id).leave()
             elif member.ready is None and member.until <= clock.monotonic():
                 log.info("no longer waiting for a member: %s", fields(peer=member.seat.name))
                 self._joined.pop(peer_id).leave()
