@@ -13,10 +13,10 @@ NEVER = 1e11  # unix seconds
 
 
 class Stubborn(Admission):
-    """Of a member that goes on when its invitation has ended, and keeps no list of revocations."""
+    """Of a member that goes on when its invitation has ended, and keeps no list of revocations. It checks others."""
 
     def objection(self, certificate: Certificate, peer_id: str) -> str:
-        return ""
+        return "" if peer_id == self.own.peer_id else super().objection(certificate, peer_id)
 
     def learn(self, revocations: Revocations) -> bool:
         return True

@@ -45,7 +45,7 @@ class Outsider:
     def __init__(self, network: Network, host: Host, peers: list[SimulatedPeer], chance: random.Random) -> None:
         self._network, self._host, self._peers, self._chance = network, host, peers, chance
         self._p2p = SimulatedP2P(network, host)
-        self._forged = Invitations(0).authority(host.peer_id).admission.own  # signed by itself
+        self._forged = Invitations(-1).authority(host.peer_id).admission.own  # signed by itself, whatever the seed
 
     async def trouble(self, seconds: float) -> None:
         """For so long."""
