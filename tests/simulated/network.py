@@ -156,13 +156,15 @@ class Network:
         return (one.latency + other.latency) * self.chance.uniform(1.0, 1.2)
 
     def arrival(self, sender: Host, receiver: Host, size: int) -> float:
-        """When ``size`` bytes that leave now have arrived, behind all that both lines carry already."""
-        now = self.loop.time()
+        """When ``size`` bytes that leave now have arrived, behind all that both lines carry already.
+
+        The receiver's line carries them from now on: what is still on its way from a slow sender holds up no other.
+        """
+        now, down = self.loop.time(), size / receiver.down
         sender.sent_until = max(now, sender.sent_until) + size / sender.up
         sender.bytes_sent += size
-        at = max(sender.sent_until + self.delay(sender, receiver), receiver.received_until)
-        receiver.received_until = at + size / receiver.down
-        return receiver.received_until
+        receiver.received_until = max(now, receiver.received_until) + down
+        return max(sender.sent_until + self.delay(sender, receiver) + down, receiver.received_until)
 
     async def connect(self, own: Host, peer_id: str) -> Connection:
         """A connection, new or not. Raises ``OSError`` with p2pd's words; waits for ever where packets vanish."""

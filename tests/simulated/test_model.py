@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 from tests.simulated.admission import NEVER, Invitations
+from tests.simulated.loop import VirtualLoop
+from tests.simulated.network import Network
 
 
 def test_a_member_that_goes_on_without_an_invitation_still_turns_outsiders_away() -> None:
@@ -16,3 +20,13 @@ def test_a_member_that_goes_on_without_an_invitation_still_turns_outsiders_away(
     assert stubborn.objection(swarm.authority("Qm2").admission.own, "Qm2") == ""  # it keeps no list of revocations
     forged = Invitations(2).authority("Qm3", NEVER).admission.own
     assert "not signed by the owner" in stubborn.objection(forged, "Qm3")
+
+
+def test_a_slow_sender_holds_up_nobody_elses_bytes_and_fast_ones_share_the_receivers_line() -> None:
+    """Two peers on good lines could not meet while a third one, on a line of 400 bytes a second, called both."""
+    network = Network(VirtualLoop(), random.Random(0))
+    slow, one, two = (network.add(0.01, up, 1e6) for up in (400.0, 1e6, 1e6))
+    receiver = network.add(0.01, 1e6, 1e6)
+    assert network.arrival(slow, receiver, 4000) > 10.0
+    assert network.arrival(one, receiver, 100_000) < 0.3
+    assert network.arrival(two, receiver, 1_000_000) > 1.1
