@@ -35,14 +35,6 @@ class Verdict:
     reason: Reason | None = None
 
 
-def merge(own: Readable, theirs: Tensor) -> None:
-    """``theirs`` ← the mean of both, in place."""
-    room = scratch(own.numel)
-    for start, stop in parts(own.numel):
-        own.read(start, room[: stop - start])
-        blend(room[: stop - start], theirs[start:stop], 0.5)
-
-
 def blend(own: Tensor, theirs: Tensor, share: float) -> None:
     """``theirs`` ← (1 − share) own + share theirs, in place, for one part."""
     if share == 0.5:
@@ -52,7 +44,7 @@ def blend(own: Tensor, theirs: Tensor, share: float) -> None:
 
 
 def mean_of(group: Sequence[Contribution], out: Tensor) -> None:
-    """``out`` ← mean over ``group``, summed in the group's order. For two the same bits as :func:`merge`."""
+    """``out`` ← mean over ``group``, summed in the group's order. For two the same bits as :func:`blend`."""
     room = scratch(out.numel())
     for start, stop in parts(out.numel()):
         total = out[start:stop].zero_()

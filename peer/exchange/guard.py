@@ -1,53 +1,64 @@
-"""The acceptance test before every average of two: is this what a peer of the same run would send?
+"""How much of a partner's contribution a peer takes: what a swap changes is bounded, whatever the partner sends.
 
-A peer knows how its own inner steps changed its contribution s = γφ + βΔ (outer/noloco.py): by βΔ. So it can compute
-what the partner's contribution would change:
+A peer takes the mean own + share · (theirs − own). The share is the partner's by tokens, and at most a half, so a false
+count of tokens gains nothing. It is smaller where a part would change too much:
 
-    x = s_theirs − s_own + βΔ_own = βΔ_theirs + γ (φ_theirs − φ_own)
+    share · ‖theirs − own‖ ≤ ½ · reach        for each part, over the elements of that part
 
-the partner's progress and the difference of the slow weights. A contribution is refused, with its :class:`Reason`, when
+This is centred clipping (Karimireddy, He and Jaggi, "Learning from history for Byzantine robust optimization", ICML
+2021) around the peer's own contribution: a false one may have any direction, but no larger effect than that of an
+honest peer. The reach is ``CLIP`` times the usual distance, and at least 2 ‖βΔ‖: so far apart may two peers be that
+began at the same weights and took inner steps of the same length. Usual is the median of the recent partners'
+distances in units of this peer's own ‖βΔ‖, because both become smaller with the learning rate. A minority cannot move
+the median, and no partner counts as further than ``FURTHEST``: what hostile peers stir up is not taken for usual.
 
-    it is not finite · its norm is out of proportion · x is far longer than usual · it was merged before
+A peer that was alone for long is far from all others. Its median soon says so, and it takes much of them, while they
+take a little of it at a time. Each side clips by what it has seen, so the two means of a pair may differ; NoLoCo does
+not need them to be equal. Each part is clipped by itself, because an overlapped swap uses the first parts before the
+last ones have come.
 
-"Usual" is the median of this peer's own βΔ and of each recent partner's last x, also of those refused, so a minority
-cannot move it. A long x is accepted while the two contributions have something in common: replicas that trained alone
-for long still had a cosine of about 0.3, and a refusal would keep them apart for longer. (Two with nothing in common:
-swarm/healing.py.) The direction of x is free: honest ones differ, and the harm of a false one is bounded
-(tests/benchmarks/README.md, "One hostile peer in eight").
+Only three kinds of contributions are refused, with their :class:`Reason`: what is not finite; what was merged before;
+and what is far *and* has nothing in common with the peer's own, because a mean of two such models is a bad model
+(swarm/healing.py). Replicas that trained alone for long still had a cosine of about 0.3.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median_low
 
 import xxhash
 from torch import Tensor
 
-from peer.exchange.average import Verdict, square
+from peer.exchange.average import Verdict, blend, square
 from peer.rounds.contribution import Contribution, parts, scratch
 from peer.rounds.types import Outcome, Reason
 
-NORMS = 2.0  # largest ratio of two contributions' norms
-FAR = 2.0  # times the usual length of x
+CLIP = 1.5  # times the usual distance; with 2.0 two hostile peers of eight drive the others apart without limit
+FURTHEST = 4.0  # times ‖βΔ‖: honest partners were up to 3.9 apart
 COMMON = 0.1  # least cosine of two contributions that have something in common
+LEAST_SHARE, MOST_SHARE = 0.1, 0.5  # of a partner in a mean weighted by tokens
 RECENT_PARTNERS = 15
 KNOWN_PARTNERS = 256
 ENOUGH = 0.125  # share of the elements that allows a judgement on all
 SOME = ENOUGH / 2  # a partner may stop after ENOUGH; this peer has seen at least this share by then
-EARLY = 5.0  # factor on NORMS before ENOUGH has been seen
 REMEMBERED = 256  # merged contributions
+
+
+def share(theirs: int, own: int) -> float:
+    """The partner's share in a mean weighted by tokens; bounded, whatever its header claims."""
+    total = theirs + own
+    return min(max(theirs / total, LEAST_SHARE), MOST_SHARE) if total else MOST_SHARE
 
 
 class Guard:
     """What a peer remembers of its partners. One swap at a time, from any thread."""
 
-    def __init__(self, max_norm_ratio: float = NORMS) -> None:
-        self.max_norm_ratio = max_norm_ratio
+    def __init__(self) -> None:
         self._change = 0.0  # ‖βΔ‖ of this peer in its last swap
-        self._partners: dict[str, float] = {}  # length of the last x by partner, newest last
+        self._partners: dict[str, dict[int, float]] = {}  # by partner, newest last: each part's distance / ‖βΔ‖
         self._known: deque[str] = deque(maxlen=KNOWN_PARTNERS)  # partners whose last contribution was accepted
         # partner and digest of each payload that was merged; two newcomers with one donor may send the same
         self.merged: deque[tuple[str, bytes]] = deque(maxlen=REMEMBERED)
@@ -56,20 +67,25 @@ class Guard:
         """A swap of ``numel`` elements with ``partner`` (its id) begins."""
         return Judgement(self, partner, numel, known=partner in self._known)
 
-    def usual(self, change: float) -> float:
-        """The usual length of x; ``change``: the present ‖βΔ‖ over the parts so far."""
-        lengths = list(filter(None, (self._change or change, *self._partners.values())))
-        return median_low(lengths) if lengths else 0.0
+    def reach(self, start: int, change: float) -> float:
+        """How far a partner may be in the part that begins at element ``start``; infinite when nothing is known.
+
+        ``change``: this peer's own ‖βΔ‖ of it.
+        """
+        lengths = [change, *(self._change * it.get(start, 0.0) for it in self._partners.values())]
+        return max(2 * change, CLIP * median_low(list(filter(None, lengths)) or [math.inf]))
 
     def learn(self, judgement: Judgement) -> None:
         """A contribution has been judged, in part or whole, whatever the verdict."""
         if judgement.partner in self._known:
             self._known.remove(judgement.partner)
+        before = self._partners.pop(judgement.partner, {})
         if judgement.seen == judgement.numel:
             self._change = math.sqrt(judgement.change)
-        if math.isfinite(judgement.length):
-            self._partners.pop(judgement.partner, None)
-            self._partners[judgement.partner] = math.sqrt(judgement.length)
+        if math.isfinite(judgement.apart) and self._change:
+            unit = max(self._change, math.sqrt(judgement.apart) / FURTHEST)
+            now = {start: it / unit for start, it in judgement.distances.items()}
+            self._partners[judgement.partner] = before | now
             if len(self._partners) > RECENT_PARTNERS:
                 del self._partners[next(iter(self._partners))]
 
@@ -87,24 +103,37 @@ class Judgement:
     partner: str
     numel: int
     known: bool = True  # its last contribution was accepted
+    share: float = MOST_SHARE  # the partner's in the mean, by tokens
+    ahead: int = 0  # rounds that the partner is ahead, by its header
     seen: int = 0
     own: float = 0.0  # ‖s_own‖²
     theirs: float = 0.0  # ‖s_theirs‖²
     apart: float = 0.0  # ‖s_theirs − s_own‖²
     change: float = 0.0  # ‖βΔ_own‖²
-    length: float = 0.0  # ‖x‖²
-    ahead: int = 0  # rounds that the partner is ahead, by its header
+    reach: float = 0.0  # (the guard's reach)²
+    distances: dict[int, float] = field(default_factory=dict)  # ‖s_theirs − s_own‖ of each part, by its first element
+    least: float = 1.0  # the smallest share of a part that was left after clipping, relative to ``share``
 
-    def add(self, own: Tensor, change: Tensor, theirs: Tensor) -> None:
-        """One more part; fp32, host."""
+    def add(self, start: int, own: Tensor, change: Tensor, theirs: Tensor) -> float:
+        """One more part (fp32, host), from element ``start``. ``change``: of ``own`` by this peer's inner steps, βΔ.
+
+        Returns the partner's share in the mean of this part.
+        """
         self.seen += own.numel()
         self.own += square(own)
         self.theirs += square(theirs)
-        implied = theirs - own
-        self.apart += square(implied)
-        implied.add_(change)
-        self.length += square(implied)
-        self.change += square(change)
+        apart, changed = square(theirs - own), square(change)
+        reach = self.guard.reach(start, math.sqrt(changed))
+        self.apart += apart
+        self.change += changed
+        self.reach += reach**2
+        distance = math.sqrt(apart)
+        self.distances[start] = distance
+        if self.share * distance <= MOST_SHARE * reach:
+            return self.share
+        clipped = MOST_SHARE * reach / distance
+        self.least = min(self.least, clipped / self.share)
+        return clipped
 
     def objection(self, digest: bytes) -> Verdict | None:
         """Why it must not be used, by the parts so far. ``digest``: of bytes that an honest peer never sends twice."""
@@ -112,15 +141,9 @@ class Judgement:
             return _poisoned(Reason.REPLAYED, "the partner sent what was merged before")
         if not math.isfinite(self.theirs):
             return _poisoned(Reason.NOT_FINITE, "the partner's contribution is not finite")
-        enough = self.seen >= ENOUGH * self.numel
-        own, theirs = math.sqrt(self.own), math.sqrt(self.theirs)
-        ratio = self.guard.max_norm_ratio * (1.0 if enough else EARLY)
-        if not own / ratio <= theirs <= own * ratio:
-            detail = f"the partner's norm {theirs:.4g} is not within a factor {ratio:g} of {own:.4g}"
-            return _poisoned(Reason.NORM, detail)
-        length, usual = math.sqrt(self.length), self.guard.usual(math.sqrt(self.change))
-        if enough and length > FAR * usual and self.strange:
-            detail = f"the partner would change {length:.4g}, {usual:.4g} is usual, and has nothing in common"
+        if self.seen >= ENOUGH * self.numel and self.apart > self.reach and self.strange:
+            apart, reach = math.sqrt(self.apart), math.sqrt(self.reach)
+            detail = f"the partner is {apart:.4g} away, {reach:.4g} is its reach, and has nothing in common"
             return _poisoned(Reason.FAR, detail)
         return None
 
@@ -142,18 +165,19 @@ class Judgement:
         if objection is not None:
             return objection
         self.guard.remember(self.partner, digest)
-        return Verdict(Outcome.MERGED, distance=math.sqrt(self.apart / self.own) if self.own else 0.0)
+        clipped = f"clipped to {self.least:.2g}" if self.least < 1 else ""
+        return Verdict(Outcome.MERGED, distance=math.sqrt(self.apart / self.own) if self.own else 0.0, detail=clipped)
 
 
-def judge(own: Contribution, theirs: Tensor, guard: Guard, partner: str) -> Verdict:
-    """The verdict on ``theirs``, flat fp32 on the host, all at once."""
-    judgement, digest = guard.judgement(partner, own.numel), xxhash.xxh3_128()
+def judge(own: Contribution, theirs: Tensor, judgement: Judgement) -> Verdict:
+    """The verdict on ``theirs``, flat fp32 on the host, all at once; ``theirs`` ← the mean."""
+    digest = xxhash.xxh3_128()
     room, room_of_change = scratch(own.numel), scratch(own.numel)
     for start, stop in parts(own.numel):
-        part, change = room[: stop - start], room_of_change[: stop - start]
+        part, change, mean = room[: stop - start], room_of_change[: stop - start], theirs[start:stop]
         own.read_both(start, part, change)
-        judgement.add(part, change, theirs[start:stop])
-        digest.update(theirs[start:stop].numpy().data)
+        digest.update(mean.numpy().data)
+        blend(part, mean, judgement.add(start, part, change, mean))
     return judgement.verdict(digest.digest())
 
 

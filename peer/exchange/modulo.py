@@ -32,6 +32,7 @@ MARGIN = 1.5  # reach, times the largest distance of the last swap
 SHRINK = 0.75  # a reach shrinks at most to this share in a round: the largest distance of a block is noisy
 WIDEN = 1.5  # after a round without a partner (the distance grows), and while peers drift apart
 WIDEST = 3.0  # the limit after several rounds alone
+GROWN = 2.0  # a reach grows at most to this multiple in a swap: a partner may send any distance
 GROWING = 0.05  # share of blocks that do not match: all peers drift apart faster than before
 LOST = 0.5  # share of blocks that do not match: the reach is unknown
 EXACT = 2.0**-22  # steps are not finer than this share of a block's largest element: k must be exact in fp32
@@ -98,7 +99,8 @@ class Modulo(Codec):
         seen = self._at(self._seen, start, mine)
         if name == "fp16":
             self._exact.decode(name, start, data, own, out)
-            seen.copy_(_blocks(out - own).abs().amax(1))
+            distance = _blocks(out - own).abs().amax(1)
+            seen.copy_(torch.minimum(distance, self._range(start, mine).mul_(GROWN)))
             return
         rows = torch.frombuffer(data, dtype=torch.uint8).view(len(mine), -1)
         step = rows[:, :2].flatten().view(torch.bfloat16).float()
@@ -113,8 +115,8 @@ class Modulo(Codec):
         wrong = (self._check(numbers) != rows[:, 2]).logical_or_(~sane)
         theirs = numbers.mul_(step)
         theirs[wrong] = mine[wrong]
-        wider = self._range(start, mine).mul_(2)
-        seen.copy_(torch.where(wrong, wider, (theirs - mine).abs_().amax(1)))
+        wider = self._range(start, mine).mul_(GROWN)
+        seen.copy_(torch.where(wrong, wider, torch.minimum((theirs - mine).abs_().amax(1), wider)))
         self._unresolved += int(wrong.sum())
         out.copy_(theirs.view(-1)[: len(out)])
 

@@ -54,7 +54,7 @@ class _Simulation(Simulation):
             replicas[0].codec = Hostile(self.battle.attack)
         for replica in replicas:
             if not self.battle.guarded:
-                replica.guard = Unguarded(self.config.run.exchange.max_norm_ratio)
+                replica.guard = Unguarded()
         return replicas
 
 

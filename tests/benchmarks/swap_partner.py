@@ -45,7 +45,7 @@ def peer_node(key: Path, initial_peers: Sequence[str] = ()) -> Iterator[MemberNo
 
 def bench_exchange(node: MemberNode, numel: int) -> PairExchange:
     """An fp32 exchange that accepts any contribution."""
-    return PairExchange(node, numel, Cast("none"), ExchangeConfig(), Unguarded(1e9))
+    return PairExchange(node, numel, Cast("none"), ExchangeConfig(), Unguarded())
 
 
 class Pairing:

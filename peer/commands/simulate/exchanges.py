@@ -12,9 +12,9 @@ from torch import Tensor
 
 from peer.commands.simulate.replica import Replica
 from peer.config.schema import CodecName
-from peer.exchange.average import Verdict, mean_of, mean_of_senders, merge
+from peer.exchange.average import Verdict, mean_of, mean_of_senders
 from peer.exchange.codec import COEFFICIENT_BYTES, Codec, prepare, size
-from peer.exchange.guard import Judgement, judge
+from peer.exchange.guard import Judgement, judge, share
 from peer.exchange.pair.mailbox import overlapped_parts
 from peer.rounds.contribution import Contribution, SparseContribution, parts
 from peer.rounds.types import Outcome
@@ -45,14 +45,21 @@ def swap(one: Replica, two: Replica) -> tuple[tuple[Tensor, Tensor], tuple[Verdi
     introduce(one.codec, two.codec)
     sent = sum(size(one.codec.sends, stop - start) for start, stop in parts(own.numel))
     means = _received(one.codec, own, two.codec, other), _received(two.codec, other, one.codec, own)
-    verdicts = judge(own, means[0], one.guard, two.name), judge(other, means[1], two.guard, one.name)
+    judgements = judgement(one, two), judgement(two, one)
+    verdicts = judge(own, means[0], judgements[0]), judge(other, means[1], judgements[1])
     merged = both_merged(verdicts)
-    for replica, contribution, mean in ((one, own, means[0]), (two, other, means[1])):
-        merge(contribution, mean)
+    for replica in (one, two):
         replica.codec.settle(merged)
         replica.bytes_sent += sent
         replica.bytes_received += sent
     return means, verdicts
+
+
+def judgement(me: Replica, other: Replica) -> Judgement:
+    """The judgement of ``me`` on what ``other`` will send."""
+    found = me.guard.judgement(other.name, me.state.outer.slow.numel)
+    found.share = share(other.tokens, me.tokens)
+    return found
 
 
 def both_merged(verdicts: tuple[Verdict, Verdict]) -> bool:
@@ -103,12 +110,12 @@ class _Side:
         self.replica.codec.decode(sender, start, bytearray(data), own, theirs)
         self.replica.bytes_received += len(data)
         self.digest = self.digest or xxhash.xxh3_128_digest(data)
-        self.judgement.add(own, change, theirs)
+        share = self.judgement.add(start, own, change, theirs)
         objection = self.judgement.objection(self.digest)
         if objection is not None:
             self.replica.guard.learn(self.judgement)
             self.verdict = objection
-        return theirs.sub_(own).mul_(0.5)
+        return theirs.sub_(own).mul_(share)
 
     def amend(self, start: int, correction: Tensor) -> None:
         self.held.append((start, correction))
@@ -129,8 +136,12 @@ class OverlappedSwap:
     two: Replica
     steps: int  # inner steps that the transfer takes
     verdicts: tuple[Verdict, Verdict] = (MERGED, MERGED)
+    _judgements: tuple[Judgement, Judgement] = field(init=False)
     _done: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._judgements = judgement(self.one, self.two), judgement(self.two, self.one)
 
     def run(self) -> None:
         with self._lock:
@@ -140,12 +151,9 @@ class OverlappedSwap:
 
     def _swap(self) -> None:
         numel = self.one.state.outer.slow.numel
-        sides = [
-            _Side(me, me.guard.judgement(other.name, numel), me.codec.begin())
-            for me, other in ((self.one, self.two), (self.two, self.one))
-        ]
-        introduce(self.one.codec, self.two.codec)
         pair = (self.one, self.two)
+        sides = [_Side(me, found, me.codec.begin()) for me, found in zip(pair, self._judgements, strict=True)]
+        introduce(*(me.codec for me in pair))
         # at the end of a run a phase is shorter than the swap: as in the peer, nothing is trained during the swap
         overlap = self.steps if min(replica.target - replica.state.inner.step for replica in pair) > self.steps else 0
         borders, groups = overlapped_parts(numel), max(1, overlap)

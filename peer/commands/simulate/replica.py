@@ -70,6 +70,11 @@ class Replica:
         return self.inner_steps / self.speed
 
     @property
+    def tokens(self) -> int:
+        """Since the last boundary: the weight that it claims for its contribution."""
+        return self.state.counters.phase_tokens
+
+    @property
     def pairwise(self) -> NoLoCo:
         """The outer method of a swarm that swaps in pairs."""
         assert isinstance(self.state.outer, NoLoCo)
@@ -110,6 +115,7 @@ class Replica:
             return
         report = self.state.inner.run(self.state.stream.take(steps))
         self.state.counters.tokens += report.tokens
+        self.state.counters.phase_tokens += report.tokens
         self.first_loss = report.first_loss if self.first_loss is None else self.first_loss
         self.last_loss = report.loss
         if not math.isfinite(report.loss):

@@ -65,8 +65,7 @@ class PairExchange(PairProtocol):
             part, change, mean = room[: stop - start], room_of_change[: stop - start], self._buffer[start:stop]
             own.read_both(start, part, change)
             self._codec.decode(transfer.codec, start, data, part, mean)
-            transfer.judgement.add(part, change, mean)
-            blend(part, mean, transfer.share)
+            blend(part, mean, transfer.judgement.add(start, part, change, mean))
 
         longest = size(transfer.codec, min(PART, own.numel))
         two = cycle([memoryview(bytearray(longest)) for _ in range(2)])  # one is decoded while the other is filled

@@ -81,12 +81,12 @@ class OverlappedPairExchange(PairProtocol):
             """The mean less our own contribution; raises :class:`Unusable`."""
             theirs, judgement = torch.empty_like(opened.own), transfer.judgement
             self._codec.decode(transfer.codec, start, data, opened.own, theirs)
-            judgement.add(opened.own, opened.change, theirs)
+            share = judgement.add(start, opened.own, opened.change, theirs)
             objection = judgement.objection(fingerprint)
             if objection is not None:
                 self._guard.learn(judgement)
                 raise Unusable(objection)
-            return theirs.sub_(opened.own).mul_(transfer.share)
+            return theirs.sub_(opened.own).mul_(share)
 
         rooms = (memoryview(bytearray(size(transfer.codec, stop - start))) for start, stop in mailbox.parts)
         async for number, data, digest in receive_parts(transfer.stream, rooms, transfer.stall):

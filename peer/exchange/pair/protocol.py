@@ -26,8 +26,8 @@ from peer.config.schema import CodecName, ExchangeConfig
 from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec
 from peer.exchange.deadline import THREAD_GRACE, Deadline
-from peer.exchange.guard import Guard, Judgement
-from peer.exchange.pair.wire import Unusable, exchange_headers, exchange_verdicts, share
+from peer.exchange.guard import Guard, Judgement, share
+from peer.exchange.pair.wire import Unusable, exchange_headers, exchange_verdicts
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import CorruptPart, send_parts
 from peer.p2p.stream import BadMessage, Stream, StreamLost
@@ -45,7 +45,6 @@ class Transfer:
     stream: Stream
     judgement: Judgement
     codec: CodecName  # of the partner's parts
-    share: float  # the partner's, in the mean
     stall: float  # seconds without a byte
 
 
@@ -75,11 +74,10 @@ class PairProtocol:
         async def converse() -> Verdict:
             stall = self._settings.stall
             header = await exchange_headers(stream, self._numel, self._codec, group, pace, stall)
-            judgement.ahead = header.round - group.round
+            judgement.ahead, judgement.share = header.round - group.round, share(header.tokens, group.tokens)
             if pace:
                 stall = max(stall, PART_STEPS * (pace + header.pace))
-            weight = share(header.tokens, group.tokens)
-            transfer = Transfer(stream, judgement, header.codec, weight, stall)
+            transfer = Transfer(stream, judgement, header.codec, stall)
             fingerprint = await both_ways(receive(transfer), send_parts(stream, encode(transfer), stall))
             return await exchange_verdicts(stream, judgement.verdict(fingerprint), stall)
 

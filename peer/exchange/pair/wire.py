@@ -12,8 +12,6 @@ from peer.exchange.codec import Codec, size
 from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
 from peer.rounds.types import Count, Group, Outcome, Reason
 
-LEAST_SHARE = 0.1  # of a peer in a mean of two
-
 
 class Header(Message):
     """What follows. That both train the same run was checked when the stream was opened (p2p/greeting.py)."""
@@ -70,12 +68,6 @@ async def exchange_headers(stream: Stream, numel: int, codec: Codec, group: Grou
         raise Unusable(Verdict(Outcome.REFUSED, detail=refusal, reason=Reason.HEADER))
     codec.meet(header.expects)
     return header
-
-
-def share(theirs: int, own: int) -> float:
-    """The partner's share in a mean weighted by tokens; bounded, whatever its header claims."""
-    total = theirs + own
-    return min(max(theirs / total, LEAST_SHARE), 1 - LEAST_SHARE) if total else 0.5
 
 
 async def exchange_verdicts(stream: Stream, verdict: Verdict, stall: float) -> Verdict:

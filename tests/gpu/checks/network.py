@@ -15,15 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from peer.commands.simulate.exchanges import average, swap
 from peer.commands.simulate.replica import Replica
 from peer.config.schema import Config
-from peer.exchange.average import copy_own
 from peer.exchange.guard import Guard
 from peer.exchange.modulo import codec_named
-from peer.exchange.pair.wire import share
+from peer.rounds.types import Outcome
 from peer.telemetry.run_log import ROUNDS, RunLog
 from peer.training.checkpoint import Checkpoints
 from tests.gpu.site import DEMO, ROOT, TINY, Finding, Site, fast, no_network, off
@@ -140,23 +137,19 @@ class Replay:
             replica = self._train(name)
             replica.codec.settle(False)
             replica.apply(average([replica])[0])
+            replica.cross_boundary(Outcome.ALONE)
             return True
         partner = row["partner"]
         theirs = self._rows.get(partner, [])
         if row["outcome"] != "merged" or not theirs or (theirs[0]["outcome"], theirs[0]["partner"]) != ("merged", name):
             return False
-        tokens = [rows[0]["step"] - self._replicas[it].state.inner.step for it, rows in self._heads(name, partner)]
         pair = self._train(name), self._train(partner)
         means, _ = swap(*pair)
-        for replica, mean, of_partner in zip(pair, means, (share(*tokens[::-1]), share(*tokens)), strict=True):
-            own = torch.empty_like(mean)
-            copy_own(replica.pairwise.contribution(), own)
-            replica.apply(mean.sub_(own).mul_(2 * of_partner).add_(own))  # the simulator's share is a half
+        for replica, mean in zip(pair, means, strict=True):
+            replica.apply(mean)
+            replica.cross_boundary(Outcome.MERGED)
         self.merged += 1
         return True
-
-    def _heads(self, *names: str) -> list[tuple[str, list[dict[str, Any]]]]:
-        return [(name, self._rows[name]) for name in names]
 
     def _train(self, name: str) -> Replica:
         """The inner phase before the peer's next round, which is taken from the log."""

@@ -22,8 +22,9 @@ from peer.rounds.types import Group, Outcome
 from tests.simulated.peer import SimulatedPeer
 
 EXACT = {"none": 2e-6, "fp16": 1e-3, "bf16": 8e-3}  # of the largest element
-LEAST_SHARE = 0.1  # of a peer in a mean of two
-MOST_RATIO = 2.0  # of the norms of two contributions that are merged
+LEAST_SHARE, MOST_SHARE = 0.1, 0.5  # of a partner in a mean of two
+MOST_RATIO = 2.0  # of the norms of two contributions that are merged in full
+NEAR = 1.9  # times as far away as a peer's own inner steps went: merged in full
 LEAST_COMMON = 0.05  # cosine of two contributions that are merged
 SETTLED = 5  # rounds after which a peer's own changes are small, and so are those that it accepts
 
@@ -32,13 +33,15 @@ SETTLED = 5  # rounds after which a peer's own changes are small, and so are tho
 class Side:
     """One peer's part of a swap; ``parts``: by their first element; ``steps``: of their rounding.
 
-    ``accepted``: this peer has verified and accepted all that its partner sent.
+    ``taken``: the share that its guard gave the partner in each part, and the norm of its own change. ``accepted``: it
+    has verified and accepted all that its partner sent.
     """
 
     tokens: int
     round: int
     parts: dict[int, Tensor] = field(default_factory=dict)
     steps: dict[int, Tensor] = field(default_factory=dict)
+    taken: dict[int, tuple[float, float]] = field(default_factory=dict)
     accepted: bool = False
 
     def whole(self) -> Tensor:
@@ -173,8 +176,9 @@ class Ledger:
         sent, mine = theirs.whole(), own.whole()
         if not torch.isfinite(sent).all():
             self.violation(f"{peer.name} merged what is not finite")
-        if float(sent.norm()) > MOST_RATIO * 1.01 * float(mine.norm()):
-            self.violation(f"{peer.name} merged what is out of proportion")
+        full = any(taken >= share_of(own, theirs) for taken, _ in own.taken.values())
+        if full and float(sent.norm()) > MOST_RATIO * 1.01 * float(mine.norm()):
+            self.violation(f"{peer.name} merged in full what is out of proportion")
         if own.round > SETTLED and float(sent @ mine) < LEAST_COMMON * float(sent.norm() * mine.norm()):
             self.violation(f"{peer.name} merged what has nothing in common with its own")
         key = (f"{peer.name} {peer.lives}", averaged.partner_id, hashlib.sha1(sent.numpy().tobytes()).digest())
@@ -186,9 +190,12 @@ class Ledger:
         """``change``: of the mean against this peer's own part."""
         if peer.lie:
             return
-        total = own.tokens + theirs.tokens
-        share = min(max(theirs.tokens / total, LEAST_SHARE), 1 - LEAST_SHARE) if total else 0.5
+        share, changed = own.taken[first]
         apart = theirs.parts[first] - own.parts[first]
+        if not 0 <= share <= share_of(own, theirs):
+            self.violation(f"{peer.name} takes a share of {share:.3g} of its partner")
+        if share < share_of(own, theirs) and float(apart.norm()) < NEAR * changed:
+            self.violation(f"{peer.name} clips what is near")
         if first in theirs.steps:
             rounding = theirs.steps[first] / 2
         else:
@@ -214,6 +221,23 @@ class Ledger:
             remember(partner, digest)
 
         guard.remember = accepted
+        judgement = guard.judgement
+
+        def begun(partner: str, numel: int) -> Any:
+            found = judgement(partner, numel)
+            add = found.add
+
+            def weighed(start: int, own: Tensor, change: Tensor, theirs: Tensor) -> float:
+                share: float = add(start, own, change, theirs)
+                side = current()
+                if side is not None:
+                    side.taken[start] = share, float(change.norm())
+                return share
+
+            found.add = weighed
+            return found
+
+        guard.judgement = begun
 
         def noted(start: int, part: Tensor) -> bytes:
             data: bytes = encode(start, part)
@@ -275,3 +299,9 @@ class Ledger:
             self.violation(f"{peer.name} merged what is not its group's mean: off by {worst:.3g}")
         if self._digests.setdefault(token, averaged.digest) != averaged.digest:
             self.violation(f"{peer.name} merged another result than the rest of its group")
+
+
+def share_of(own: Side, theirs: Side) -> float:
+    """The partner's share in a mean, by the tokens of both, before anything is clipped."""
+    total = own.tokens + theirs.tokens
+    return min(max(theirs.tokens / total, LEAST_SHARE), MOST_SHARE) if total else MOST_SHARE

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from peer.config.schema import ExchangeConfig
 from peer.rounds.state import State
 from peer.swarm.pairing.agreement import Agreement, Meeting
 from peer.training.outer_state import OuterState
@@ -36,7 +35,7 @@ def in_exchange(lie: str, trainer: Trainer) -> None:
     """A false contribution, none after the header, or nobody at an agreed meeting. A liar accepts all contributions."""
     boundary: Any = trainer.boundary
     exchange = boundary.exchange
-    exchange._guard = Unguarded(ExchangeConfig().max_norm_ratio)
+    exchange._guard = Unguarded()
     if lie in list(Attack):
         exchange._codec = Hostile(Attack(lie))
     if lie == "silent":

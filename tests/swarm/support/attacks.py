@@ -1,41 +1,95 @@
-"""False contributions of a hostile member, and a guard that accepts them.
+"""False contributions of hostile members, and a guard that accepts them.
 
-The hostile member trains and merges like every other peer.
+A hostile member trains and merges like every other peer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 import torch
 from torch import Tensor
 
+from peer.config.schema import CodecName
 from peer.exchange.average import Verdict
 from peer.exchange.codec import Cast
 from peer.exchange.guard import Guard, Judgement
 from peer.rounds.types import Reason
+
+False_ = Callable[[Tensor, Tensor], Tensor]
 
 
 class Attack(StrEnum):
     """An honest peer sends ``s`` = γφ + βΔ."""
 
     SIGN = "sign"  # γφ − βΔ: reverses its own progress
-    SCALE = "scale"  # 3 s: within the norm ratio that the guard allows
+    SCALE = "scale"  # 3 s
     RANDOM = "random"  # noise with the norm of s
     STALE = "stale"  # always the contribution of its first swap
     NAN = "nan"  # a few elements of s are not finite
     HUGE = "huge"  # 100 s
+    LOUD = "loud"  # 1.9 s
+    NOISY = "noisy"  # 0.4 s + 0.9 noise: it has more in common with s than noise has
+    DROWNED = "drowned"  # 0.15 s + noise: just enough in common
+    POISON = "poison"  # s + one direction, the same in every round and for every partner
+
+
+def mixture(own: float, change: float, noise: float) -> False_:
+    """``own`` · s + ``change`` · βΔ + ``noise`` of the norm of s."""
+    chance = torch.Generator().manual_seed(0)
+
+    def false(s: Tensor, changed: Tensor) -> Tensor:
+        drawn = torch.randn(len(s), generator=chance) * (s.norm() / len(s) ** 0.5)
+        return own * s + change * changed + noise * drawn
+
+    return false
+
+
+def poison(length: float, seed: int = 0) -> False_:
+    """s + a constant direction of ``length`` ‖βΔ‖. Those that collude have the same ``seed``."""
+    directions: dict[int, Tensor] = {}
+
+    def false(s: Tensor, changed: Tensor) -> Tensor:
+        chance = torch.Generator().manual_seed(seed)
+        way = directions.setdefault(len(s), torch.randn(len(s), generator=chance) / len(s) ** 0.5)
+        return s + length * changed.norm() * way
+
+    return false
+
+
+def false_of(attack: Attack) -> False_:
+    """What a member with this attack sends instead of s, given s and βΔ of a part."""
+    match attack:
+        case Attack.NAN:
+            return lambda s, change: torch.where(torch.arange(len(s)) % max(1, len(s) // 3) == 0, torch.nan, s)
+        case Attack.POISON:
+            return poison(4.0)
+    own, change, noise = {
+        Attack.SIGN: (1.0, -2.0, 0.0),
+        Attack.SCALE: (3.0, 0.0, 0.0),
+        Attack.RANDOM: (0.0, 0.0, 1.0),
+        Attack.STALE: (1.0, 0.0, 0.0),
+        Attack.HUGE: (100.0, 0.0, 0.0),
+        Attack.LOUD: (1.9, 0.0, 0.0),
+        Attack.NOISY: (0.4, 0.0, 0.9),
+        Attack.DROWNED: (0.15, 0.0, 1.0),
+    }[attack]
+    return mixture(own, change, noise)
 
 
 class Hostile(Cast):
-    """The codec ``none`` of a hostile peer (:class:`peer.exchange.codec.Codec`)."""
+    """The codec of a hostile peer (:class:`peer.exchange.codec.Codec`): ``none``, or ``fp16``, which all understand
+    that have a modulo codec. ``false``: of s and βΔ of a part, what it sends.
+    """
 
-    def __init__(self, attack: Attack) -> None:
-        super().__init__("none")
-        self._attack = attack
+    def __init__(self, attack: Attack | False_, name: CodecName = "none") -> None:
+        super().__init__(name)
+        self.understands = (name, "fp16", "int8", "int4")
+        self._stale = attack is Attack.STALE
+        self._false = false_of(attack) if isinstance(attack, Attack) else attack
         self._change: dict[int, Tensor] = {}
         self._first: dict[int, bytes] = {}
-        self._chance = torch.Generator().manual_seed(0)
 
     def begin(self) -> bool:
         return True
@@ -45,32 +99,21 @@ class Hostile(Cast):
 
     def encode(self, start: int, part: Tensor) -> bytes:
         data = super().encode(start, self._false(part, self._change[start]))
-        return self._first.setdefault(start, data) if self._attack is Attack.STALE else data
-
-    def _false(self, s: Tensor, change: Tensor) -> Tensor:
-        match self._attack:
-            case Attack.SIGN:
-                return s - 2 * change
-            case Attack.SCALE:
-                return 3 * s
-            case Attack.RANDOM:
-                return torch.randn(len(s), generator=self._chance) * (s.norm() / len(s) ** 0.5)
-            case Attack.NAN:
-                return torch.where(torch.arange(len(s)) % max(1, len(s) // 3) == 0, torch.nan, s)
-            case Attack.HUGE:
-                return 100 * s
-            case Attack.STALE:
-                return s
+        return self._first.setdefault(start, data) if self._stale else data
 
 
 class Unguarded(Guard):
-    """Refuses only contributions that are not finite or whose norm is absurd."""
+    """Refuses only contributions that are not finite, and takes all others in full."""
 
     def judgement(self, partner: str, numel: int) -> Judgement:
         return _Unguarded(self, partner, numel)
 
 
 class _Unguarded(Judgement):
+    def add(self, start: int, own: Tensor, change: Tensor, theirs: Tensor) -> float:
+        super().add(start, own, change, theirs)
+        return self.share
+
     def objection(self, digest: bytes) -> Verdict | None:
         found = super().objection(digest)
-        return found if found is not None and found.reason in (Reason.NOT_FINITE, Reason.NORM) else None
+        return found if found is not None and found.reason is Reason.NOT_FINITE else None

@@ -20,10 +20,8 @@ from peer.commands.simulate.replica import Replica
 from peer.commands.simulate.simulation import Simulation, save
 from peer.config.schema import DecoupledConfig, DiLoCoConfig, ExchangeConfig, InnerConfig, NoLoCoConfig
 from peer.errors import RunError, UserError
-from peer.exchange.average import merge
-from peer.rounds.contribution import Vector
 from peer.rounds.types import Outcome
-from tests.swarm.support.attacks import Attack, Hostile
+from tests.swarm.support.attacks import Attack, Hostile, Unguarded
 from tests.unit import parts
 from tests.unit.commands.simulate_harness import config, replica_of, simulate, without_clock
 
@@ -185,8 +183,8 @@ def test_two_replicas_average_to_the_bits_of_the_pair_exchange() -> None:
         replica.inner_phase()
     left, right = swap(*replicas)[0]
     own, theirs = (flat(replica) for replica in replicas)
-    merge(Vector(own), theirs)
-    assert torch.equal(left, theirs) and torch.equal(right, theirs)
+    mean = (own + theirs) * 0.5
+    assert torch.equal(left, mean) and torch.equal(right, mean)
 
 
 def flat(replica: Replica) -> Tensor:
@@ -245,20 +243,73 @@ def test_outcomes_of_controls_are_rounds_alone() -> None:
         assert all(row["rounds"][Outcome.ALONE] == 3 for row in simulate(method)["peers"].values())
 
 
+class Attacked(Simulation):
+    """Replica 0 is hostile; ``guarded``: the others are not."""
+
+    attack: Attack
+    guarded = True
+
+    def _replicas(self) -> list[Replica]:
+        replicas = super()._replicas()
+        replicas[0].codec = Hostile(self.attack)
+        for replica in replicas:
+            replica.guard = replica.guard if self.guarded else Unguarded()
+        return replicas
+
+
+def attacked(attack: Attack, *, overlap: bool, guarded: bool = True) -> dict[str, Any]:
+    """The figures of four replicas."""
+    chosen, method = with_method(config(steps=80, exchange=ExchangeConfig(overlap=overlap)), None)
+    simulation = Attacked(chosen, Options(replicas=4, method=method, swap_steps=2))
+    simulation.attack, simulation.guarded = attack, guarded
+    peers: dict[str, Any] = simulation.run(lambda line: None)["peers"]
+    return peers
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_hostile_replica_is_refused_and_then_avoided(overlap: bool) -> None:
-    class Attacked(Simulation):
-        def _replicas(self) -> list[Replica]:
-            replicas = super()._replicas()
-            replicas[0].codec = Hostile(Attack.HUGE)
-            return replicas
-
-    chosen, method = with_method(config(steps=80, exchange=ExchangeConfig(overlap=overlap)), None)
-    summary = Attacked(chosen, Options(replicas=4, method=method, swap_steps=2)).run(lambda line: None)
-    peers = summary["peers"]
+    peers = attacked(Attack.NAN, overlap=overlap)
     hostile = peers.pop("replica-0")
     assert hostile["partners"] == {} and hostile["rounds"]["refused"] >= 3
     for row in peers.values():
         assert 1 <= row["rounds"]["poisoned"] <= 3  # of 20 rounds: 4, 8, 16 phases of peace
         assert row["rounds"]["merged"] >= 10
         assert sum(row["rounds"].values()) == 22
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("attack", [Attack.DROWNED, Attack.SCALE])
+def test_a_hostile_replica_that_is_not_refused_does_far_less_harm_than_without_the_guard(
+    attack: Attack, overlap: bool
+) -> None:
+    def loss(peers: dict[str, Any]) -> float:
+        return sum(peers[f"replica-{index}"]["val_loss"] for index in (1, 2, 3)) / 3
+
+    honest = loss(simulate(run={"steps": 80, "exchange": ExchangeConfig(overlap=overlap)}, swap_steps=2)["peers"])
+    harm = loss(attacked(attack, overlap=overlap)) - honest
+    assert harm < 0.25 * (loss(attacked(attack, overlap=overlap, guarded=False)) - honest)  # one of four
+
+
+def test_tokens_that_were_never_trained_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit: more than as many as the partner's own count like as many."""
+
+    def mean(claimed: int | None) -> Tensor:
+        replicas = [replica_of(str(seed), 8, 4) for seed in range(2)]
+        for replica in replicas:
+            replica.inner_phase()
+        if claimed is not None:
+            monkeypatch.setattr(Replica, "tokens", property(lambda it: claimed if it is replicas[1] else 1))
+        return swap(*replicas)[0][0]
+
+    assert torch.equal(mean(2**53), mean(None))
+
+
+def test_unequal_tokens_weigh_the_mean_and_a_partner_counts_for_a_half_at_most() -> None:
+    replicas = [replica_of(str(seed), 8, 4) for seed in range(2)]
+    replicas[1].target = 3
+    for replica in replicas:
+        replica.inner_phase()
+    own, theirs = (flat(replica) for replica in replicas)
+    left, right = swap(*replicas)[0]
+    torch.testing.assert_close(left, own + 3 / 7 * (theirs - own))
+    torch.testing.assert_close(right, theirs + 0.5 * (own - theirs))

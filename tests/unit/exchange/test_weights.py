@@ -1,4 +1,4 @@
-"""The mean of a pair is weighted by tokens: the same on both sides, and no header makes a peer the only one."""
+"""The mean of a pair is weighted by tokens, and no header gives a partner more than a half."""
 
 from __future__ import annotations
 
@@ -16,8 +16,16 @@ from tests.unit.exchange.pair_harness import at_once, pair_exchange
 from tests.unit.exchange.test_pair_overlapped import NUMEL, Trainee, both, with_link
 from tests.unit.virtual import stream_pair
 
-# tokens of the two, and the share of the first one in the mean
-WEIGHTS = [(300, 100, 0.75), (100, 300, 0.25), (7, 7, 0.5), (0, 0, 0.5), (2**53, 1, 0.9), (0, 5, 0.1), (95, 5, 0.9)]
+# tokens of the two, and the share of each one in the other's mean
+WEIGHTS = [
+    (300, 100, 0.5, 0.25),
+    (100, 300, 0.25, 0.5),
+    (7, 7, 0.5, 0.5),
+    (0, 0, 0.5, 0.5),
+    (2**53, 1, 0.5, 0.1),
+    (0, 5, 0.1, 0.5),
+    (95, 5, 0.5, 0.1),
+]
 
 
 def near(numel: int) -> tuple[Tensor, Tensor]:
@@ -26,9 +34,14 @@ def near(numel: int) -> tuple[Tensor, Tensor]:
     return common + 0.5 * one, common + 0.5 * two
 
 
-@pytest.mark.parametrize(("first", "second", "share"), WEIGHTS)
+def means(vectors: tuple[Tensor, Tensor], of_first: float, of_second: float) -> tuple[Tensor, Tensor]:
+    one, two = vectors
+    return one + of_second * (two - one), two + of_first * (one - two)
+
+
+@pytest.mark.parametrize(("first", "second", "of_first", "of_second"), WEIGHTS)
 def test_a_blocking_swap_weights_both_by_their_tokens(
-    thread: LoopThread, first: int, second: int, share: float
+    thread: LoopThread, first: int, second: int, of_first: float, of_second: float
 ) -> None:
     vectors, numel = near(PART + 7), PART + 7
 
@@ -36,18 +49,19 @@ def test_a_blocking_swap_weights_both_by_their_tokens(
         return pair_exchange(thread, numel).average(Vector(vector), with_link(stream, tokens)())
 
     sides = zip(vectors, thread.call(stream_pair(), 5), (first, second), strict=True)
-    for averaged in at_once(partial(average, *side) for side in sides):
+    results = at_once(partial(average, *side) for side in sides)
+    for averaged, expected in zip(results, means(vectors, of_first, of_second), strict=True):
         assert averaged.outcome is Outcome.MERGED, averaged.detail
-        torch.testing.assert_close(averaged.mean, share * vectors[0] + (1 - share) * vectors[1])
+        torch.testing.assert_close(averaged.mean, expected)
 
 
-@pytest.mark.parametrize(("first", "second", "share"), WEIGHTS)
+@pytest.mark.parametrize(("first", "second", "of_first", "of_second"), WEIGHTS)
 def test_an_overlapped_swap_weights_both_by_their_tokens(
-    thread: LoopThread, first: int, second: int, share: float
+    thread: LoopThread, first: int, second: int, of_first: float, of_second: float
 ) -> None:
     vectors = near(NUMEL)
     one, two = (Trainee(thread, vector.clone()) for vector in vectors)
     for averaged in both(one, two, thread.call(stream_pair(), 5), (first, second)):
         assert averaged.outcome is Outcome.MERGED, averaged.detail
-    for it in (one, two):
-        torch.testing.assert_close(it.vector, share * vectors[0] + (1 - share) * vectors[1])
+    for it, expected in zip((one, two), means(vectors, of_first, of_second), strict=True):
+        torch.testing.assert_close(it.vector, expected)
