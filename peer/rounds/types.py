@@ -35,8 +35,7 @@ class Reason(StrEnum):
     PROTOCOL = "protocol"  # not a message of the protocol
     DIGEST = "digest"  # the bytes do not match their digest
     NOT_FINITE = "not_finite"
-    NORM = "norm"  # out of proportion to this peer's own
-    FAR = "far"  # it would change far more than partners usually do
+    FAR = "far"  # it is further away than partners usually are, and has nothing in common with this peer's own
     REPLAYED = "replayed"  # merged before
 
 

@@ -1,10 +1,11 @@
-"""One hostile peer in eight: the loss of the other seven with the guard (peer/exchange/guard.py) and without it.
+"""Hostile peers among eight: the loss of the others with the guard (peer/exchange/guard.py) and without it.
 
-python -m tests.benchmarks.hostile [--quick] [--json FILE]
+python -m tests.benchmarks.hostile [--quick] [--search N] [--json FILE]
 
-Every run is a simulation with the peer's own inner loop, outer step, codec, guard and backoff. Only the bytes that
-replica 0 sends are false (tests/swarm/support/attacks.py). The figures are validation losses of replicas 1 to 7.
-hostile_real.py does the same with real peers. Runs in FILE's .runs.json are not repeated.
+Every run is a simulation with the peer's own inner loop, outer step, codec, guard and backoff. Only the bytes or the
+tokens that replica 0 sends are false (tests/swarm/support/attacks.py); of two hostile ones, those of replica 1 too. The
+figures are validation losses of the others. hostile_real.py does the same with real peers. ``--search`` looks for the
+worst of N random mixtures of s, βΔ and noise, with a tiny model. Runs in FILE's .runs.json are not repeated.
 """
 
 from __future__ import annotations
@@ -12,37 +13,67 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import random
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from peer.commands.simulate.options import Method, Options
 from peer.commands.simulate.replica import Replica
 from peer.commands.simulate.simulation import Simulation
+from peer.config.schema import LlamaModel
 from peer.errors import RunError
 from peer.rounds.types import Outcome
-from tests.benchmarks.common import finish, options
-from tests.benchmarks.convergence.cases import NOLOCO, SWEEP_STEPS, Case
-from tests.swarm.support.attacks import Attack, Hostile, Unguarded
+from tests.benchmarks.common import command_line, finish
+from tests.benchmarks.convergence.cases import NOLOCO, SWEEP_STEPS, Case, Size
+from tests.swarm.support.attacks import Attack, Falsehood, Hostile, Unguarded, mixture, uphill
 
 SHOWN = (Attack.SIGN, Attack.SCALE, Attack.RANDOM, Attack.STALE)
+TOKENS, UPHILL = "tokens", "uphill"  # honest, with 2^53 tokens · s + 20 ‖βΔ‖ along the gradient of the loss
+SUBTLE = (Attack.LOUD, Attack.NOISY, Attack.DROWNED, Attack.POISON, TOKENS, UPHILL)
 SEEDS = (0, 1)
+TINY = Size("tiny", LlamaModel(hidden_size=48, intermediate_size=128, layers=1, heads=4), 32)
+TINY_STEPS, TINY_H, TINY_RATE = 325, 25, 6e-3
 
 
 @dataclass(frozen=True)
 class Battle:
-    """One simulation."""
+    """One simulation. ``attack``: an :class:`Attack`, ``TOKENS``, ``UPHILL``, or three factors: of s, βΔ and noise."""
 
-    attack: Attack | None
+    attack: str | None
     guarded: bool
     steps: int
     seed: int
+    liars: int = 1
+    tiny: bool = False
 
     @property
     def key(self) -> str:
-        return f"{self.attack or 'honest'} {'guarded' if self.guarded else 'open'} steps={self.steps} seed={self.seed}"
+        more = f"{' liars=2' if self.liars > 1 else ''}{' tiny' if self.tiny else ''}"
+        guard = "clipped" if self.guarded else "open"
+        return f"{self.attack or 'honest'} {guard} steps={self.steps} seed={self.seed}{more}"
+
+    @property
+    def case(self) -> Case:
+        if self.tiny:
+            return Case(
+                "hostile", "noloco", TINY_H, TINY_RATE, outer=NOLOCO, steps=self.steps, seed=self.seed, size=TINY
+            )
+        return Case("hostile", "noloco", outer=NOLOCO, steps=self.steps, seed=self.seed)
+
+
+class Boaster(Replica):
+    """A replica that claims tokens that it has not trained."""
+
+    @property
+    def tokens(self) -> int:
+        return 2**53
 
 
 class _Simulation(Simulation):
@@ -50,24 +81,44 @@ class _Simulation(Simulation):
 
     def _replicas(self) -> list[Replica]:
         replicas = super()._replicas()
-        if self.battle.attack is not None:
-            replicas[0].codec = Hostile(self.battle.attack)
+        for replica in replicas[: self.battle.liars] if self.battle.attack else ():
+            if self.battle.attack == TOKENS:
+                replica.__class__ = Boaster
+            else:
+                replica.codec = Hostile(_false(self.battle.attack or "", replica))
         for replica in replicas:
             if not self.battle.guarded:
                 replica.guard = Unguarded()
         return replicas
 
 
+def _false(attack: str, replica: Replica) -> Attack | Falsehood:
+    if attack == UPHILL:
+        return uphill(partial(_gradient, replica), 20.0)
+    return Attack(attack) if attack in list(Attack) else mixture(*map(float, attack.split(",")))
+
+
+def _gradient(replica: Replica) -> Tensor:
+    """The gradient of the loss on the replica's next batch, flat."""
+    model = replica.state.inner.model
+    (batch,) = replica.state.stream.take(1)
+    loss = torch.nn.functional.cross_entropy(
+        model(input_ids=batch[:, :-1]).logits.flatten(0, 1), batch[:, 1:].flatten()
+    )
+    parameters = [it for it in model.parameters() if it.requires_grad]
+    return torch.cat([it.flatten() for it in torch.autograd.grad(loss, parameters)])
+
+
 def run_one(battle: Battle) -> dict[str, Any]:
     """One simulation, in a separate process."""
-    case = Case("hostile", "noloco", outer=NOLOCO, steps=battle.steps, seed=battle.seed)
+    case = battle.case
     simulation = _Simulation(case.config(), Options(replicas=case.replicas, method=Method.NOLOCO))
     simulation.battle = battle
     try:
         peers = simulation.run(lambda line: None)["peers"]
     except RunError as error:  # a diverged model is a result
         return {"key": battle.key, "val_loss": None, "end": str(error)}
-    honest = [peers[f"replica-{index}"] for index in range(1, case.replicas)]
+    honest = [peers[f"replica-{index}"] for index in range(battle.liars, case.replicas)]
     rounds = {it.value: sum(row["rounds"][it] for row in honest) for it in Outcome}
     merged_with_it = sum(row["partners"].get("replica-0", 0) for row in honest)
     loss = mean(row["val_loss"] for row in honest)
@@ -91,19 +142,20 @@ def run_all(battles: list[Battle], file: Path | None) -> dict[str, dict[str, Any
 def figures(rows: dict[str, dict[str, Any]], steps: int, seeds: tuple[int, ...]) -> dict[str, Any]:
     """Loss ratios between runs with the same seed, mean over the seeds; ``None`` if a model diverged."""
 
-    def loss(attack: Attack | None, guarded: bool, seed: int) -> float | None:
-        value: float | None = rows[Battle(attack, guarded, steps, seed).key]["val_loss"]
+    def loss(attack: str | None, guarded: bool, seed: int, liars: int = 1) -> float | None:
+        value: float | None = rows[Battle(attack, guarded, steps, seed, liars).key]["val_loss"]
         return value
 
-    def ratio(attack: Attack | None, guarded: bool) -> float | None:
-        pairs = [(loss(attack, guarded, seed), loss(None, False, seed)) for seed in seeds]
+    def ratio(attack: str | None, guarded: bool, liars: int = 1) -> float | None:
+        pairs = [(loss(attack, guarded, seed, liars), loss(None, False, seed)) for seed in seeds]
         known = [one / two for one, two in pairs if one is not None and two is not None]
         return mean(known) if len(known) == len(seeds) else None
 
     return {
         "honest_ratio": ratio(None, True),
-        "attacked_ratio": {it.value: ratio(it, True) for it in SHOWN},
-        "unguarded_ratio": {it.value: ratio(it, False) for it in SHOWN},
+        "attacked_ratio": {str(it): ratio(it, True) for it in (*SHOWN, *SUBTLE)},
+        "two_attack_ratio": {str(it): ratio(it, True, 2) for it in SUBTLE},
+        "unguarded_ratio": {str(it): ratio(it, False) for it in (*SHOWN, *SUBTLE)},
         "rows": list(rows.values()),
     }
 
@@ -120,14 +172,42 @@ def in_words(found: dict[str, Any]) -> str:
     return f"loss with one hostile peer in eight, guarded (not guarded): {attacks}; no hostile peer {honest}"
 
 
+def search(count: int, file: Path | None) -> dict[str, Any]:
+    """The worst of ``count`` random mixtures, by the mean loss of the others against that of honest runs."""
+    drawn = random.Random(0)
+    mixtures = [
+        f"{drawn.choice((-1, 1)) * drawn.uniform(0.1, 2):.3f},{drawn.uniform(-10, 10):.3f},{drawn.uniform(0, 1):.3f}"
+        for _ in range(count)
+    ]
+    battles = [Battle(attack, True, TINY_STEPS, 0, tiny=True) for attack in (None, *mixtures)]
+    rows = run_all(battles, file)
+    honest = rows[battles[0].key]["val_loss"]
+    ratios = {str(it.attack): (rows[it.key]["val_loss"] or float("inf")) / honest for it in battles[1:]}
+    worst = max(ratios, key=lambda it: ratios[it])
+    return {"worst": worst, "worst_ratio": ratios[worst], "ratios": ratios}
+
+
 def main() -> None:
-    args = options("the effect of a hostile peer on the other peers' loss")
+    parser = command_line(__doc__ or "")
+    parser.add_argument("--search", type=int, default=0, metavar="N")
+    args = parser.parse_args()
+    runs = args.json.with_suffix(".runs.json") if args.json else None
+    if args.search:
+        worst = search(args.search, runs)
+        words = (
+            f"the worst of {args.search} mixtures of s, βΔ and noise, {worst['worst']}: {worst['worst_ratio'] - 1:+.2%}"
+        )
+        finish("hostile_search", worst, words, args.json)
+        return
     steps, seeds = (60, (0,)) if args.quick else (SWEEP_STEPS, SEEDS)
     battles = [
-        Battle(attack, guarded, steps, seed) for seed in seeds for attack in (None, *SHOWN) for guarded in (False, True)
+        Battle(attack, guarded, steps, seed)
+        for seed in seeds
+        for attack in (None, *SHOWN, *SUBTLE)
+        for guarded in (False, True)
     ]
-    rows = run_all(battles, args.json.with_suffix(".runs.json") if args.json else None)
-    found = figures(rows, steps, seeds)
+    battles += [Battle(attack, True, steps, seed, 2) for seed in seeds for attack in SUBTLE]
+    found = figures(run_all(battles, runs), steps, seeds)
     finish("hostile", found, in_words(found), args.json)
 
 

@@ -17,7 +17,7 @@ from peer.exchange.codec import Cast
 from peer.exchange.guard import Guard, Judgement
 from peer.rounds.types import Reason
 
-False_ = Callable[[Tensor, Tensor], Tensor]
+Falsehood = Callable[[Tensor, Tensor], Tensor]  # of s and βΔ of a part: what is sent instead
 
 
 class Attack(StrEnum):
@@ -35,7 +35,7 @@ class Attack(StrEnum):
     POISON = "poison"  # s + one direction, the same in every round and for every partner
 
 
-def mixture(own: float, change: float, noise: float) -> False_:
+def mixture(own: float, change: float, noise: float) -> Falsehood:
     """``own`` · s + ``change`` · βΔ + ``noise`` of the norm of s."""
     chance = torch.Generator().manual_seed(0)
 
@@ -46,7 +46,7 @@ def mixture(own: float, change: float, noise: float) -> False_:
     return false
 
 
-def poison(length: float, seed: int = 0) -> False_:
+def poison(length: float, seed: int = 0) -> Falsehood:
     """s + a constant direction of ``length`` ‖βΔ‖. Those that collude have the same ``seed``."""
     directions: dict[int, Tensor] = {}
 
@@ -58,7 +58,17 @@ def poison(length: float, seed: int = 0) -> False_:
     return false
 
 
-def false_of(attack: Attack) -> False_:
+def uphill(gradient: Callable[[], Tensor], length: float) -> Falsehood:
+    """s + ``length`` ‖βΔ‖ along ``gradient``, where the loss grows fastest. For contributions of one part."""
+
+    def false(s: Tensor, change: Tensor) -> Tensor:
+        way = gradient()
+        return s + length * change.norm() / way.norm() * way
+
+    return false
+
+
+def false_of(attack: Attack) -> Falsehood:
     """What a member with this attack sends instead of s, given s and βΔ of a part."""
     match attack:
         case Attack.NAN:
@@ -83,7 +93,7 @@ class Hostile(Cast):
     that have a modulo codec. ``false``: of s and βΔ of a part, what it sends.
     """
 
-    def __init__(self, attack: Attack | False_, name: CodecName = "none") -> None:
+    def __init__(self, attack: Attack | Falsehood, name: CodecName = "none") -> None:
         super().__init__(name)
         self.understands = (name, "fp16", "int8", "int4")
         self._stale = attack is Attack.STALE

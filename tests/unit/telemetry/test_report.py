@@ -103,7 +103,7 @@ def test_what_was_refused_is_counted_by_reason(tmp_path: Path) -> None:
         outcome = Outcome.POISONED if reason else Outcome.MERGED
         report = round_report(number, outcome)
         reporter.round(replace(report, averaged=replace(report.averaged, reason=reason)))
-    for reason, count in ((Reason.FAR, 2), (Reason.REPLAYED, 1), (Reason.NORM, 0)):
+    for reason, count in ((Reason.FAR, 2), (Reason.REPLAYED, 1), (Reason.HEADER, 0)):
         assert metrics.registry.get_sample_value("noloco_refusals_total", {"reason": reason}) == count
     assert json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[0])["reason"] == "far"
 
