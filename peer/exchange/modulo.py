@@ -10,7 +10,7 @@ Each block of 256 elements has its own r: at first three times the largest chang
 average, later a margin above the largest distance in the last swap. Two peers that differ by more would decode a wrong
 number, so each block carries a check: a weighted sum of its k / 2^b, rounded down, modulo 251. A block that does not
 match is not averaged (the receiver keeps its own elements) and has twice the reach in the next round. When many do not
-match, the next payload of this peer is fp16.
+match, the next payload of this peer is fp16, until the reaches have grown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MARGIN = 1.5  # reach, times the largest distance of the last swap
 SHRINK = 0.75  # a reach shrinks at most to this share in a round: the largest distance of a block is noisy
 WIDEN = 1.5  # after a round without a partner (the distance grows), and while peers drift apart
 WIDEST = 3.0  # the limit after several rounds alone
-GROWN = 2.0  # a reach grows at most to this multiple in a swap: a partner may send any distance
+GROWN = 2.0  # a reach grows at most to this multiple in a swap: a partner's distance may be false
 GROWING = 0.05  # share of blocks that do not match: all peers drift apart faster than before
 LOST = 0.5  # share of blocks that do not match: the reach is unknown
 EXACT = 2.0**-22  # steps are not finer than this share of a block's largest element: k must be exact in fp32
@@ -99,8 +99,9 @@ class Modulo(Codec):
         seen = self._at(self._seen, start, mine)
         if name == "fp16":
             self._exact.decode(name, start, data, own, out)
-            distance = _blocks(out - own).abs().amax(1)
-            seen.copy_(torch.minimum(distance, self._range(start, mine).mul_(GROWN)))
+            distance, wider = _blocks(out - own).abs().amax(1), self._range(start, mine).mul_(GROWN)
+            seen.copy_(torch.minimum(distance, wider))
+            self._unresolved += int((distance > wider).sum())  # of many: fp16 again
             return
         rows = torch.frombuffer(data, dtype=torch.uint8).view(len(mine), -1)
         step = rows[:, :2].flatten().view(torch.bfloat16).float()

@@ -96,12 +96,17 @@ def test_alien_weights_are_not_decoded_and_noticed_and_the_next_round_is_safe() 
     for codec in pair:
         codec.settle(True)
         assert codec.sends == "fp16"
+    for _ in range(12):  # a reach doubles in a swap
+        if pair[0].sends == pair[1].sends == "int4":
+            break
+        for codec in pair:
+            codec.begin()
+        if pair[1].sends == "fp16":
+            assert float((swap(pair[1], pair[0], two, one) - two).abs().max()) < 2e-3
+        swap(pair[0], pair[1], one, two)
+        for codec in pair:
+            codec.settle(True)
     for codec in pair:
-        codec.begin()
-    assert float((swap(pair[1], pair[0], two, one) - two).abs().max()) < 2e-3
-    swap(pair[0], pair[1], one, two)
-    for codec in pair:
-        codec.settle(True)
         assert codec.sends == "int4"
         codec.begin()
     assert float((swap(pair[1], pair[0], two, one) - two).abs().max()) < 0.3  # reaches that far now
@@ -125,6 +130,30 @@ def test_a_block_that_one_peer_never_moves_is_averaged_from_the_second_round_on(
             codec.settle(True)
             assert not codec.begin()
     assert float((out[:BLOCK] - two[:BLOCK]).abs().max()) < 2e-4
+
+
+@pytest.mark.parametrize("sent", ["fp16", "int8"])
+def test_a_false_distance_coarsens_no_later_payload_by_more_than_two(sent: CodecName) -> None:
+    """A partner may send any distance; this peer's next payload goes to somebody else."""
+    codec, hostile = make("int8")
+    round_trip((codec, hostile), 1.0)
+    one, *_ = two_peers(5000, 1.0)
+    assert isinstance(codec, Modulo)
+    before = codec._range(0, torch.empty(20, BLOCK))
+    codec.begin()
+    if sent == "int8":
+        for _ in range(40):
+            hostile.settle(False)
+        assert isinstance(hostile, Modulo)
+        hostile._reach.fill_(10.0)
+        false = bytearray(hostile.encode(0, one + 5))
+    else:
+        false = bytearray((one + 100).half().view(torch.uint8).numpy().tobytes())
+    out = torch.empty(5000)
+    codec.decode(sent, 0, false, one, out)
+    assert float((out - one).abs().max()) > 1
+    codec.settle(True)
+    assert (codec._reach <= 2.001 * before).all()
 
 
 def test_a_failed_round_teaches_nothing() -> None:
