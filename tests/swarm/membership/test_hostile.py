@@ -1,4 +1,4 @@
-"""One peer of three sends contributions that would ruin a model: they are refused and counted, the peer is avoided."""
+"""One peer of three sends what would ruin a model and cannot be clipped: it is refused, counted and avoided."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.swarm.support.harness import Swarm, wait_for
 HONEST = ("a", "b")
 
 
-@pytest.mark.parametrize(("attack", "overlap"), [("nan", "true"), ("huge", "false")])
+@pytest.mark.parametrize(("attack", "overlap"), [("nan", "true"), ("nan", "false")])
 def test_a_peer_that_sends_poison_is_refused_and_then_avoided(swarm: Swarm, attack: str, overlap: str) -> None:
     _, address = swarm.bootstrap()
     sets = ("run.inner_steps=100", "run.steps=3000", "peer.start_with=3", f"run.exchange.overlap={overlap}")
