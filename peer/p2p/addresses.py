@@ -70,10 +70,3 @@ def for_record(addresses: Iterable[str], count: int = 8) -> tuple[str, ...]:
     """Those that a record holds, without ids: short enough, and loopback ones only when there are no others."""
     places = [place for place in map(place_of, addresses) if len(place) <= LONGEST]
     return tuple([place for place in places if not is_loopback(place)] or places)[:count]
-
-
-def owner_of_subkey(subkey: str) -> tuple[str, str]:
-    """Peer id and public key in ``<peer id>[owner:<public key>]``; in an open swarm the subkey is the id alone."""
-    peer_id, _, rest = subkey.partition("[owner:")
-    public = rest.removesuffix("]")
-    return (peer_id, public) if subkey == f"{peer_id}[owner:{public}]" else (subkey, "")

@@ -20,6 +20,7 @@ from queue import Empty, Queue
 
 from peer.errors import RunError, UserError
 from peer.logs import get_logger
+from peer.p2p.identity import load_or_create
 
 log = get_logger("daemon")
 _FOLDER_PREFIX = "noloco-"
@@ -40,19 +41,22 @@ class Daemon:
     ) -> None:
         """Start, and wait at most ``timeout`` seconds until it listens on ``addresses`` (multiaddrs).
 
-        ``relayed``: others cannot dial this node. It does not serve libp2p's own DHT then, and tries to replace each
-        relayed connection by a direct one (hole punching).
+        ``identity``: the file of its key; without one it has a new key. ``relayed``: others cannot dial this node.
+        It tries to replace each relayed connection by a direct one then (hole punching).
         """
         _remove_leftovers()
         self.sockets = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-"))
         self.control = f"/unix{self.sockets}/p2pd.sock"
+        self.key = identity or self.sockets / "identity.key"
+        load_or_create(self.key)
         self._output: deque[str] = deque(maxlen=20)
         self._ready: Queue[bool] = Queue()
         command = [
             str(files("hivemind.hivemind_cli") / "p2pd"),
             f"-listen={self.control}",
             f"-hostAddrs={','.join(addresses)}",
-            *(["-dhtClient=1", "-forceReachabilityPrivate=1"] if relayed else ["-dhtServer=1"]),
+            "-dhtClient=1",  # dht/whereabouts.py replaces its server
+            *(["-forceReachabilityPrivate=1"] if relayed else []),
             "-relay=1",
             "-relayService=0",  # reachability/relay.py replaces the daemon's own
             "-autonat=1",
@@ -60,9 +64,8 @@ class Daemon:
             "-tls=1",
             "-idleTimeout=30s",
             f"-natPortMap={int(upnp)}",
+            f"-id={self.key}",
         ]
-        if identity is not None:
-            command.append(f"-id={identity}")
         if announce:
             command.append(f"-announceAddrs={','.join(announce)}")
         self._process = subprocess.Popen(

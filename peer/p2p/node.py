@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, PeerID
-from hivemind.utils.multiaddr import Multiaddr
 
 from peer.config.schema import NetworkConfig
 from peer.errors import RunError, UserError, one_line
@@ -20,8 +19,12 @@ from peer.logs import get_logger
 from peer.p2p.addresses import is_loopback, owner_of, tcp_of
 from peer.p2p.admission.dht_rules import Authority, keep_revocations
 from peer.p2p.admission.gate import ADMISSION_PROTOCOL, Gate
+from peer.p2p.budgets import CIRCUITS, RESERVATION_STREAMS, STREAM_OPENINGS, STREAMS, Limit, Places, Proven, Spending
 from peer.p2p.daemon import Daemon
-from peer.p2p.dht import asked_in_vain, join_dht, keep_in_touch, notice_of
+from peer.p2p.dht.authors import Author
+from peer.p2p.dht.join import asked_in_vain, join_dht, keep_in_touch, notice_of
+from peer.p2p.dht.requests import Requests, attach
+from peer.p2p.dht.whereabouts import KADEMLIA, Whereabouts
 from peer.p2p.dial import Unreachable, connect_any, dial, disconnect
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.reachability import circuit_messages, dialback, relay
@@ -65,6 +68,10 @@ class Node(LoopThread):
     def __init__(self, settings: NodeSettings, authority: Authority | None = None) -> None:
         super().__init__()
         self._settings, self._authority = settings, authority
+        self._author: Author | None = authority
+        self.proven = Proven()
+        self._openings = Spending(STREAM_OPENINGS, self.proven)
+        self._places: dict[Limit, Places] = {}
         self._gate = Gate(authority.admission) if authority else None
         self._refused = ""  # an initial peer's objection to our invitation
         self._daemon: Daemon | None = None
@@ -112,7 +119,7 @@ class Node(LoopThread):
             relayed=reach.relayed,
             timeout=settings.start_timeout,
         )
-        self.call(self._attach(), settings.start_timeout)
+        self.call(self._attach(serves=not reach.relayed), settings.start_timeout)
 
     def connect(self) -> list[str]:
         """The initial peers that answer; raises :class:`UserError` when none does."""
@@ -131,7 +138,7 @@ class Node(LoopThread):
     @property
     def subkey(self) -> str:
         """The subkey of this peer's record in the directory."""
-        return self.peer_id + (self._authority.tag if self._authority else "")
+        return self.peer_id + (self._author.tag if self._author else "")
 
     @property
     def failure(self) -> str:
@@ -207,13 +214,22 @@ class Node(LoopThread):
             except OSError as error:
                 raise RunError(f"the p2p daemon does not answer: {error}") from None
 
-    async def serve(self, protocol: str, handler: Handler, *, open_to_all: bool = False) -> None:
-        """Call ``handler`` for every incoming stream of an admitted peer. The handler owns the stream and closes it."""
+    async def serve(
+        self, protocol: str, handler: Handler, *, open_to_all: bool = False, limit: Limit = STREAMS
+    ) -> None:
+        """Call ``handler`` for every incoming stream of an admitted peer. The handler owns the stream and closes it.
+
+        ``limit``: how many may be open at once, of all protocols with this limit.
+        """
+        places = self._places.setdefault(limit, Places(limit, self.proven))
 
         async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             remote = info.peer_id.to_base58()
             hang_up, origin = partial(self.hang_up, remote), str(info.addr)
             stream = Stream(reader, writer, remote=remote, initiator=False, origin=origin, hang_up=hang_up)
+            if not self._openings.spend(remote) or not places.take(remote, lambda: not stream.closed):
+                stream.close()
+                return
             try:
                 if self._gate is not None and not open_to_all:
                     await self._gate.check(stream)
@@ -227,7 +243,7 @@ class Node(LoopThread):
         self._served.add(protocol)
 
     async def asked_in_vain(self) -> bool:
-        """After a search without a result: is a repetition useful? See :func:`peer.p2p.dht.asked_in_vain`."""
+        """After a search without a result: is a repetition useful? See :func:`peer.p2p.dht.join.asked_in_vain`."""
         return await asked_in_vain(self.p2p, self.dht, self._settings.initial_peers)
 
     async def visible(self) -> tuple[str, ...]:
@@ -235,27 +251,31 @@ class Node(LoopThread):
         async with asyncio.timeout(RPC_TIMEOUT):
             return tuple(str(address) for address in await self.p2p.get_visible_maddrs(latest=True))
 
-    async def _attach(self) -> None:
+    async def _attach(self, *, serves: bool) -> None:
         assert self._daemon is not None
-        # hivemind puts its client socket where this private attribute says; ours goes into the daemon's folder
-        placed: Any = type("PlacedP2P", (P2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{self._daemon.sockets}/"})
-        self._p2p = await placed.replicate(Multiaddr(self._daemon.control))
+        self._author = self._authority or Author(self._daemon.key)
+        requests = Requests(self._author, self.proven)
+        self._p2p = await attach(self._daemon.control, self._daemon.sockets, requests)
         self.peer_id = self.p2p.peer_id.to_base58()
         self._listening = await self.visible()
+        if serves:
+            places = Whereabouts(self.p2p, requests.welcome, self.proven)
+            await self.serve(KADEMLIA, places.answer, open_to_all=True)
         if self._gate is not None:
             await self.serve(ADMISSION_PROTOCOL, self._gate.answer, open_to_all=True)
 
     async def join(self, reached: Sequence[str], *, client: bool) -> None:
         """Join the DHT through nodes that are connected; raises :class:`UserError`."""
-        self._dht = await join_dht(self.p2p, reached, self._authority, client=client)
+        assert self._author is not None
+        self._dht = await join_dht(self.p2p, reached, self._author, client=client)
 
     async def _offer(self, reached: Sequence[str], relayed: bool) -> None:
         """Dial back for others, and be a relay; a node that cannot be dialled reserves places at relays instead."""
         await self.serve(dialback.DIALBACK_PROTOCOL, dialback.DialBack(lambda: sorted(self._served)).answer)
         if not relayed:
             serving = relay.Relay(self._open_raw)
-            await self.serve(relay.RELAY_PROTOCOL, serving.hold)
-            await self.serve(circuit_messages.HOP, serving.hop, open_to_all=True)
+            await self.serve(relay.RELAY_PROTOCOL, serving.hold, limit=RESERVATION_STREAMS)
+            await self.serve(circuit_messages.HOP, serving.hop, open_to_all=True, limit=CIRCUITS)
             return
         self._reservations = Reservations(self.open, reached)
         self._reservations.start(self.background)

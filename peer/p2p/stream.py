@@ -140,6 +140,11 @@ class Stream:
         """The other side has closed, and all that it sent was received."""
         return self.reader.at_eof()
 
+    @property
+    def closed(self) -> bool:
+        """This side has closed it."""
+        return self.writer.is_closing()
+
     async def until_closed(self, timeout: float) -> None:
         """Wait for the other side to close, so that our last bytes are not cut off by our own closing."""
         with contextlib.suppress(OSError):

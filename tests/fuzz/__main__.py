@@ -14,7 +14,10 @@ import time
 import tracemalloc
 from pathlib import Path
 
-NAMES = ("message", "relayed", "payload", "record", "monitor", "token", "invitation", "config")
+NAMES = (
+    *("message", "relayed", "payload", "record", "monitor", "certificate", "request", "extensions"),
+    *("invitation", "config"),
+)
 LIMIT = 1800.0  # seconds for a target
 
 

@@ -14,18 +14,23 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hivemind.dht.routing import DHTID
+from google.protobuf.message import DecodeError
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID, RoutingTable
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
-from hivemind.proto.auth_pb2 import AccessToken
+from hivemind.p2p import PeerID
+from hivemind.proto.dht_pb2 import FindRequest, NodeInfo, PingRequest, StoreRequest
 from hivemind.utils import MSGPackSerializer
+from msgpack.exceptions import UnpackException
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import TypeAdapter
@@ -43,11 +48,13 @@ from peer.exchange.codec import size, unpack
 from peer.exchange.group import wire as group_wire
 from peer.exchange.modulo import codec_named
 from peer.exchange.pair import wire
-from peer.p2p import addresses, greeting
-from peer.p2p.addresses import owner_of_subkey
+from peer.p2p import addresses, greeting, identity
 from peer.p2p.admission import gate
 from peer.p2p.admission.dht_rules import REVOCATIONS, Authority, decode_revocations
 from peer.p2p.admission.invitation import Admission, Certificate, Invitation, Owner, accept, invite
+from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, Proven, Spending
+from peer.p2p.dht.authors import Author, owner_of_subkey
+from peer.p2p.dht.requests import RefusedRequest, Requests
 from peer.p2p.payload import receive_fp32
 from peer.p2p.reachability import circuit_messages, dialback, relay
 from peer.p2p.stream import BadMessage, Refusal, Stream, StreamLost
@@ -58,6 +65,7 @@ from peer.swarm.directory.records import MemberRecord
 from peer.swarm.grouping import messages as grouping
 from peer.swarm.pairing import agreement as pairing
 from peer.swarm.state_transfer import donor
+from tests.swarm.support.packets import nested
 
 SECONDS = 1.0
 BYTES = 8 * 2**20
@@ -169,7 +177,7 @@ def record(data: bytes) -> None:
     subkey, _, value = data.partition(b"\0")
     words = subkey.decode(errors="replace"), value.decode(errors="replace")
     found = records.decode(*words)
-    assert found is None or found.peer_id == owner_of_subkey(words[0])[0]
+    assert found is None or found.peer_id == owner_of_subkey(words[0]).peer_id
     other = records.program_of(*words)
     assert other is None or "".join(other).isprintable()
     decode_revocations(words[1])
@@ -219,17 +227,77 @@ def monitor(data: bytes) -> None:
         assert all(math.isfinite(sample.value) for sample in family.samples), family
 
 
-def token(data: bytes) -> None:
-    """A certificate and a key, separated by the first zero byte."""
-    username, _, public = data.partition(b"\0")
-    said = AccessToken(username=username.decode(errors="replace"), public_key=public)
-    if _authority().authorizer.is_token_valid(said):  # the right one in another notation
-        assert Certificate.model_validate_json(said.username) == _authority().admission.own
+def certificate(data: bytes) -> None:
+    """A peer id and a certificate, separated by the first zero byte."""
+    peer_id, _, text = data.decode(errors="replace").partition("\0")
+    if _authority().admits(peer_id, text):  # the right one in another notation
+        assert Certificate.model_validate_json(text) == _authority().admission.own
 
 
-def _right_token() -> tuple[str, bytes]:
-    made = _loop().run_until_complete(_authority().authorizer.get_token())
-    return made.username, made.public_key
+# -- requests to the DHT
+
+
+class _Context(NamedTuple):
+    remote_id: PeerID
+
+
+class _Server:
+    """hivemind's DHT of a peer of an open swarm, with our checks before it. Its requests to others go nowhere."""
+
+    def __init__(self) -> None:
+        key = _folder() / "server.key"
+        self.remote = PeerID.from_base58(identity.load_or_create(key))
+        author = Author(key)
+        self.requests = Requests(author, Proven())
+        self.requests.check_request = partial(self._without_budget, self.requests.check_request)  # type: ignore[method-assign]
+        self.protocol = it = DHTProtocol(_initialized_with_create=True)
+        it.node_id, it.bucket_size, it.num_replicas, it.client_mode = DHTID.generate(source="x"), 20, 5, False
+        it.node_info, it.record_validator = NodeInfo(node_id=it.node_id.to_bytes()), author.validator
+        it.storage, it.cache, it.routing_table = DHTLocalStorage(), DHTLocalStorage(1), RoutingTable(it.node_id, 20, 5)
+
+    def _without_budget(self, check: Callable[[Any, PeerID], None], request: Any, remote: PeerID) -> None:
+        self.requests._requests, self.requests._bytes = (Spending(rate, Proven()) for rate in (DHT_REQUESTS, DHT_BYTES))
+        check(request, remote)
+
+    async def answer(self, kind: int, data: bytes) -> None:
+        request = (PingRequest, StoreRequest, FindRequest)[kind % 3].FromString(data)
+        self.requests.check_request(request, self.remote)
+        name = ("rpc_ping", "rpc_store", "rpc_find")[kind % 3]
+        answer = await getattr(self.protocol, name)(request, _Context(self.remote))
+        assert answer.ByteSize() < 2**21
+
+
+@cache
+def _server() -> _Server:
+    return _Server()
+
+
+def request(data: bytes) -> None:
+    """The kind, and a protobuf message. What has not the right form is an error of one request."""
+    with contextlib.suppress(DecodeError, RefusedRequest, ValueError, AssertionError):
+        _loop().run_until_complete(_server().answer(data[0] if data else 0, data[1:]))
+
+
+def extensions(data: bytes) -> None:
+    """msgpack with extension types, as hivemind unpacks it."""
+    with contextlib.suppress(ValueError, TypeError, LookupError, UnpackException, OverflowError, AttributeError):
+        MSGPackSerializer.loads(data)
+
+
+def _requests() -> list[bytes]:
+    fields = {"keys": [bytes(20)], "subkeys": [b"\xa1x"], "values": [b"\xa2{}"], "in_cache": [False]}
+    store = StoreRequest(**fields, expiration_time=[time.time() + 20], peer=NodeInfo(node_id=bytes(20)))
+    whole = StoreRequest(**{**fields, "subkeys": [b""]}, expiration_time=[time.time() + 20])
+    said = (PingRequest(peer=NodeInfo(node_id=bytes(20)), validate=True), store, FindRequest(keys=[bytes(20)]))
+    return [bytes([kind]) + it.SerializeToString() for kind, it in enumerate(said)] + [
+        b"\1" + whole.SerializeToString()
+    ]
+
+
+def _extensions() -> list[bytes]:
+    held = DictionaryDHTValue()
+    held.store(("a", ("b", 1)), b"value", 1e10)
+    return [MSGPackSerializer.dumps(held), nested(2), nested(300), nested(3, code=0x50)]
 
 
 # -- files
@@ -316,15 +384,17 @@ def _extreme_records() -> list[bytes]:
 
 def targets() -> dict[str, Target]:
     """By name."""
-    username, public = _right_token()
+    own = _authority().admission.own
     good = Invitation(certificate=_authority().admission.own, owner=_authority().admission.owner, identity="AAAA")
     return {
         "message": Target(message, _messages()),
         "relayed": Target(relayed, [bytes.fromhex("1a080112160a1400010203") + bytes(17), b"/ip4/45.1.2.3/tcp/31337"]),
         "payload": Target(payload, [bytes([kind]) + bytes(64) for kind in range(len(CODECS))]),
         "record": Target(record, _records()),
+        "certificate": Target(certificate, [f"{own.peer_id}\0{own.model_dump_json()}".encode()]),
+        "request": Target(request, _requests()),
+        "extensions": Target(extensions, _extensions()),
         "monitor": Target(monitor, _extreme_records()),
-        "token": Target(token, [username.encode() + b"\0" + public]),
         "invitation": Target(invitation, [good.model_dump_json().encode()]),
         "config": Target(config, [yaml.safe_dump(json.loads(Config().model_dump_json())).encode(), b"run: {}\n"]),
     }

@@ -56,12 +56,12 @@ def _duplicate(node: MemberNode, config: Subject, authority: Authority | None) -
     from peer.p2p import identity
     from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
 
-    path, subkey = identity_file(config), node.subkey
+    path, peer_id = identity_file(config), node.peer_id
     if authority is None:
         if path is None or not path.exists():
             return
-        subkey = identity.load_or_create(path)
-    duplicate = node.call(duplicate_of(node, config.run.name, subkey), DUPLICATE_TIMEOUT)
+        peer_id = identity.load_or_create(path)
+    duplicate = node.call(duplicate_of(node, config.run.name, peer_id), DUPLICATE_TIMEOUT)
     if duplicate is not None:
         said = f"a peer with the same identity is alive: {duplicate.name} at {', '.join(duplicate.addresses[:2])}"
         yield fail("identity", said, "each peer needs a key (peer.identity) or an invitation of its own")

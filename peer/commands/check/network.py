@@ -96,7 +96,7 @@ def _why_silent(reason: str) -> str:
 
 def clock(views: list[View], address: str) -> Finding:
     """Compare this clock with those of the initial peers, without hivemind."""
-    from peer.p2p.dht import CLOCK_TOLERANCE, wrong_clock
+    from peer.p2p.dht.join import CLOCK_TOLERANCE, wrong_clock
 
     if not views:
         return warn("clock", "no initial peer tells its time", f"are they an older noloco-peer? ({address})")

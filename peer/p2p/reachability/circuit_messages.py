@@ -1,19 +1,13 @@
 """The messages of libp2p's circuit relay v2 that a relay needs, as bytes.
 
-https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md: length-delimited protobuf. Only the fields that a relay
-uses are described here; protobuf skips the others.
+https://github.com/libp2p/specs/blob/master/relay/circuit-v2.md: length-delimited protobuf.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
-
+from peer.p2p.protobuf import BYTES_FIELD, INT_FIELD, ONE, delimited, message_classes, read_delimited
 from peer.p2p.stream import BadMessage
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"  # the caller to the relay
@@ -25,37 +19,21 @@ CAP = 4096  # bytes of a message
 LONGEST_ID = 64  # bytes
 
 
-def _messages() -> dict[str, Any]:
-    """The classes by name. Kinds and statuses are plain numbers, so an unknown one is kept."""
-    kinds = FieldDescriptorProto
-    fields = {
-        "Peer": [("id", 1, kinds.TYPE_BYTES)],
-        "HopMessage": [("type", 1, kinds.TYPE_INT32), ("peer", 2, "Peer"), ("status", 5, kinds.TYPE_INT32)],
-        "StopMessage": [("type", 1, kinds.TYPE_INT32), ("peer", 2, "Peer"), ("status", 4, kinds.TYPE_INT32)],
-    }
-    file = FileDescriptorProto(name="circuit.proto", package="circuit", syntax="proto2")
-    for name, rows in fields.items():
-        message = DescriptorProto(name=name)
-        for field, number, kind in rows:
-            row = message.field.add(name=field, number=number, label=kinds.LABEL_OPTIONAL)
-            if isinstance(kind, str):
-                row.type, row.type_name = kinds.TYPE_MESSAGE, f".circuit.{kind}"
-            else:
-                row.type = kind
-        file.message_type.append(message)
-    pool = DescriptorPool()
-    pool.Add(file)
-    return {name: GetMessageClass(pool.FindMessageTypeByName(f"circuit.{name}")) for name in fields}
-
-
-_CLASSES = _messages()
+_CLASSES = message_classes(
+    "circuit",
+    {
+        "Peer": [("id", 1, BYTES_FIELD, ONE)],
+        "HopMessage": [("type", 1, INT_FIELD, ONE), ("peer", 2, "Peer", ONE), ("status", 5, INT_FIELD, ONE)],
+        "StopMessage": [("type", 1, INT_FIELD, ONE), ("peer", 2, "Peer", ONE), ("status", 4, INT_FIELD, ONE)],
+    },
+)
 
 
 async def read_hop(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     """The kind of a caller's message, and the id of the peer that it wants.
 
     Raises :class:`BadMessage`, ``asyncio.IncompleteReadError`` or ``OSError``; the caller sets the deadline."""
-    message = await _read("HopMessage", reader)
+    message = await read_delimited(_CLASSES["HopMessage"], reader, CAP)
     if len(message.peer.id) > LONGEST_ID:
         raise BadMessage("not a peer id")
     return message.type, message.peer.id
@@ -63,7 +41,7 @@ async def read_hop(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 async def read_stop_status(reader: asyncio.StreamReader) -> int:
     """The status in the called side's answer."""
-    message = await _read("StopMessage", reader)
+    message = await read_delimited(_CLASSES["StopMessage"], reader, CAP)
     if message.type != STOP_STATUS:
         raise BadMessage("not a status")
     return int(message.status)
@@ -71,33 +49,9 @@ async def read_stop_status(reader: asyncio.StreamReader) -> int:
 
 def hop_status(status: int) -> bytes:
     """The relay's answer to a caller, without a limit: libp2p allows few protocols on a limited circuit."""
-    return _delimited(_CLASSES["HopMessage"](type=STATUS, status=status))
+    return delimited(_CLASSES["HopMessage"](type=STATUS, status=status))
 
 
 def stop_connect(caller: bytes) -> bytes:
     """Tells the called side the id (bytes) of the ``caller``."""
-    return _delimited(_CLASSES["StopMessage"](type=STOP_CONNECT, peer={"id": caller}))
-
-
-async def _read(name: str, reader: asyncio.StreamReader) -> Any:
-    size = shift = 0
-    while True:
-        byte = (await reader.readexactly(1))[0]
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if not byte & 0x80:
-            break
-        if shift > 14:
-            raise BadMessage("a circuit message is too long")
-    if size > CAP:
-        raise BadMessage("a circuit message is too long")
-    try:
-        return _CLASSES[name].FromString(await reader.readexactly(size))
-    except DecodeError:
-        raise BadMessage("not protobuf") from None
-
-
-def _delimited(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    size = bytes([len(data)]) if len(data) < 0x80 else bytes([len(data) & 0x7F | 0x80, len(data) >> 7])
-    return size + data
+    return delimited(_CLASSES["StopMessage"](type=STOP_CONNECT, peer={"id": caller}))

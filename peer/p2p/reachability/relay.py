@@ -20,6 +20,7 @@ from hivemind.p2p import PeerID
 from pydantic import Field, TypeAdapter
 
 from peer.logs import fields, get_logger
+from peer.p2p.budgets import CIRCUITS, RESERVATIONS
 from peer.p2p.reachability import circuit_messages
 from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
 
@@ -30,9 +31,6 @@ RESERVE_TIMEOUT = 5.0  # seconds for one message
 PING_SECONDS = 10.0  # between two pings of a holder
 PONG_TIMEOUT = 15.0  # seconds: a slow line is full while a swap is on it
 RESERVATION_SILENCE = 40.0  # seconds without a ping after which a reservation ends
-RESERVATIONS = 128
-CIRCUITS = 256  # at once
-CIRCUITS_EACH = 32  # from one caller, and to one holder
 CIRCUIT_IDLE = 120.0  # seconds without a byte; libp2p sends some every 30 s
 CIRCUIT_STUCK = 60.0  # seconds in which nothing could be written
 CIRCUIT_CHUNK = 64 * 1024  # bytes
@@ -80,7 +78,7 @@ class Relay:
         holder = stream.remote
         try:
             await stream.receive(Reserve, RESERVE_TIMEOUT)
-            if holder not in self._slots and len(self._slots) >= RESERVATIONS:
+            if holder not in self._slots and len(self._slots) >= RESERVATIONS.all:
                 await stream.send_last(Full(), RESERVE_TIMEOUT)
                 return
             self._slots[holder] = stream  # a later stream of the same peer replaces one that hangs
@@ -123,7 +121,7 @@ class Relay:
         if target not in self._slots or target == caller:
             return circuit_messages.NO_RESERVATION
         busiest = max(self._circuits[caller], self._circuits[target])
-        if self._circuits.total() >= 2 * CIRCUITS or busiest >= CIRCUITS_EACH:
+        if self._circuits.total() >= 2 * CIRCUITS.all or busiest >= CIRCUITS.each:
             return circuit_messages.LIMIT_EXCEEDED
         return circuit_messages.OK
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from peer import clock
-from peer.p2p.addresses import is_circuit, owner_of_subkey, tcp_of
+from peer.p2p.addresses import is_circuit, tcp_of
+from peer.p2p.dht.authors import owner_of_subkey
 from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm.directory import buckets, records
 from peer.swarm.directory.records import MemberRecord
@@ -23,33 +24,38 @@ LOOK_PAUSE = 0.5  # seconds between two looks
 CONNECT_TIMEOUT = 2.0  # seconds
 
 
-async def duplicate_of(node: Node, run: str, subkey: str = "") -> MemberRecord | None:
-    """The record of another live peer that writes under ``subkey``, by default that of ``node``.
+async def duplicate_of(node: Node, run: str, peer_id: str = "") -> MemberRecord | None:
+    """The record of another live peer that has this id, by default that of ``node``.
 
     ``None`` also when the directory does not answer.
     """
-    subkey = subkey or node.subkey
-    keys = [records.members_key(run, bucket) for bucket in buckets.probes(owner_of_subkey(subkey)[0])]
+    peer_id = peer_id or node.peer_id
+    keys = [records.members_key(run, bucket) for bucket in buckets.probes(peer_id)]
     with contextlib.suppress(TimeoutError):
-        found = await _own(node, keys, subkey)
+        found = await _own(node, keys, peer_id)
         if found is None or not await _listens(found[0].addresses, node.addresses):
             return None
         until = clock.monotonic() + DUPLICATE_LOOK
         while clock.monotonic() < until:
             await asyncio.sleep(LOOK_PAUSE)
-            again = await _own(node, keys, subkey)
+            again = await _own(node, keys, peer_id)
             if again is not None and again[1] > found[1]:
                 return again[0]
     return None
 
 
-async def _own(node: Node, keys: Sequence[str], subkey: str) -> tuple[MemberRecord, float] | None:
-    """The newest record under ``subkey``, with its expiration."""
+async def _own(node: Node, keys: Sequence[str], peer_id: str) -> tuple[MemberRecord, float] | None:
+    """The newest record of ``peer_id``, with its expiration."""
     async with asyncio.timeout(3 * RPC_TIMEOUT):
         answers: dict[Any, Any] = await node.dht.get_many(list(keys), sufficient_expiration_time=float("inf"))
-    entries = [it.value.get(subkey) for it in answers.values() if it is not None and isinstance(it.value, dict)]
-    found = [(records.decode(subkey, it.value), it.expiration_time) for it in entries if it is not None]
-    alive = [(record, until) for record, until in found if record is not None and record.state != "left"]
+    entries = [
+        (records.decode(subkey, it.value), it.expiration_time)
+        for answer in answers.values()
+        if answer is not None and isinstance(answer.value, dict)
+        for subkey, it in answer.value.items()
+        if owner_of_subkey(subkey).peer_id == peer_id
+    ]
+    alive = [(record, until) for record, until in entries if record is not None and record.state != "left"]
     return max(alive, key=lambda it: it[1], default=None)
 
 

@@ -1,9 +1,8 @@
 """Every key of a run in the DHT, its schema and its lifetime. The only place.
 
 The directory of a run has keys ``<run>/members/<level>/<place>`` (buckets.py). Under each key a peer owns the subkey of
-its id. A record is at most 1 KiB of JSON. In an invited swarm the subkey ends with the peer's public key, as
-``[owner:<key>]``, and only the holder of that key can write it (p2p/admission/dht_rules.py). What a node stores for
-anybody is bounded in p2p/record_limits.py, whatever the run.
+its id, and only the holder of the id's key can write it (p2p/dht/authors.py). A record is at most 1 KiB of JSON. What a
+node stores for anybody is bounded in p2p/dht/limits.py, whatever the run.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from peer.p2p.addresses import owner_of_subkey
-from peer.p2p.record_limits import RECORD
+from peer.p2p.dht.authors import owner_of_subkey
+from peer.p2p.dht.limits import RECORD
 from peer.p2p.stream import Message
 from peer.rounds.state import Root
 from peer.rounds.types import Count, Name
@@ -97,7 +96,7 @@ def decode(subkey: object, value: object) -> MemberRecord | None:
     if not isinstance(value, str) or len(value) > RECORD_BYTES or not isinstance(subkey, str):
         return None
     record = _checked(value)
-    return record if record is not None and record.peer_id == owner_of_subkey(subkey)[0] else None
+    return record if record is not None and record.peer_id == owner_of_subkey(subkey).peer_id else None
 
 
 @lru_cache(READ_TWICE)
@@ -118,4 +117,4 @@ def program_of(subkey: object, value: object) -> tuple[str, str] | None:
     except (ValueError, TypeError, LookupError, RecursionError):
         return None
     one_line = (name + version).isprintable() and len(name) <= 64 and len(version) <= 24
-    return (name, version) if one_line and peer_id == owner_of_subkey(subkey)[0] else None
+    return (name, version) if one_line and peer_id == owner_of_subkey(subkey).peer_id else None

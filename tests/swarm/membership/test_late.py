@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.p2p.dht import Touch, back_in_touch
+from peer.p2p.dht.join import Touch, back_in_touch
 from tests.swarm.commands.test_own_loop import H, Program, Scene, together
 from tests.swarm.support.harness import Swarm, wait_for
 

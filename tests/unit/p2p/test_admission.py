@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import string
 import time
@@ -10,9 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import PeerID
 from hivemind.proto.dht_pb2 import PingRequest, PingResponse
 from hivemind.utils import MSGPackSerializer
 from hypothesis import given, settings
@@ -22,10 +26,12 @@ from pydantic import ValidationError
 from dht_bootstrap import owner as book
 from peer.errors import UserError
 from peer.p2p import identity
-from peer.p2p.addresses import owner_of_subkey
-from peer.p2p.admission.dht_rules import REVOCATIONS, Authority, decode_revocations, peer_id_of
+from peer.p2p.admission.dht_rules import REVOCATIONS, Authority, decode_revocations
 from peer.p2p.admission.gate import Gate
 from peer.p2p.admission.invitation import Admission, Certificate, Owner, Revocations, accept, invite
+from peer.p2p.budgets import Proven
+from peer.p2p.dht.authors import Author, owner_of_subkey, peer_id_of
+from peer.p2p.dht.requests import RefusedRequest, Requests
 from peer.p2p.stream import BadMessage, StreamLost
 from tests.unit.virtual import stream_pair
 
@@ -150,45 +156,74 @@ def invited(tmp_path: Path) -> Callable[[str], Authority]:
 def test_requests_of_the_uninvited_are_not_answered(invited: Callable[..., Authority]) -> None:
     one, two, stranger = invited("one"), invited("two"), invited("three", STRANGER)
 
-    async def ask(client: Authority, server: Authority) -> bool:
+    def ask(client: Authority, server: Authority, caller: Authority | None = None) -> bool:
+        """``caller``: whose connection it is, by default the client's."""
         request, response = PingRequest(), PingResponse()
-        await client.authorizer.sign_request(request, None)
-        if not await server.authorizer.validate_request(request):
+        ends = [PeerID.from_base58(it.admission.own.peer_id) for it in (caller or client, server)]
+        asks, answers = Requests(client, Proven()), Requests(server, Proven())
+        try:
+            asks.ours(request)
+            answers.check_request(request, ends[0])
+            answers.ours(response)
+            asks.check_answer(response, ends[1])
+        except RefusedRequest as error:
+            assert str(error) == "not invited"
             return False
-        await server.authorizer.sign_response(response, request)
-        return bool(await client.authorizer.validate_response(response, request))
+        return True
 
-    assert asyncio.run(ask(one, two))
-    assert not asyncio.run(ask(stranger, two))
-    assert not asyncio.run(ask(one, stranger))
+    assert ask(one, two)
+    assert not ask(one, two, caller=stranger), "a member's request that another passes on"
+    assert not ask(stranger, two)
+    assert not ask(one, stranger)
     two.admission.learn(OWNER.revoke(1, [one.admission.own.peer_id]))
-    assert not asyncio.run(ask(one, two))
+    assert not ask(one, two)
+    assert not ask(two, one), "who is called is asked for its certificate too"
 
 
-def record(writer: Authority, subkey: object, key: str = "run/members/0/0", value: str = "{}") -> DHTRecord:
+def record(writer: Author, subkey: object, key: str = "run/members/0/0", value: str = "{}") -> DHTRecord:
     pack = MSGPackSerializer.dumps
     blank = DHTRecord(DHTID.generate(source=key).to_bytes(), pack(subkey), pack(value), time.time() + 30)
     return DHTRecord(blank.key, blank.subkey, writer.validator.sign_value(blank), blank.expiration_time)
 
 
 def test_each_member_writes_its_own_record_only(invited: Callable[..., Authority]) -> None:
-    one, two = invited("one"), invited("two")
-    mine = owner_of_subkey(one.admission.own.peer_id + one.tag)
-    assert peer_id_of(mine[1].encode()) == mine[0] == one.admission.own.peer_id
-    own = one.admission.own.peer_id + one.tag
-    assert two.validator.validate(record(one, own))
-    assert not two.validator.validate(record(two, own)), "not signed by its owner"
-    assert not two.validator.validate(record(two, one.admission.own.peer_id + two.tag)), "under another's name"
-    for subkey in (
-        one.admission.own.peer_id,
-        "x",
-        None,
-        7,
-        b"bytes",
-        one.admission.own.peer_id + "[owner:junk]",
-        "[owner:x",
-    ):
+    one, two, stranger = invited("one"), invited("two"), invited("three", STRANGER)
+    own, others = (it.admission.own.peer_id for it in (one, two))
+    mine = owner_of_subkey(own + one.tag)
+    assert peer_id_of(mine.public.encode()) == mine.peer_id == own
+    assert Certificate.model_validate_json(mine.certificate) == one.admission.own
+    assert two.validator.validate(record(one, own + one.tag))
+    assert not two.validator.validate(record(two, own + one.tag)), "not signed by its owner"
+    assert not two.validator.validate(record(two, own + two.tag)), "under another's name"
+    assert not two.validator.validate(record(stranger, stranger.admission.own.peer_id + stranger.tag)), "not invited"
+    key, foreign = one.tag.partition("[invited:")[0], two.tag.partition("[invited:")[2]
+    uninvited = (own + key, f"{own}{key}[invited:{foreign}", f"{own}{key}[invited:{{}}]")
+    for subkey in (own, "x", None, 7, b"bytes", own + "[owner:junk]", "[owner:x", *uninvited):
         assert not two.validator.validate(record(one, subkey))
+    two.admission.learn(OWNER.revoke(1, [own]))
+    assert not two.validator.validate(record(one, own + one.tag)), "it outlives no revocation"
+    assert two.validator.validate(record(two, others + two.tag))
+
+
+def test_in_an_open_swarm_too(tmp_path: Path) -> None:
+    writers = []
+    for name in ("one", "two"):
+        peer_id = identity.load_or_create(tmp_path / name)
+        writers.append((peer_id, Author(tmp_path / name)))
+    (own, one), (_, two) = writers
+    good = record(one, own + one.tag)
+    assert two.validator.validate(good)
+    later = dataclasses.replace(good, expiration_time=good.expiration_time + 1)
+    for bad in (later, record(two, own + one.tag), record(two, own + two.tag), record(one, own), record(one, None)):
+        assert not two.validator.validate(bad)
+    lines = (own + one.tag).replace("ssh-rsa", "ssh-rsa\n")
+    assert not two.validator.validate(record(two, lines)), "hivemind finds no key in it and asks for no signature"
+
+
+def test_a_key_whose_check_would_take_long_is_nobodys() -> None:
+    for size, exponent in ((1024, 65537), (2048, 3)):
+        key = rsa.generate_private_key(exponent, size).public_key()
+        assert peer_id_of(key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)) == ""
 
 
 def test_the_list_of_revocations_is_the_owners_and_never_an_older_one(invited: Callable[..., Authority]) -> None:

@@ -12,6 +12,7 @@ from hivemind.p2p import PeerID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peer.p2p.budgets import Limit
 from peer.p2p.reachability import circuit_messages, relay
 from peer.p2p.reachability.relay import Relay
 from peer.p2p.reachability.reservations import Reservations, try_reservation
@@ -167,14 +168,14 @@ def test_nobody_is_called_who_holds_no_slot_or_does_not_want_to() -> None:
 
 
 def test_circuits_and_slots_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "CIRCUITS_EACH", 2)
-    monkeypatch.setattr(relay, "RESERVATIONS", 0)
+    monkeypatch.setattr(relay, "CIRCUITS", Limit(each=2, all=256))
+    monkeypatch.setattr(relay, "RESERVATIONS", Limit(each=1, all=0))
 
     async def talk() -> None:
         network = Network()
         with pytest.raises(StreamLost, match="taken"):
             await try_reservation(network.open, "/ip4/45.1.2.3/tcp/31337/p2p/QmRelay")
-        relay.RESERVATIONS = 1
+        relay.RESERVATIONS = Limit(each=1, all=1)
         await held(network)
         hops = [await network.hop() for _ in range(3)]
         assert [status for _, status in hops] == [

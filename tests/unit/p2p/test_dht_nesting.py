@@ -10,8 +10,8 @@ import pytest
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.utils import MSGPackSerializer
 
-from peer.p2p import dht
-from peer.p2p.msgpack_nesting import LEVELS
+from peer.p2p import dht  # its import mends hivemind
+from peer.p2p.dht.nesting import LEVELS
 from tests.swarm.support.packets import nested
 
 CHILD = """
@@ -39,7 +39,7 @@ def test_a_kilobyte_of_nesting_ends_hivemind_and_not_us() -> None:
         MSGPackSerializer.loads(data)
     mended = read(data, "import peer.p2p.dht")
     assert mended.returncode == 1 and b"of nesting" in mended.stderr
-    assert read(data, "").returncode == -signal.SIGSEGV, "hivemind is mended: msgpack_nesting.py can go"
+    assert read(data, "").returncode == -signal.SIGSEGV, "hivemind is mended: dht/nesting.py can go"
 
 
 def test_what_the_dht_itself_sends_is_read() -> None:

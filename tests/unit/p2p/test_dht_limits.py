@@ -10,11 +10,11 @@ import pytest
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.validation import DHTRecord
 
-from peer.p2p.record_limits import CLOCKS, RECORD, SUBKEY_BYTES, Limit, RecordLimits
+from peer.p2p.dht.limits import CLOCKS, RECORD, SUBKEY_BYTES, RecordLimit, RecordLimits
 from peer.swarm.directory import records
 from tests.swarm.support.packets import nested
 
-LIMITS = RecordLimits({b"list": Limit(5000, 1000.0)})
+LIMITS = RecordLimits({b"list": RecordLimit(5000, 1000.0)})
 PLAIN = DHTProtocol.IS_REGULAR_VALUE
 
 

@@ -18,9 +18,9 @@ from peer.p2p.addresses import owner_of
 from peer.p2p.admission.dht_rules import Authority
 from peer.p2p.admission.gate import ADMISSION_PROTOCOL, ADMISSION_TIMEOUT, Knock, Notice, why_refused
 from peer.p2p.admission.invitation import Certificate
+from peer.p2p.dht.authors import Author
+from peer.p2p.dht.requests import place_of_node
 from peer.p2p.dial import Unreachable, dial
-from peer.p2p.msgpack_nesting import bound_nesting
-from peer.p2p.record_limits import RecordLimits
 from peer.p2p.stream import Stream
 
 log = get_logger("node")
@@ -33,24 +33,25 @@ PINGS = 3  # of an initial peer that is connected and answers late
 REDIAL_SECONDS = 20.0  # between two checks of the initial peers
 AWAY_SECONDS = 5.0  # the same while one of them does not answer
 
-bound_nesting()
 
-
-async def join_dht(p2p: P2P, reached: Sequence[str], authority: Authority | None, *, client: bool) -> DHTNode:
+async def join_dht(p2p: P2P, reached: Sequence[str], author: Author, *, client: bool) -> DHTNode:
     """hivemind's DHT node on ``p2p``. ``client``: it stores no records for others, as they could not dial it."""
     try:
         return await DHTNode.create(
             p2p,
+            node_id=place_of_node(p2p.peer_id),
             initial_peers=list(reached),
             wait_timeout=DHT_TIMEOUT,
             backoff_rate=1.0,  # hivemind would double the time for which it ignores a member after each failure
             ensure_bootstrap_success=bool(reached),
             client_mode=client,
-            authorizer=authority.authorizer if authority else None,
-            record_validator=authority.validator if authority else RecordLimits(),
+            record_validator=author.validator,
+            cache_locally=False,  # each look asks the nodes anyway
+            cache_nearest=0,
+            cache_on_store=False,
         )
     except Exception as error:  # noqa: BLE001 - hivemind's own type is not exported
-        refused = await _why_refused(p2p, reached, authority)
+        refused = await _why_refused(p2p, reached, author)
         raise UserError(refused or _why_not_joined(str(error), reached)) from None
 
 
@@ -119,9 +120,9 @@ async def notice_of(p2p: P2P, peer_id: str, own: Certificate | None) -> Notice |
         return None
 
 
-async def _why_refused(p2p: P2P, reached: Sequence[str], authority: Authority | None) -> str:
+async def _why_refused(p2p: P2P, reached: Sequence[str], author: Author) -> str:
     """The objection of a reached node to our invitation; empty when that is not why its DHT does not answer."""
-    own = authority.admission.own if authority else None
+    own = author.admission.own if isinstance(author, Authority) else None
     for address in reached:
         notice = await notice_of(p2p, owner_of(address), own)
         if notice is not None:

@@ -5,7 +5,7 @@ A node checks each record before it stores it and before it believes an answer, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgpack
@@ -14,26 +14,27 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 
 from peer import clock
 
-SUBKEY_BYTES = 1024  # a peer id and, in an invited swarm, its public key
+SUBKEY_BYTES = 1024  # a peer id, its public key and, in an invited swarm, its certificate
 CLOCKS = 6.0  # seconds by which two clocks may differ: hivemind allows 3 to each
 SIGNATURE = b"[signature:"  # what follows a signed value begins so
 
 
 @dataclass(frozen=True)
-class Limit:
-    """``size`` in bytes, with a signature; ``lifetime`` in seconds from now."""
+class RecordLimit:
+    """``size`` in bytes, with a signature; ``lifetime`` in seconds from now. ``accepts``: is the text good?"""
 
     size: int
     lifetime: float
+    accepts: Callable[[str], bool] = lambda text: True
 
 
-RECORD = Limit(2048, 60.0)
+RECORD = RecordLimit(2048, 60.0)
 
 
 class RecordLimits(RecordValidatorBase):
     """``plain``: limits of the only keys that hold a value without subkeys, by the key's bytes."""
 
-    def __init__(self, plain: Mapping[bytes, Limit] | None = None) -> None:
+    def __init__(self, plain: Mapping[bytes, RecordLimit] | None = None) -> None:
         self._plain = dict(plain or {})
 
     def validate(self, record: DHTRecord) -> bool:
@@ -44,10 +45,11 @@ class RecordLimits(RecordValidatorBase):
             return False
         if not record.expiration_time <= clock.unix() + limit.lifetime + CLOCKS:
             return False
-        if not plain and _after_text(record.subkey) != b"":
+        name, rest_of_name = split_text(record.subkey)
+        if not plain and (name is None or rest_of_name):
             return False
-        rest = _after_text(record.value)
-        return rest == b"" or (rest is not None and rest.startswith(SIGNATURE))
+        text, rest = split_text(record.value)
+        return text is not None and (not rest or rest.startswith(SIGNATURE)) and limit.accepts(text)
 
     @property
     def priority(self) -> int:
@@ -55,12 +57,15 @@ class RecordLimits(RecordValidatorBase):
         return 20
 
 
-def _after_text(packed: bytes) -> bytes | None:
-    """What follows the text at the start; ``None`` when there is no text. Nothing else is unpacked."""
+def split_text(packed: bytes) -> tuple[str | None, bytes]:
+    """The text at the start of a packed value, and what follows it; ``None`` when there is no text.
+
+    Nothing else is unpacked.
+    """
     unpacker = msgpack.Unpacker(max_array_len=0, max_map_len=0, max_ext_len=0, max_bin_len=0)
     unpacker.feed(packed)
     try:
         found = unpacker.unpack()
-        return packed[unpacker.tell() :] if isinstance(found, str) else None
+        return (found, packed[unpacker.tell() :]) if isinstance(found, str) else (None, packed)
     except (ValueError, msgpack.exceptions.UnpackException):
-        return None
+        return None, packed

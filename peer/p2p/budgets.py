@@ -1,0 +1,110 @@
+"""How much a node does for others: for each remote id, and for all ids together. The only table.
+
+An id costs an attacker little, so what all others may use together is bounded too. Ids that have proved to be good
+(a swap with them succeeded) are counted by themselves: no crowd of new ids takes their share.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from peer import clock
+
+COUNTED = 4096  # ids
+PROVEN = 256  # ids
+
+
+@dataclass(frozen=True)
+class Rate:
+    """``each``: units a second for one id; ``all``: for all that are not proven; ``burst``: seconds of it at once."""
+
+    each: float
+    all: float
+    burst: float
+
+
+@dataclass(frozen=True)
+class Limit:
+    """At once: ``each`` for one id, ``all`` for all that are not proven."""
+
+    each: int
+    all: int
+
+
+DHT_REQUESTS = Rate(each=40, all=400, burst=10)
+DHT_BYTES = Rate(each=64 * 1024, all=2 * 1024 * 1024, burst=10)
+RECORDS = Limit(each=32, all=16_384)  # that a node keeps: at most 48 MiB
+STREAMS = Limit(each=32, all=384)  # a stream is an open file
+STREAM_OPENINGS = Rate(each=20, all=200, burst=10)
+RESERVATIONS = Limit(each=1, all=128)  # of peers behind NAT at a relay
+RESERVATION_STREAMS = Limit(each=2, all=160)  # one may hang, and who finds no place is told so
+CIRCUITS = Limit(each=32, all=256)  # through a relay
+
+
+class Proven:
+    """The ids with which a swap has succeeded last."""
+
+    def __init__(self) -> None:
+        self._ids: OrderedDict[str, None] = OrderedDict()
+
+    def add(self, peer_id: str) -> None:
+        """A swap with it has succeeded."""
+        self._ids[peer_id] = None
+        self._ids.move_to_end(peer_id)
+        if len(self._ids) > PROVEN:
+            self._ids.popitem(last=False)
+
+    def discard(self, peer_id: str) -> None:
+        """It has failed this peer."""
+        self._ids.pop(peer_id, None)
+
+    def __contains__(self, peer_id: str) -> bool:
+        return peer_id in self._ids
+
+
+class Spending:
+    """What others have used of a :class:`Rate`: one token bucket for each id, one for all."""
+
+    def __init__(self, rate: Rate, proven: Proven) -> None:
+        self._rate, self._proven = rate, proven
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # units, and the time at which they were left
+
+    def spend(self, remote: str, units: float = 1.0) -> bool:
+        """Count ``units`` for ``remote``; ``False``, and nothing is counted, when it has no more."""
+        buckets = {remote: self._rate.each} | ({} if remote in self._proven else {"": self._rate.all})
+        now = clock.monotonic()
+        left = {name: self._now(name, rate, now) - units for name, rate in buckets.items()}
+        if min(left.values()) < 0:
+            return False
+        for name, units_left in left.items():
+            self._left[name] = units_left, now
+            self._left.move_to_end(name)
+        while len(self._left) > COUNTED:
+            self._left.popitem(last=False)
+        return True
+
+    def _now(self, name: str, rate: float, now: float) -> float:
+        most = rate * self._rate.burst
+        left, since = self._left.get(name, (most, now))
+        return min(most, left + rate * (now - since))
+
+
+class Places:
+    """What others hold of a :class:`Limit`."""
+
+    def __init__(self, limit: Limit, proven: Proven) -> None:
+        self._limit, self._proven = limit, proven
+        self._held: dict[str, list[Callable[[], bool]]] = {}  # by id; each says whether it is held still
+
+    def take(self, remote: str, held: Callable[[], bool]) -> bool:
+        """A place for as long as ``held`` says so; ``False`` when there is none."""
+        live = {peer_id: [it for it in places if it()] for peer_id, places in self._held.items()}
+        self._held = {peer_id: places for peer_id, places in live.items() if places}
+        others = sum(len(places) for peer_id, places in self._held.items() if peer_id not in self._proven)
+        full = remote not in self._proven and others >= self._limit.all
+        if full or len(self._held.get(remote, ())) >= self._limit.each:
+            return False
+        self._held.setdefault(remote, []).append(held)
+        return True

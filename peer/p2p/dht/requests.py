@@ -1,0 +1,178 @@
+"""Each request to the DHT and each answer of it, before hivemind sees them.
+
+libp2p has proved who is at the other end of a connection. So a request counts as that id's: by its budget (budgets.py),
+by the certificate in it where the swarm is for invited peers, and by its place in the DHT, which is the hash of the id.
+A record is taken from its author only, and as many as a node keeps. An answer is checked in the same way.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.p2p import P2P, PeerID
+from hivemind.proto.dht_pb2 import NOT_FOUND, FindRequest, FindResponse, StoreRequest, StoreResponse
+from hivemind.utils.multiaddr import Multiaddr
+
+from peer import clock
+from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, RECORDS, Proven, Spending
+from peer.p2p.dht.authors import Author, owner_of_subkey
+from peer.p2p.dht.limits import CLOCKS, RECORD, split_text
+
+KEYS = 128  # of one search
+RECORDS_EACH = 64  # of one request
+KEY_RECORDS = 256  # that a node keeps under one key; a bucket of the directory has about 24
+ANSWER_BYTES = 1_500_000  # hivemind refuses to send more than 2 MiB
+PRUNE_SECONDS = 5.0
+SHOWN = 4096  # certificates
+
+
+class RefusedRequest(Exception):
+    """The text goes to the caller."""
+
+
+def place_of_node(peer_id: PeerID) -> DHTID:
+    """Where a node stands in the DHT: nobody can choose it."""
+    return DHTID.generate(source=peer_id.to_bytes())
+
+
+class Requests:
+    """Checks those of one node."""
+
+    def __init__(self, author: Author, proven: Proven) -> None:
+        self._author = author
+        self._requests, self._bytes = Spending(DHT_REQUESTS, proven), Spending(DHT_BYTES, proven)
+        self._kept = _Kept()
+        self._shown: OrderedDict[str, str] = OrderedDict()  # certificates by id
+
+    def welcome(self, peer_id: str) -> bool:
+        """Is it admitted, by the certificate that it has shown?"""
+        return self._author.admits(peer_id, self._shown.get(peer_id, ""))
+
+    def ours(self, message: Any) -> None:
+        """Put our certificate into a request or an answer."""
+        if self._author.certificate:
+            token = "client_access_token" if hasattr(message.auth, "client_access_token") else "service_access_token"
+            getattr(message.auth, token).username = self._author.certificate
+
+    def check_request(self, request: Any, remote: PeerID) -> None:
+        """Raises :class:`RefusedRequest`."""
+        peer_id = remote.to_base58()
+        if not self._requests.spend(peer_id) or not self._bytes.spend(peer_id, request.ByteSize()):
+            raise RefusedRequest("too many requests")
+        if not self._author.admits(peer_id, request.auth.client_access_token.username):
+            raise RefusedRequest("not invited")
+        if self._author.certificate:
+            self._shown[peer_id] = request.auth.client_access_token.username
+            while len(self._shown) > SHOWN:
+                self._shown.popitem(last=False)
+        if request.peer.node_id not in (b"", place_of_node(remote).to_bytes()):
+            raise RefusedRequest("a node's place is the hash of its id")
+        if isinstance(request, FindRequest) and len(request.keys) > KEYS:
+            raise RefusedRequest(f"at most {KEYS} keys")
+        if isinstance(request, StoreRequest):
+            self._check_records(request, peer_id)
+
+    def _check_records(self, request: StoreRequest, peer_id: str) -> None:
+        rows = list(zip(request.keys, request.subkeys, request.expiration_time, strict=False))
+        sizes = {len(it) for it in (rows, request.keys, request.subkeys, request.values, request.in_cache)}
+        if len(sizes) > 1 or len(rows) > RECORDS_EACH or any(request.in_cache):
+            raise RefusedRequest(f"at most {RECORDS_EACH} records, none for a cache")
+        for key, subkey, expires in rows:
+            if subkey == DHTProtocol.IS_REGULAR_VALUE:
+                continue
+            if owner_of_subkey(split_text(subkey)[0]).peer_id != peer_id:
+                raise RefusedRequest("a record is taken from its author")
+            if not self._kept.room(key, peer_id, expires):
+                raise RefusedRequest("too many records")
+
+    def check_answer(self, answer: Any, remote: PeerID) -> None:
+        """Raises :class:`RefusedRequest`; nodes at a place that is not theirs are left out."""
+        if not self._author.admits(remote.to_base58(), answer.auth.service_access_token.username):
+            raise RefusedRequest("not invited")
+        if answer.peer.node_id not in (b"", place_of_node(remote).to_bytes()):
+            raise RefusedRequest("a node's place is the hash of its id")
+        for result in answer.results if isinstance(answer, FindResponse) else ():
+            nodes = list(zip(result.nearest_node_ids, result.nearest_peer_ids, strict=False))
+            true = [(place, node) for place, node in nodes if place_of_node(PeerID(node)).to_bytes() == place]
+            result.nearest_node_ids[:] = [place for place, _ in true]
+            result.nearest_peer_ids[:] = [node for _, node in true]
+
+
+class _Kept:
+    """Which records the node may keep: expirations by key and author."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[bytes, dict[str, float]] = {}
+        self._pruned = 0.0
+
+    def room(self, key: bytes, author: str, expires: float) -> bool:
+        """Is there room for this record? Then it counts from now on."""
+        self._prune()
+        under = self._by_key.get(key, {})
+        if author not in under:
+            own = sum(author in authors for authors in self._by_key.values())
+            total = sum(map(len, self._by_key.values()))
+            if len(under) >= KEY_RECORDS or own >= RECORDS.each or total >= RECORDS.all:
+                return False
+        latest = min(expires, clock.unix() + RECORD.lifetime + CLOCKS)
+        self._by_key.setdefault(key, {})[author] = latest
+        return True
+
+    def _prune(self) -> None:
+        if clock.monotonic() < self._pruned + PRUNE_SECONDS:
+            return
+        self._pruned, now = clock.monotonic(), clock.unix()
+        live = {key: {who: end for who, end in held.items() if end > now} for key, held in self._by_key.items()}
+        self._by_key = {key: held for key, held in live.items() if held}
+
+
+def fitting(answer: FindResponse) -> FindResponse:
+    """Without the values that would make the answer too large to be sent."""
+    size = 0
+    for result in answer.results:
+        size += result.ByteSize()
+        if size > ANSWER_BYTES:
+            size -= len(result.value)
+            result.type, result.value, result.expiration_time = NOT_FOUND, b"", 0.0
+    return answer
+
+
+class CheckedP2P(P2P):
+    """hivemind's client of the p2p daemon, with ``requests`` around all that its DHT receives and sends."""
+
+    requests: Requests
+
+    async def add_protobuf_handler(
+        self, name: str, handler: Callable[..., Any], input_protobuf_type: Any, **how: Any
+    ) -> None:
+        async def checked(request: Any, context: Any) -> Any:
+            self.requests.check_request(request, context.remote_id)
+            answer = await handler(request, context)
+            if isinstance(answer, FindResponse):
+                fitting(answer)
+            self.requests.ours(answer)
+            return answer
+
+        await super().add_protobuf_handler(name, checked, input_protobuf_type, **how)
+
+    async def call_protobuf_handler(self, peer_id: PeerID, name: str, input: Any, output_protobuf_type: Any) -> Any:
+        if isinstance(input, StoreRequest) and DHTProtocol.IS_DICTIONARY in input.subkeys:
+            return StoreResponse(store_ok=[False] * len(input.keys))  # records of others, for a node that is new
+        self.requests.ours(input)
+        answer = await super().call_protobuf_handler(peer_id, name, input, output_protobuf_type)
+        self.requests.check_answer(answer, peer_id)
+        return answer
+
+
+async def attach(control: str, sockets: Path, requests: Requests) -> CheckedP2P:
+    """hivemind's client of the daemon that listens at ``control`` (a multiaddr); its own socket is in ``sockets``."""
+    # hivemind puts it where this private attribute says
+    placed: Any = type("PlacedP2P", (CheckedP2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/"})
+    p2p: CheckedP2P = await placed.replicate(Multiaddr(control))
+    p2p.requests = requests
+    return p2p

@@ -1,0 +1,153 @@
+"""Each request to the DHT and each answer: whose it is, how large, and where the nodes in it stand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgpack
+import pytest
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.p2p import PeerID
+from hivemind.proto import dht_pb2
+from hivemind.proto.dht_pb2 import FindRequest, FindResponse, FindResult, NodeInfo, PingRequest, StoreRequest
+
+from peer.p2p import identity
+from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, RECORDS, Proven
+from peer.p2p.dht import requests
+from peer.p2p.dht.authors import Author
+from peer.p2p.dht.requests import KEY_RECORDS, KEYS, RefusedRequest, Requests, fitting, place_of_node
+
+KEY = bytes(20)
+
+
+@pytest.fixture(scope="module")
+def authors(tmp_path_factory: pytest.TempPathFactory) -> Sequence[tuple[PeerID, Author]]:
+    """Two peers of an open swarm."""
+    found = []
+    for name in ("one", "two"):
+        key = tmp_path_factory.mktemp("keys") / name
+        found.append((PeerID.from_base58(identity.load_or_create(key)), Author(key)))
+    return found
+
+
+def store(*subkeys: str | None, key: bytes = KEY, lasts: float = 30.0) -> StoreRequest:
+    count = len(subkeys)
+    return StoreRequest(
+        keys=[key] * count,
+        subkeys=[msgpack.packb(subkey) for subkey in subkeys],
+        values=[b"x"] * count,
+        expiration_time=[time.time() + lasts] * count,
+        in_cache=[False] * count,
+    )
+
+
+def test_a_record_is_taken_from_its_author(authors: Sequence[tuple[PeerID, Author]]) -> None:
+    (one, author), (two, _) = authors
+    mine = one.to_base58() + author.tag
+    checks = Requests(author, Proven())
+    checks.check_request(store(mine), one)
+    with pytest.raises(RefusedRequest, match="from its author"):
+        checks.check_request(store(mine), two)
+    with pytest.raises(RefusedRequest, match="from its author"):
+        checks.check_request(store(two.to_base58() + "x"), two)
+    whole = store(mine)
+    whole.subkeys[0] = DHTProtocol.IS_DICTIONARY
+    with pytest.raises(RefusedRequest, match="from its author"):
+        checks.check_request(whole, one)
+    checks.check_request(store(None), two)  # the list of revocations, which its own signature guards
+
+
+def test_requests_that_are_not_aligned_or_for_a_cache_are_refused(authors: Sequence[tuple[PeerID, Author]]) -> None:
+    one, author = authors[0]
+    checks, good = Requests(author, Proven()), store(one.to_base58())
+    checks.check_request(good, one)
+    for field in ("keys", "subkeys", "values", "expiration_time", "in_cache"):
+        short = StoreRequest.FromString(good.SerializeToString())
+        del getattr(short, field)[:]
+        with pytest.raises(RefusedRequest):
+            checks.check_request(short, one)
+    good.in_cache[0] = True
+    with pytest.raises(RefusedRequest):
+        checks.check_request(good, one)
+    with pytest.raises(RefusedRequest):
+        checks.check_request(store(*[one.to_base58()] * 65), one)
+    checks.check_request(FindRequest(keys=[KEY] * KEYS), one)
+    with pytest.raises(RefusedRequest):
+        checks.check_request(FindRequest(keys=[KEY] * (KEYS + 1)), one)
+
+
+def test_one_author_has_a_number_of_records_and_a_key_has_too(authors: Sequence[tuple[PeerID, Author]]) -> None:
+    one, author = authors[0]
+    checks, mine = Requests(author, Proven()), one.to_base58()
+    for number in range(RECORDS.each):
+        checks.check_request(store(mine, key=number.to_bytes(20, "big")), one)
+    checks.check_request(store(mine, key=bytes(20)), one)  # one that it has already
+    with pytest.raises(RefusedRequest, match="too many records"):
+        checks.check_request(store(mine, key=b"\xff" * 20), one)
+
+    kept, later = requests._Kept(), time.time() + 1e11
+    assert all(kept.room(KEY, str(number), later) for number in range(KEY_RECORDS))
+    assert not kept.room(KEY, "another", later) and kept.room(KEY, "0", later) and kept.room(b"k", "another", later)
+
+
+def test_an_expired_record_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(requests.clock, "unix", lambda: now[0])
+    monkeypatch.setattr(requests.clock, "monotonic", lambda: now[0])
+    kept = requests._Kept()
+    assert all(kept.room(KEY, str(number), 1e11) for number in range(KEY_RECORDS))
+    now[0] += 50.0
+    assert not kept.room(KEY, "another", 1e11)
+    now[0] += 50.0
+    assert kept.room(KEY, "another", 1e11), "whatever its expiration said, a record lives for a minute"
+
+
+def test_a_flood_of_one_id_leaves_room_for_others(authors: Sequence[tuple[PeerID, Author]]) -> None:
+    (one, author), (two, _) = authors
+    checks = Requests(author, Proven())
+
+    def answered(request: object, remote: PeerID) -> bool:
+        try:
+            checks.check_request(request, remote)
+        except RefusedRequest as error:
+            assert "too many requests" in str(error)
+            return False
+        return True
+
+    flood = sum(answered(PingRequest(), one) for _ in range(5000))
+    assert flood < 2 * DHT_REQUESTS.each * DHT_REQUESTS.burst
+    assert answered(PingRequest(), two)
+    large = StoreRequest(keys=[KEY], subkeys=[DHTProtocol.IS_REGULAR_VALUE], values=[bytes(500_000)])
+    large.expiration_time.append(0.0)
+    large.in_cache.append(False)
+    assert 1 <= sum(answered(large, two) for _ in range(50)) <= 2 * DHT_BYTES.each * DHT_BYTES.burst / 500_000
+
+
+def test_nobody_chooses_its_place(authors: Sequence[tuple[PeerID, Author]]) -> None:
+    (one, author), (two, _) = authors
+    checks = Requests(author, Proven())
+    own, other = (NodeInfo(node_id=place_of_node(it).to_bytes()) for it in (one, two))
+    checks.check_request(PingRequest(peer=own), one)
+    with pytest.raises(RefusedRequest, match="place"):
+        checks.check_request(PingRequest(peer=other), one)
+    result = FindResult(type=dht_pb2.NOT_FOUND)
+    for place in (own, other):
+        result.nearest_node_ids.append(place.node_id)
+        result.nearest_peer_ids.append(one.to_bytes())
+    answer = FindResponse(results=[result], peer=own)
+    checks.check_answer(answer, one)
+    assert list(answer.results[0].nearest_node_ids) == [own.node_id]
+    assert list(answer.results[0].nearest_peer_ids) == [one.to_bytes()]
+    with pytest.raises(RefusedRequest, match="place"):
+        checks.check_answer(FindResponse(peer=other), one)
+
+
+def test_an_answer_that_is_too_large_loses_values_and_not_the_answer() -> None:
+    results = [
+        FindResult(type=dht_pb2.FOUND_DICTIONARY, value=bytes(600_000), expiration_time=1.0, nearest_node_ids=[KEY])
+        for _ in range(5)
+    ]
+    answer = fitting(FindResponse(results=results))
+    assert [it.type for it in answer.results] == [dht_pb2.FOUND_DICTIONARY] * 2 + [dht_pb2.NOT_FOUND] * 3
+    assert answer.ByteSize() < 2**21 and all(it.nearest_node_ids for it in answer.results)
