@@ -59,12 +59,9 @@ class Origin:
         """
         return (self._alone or root != self.root) and theirs - own > max(STALE_ROUNDS, own - self.since)
 
-    def late_to(self, own: int, others: Sequence[MemberRecord], *, judged: bool) -> bool:
-        """The same for all members of a swarm. Among three or more a single one does not count unless its weights will
-        be ``judged``: otherwise all would believe a peer that claims a round that nobody has.
-        """
-        further = sum(self.late(own, it.round, it.root) for it in others)
-        return further >= (2 if len(others) > 2 and not judged else 1)
+    def late_to(self, own: int, others: Sequence[MemberRecord]) -> bool:
+        """The same for a swarm: to most of its members, as some may claim a round that nobody has."""
+        return 2 * sum(self.late(own, it.round, it.root) for it in others) > len(others)
 
 
 @dataclass(frozen=True)

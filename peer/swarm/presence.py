@@ -35,6 +35,7 @@ log = get_logger("presence")
 
 RETRY_ROUNDS = 2  # rounds until a peer that could not get weights asks again; twice as many after each failure
 RETRY_DOUBLINGS = 6
+KEPT_PHASES = 4  # inner phases for which a partner stays a candidate without a record
 START_PERIOD = 0.5  # seconds between two reads of the directory while others are awaited
 
 
@@ -58,6 +59,7 @@ class Presence:
         settings: RendezvousConfig,
         loop: LoopContext,
         counters: OwnCounters,
+        inner_steps: int,
         vitals: Callable[[], Vitals],
         metrics_address: str | None,
     ) -> None:
@@ -67,12 +69,15 @@ class Presence:
         self._taken = self._failed_takes = self._joins_from = 0
         self._members = Members(node, node.member.run, self._record)
         self._context = SwarmContext(node, self._members, BoundaryClock(loop.progress), loop, counters)
-        self.join = partial(take_state, node, self._members, stopped=lambda: self._context.stopping)
+        self.join = partial(
+            take_state, node, self._members, inner_steps=inner_steps, stopped=lambda: self._context.stopping
+        )
         self._matching = Matching()
         if grouping is Grouping.PAIR:
             self._matching = PairMatching(self._context, settings, self.origin)
         elif grouping is Grouping.EVERYONE:
             self._matching = GroupMatching(self._context, settings.patience, equal=equal_replicas)
+        self._group = Group(0)
         self._announced = self._waits = False
 
     def require_alone(self) -> None:
@@ -84,14 +89,14 @@ class Presence:
                 "needs a key of its own (peer.identity) or an invitation of its own (peer.invitation)"
             )
 
-    def replacement(self, *, judged: bool) -> Replacement | None:
-        """The weights that this peer must take before it meets others (healing.py). ``judged``: it checks their loss.
+    def replacement(self) -> Replacement | None:
+        """The weights that this peer must take before it meets others (healing.py).
 
         Divergent peers that have taken the weights of this peer's part are met again.
         """
         own, others = self._counters.round, self.others()
         joins_late = self._matching.joins_late and own >= self._joins_from
-        if joins_late and self.origin.late_to(own, others, judged=judged):
+        if joins_late and self.origin.late_to(own, others):
             return Replacement("the swarm is older than this peer", own + STALE_ROUNDS, adopt=not self.origin.since)
         if not self._divergence.suspected:
             return None
@@ -153,20 +158,35 @@ class Presence:
 
     def group_for(self, round: int, after: int | None = None) -> Group:
         """The group that averages at the boundary that ends ``round``: see :meth:`Matching.group_for`."""
-        return self._matching.group_for(round, after)
+        self._group = self._matching.group_for(round, after)
+        return self._group
 
     def ended(self, averaged: Averaged) -> None:
         """A round's exchange has ended: avoid the peer that made it fail, and note a partner with divergent weights."""
         self.avoid(averaged.culprit, averaged.outcome)
         partner, merged = averaged.partner_id, averaged.outcome is Outcome.MERGED
+        if merged:
+            self._proved(self._group)
         if partner and (merged or averaged.strange):
             taken = self._members.taken_by(partner)
             self._divergence.note(partner, divergent=not merged, ahead=averaged.ahead, taken=taken)
 
+    def _proved(self, group: Group) -> None:
+        """Its members have done what they had to."""
+        seats = group.assembly.seats if group.assembly is not None else ()
+        phase = self._context.boundary.progress.phase_seconds or 0.0
+        ids = [link.peer_id for link in group.links] + [seat.peer_id for seat in seats]
+        for peer_id in {*ids} - {self._node.peer_id}:
+            self._node.proven.add(peer_id)
+            self._members.keep(peer_id, KEPT_PHASES * phase)
+
     def avoid(self, peer_id: str, outcome: Outcome) -> None:
-        """A round failed because of this member: leave it out for a while."""
+        """A round failed because of this member: leave it out for a while. A time-out is no offence of one with which
+        the last swap succeeded: its line may have failed.
+        """
         if peer_id not in ("", self._node.peer_id):
-            self._matching.avoid(peer_id, offence=outcome is not Outcome.TIMEOUT)
+            self._matching.avoid(peer_id, offence=outcome is not Outcome.TIMEOUT or peer_id not in self._node.proven)
+            self._node.proven.discard(peer_id)
 
     def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:
         """The verified state of a member of the group in ``room``, or ``None``."""

@@ -15,7 +15,6 @@ from peer.training.validation import Validation
 
 log = get_logger("joining")
 ROOT_BYTES = 8
-WORSE_RATIO = 1.25  # of this peer's loss: small validation sets are noisy
 LEARNED_RATIO = 0.98  # of the loss of a uniform guess: noise may be a little better
 DONORS = 3  # asked one after the other until one gives good weights
 
@@ -49,7 +48,7 @@ def join_late(state: OuterState, presence: Presence, phase: PhaseClock, validati
     """
     state.counters.root = presence.origin.root  # a partner may have changed it
     own = state.counters.round
-    needed = presence.replacement(judged=validation is not None)
+    needed = presence.replacement()
     if needed is None:
         return False
     with phase("join"):
@@ -77,9 +76,9 @@ def _ask(needed: Replacement, state: OuterState, presence: Presence, validation:
 
 
 def _good(taken: State, needed: Replacement, validation: Validation) -> bool:
-    """A member in a later round must not have a much higher loss; the majority must be better than a guess."""
+    """A member in a later round must have a lower loss on these batches; the majority must be better than a guess."""
     loss = validation.loss_of(taken.vectors[0])
-    limit = LEARNED_RATIO * validation.chance if needed.ids else WORSE_RATIO * validation.own_loss()
+    limit = LEARNED_RATIO * validation.chance if needed.ids else validation.own_loss()
     if loss >= limit:
         log.warning("%s, but the loss of these weights is too high: %s", needed.why, fields(val_loss=loss, limit=limit))
     return loss < limit

@@ -62,6 +62,7 @@ class Membership:
             settings=run.rendezvous,
             loop=resources.context,
             counters=state.counters,
+            inner_steps=run.inner_steps,
             vitals=self._vitals,
             metrics_address=own.metrics.announce or resources.metrics_address,
         )

@@ -18,6 +18,8 @@ from peer.swarm.directory.records import MemberRecord
 
 log = get_logger("members")
 
+MET_LIFETIME = 2 * records.LIFETIME  # seconds, at least, for which a partner stays a candidate without a record
+
 
 class Members:
     """Announces this peer and lists the others. ``describe`` makes this peer's current record."""
@@ -58,6 +60,19 @@ class Members:
         after = max(clock.unix(), since + records.LIFETIME)
         return [entry.record for entry in list(self._reader.known.values()) if entry.is_live(after)]
 
+    def candidates(self) -> list[MemberRecord]:
+        """As :meth:`live`, and those met lately even if their records are not found: others may fill the directory."""
+        now, kept = clock.unix(), self._reader.kept
+        return [
+            entry.record
+            for peer_id, entry in list(self._reader.known.items())
+            if entry.is_live(now) or (kept.get(peer_id, 0.0) > now and entry.record.state != "left")
+        ]
+
+    def keep(self, peer_id: str, seconds: float) -> None:
+        """A swap with this member has succeeded: it stays a candidate, until it fails to answer."""
+        self._reader.kept[peer_id] = clock.unix() + max(seconds, MET_LIFETIME)
+
     def name_of(self, peer_id: str) -> str:
         """The name in its record, or the end of its id."""
         known = self._reader.known.get(peer_id)
@@ -70,6 +85,7 @@ class Members:
 
     def forget(self, peer_id: str) -> None:
         """Drop a member that does not answer until its next record is read."""
+        self._reader.kept.pop(peer_id, None)
         self._reader.known.pop(peer_id, None)
 
     # -- on the network thread

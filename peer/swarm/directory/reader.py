@@ -47,6 +47,7 @@ class Reader:
     def __init__(self, node: Node, run: str) -> None:
         self._node, self._run = node, run
         self.known: dict[str, Entry] = {}  # by peer id
+        self.kept: dict[str, float] = {}  # unix seconds until which an entry of a peer is not dropped, by its id
         self._size = directory.Size()
         self.chance = random.Random(random.getrandbits(64))
         self._foreign: set[object] = set()  # subkeys of other versions' records
@@ -76,7 +77,8 @@ class Reader:
             known = self.known.get(entry.record.peer_id)
             if known is None or known.expires < entry.expires:
                 self.known[entry.record.peer_id] = entry
-        self.known = {key: entry for key, entry in self.known.items() if entry.expires > now}
+        self.kept = {key: until for key, until in list(self.kept.items()) if until > now}
+        self.known = {key: entry for key, entry in self.known.items() if entry.expires > now or key in self.kept}
         return {bucket: sum(entry.is_live(now) for entry in entries) for bucket, entries in found.items()}
 
     async def _read(self, buckets: Sequence[Bucket]) -> dict[Bucket, list[Entry]]:

@@ -28,6 +28,7 @@ ASK_TIMEOUT = 3.0  # seconds for proposals at a boundary
 PAUSE_SECONDS = (0.01, 0.3)  # between proposals, whatever the phase
 ANSWER_SECONDS = 1.0  # after so long without an answer, a proposal of who was asked is accepted
 ANSWER_PHASES = 0.5  # inner phases after which an answer is of no use
+WARY_ROUNDS = 4  # after a member that was never met has not answered
 ASK_AGAIN_PHASES = 0.12  # inner phases until a member that has declined is asked again
 
 
@@ -40,6 +41,7 @@ class Proposals:
         self._met: dict[str, int] = {}  # the round in which a partner was met last
         self._asked: dict[str, float] = {}  # time of this round's last proposal to each peer
         self._silent: dict[str, float] = {}  # time at which a peer has not answered
+        self._wary_until = 0  # the round before which members that were never met are asked last
         self._asking = ""  # the peer that has our open proposal
         self._answered = asyncio.Event()
         self._answered.set()
@@ -92,11 +94,21 @@ class Proposals:
             log.info("no partner found: %s", fields(seconds=ASK_TIMEOUT, round=self._agreement.round))
 
     def _candidates(self) -> list[MemberRecord]:
-        """Live members in the order in which they are asked; last, as each costs seconds, those silent of late."""
+        """Live members in the order in which they are asked; last, as each costs seconds, those silent of late.
+
+        Members that were never met come first, but not for some rounds after one of them was silent: others may fill
+        the directory with members that do not exist.
+        """
         avoided, since = self._context.backoff.avoided, clock.monotonic() - LIFETIME
-        live = [it for it in self._members.live() if not avoided(it.peer_id) and not self._late(it)]
+        live = [it for it in self._members.candidates() if not avoided(it.peer_id) and not self._late(it)]
         self._silent = {peer_id: when for peer_id, when in self._silent.items() if when > since}
-        return in_order(live, lambda it: (it.peer_id in self._silent, self._met.get(it.peer_id, NEVER)))
+        wary = self._agreement.round < self._wary_until
+
+        def order(it: MemberRecord) -> tuple[bool, bool, int]:
+            met = self._met.get(it.peer_id, NEVER)
+            return it.peer_id in self._silent, wary and met == NEVER, met
+
+        return in_order(live, order)
 
     def _asked_lately(self, record: MemberRecord) -> bool:
         before = clock.monotonic() - ASK_AGAIN_PHASES * (self._boundary.progress.phase_seconds or 0.0)
@@ -125,6 +137,8 @@ class Proposals:
         except (TimeoutError, StreamLost) as error:
             log.debug("no answer: %s", fields(peer=record.name, reason=str(error)))
             self._members.forget(record.peer_id)
+            if record.peer_id not in self._met:
+                self._wary_until = self._agreement.round + WARY_ROUNDS
             if isinstance(error, TimeoutError):
                 self._silent[record.peer_id] = clock.monotonic()
                 self._node.hang_up(record.peer_id)

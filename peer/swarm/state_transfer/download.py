@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,8 +61,11 @@ async def download(
     partial: PartialState,
     least: int = 0,
     part_limit: float = TRANSFER_LIMIT,
+    most: tuple[float, float] = (math.inf, math.inf),
 ) -> State:
     """Fill ``partial.room`` from part ``partial.have`` on with the state of a donor at round ``least`` or later.
+
+    ``most``: the round and the step that it can have reached.
 
     Raises :class:`UserError` when the donor trains another configuration, :class:`DonorSlow` when a part takes more
     than ``part_limit`` seconds, :class:`DonorBusy`, :class:`DonorBehind`, and the errors of streams.
@@ -79,6 +83,8 @@ async def download(
             raise BadMessage(f"a state from part {answer.first} on does not go on after {partial.have}")
         if answer.round < least:
             raise DonorBehind
+        if answer.round > most[0] or answer.step > most[1]:
+            raise BadMessage(f"its state is of round {answer.round}, step {answer.step}: more than since its record")
         partial.have, partial.lineage, partial.round = answer.first, answer.lineage, answer.round
         async with asyncio.timeout(TRANSFER_LIMIT):
             await _receive_parts(stream, partial, part_limit)

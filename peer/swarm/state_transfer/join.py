@@ -36,6 +36,7 @@ LONGEST_JOIN = 4 * TRANSFER_LIMIT  # seconds
 WAIT_LOG_PERIOD = 60.0  # seconds between two log lines about waiting
 PART_LIMIT = 20.0  # seconds for a part of 1 MiB while there are other donors
 SLOW_DONORS = 2  # donors that are left because they are slower; after them our own link counts as slow
+DONOR_AHEAD = 128  # rounds that a member may have done since it wrote its record
 NEAR_ROUNDS = 5  # a member less than so many rounds behind the furthest one is as good a donor
 
 
@@ -45,6 +46,7 @@ def take_state(
     room: Sequence[Tensor],
     timeout: float,
     *,
+    inner_steps: int,
     above: int,
     reached: int = 0,
     among: Collection[str] = (),
@@ -54,21 +56,22 @@ def take_state(
     """The verified state of a random member among the furthest; ``None`` when no member is beyond round ``above`` or
     this peer is ``stopped``.
 
-    ``room``: a flat fp32 host vector for each vector of the state; it is filled. ``reached``: see :func:`donors_of`.
+    ``inner_steps``: of a round. ``room``: a flat fp32 host vector for each vector of the state; it is filled.
+    ``reached``: see :func:`donors_of`.
     ``among``: ids of the only possible donors, whatever their round; ``without``: ids of impossible ones.
     ``timeout``: seconds of trying since the last part arrived or a donor was busy; with 0 all are asked once.
     Raises :class:`UserError` when the swarm trains another configuration, :class:`RunError` when no donor gives its
     state.
     """
-    search = _DonorSearch(node, members, PartialState(room), timeout, stopped)
+    search = _DonorSearch(node, members, PartialState(room), timeout, DONOR_AHEAD * inner_steps, stopped)
     while True:
         present = members.refresh_all()
         # a member with another configuration must not block the join; when all have another, the user must learn it
         ours = [it for it in present if it.config == node.member.config and it.peer_id not in without]
         if among:
-            donors = [it for it in ours if it.peer_id in among]
+            donors = plausible([it for it in ours if it.peer_id in among], inner_steps)
         else:
-            donors = donors_of(ours, above, reached) if ours or without else present
+            donors = donors_of(plausible(ours, inner_steps), above, reached) if ours or without else present
         if not donors:
             return None
         random.shuffle(donors)
@@ -107,8 +110,15 @@ class _DonorSearch:
     """Asks donors one after the other. ``reasons``: why none gave its state in the last :meth:`ask`."""
 
     def __init__(
-        self, node: MemberNode, members: Members, partial: PartialState, timeout: float, stopped: Callable[[], bool]
+        self,
+        node: MemberNode,
+        members: Members,
+        partial: PartialState,
+        timeout: float,
+        ahead: int,
+        stopped: Callable[[], bool],
     ) -> None:
+        self._ahead = ahead  # steps that a donor may have done since it wrote its record
         self._node, self._members, self._partial, self._stopped = node, members, partial, stopped
         now = clock.monotonic()
         self._timeout, self._deadline, self._end = timeout, now + timeout, now + LONGEST_JOIN
@@ -134,7 +144,8 @@ class _DonorSearch:
         while asked and not self._stopped():
             record, least = asked.popleft()
             part_limit = PART_LIMIT if asked and self._slow < SLOW_DONORS else TRANSFER_LIMIT
-            work = download(self._node, record, self._partial, least, part_limit)
+            most = record.round + DONOR_AHEAD, record.step + self._ahead
+            work = download(self._node, record, self._partial, least, part_limit, most)
             try:
                 return self._node.call(_until_stopped(work, self._stopped), TRANSFER_LIMIT + STATE_TIMEOUT)
             except DonorBehind:
@@ -162,6 +173,18 @@ async def _until_stopped(work: Coroutine[Any, Any, State], stopped: Callable[[],
         return None
     finally:
         task.cancel()
+
+
+def plausible(records: Sequence[MemberRecord], inner_steps: int) -> list[MemberRecord]:
+    """Without members that say to be much further than all others, in rounds or steps, where there are three or more.
+
+    ``inner_steps``: of a round. The step that a newcomer takes decides its learning rate and when its run ends.
+    """
+    if len(records) < 3:
+        return list(records)
+    rounds, steps = (sorted(values)[-2] for values in zip(*((it.round, it.step) for it in records), strict=True))
+    most = rounds + NEAR_ROUNDS, steps + NEAR_ROUNDS * inner_steps
+    return [it for it in records if it.round <= most[0] and it.step <= most[1]]
 
 
 def donors_of(records: Sequence[MemberRecord], above: int, reached: int) -> list[MemberRecord]:

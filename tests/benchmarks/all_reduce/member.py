@@ -50,6 +50,7 @@ def ours(address: str, place: int, members: int, numel: int, rounds: int) -> Non
             settings=RendezvousConfig(),
             loop=LoopContext(progress, Stop()),
             counters=SimpleNamespace(round=0, lineage=Lineage()),
+            inner_steps=100,
             vitals=lambda: Vitals(0, 0.0),
             metrics_address=None,
         )

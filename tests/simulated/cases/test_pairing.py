@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from peer.config.digest import digest
+from peer.swarm.directory import buckets, records
+from tests.simulated.dht import Value
+from tests.simulated.runtime import EPOCH
 from tests.simulated.scenario import Fault, Machine, Scenario
 from tests.simulated.world import World, in_a_folder
+from tests.unit.parts import member_record
 
 
 def swarm(*machines: Machine, seconds: float, faults: tuple[Fault, ...] = ()) -> Scenario:
@@ -64,3 +69,39 @@ def test_a_member_that_comes_to_no_meeting_is_left_out() -> None:
     with in_a_folder(swarm(machine(0.3), machine(0.31), absent, seconds=300.0)) as world:
         world.run()
         assert shares(world, lambda number: number < 2)["alone"] < 0.4  # 0.98 then, 0.08 to 0.16 now
+
+
+def test_a_member_that_says_to_be_a_million_rounds_further_moves_nobody() -> None:
+    """Four of four took its weights with its step, and ended as if their run was over."""
+    boasts = replace(machine(0.3), lie="boast")
+    newcomer = replace(machine(0.3), starts=60.0)
+    with in_a_folder(swarm(*[machine(0.3)] * 3, boasts, newcomer, seconds=150.0)) as world:
+        world.run()
+        for number in (0, 1, 2, 4):
+            rows = world.rounds(world.peers[number])
+            assert len(rows) > 20 and max(row["round"] for row in rows) < 200
+        assert shares(world, lambda number: number != 3)["merged"] > 0.5
+
+
+def test_members_that_do_not_exist_displace_none_of_those_that_were_met() -> None:
+    """Their records filled the directory: peers asked them first, at three seconds each, and no pair was formed."""
+    with in_a_folder(swarm(*[machine(0.12)] * 6, seconds=200.0)) as world:
+        ghosts = [world.network.add(0.01, 1e7, 1e7) for _ in range(1500)]
+        world.network.cut([peer.host for peer in world.peers], ghosts)  # who calls them waits
+
+        def flood() -> None:
+            until = EPOCH + world.loop.time() + records.LIFETIME
+            for ghost in ghosts:
+                said = member_record(ghost.peer_id).model_copy(update={"config": digest(world.peers[0].config.run)})
+                for bucket in buckets.probes(ghost.peer_id)[:8]:
+                    for node in world.nodes.values():
+                        value = Value(records.encode(said), until)
+                        node._keep(records.members_key("simulated", bucket), ghost.peer_id, value, until - 1)
+            world.loop.call_later(records.LIFETIME, flood)
+
+        world.loop.call_later(100.0, flood)
+        world.run()
+        rows = [row for peer in world.peers for row in world.rounds(peer) if row["step"] > 120.0 / 0.12]
+        assert len(rows) > 100 and sum(row["outcome"] == "merged" for row in rows) > 0.9 * len(
+            rows
+        )  # 0.76 then, 0.98 now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 import torch
 
 from peer.rounds.state import State
+from peer.swarm.directory.records import MemberRecord
 from peer.swarm.pairing.agreement import Agreement, Meeting
 from peer.training.outer_state import OuterState
 from peer.training.trainer import Trainer
 from tests.swarm.support.attacks import Attack, Hostile, Unguarded
 
 FOREVER = 1e6  # seconds
+BOAST, ROOT = 1_000_000, "f" * 16  # rounds and steps that nobody has, of a swarm of its own
 
 
 def in_state(lie: str, state: OuterState) -> None:
@@ -25,9 +27,11 @@ def in_state(lie: str, state: OuterState) -> None:
 
     def false() -> State:
         given = honest()
+        if lie == "boast":
+            return replace(given, round=given.round + BOAST, step=given.step + BOAST, root=ROOT)
         return replace(given, vectors=[torch.randn_like(it) * it.norm() / len(it) ** 0.5 for it in given.vectors])
 
-    if lie == "false donor":
+    if lie in ("false donor", "boast"):
         state.snapshot = false  # type: ignore[method-assign]
 
 
@@ -40,8 +44,16 @@ def in_exchange(lie: str, trainer: Trainer) -> None:
         exchange._codec = Hostile(Attack(lie))
     if lie == "silent":
         exchange._encode = _nothing
+    if lie == "boast":
+        members = boundary.presence._members
+        members._describe = partial(_boasted, members._describe)
     if lie == "no-show":
         boundary.presence._matching._partner_of = partial(_absent, boundary.presence._matching._agreement)
+
+
+def _boasted(describe: Callable[[], MemberRecord]) -> MemberRecord:
+    record = describe()
+    return record.model_copy(update={"round": record.round + BOAST, "step": record.step + BOAST, "root": ROOT})
 
 
 async def _absent(agreement: Agreement, meeting: Meeting, linger: float) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from peer.errors import RunError
 from peer.p2p import identity
-from peer.p2p.dht import DHT_TIMEOUT
+from peer.p2p.dht.join import DHT_TIMEOUT
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import Node, NodeSettings
 from peer.p2p.stream import Stream, StreamLost
@@ -117,7 +117,7 @@ def test_a_state_that_is_not_finite_is_never_taken(tmp_path: Path) -> None:
         time.sleep(6.5)  # until both have announced that they have made a round
         members = Members(scene.node, "test", lambda: None)  # type: ignore[arg-type, return-value]
         with pytest.raises(RunError, match="not finite"):
-            take_state(scene.node, members, scene.partial.room, 3, above=0)
+            take_state(scene.node, members, scene.partial.room, 3, inner_steps=100, above=0)
 
 
 def test_a_stop_ends_the_wait_for_a_donor(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_stop_ends_the_wait_for_a_donor(tmp_path: Path) -> None:
         asked = threading.Event()
         threading.Timer(1.0, asked.set).start()
         listed, room = Listed(scene.one, scene.two), scene.partial.room
-        found = take_state(scene.node, listed, room, 60, above=0, stopped=asked.is_set)  # type: ignore[arg-type]
+        found = take_state(scene.node, listed, room, 60, inner_steps=100, above=0, stopped=asked.is_set)  # type: ignore[arg-type]
         assert found is None
 
 
@@ -151,7 +151,7 @@ def test_a_donor_that_sends_too_slowly_is_left_for_another(tmp_path: Path, monke
         one.call(one.p2p.remove_binary_stream_handler(STATE_PROTOCOL), 10)
         one.call(one.serve_members(STATE_PROTOCOL, drops), 10)
         listed = Listed(scene.one, scene.two)
-        found = take_state(scene.node, listed, scene.partial.room, 60, above=0)  # type: ignore[arg-type]
+        found = take_state(scene.node, listed, scene.partial.room, 60, inner_steps=100, above=0)  # type: ignore[arg-type]
         assert found is not None and bool((found.vectors[0] == 2).all())
 
 
@@ -170,8 +170,8 @@ def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
         others = [scene.node.call(begin(scene.one), 20) for _ in range(CLIENTS)]
         listed = Listed(scene.one)
         with pytest.raises(RunError, match="one: serves other newcomers"):
-            take_state(scene.node, listed, scene.partial.room, 0.0, above=0)  # type: ignore[arg-type]
-        found = take_state(scene.node, listed, scene.partial.room, 3.0, above=0)  # type: ignore[arg-type]
+            take_state(scene.node, listed, scene.partial.room, 0.0, inner_steps=100, above=0)  # type: ignore[arg-type]
+        found = take_state(scene.node, listed, scene.partial.room, 3.0, inner_steps=100, above=0)  # type: ignore[arg-type]
         assert found is not None and bool((found.vectors[0] == 1).all())
         for it in others:
             it.close()
@@ -210,5 +210,5 @@ def test_a_resumed_peer_looks_for_a_donor_that_has_its_last_rounds(
         scene = Scene(tmp_path, stack, state(1.0, round=4), state(2.0, round=9))
         listed = Listed(scene.one, scene.two)
         for _ in range(4 if reached == 9 else 1):  # donors are asked in random order
-            found = take_state(scene.node, listed, scene.partial.room, 30, above=0, reached=reached)  # type: ignore[arg-type]
+            found = take_state(scene.node, listed, scene.partial.room, 30, inner_steps=100, above=0, reached=reached)  # type: ignore[arg-type]
             assert found is not None and found.round in taken

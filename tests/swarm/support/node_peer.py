@@ -55,6 +55,7 @@ class Peer:
             settings=settings or RendezvousConfig(),
             loop=LoopContext(self.progress, self.stop),
             counters=self,
+            inner_steps=100,
             vitals=lambda: Vitals(self.round * STEPS, 0.0),
             metrics_address=None,
         )

@@ -13,7 +13,7 @@ from peer import clock
 from peer.exchange.codec import size
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import fp32_parts, send_parts
-from peer.p2p.stream import Stream
+from peer.p2p.stream import BadMessage, Stream
 from peer.rounds.contribution import PART, Vector
 from peer.rounds.state import NO_ROUNDS, State
 from peer.rounds.types import Seat
@@ -112,6 +112,17 @@ def test_a_newcomer_leaves_its_donor(
         thread.call(download(OneDonor(plays), Seat("Qm", "donor"), newcomer, 0, part_limit), 1e5)  # type: ignore[arg-type]
     assert clock.monotonic() - began == took(seconds)
     assert newcomer.have == have
+
+
+@pytest.mark.parametrize("most", [(0, 10), (10, 0)])
+def test_a_state_of_a_later_round_or_step_than_can_be_is_not_received(
+    most: tuple[int, int], thread: LoopThread
+) -> None:
+    partial = PartialState([torch.zeros(NUMEL)])
+    work = download(OneDonor(begin), Seat(peer_id="Qm", name="it"), partial, most=most)  # type: ignore[arg-type]
+    with pytest.raises(BadMessage, match="more than since its record"):
+        thread.call(work, 60.0)
+    assert partial.have == 0
 
 
 # -- a donor

@@ -28,6 +28,7 @@ from peer.swarm.state_transfer.join import (
     NEAR_ROUNDS,
     STOP_PERIOD,
     donors_of,
+    plausible,
     take_state,
 )
 from tests.unit.virtual import stream_pair, took
@@ -68,11 +69,23 @@ def test_there_is_a_donor_when_anybody_is_further_and_each_is_near_the_furthest(
 
 def test_newcomers_spread_and_who_comes_back_takes_what_it_had() -> None:
     assert rounds([12, 16, 17, 20], above=0, reached=0) == [16, 17, 20]
-    assert rounds([16, 17, 10**9], above=0, reached=0) == [16, 17, 10**9]  # a liar is one of many
     assert rounds([12, 16, 17, 20], above=10, reached=17) == [17, 20]
     assert rounds([12, 16, 17, 20], above=10, reached=30) == [17, 20]
     assert rounds([12, 20], above=10, reached=30) == [20]
     assert rounds([12, 16, 17, 20], above=20, reached=30) == []
+
+
+def test_who_says_to_be_much_further_than_all_others_is_no_donor() -> None:
+    def left(*members: tuple[int, int]) -> list[int]:
+        said = [{"round": round, "step": step} for round, step in members]
+        records = [record(number, 5).model_copy(update=it) for number, it in enumerate(said)]
+        return [records.index(it) for it in plausible(records, 10)]
+
+    assert left((17, 170), (16, 160), (10**9, 170)) == [0, 1]
+    assert left((17, 170), (16, 160), (16, 10**9)) == [0, 1]
+    assert left((17, 170), (22, 220), (18, 180)) == [0, 1, 2]
+    assert left((17, 170), (10**9, 10**9)) == [0, 1], "of two, nobody knows which is right"
+    assert left() == []
 
 
 class Listed:
@@ -93,7 +106,7 @@ class Thread(LoopThread):
 
 def taken(timeout: float, reached: int = 0, stopped: Callable[[], bool] = lambda: False) -> State | None:
     """In virtual time."""
-    return take_state(Thread(), Listed(), [], timeout, above=0, reached=reached, stopped=stopped)  # type: ignore[arg-type]
+    return take_state(Thread(), Listed(), [], timeout, inner_steps=100, above=0, reached=reached, stopped=stopped)  # type: ignore[arg-type]
 
 
 in_virtual_time = pytest.mark.usefixtures("virtual")
