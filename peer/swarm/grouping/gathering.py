@@ -32,9 +32,9 @@ class GroupMatching(Matching):
     def __init__(self, context: SwarmContext, patience: float, *, equal: bool) -> None:
         self._context, self._node, self._boundary = context, context.node, context.boundary
         self._patience, self._equal = patience, equal
-        self._known = KnownMembers(context)
-        self._leader = GroupLeader(context.node.background, patience)
-        self._member = GroupMember(context, self._known, patience)
+        self._known = KnownMembers(context, patience)
+        self._leader = GroupLeader(context.node.background, self._known.patience, self._known.missed)
+        self._member = GroupMember(context, self._known)
         self._round = 0
 
     # -- from the main thread
@@ -141,6 +141,8 @@ class GroupMatching(Matching):
         leader = self._known.leader()
         if leader is not None:
             return OtherLeader(seat=leader)
+        if self._leader.full(peer_id):
+            return Decline(reason="the group is full")
         eta = self._boundary.eta()
         if eta is not None and call.round < self._round and call.eta < TOO_LATE * eta:
             return Decline(reason="came too late for this round")

@@ -20,7 +20,17 @@ from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.state import Lineage
 from peer.rounds.types import Assembly, Group, Link, Seat
-from peer.swarm.grouping.messages import JoinGroup, LeaderMessage, MemberReady, OtherLeader, OutOfDate, Roster, WaitFor
+from peer.swarm.grouping.messages import (
+    MAX_MEMBERS,
+    JoinGroup,
+    LeaderMessage,
+    MemberReady,
+    OtherLeader,
+    OutOfDate,
+    Roster,
+    WaitFor,
+    fitting,
+)
 from peer.swarm.grouping.roster import GATHER_TIMEOUT
 
 log = get_logger("gathering")
@@ -52,8 +62,14 @@ class JoinedMember:
 class GroupLeader:
     """Belongs to the network thread."""
 
-    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], None], patience: float) -> None:
-        self._spawn, self._patience = spawn, patience
+    def __init__(
+        self,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        patience: Callable[[str], float],
+        missed: Callable[[str], None],
+    ) -> None:
+        """``patience``: the longest wait for a member, by id, in seconds; ``missed``: told who has not come."""
+        self._spawn, self._patience, self._missed = spawn, patience, missed
         self._joined: dict[str, JoinedMember] = {}
         self._news = asyncio.Event()
         self._gathering = False
@@ -64,13 +80,17 @@ class GroupLeader:
         """Ids of the members that have joined."""
         return set(self._joined)
 
+    def full(self, peer_id: str) -> bool:
+        """Is there no seat for it?"""
+        return peer_id not in self._joined and len(self._joined) >= MAX_MEMBERS - 1
+
     def admit(self, stream: Stream, call: JoinGroup) -> None:
         """A member joins; if it has joined before, this stream replaces the earlier one."""
         earlier = self._joined.pop(stream.remote, None)
         if earlier is not None:
             earlier.leave()
         seat = replace(call.seat, peer_id=stream.remote)  # the authenticated id counts
-        wait = min(1.5 * call.eta + MEMBER_SLACK, self._patience)
+        wait = min(1.5 * call.eta + MEMBER_SLACK, self._patience(stream.remote))
         member = JoinedMember(stream, seat, call.round, clock.monotonic() + wait)
         self._joined[stream.remote] = member
         self._spawn(self._listen(member))
@@ -95,7 +115,7 @@ class GroupLeader:
         and once ``CATCH_UP_TIMEOUT``, as each member expects.
         """
         self._gathering = True
-        until = clock.monotonic() + self._patience + CATCH_UP_TIMEOUT
+        until = clock.monotonic() + self._patience(me.peer_id) + CATCH_UP_TIMEOUT
         while True:
             self._news.clear()
             late = self._awaited(round)
@@ -121,7 +141,7 @@ class GroupLeader:
 
     async def announce_delay(self, me: Seat, eta: float) -> None:
         """Tell members at the boundary how long this leader still trains, unless it is overdue or too late."""
-        if 0 < eta < self._patience and self._due_to_tell():
+        if 0 < eta < self._patience(me.peer_id) and self._due_to_tell():
             await self._tell_to_wait(eta, me.name)
 
     # -- which members to wait for
@@ -138,6 +158,7 @@ class GroupLeader:
             elif member.ready is None and member.until <= clock.monotonic():
                 log.info("no longer waiting for a member: %s", fields(peer=member.seat.name))
                 self._joined.pop(peer_id).leave()
+                self._missed(peer_id)
             elif member.ready is None and member.round <= due:
                 late.append(member)
         return late
@@ -211,7 +232,7 @@ class GroupLeader:
         seats = (me, *(member.seat for member in members))
         if not members:
             return Group(round)
-        roster = Roster(token=secrets.token_hex(16), members=list(seats))
+        roster = fitting(Roster(token=secrets.token_hex(16), members=list(seats)))
         for member in members:
             member.changed.set()
             await _tell(member, roster)
@@ -223,5 +244,5 @@ class GroupLeader:
 async def _tell(member: JoinedMember, message: LeaderMessage) -> None:
     try:
         await member.stream.send(message, GATHER_TIMEOUT)
-    except (TimeoutError, StreamLost):
+    except (TimeoutError, StreamLost, BadMessage):
         member.leave()

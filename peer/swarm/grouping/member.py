@@ -45,9 +45,9 @@ class LeaderStream:
 class GroupMember:
     """Belongs to the network thread."""
 
-    def __init__(self, context: SwarmContext, known: KnownMembers, patience: float) -> None:
+    def __init__(self, context: SwarmContext, known: KnownMembers) -> None:
         self._node, self._boundary, self._counters = context.node, context.boundary, context.counters
-        self._known, self._backoff, self._patience = known, context.backoff, patience
+        self._known, self._backoff = known, context.backoff
         self._leader: LeaderStream | None = None
 
     def admitted_by(self, leader: Seat) -> bool:
@@ -91,9 +91,10 @@ class GroupMember:
 
     async def _hear(self, current: LeaderStream) -> None:
         """Queue the leader's messages. During the inner steps, leave when it does not lead any longer."""
+        longest = self._known.patience(self._node.peer_id) + CATCH_UP_TIMEOUT
         try:
             while True:
-                message = await current.stream.receive(LEADER_MESSAGE, self._patience + CATCH_UP_TIMEOUT)
+                message = await current.stream.receive(LEADER_MESSAGE, longest)
                 current.messages.put_nowait(message)
                 if isinstance(message, Roster):
                     return
@@ -124,7 +125,11 @@ class GroupMember:
 
     async def _decision(self, current: LeaderStream, round: int, until: float) -> Group | str:
         """The leader's decision. Raises :class:`StreamLost` or ``TimeoutError`` when the leader is gone."""
+        leader = current.seat.peer_id
+        until = min(until, clock.monotonic() + self._known.patience(leader) + CATCH_UP_TIMEOUT)
         while True:
+            if clock.monotonic() >= until:
+                self._known.missed(leader)
             async with asyncio.timeout(min(LEADER_SILENCE, until - clock.monotonic())):
                 message = await current.messages.get()
             match message:

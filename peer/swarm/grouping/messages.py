@@ -9,11 +9,12 @@ The leader is the live member with the smallest id. During the inner steps each 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from peer.p2p.stream import Message
+from peer.p2p.stream import MESSAGE_CAP, Message
 from peer.rounds.state import Lineage
 from peer.rounds.types import Count, Seat
 from peer.swarm.context import Decline, Seconds
@@ -78,6 +79,16 @@ class Roster(Message):
     kind: Literal["roster"] = "roster"
     token: Annotated[str, Field(max_length=64)]
     members: Annotated[list[Seat], Field(min_length=2, max_length=MAX_MEMBERS)]
+
+
+def fitting(roster: Roster) -> Roster:
+    """A roster that can be sent: if necessary with fewer addresses of each member, as the leader's node knows them."""
+    for count in (4, 2, 1, 0):
+        if len(roster.model_dump_json().encode()) <= MESSAGE_CAP:
+            break
+        members = [replace(seat, addresses=seat.addresses[:count]) for seat in roster.members]
+        roster = roster.model_copy(update={"members": members})
+    return roster
 
 
 GroupCall = JoinGroup | LeaderNotice

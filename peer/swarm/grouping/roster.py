@@ -20,13 +20,16 @@ GATHER_PROTOCOL = "noloco/gather/3"
 GATHER_TIMEOUT = 5.0  # seconds for one message
 NOTICE_PERIOD = 2.0  # seconds between two notices to one member
 MEMBER_BACKOFF = 30.0  # seconds for which a member that failed is left out
+NEW_PHASES = 6.0  # inner phases
+NEW_SLACK = 10.0  # seconds
 NAMED_MEMBERS = 1000  # members from messages that are kept
 
 
 class KnownMembers:
     """Belongs to the network thread; any thread may call :meth:`avoid`."""
 
-    def __init__(self, context: SwarmContext) -> None:
+    def __init__(self, context: SwarmContext, patience: float) -> None:
+        self._patience, self._progress = patience, context.boundary.progress
         self._node, self._members, self._backoff = context.node, context.members, context.backoff
         self._named: dict[str, tuple[Seat, float]] = {}  # from messages, with the time until which it counts
         self._notice_due: dict[str, float] = {}  # from when on a member may get the next notice
@@ -64,6 +67,20 @@ class KnownMembers:
         """Leave a member out for a while; without an ``offence`` only until it calls."""
         self._backoff.note(peer_id, MEMBER_BACKOFF, offence=offence)
         self._named.pop(peer_id, None)
+
+    def patience(self, peer_id: str) -> float:
+        """Seconds of the longest wait for a member. Who has not taken part in a round delays the others by few phases:
+        an id costs nothing.
+        """
+        phase = self._progress.phase_seconds
+        if phase is None or peer_id in self._node.proven or peer_id == self._node.peer_id:
+            return self._patience
+        return min(self._patience, NEW_PHASES * phase + NEW_SLACK)
+
+    def missed(self, peer_id: str) -> None:
+        """A member has not come, or a leader has formed no group, in the time that it announced."""
+        self.avoid(peer_id, offence=peer_id not in self._node.proven)
+        self._node.proven.discard(peer_id)
 
     def notify(self, missing: Sequence[Seat]) -> None:
         """Tell members that have not joined that this peer leads; leave out those that cannot be reached."""

@@ -16,13 +16,13 @@ from pydantic import ValidationError
 
 from peer import __version__, clock
 from peer.exchange.deadline import DEADLINE_FACTOR, DEADLINE_FLOOR, Deadline
-from peer.p2p.stream import Message
+from peer.p2p.stream import MESSAGE_CAP, Message
 from peer.rounds.progress import Progress
-from peer.rounds.types import NAME
+from peer.rounds.types import NAME, Seat
 from peer.swarm.directory import reader, records
 from peer.swarm.directory.reader import Reader
 from peer.swarm.directory.records import MemberRecord, Report
-from peer.swarm.grouping.messages import LeaderNotice
+from peer.swarm.grouping.messages import MAX_MEMBERS, LeaderNotice, Roster, fitting
 from peer.swarm.pairing.agreement import Meeting, Propose
 from tests.unit.virtual import run, stream_pair
 
@@ -234,3 +234,13 @@ def test_the_next_boundary_is_estimated_from_the_steps_so_far() -> None:
     assert progress.eta() == 0.0
     progress.begin(10, 10, limit=7.0)
     assert progress.eta() == progress.phase_seconds == pytest.approx(7.0)
+
+
+def test_the_roster_of_the_largest_group_can_be_sent() -> None:
+    addresses = tuple(f"/ip6/2001:db8::{number:x}/tcp/31337" for number in range(8))
+    seats = [Seat(f"Qm{number:044}", 64 * "x", addresses) for number in range(MAX_MEMBERS)]
+    small = Roster(token="t", members=seats[:40])
+    assert fitting(small) is small
+    roster = fitting(Roster(token="t", members=seats))
+    assert len(roster.model_dump_json().encode()) <= MESSAGE_CAP
+    assert [seat.peer_id for seat in roster.members] == [seat.peer_id for seat in seats]
