@@ -43,7 +43,7 @@ class Invitations:
         """Of a new process of ``peer_id``; ``expires`` in unix seconds."""
         certificate = self._owner.certify(peer_id, peer_id[-6:], expires)
         kind = Stubborn if stubborn else Admission
-        return SimulatedAuthority(kind(self.public, certificate), f"[owner:{peer_id}]")
+        return SimulatedAuthority(kind(self.public, certificate), f"[owner:ssh-rsa {peer_id}]")
 
     def revoke(self, peer_id: str) -> None:
         self._revoked.append(peer_id)

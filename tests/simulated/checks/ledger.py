@@ -6,6 +6,7 @@ The checks use nothing of the exchange's own arithmetic.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -177,7 +178,8 @@ class Ledger:
         if not torch.isfinite(sent).all():
             self.violation(f"{peer.name} merged what is not finite")
         full = any(taken >= share_of(own, theirs) for taken, _ in own.taken.values())
-        if full and float(sent.norm()) > MOST_RATIO * 1.01 * float(mine.norm()):
+        stepped = math.hypot(*(changed for _, changed in own.taken.values()))  # early, more than its contribution
+        if full and float(sent.norm()) > MOST_RATIO * 1.01 * max(float(mine.norm()), stepped):
             self.violation(f"{peer.name} merged in full what is out of proportion")
         if own.round > SETTLED and float(sent @ mine) < LEAST_COMMON * float(sent.norm() * mine.norm()):
             self.violation(f"{peer.name} merged what has nothing in common with its own")
@@ -194,7 +196,8 @@ class Ledger:
         apart = theirs.parts[first] - own.parts[first]
         if not 0 <= share <= share_of(own, theirs):
             self.violation(f"{peer.name} takes a share of {share:.3g} of its partner")
-        if share < share_of(own, theirs) and float(apart.norm()) < NEAR * changed:
+        # by what has arrived: int4 rounds so coarsely that what it decodes is further away
+        if share < share_of(own, theirs) and float(change.norm()) < share * NEAR * changed:
             self.violation(f"{peer.name} clips what is near")
         if first in theirs.steps:
             rounding = theirs.steps[first] / 2
