@@ -390,17 +390,23 @@ class SimulatedP2P:
         link = await self.network.connect(self.host, other)
         called = self.network.hosts[other]
         there, back = link.stream(self.host, called, protocol)
+        try:
+            await self._arrives(link, called, protocol, there, back)
+        except (OSError, asyncio.CancelledError):  # its daemon resets what the caller has given up
+            there.break_off("stream reset")
+            back.break_off("stream reset")
+            raise
+        return StreamInfo(peer_id, Multiaddr(called.address)), back.reader, Writer(there)
+
+    async def _arrives(self, link: Connection, called: Host, protocol: str, there: Pipe, back: Pipe) -> None:
         await asyncio.sleep(self.network.delay(self.host, called))
         await self.network.way(self.host, called)
         handler = called.handlers.get(protocol)
         if not link.open or handler is None or not called.alive:
-            there.break_off("stream reset")
-            back.break_off("stream reset")
             raise OSError("protocol not supported" if link.open else "stream reset")
         info = StreamInfo(self.peer_id, Multiaddr(self.host.address))
         self._serve(called, handler(info, there.reader, Writer(back)))  # type: ignore[arg-type]
         await asyncio.sleep(self.network.delay(called, self.host))
-        return StreamInfo(peer_id, Multiaddr(called.address)), back.reader, Writer(there)
 
     def _serve(self, host: Host, work: Awaitable[None]) -> None:
         token = PROCESS.set(host.process)

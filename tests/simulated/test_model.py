@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
+from hivemind.p2p import PeerID
+
 from tests.simulated.admission import NEVER, Invitations
-from tests.simulated.loop import VirtualLoop
-from tests.simulated.network import Network
+from tests.simulated.loop import Process, VirtualLoop
+from tests.simulated.network import Network, SimulatedP2P
+from tests.simulated.runtime import Runtime
 
 
 def test_a_member_that_goes_on_without_an_invitation_still_turns_outsiders_away() -> None:
@@ -30,3 +34,26 @@ def test_a_slow_sender_holds_up_nobody_elses_bytes_and_fast_ones_share_the_recei
     assert network.arrival(slow, receiver, 4000) > 10.0
     assert network.arrival(one, receiver, 100_000) < 0.3
     assert network.arrival(two, receiver, 1_000_000) > 1.1
+
+
+def test_a_stream_that_its_caller_gives_up_on_a_cut_line_is_reset() -> None:
+    """It stayed open for ever, at a peer that had never heard of it: those of an outsider exceeded the bound."""
+    runtime = Runtime(random.Random(0))
+    network = Network(runtime.loop, random.Random(0))
+    caller, called = (network.add(0.01, 1e6, 1e6) for _ in range(2))
+    called.process = Process("called")
+    caller.book.add(called.peer_id)
+
+    async def world() -> None:
+        to, p2p = PeerID.from_base58(called.peer_id), SimulatedP2P(network, caller)
+        link = await network.connect(caller, called.peer_id)
+        network.cut([caller], [called])
+        try:
+            async with asyncio.timeout(5.0):
+                await p2p.call_binary_stream_handler(to, "any")
+        except TimeoutError:
+            await asyncio.sleep(1.0)
+        assert not link.streams
+
+    with runtime.installed():
+        runtime.loop.run_until_complete(world())
