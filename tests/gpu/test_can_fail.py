@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from peer.commands.simulate import exchanges
 from peer.data.batches import TokenStream
 from peer.exchange.modulo import Modulo
 from peer.exchange.pair import blocking, protocol
@@ -216,7 +217,7 @@ def test_a_slow_loop_another_loop_and_one_that_is_not_compiled(tmp_path: Path, m
 
 def test_peers_on_a_network_that_weigh_otherwise(tmp_path: Path, monkeypatch: Patch) -> None:
     pytest.importorskip("hivemind")
-    monkeypatch.setattr(network, "share", lambda theirs, own: 0.4)
+    monkeypatch.setattr(exchanges, "share", lambda theirs, own: 0.4)
     monkeypatch.setattr(network, "check", lambda site: iter([network._blocking(site, 2, "none")]))
     assert wrong(tmp_path, "network") == ["2 processes, blocking, none"]
 

@@ -34,7 +34,7 @@ def average(self: PairExchange, contribution: Contribution, group: Group) -> Ave
         np.save(folder / f"{name}-mean.npy", averaged.mean.numpy())
         row = {"time": int(name), "own": f"{name}-own-{group.tokens}.npy", "mean": f"{name}-mean.npy"}
         with (folder / "merges.jsonl").open("a") as file:
-            file.write(json.dumps({**row, "partner": group.links[0].name}) + "\n")
+            file.write(json.dumps({**row, "partner": group.links[0].name, "clipped": bool(averaged.detail)}) + "\n")
     return averaged
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 NEAR = 300 * 10**9  # ns between the two sides' boundaries
-LEAST = 0.1  # least share of a peer in a mean of two
+LEAST, MOST = 0.1, 0.5  # share of the partner in a mean of two
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def check(folder: Path, names: Sequence[str]) -> Found:
             own, mean = folder / name / row["own"], np.load(folder / name / row["mean"])
             near = [it for it in offers[row["partner"]] if abs(_time(it) - row["time"]) < NEAR]
             near.sort(key=lambda it: abs(_time(it) - row["time"]))
-            if not any(_is_mean(mean, own, other) for other in near):
+            if not any(_is_mean(mean, own, other, row["clipped"]) for other in near):
                 wrong.append(f"{name}: {row['mean']}")
     return Found(merges, wrong)
 
@@ -50,11 +50,17 @@ def _tokens(file: Path) -> int:
     return int(file.stem.rpartition("-")[2])
 
 
-def _is_mean(mean: np.ndarray, own: Path, theirs: Path) -> bool:
-    """Bit-exact if both weights are equal."""
+def _is_mean(mean: np.ndarray, own: Path, theirs: Path, clipped: bool) -> bool:
+    """Bit-exact if both weights are equal. A clipped one has a smaller share of the partner, the same in each element:
+    the contribution is one part.
+    """
     total = _tokens(own) + _tokens(theirs)
-    share = min(max(_tokens(theirs) / total, LEAST), 1 - LEAST) if total else 0.5
+    share = min(max(_tokens(theirs) / total, LEAST), MOST) if total else MOST
     one, two = np.load(own), np.load(theirs)
-    if share == 0.5:
+    if clipped:
+        apart = (two - one).astype(np.float64)
+        taken = float((mean - one) @ apart / (apart @ apart))
+        return 0 < taken < share and bool(np.allclose(one + taken * apart, mean, rtol=1e-5, atol=1e-6))
+    if share == MOST:
         return bool(np.array_equal((one + two) * np.float32(0.5), mean))
     return bool(np.allclose((1 - share) * one + share * two, mean, rtol=1e-5, atol=1e-6))
