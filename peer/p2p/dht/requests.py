@@ -7,8 +7,9 @@ A record is taken from its author only, and as many as a node keeps. An answer i
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,7 @@ class _Kept:
 
     def __init__(self) -> None:
         self._by_key: dict[bytes, dict[str, float]] = {}
+        self._by_author: Counter[str] = Counter()
         self._pruned = 0.0
 
     def room(self, key: bytes, author: str, expires: float) -> bool:
@@ -115,10 +117,10 @@ class _Kept:
         self._prune()
         under = self._by_key.get(key, {})
         if author not in under:
-            own = sum(author in authors for authors in self._by_key.values())
-            total = sum(map(len, self._by_key.values()))
-            if len(under) >= KEY_RECORDS or own >= RECORDS.each or total >= RECORDS.all:
+            total = self._by_author.total()
+            if len(under) >= KEY_RECORDS or self._by_author[author] >= RECORDS.each or total >= RECORDS.all:
                 return False
+            self._by_author[author] += 1
         latest = min(expires, clock.unix() + RECORD.lifetime + CLOCKS)
         self._by_key.setdefault(key, {})[author] = latest
         return True
@@ -129,6 +131,7 @@ class _Kept:
         self._pruned, now = clock.monotonic(), clock.unix()
         live = {key: {who: end for who, end in held.items() if end > now} for key, held in self._by_key.items()}
         self._by_key = {key: held for key, held in live.items() if held}
+        self._by_author = Counter(chain.from_iterable(self._by_key.values()))
 
 
 def fitting(answer: FindResponse) -> FindResponse:
