@@ -37,6 +37,7 @@ WAIT_LOG_PERIOD = 60.0  # seconds between two log lines about waiting
 PART_LIMIT = 20.0  # seconds for a part of 1 MiB while there are other donors
 SLOW_DONORS = 2  # donors that are left because they are slower; after them our own link counts as slow
 DONOR_AHEAD = 128  # rounds that a member may have done since it wrote its record
+FURTHER, MORE_ROUNDS = 10, 1000  # a member that says to be beyond such a multiple of the others and more is none
 NEAR_ROUNDS = 5  # a member less than so many rounds behind the furthest one is as good a donor
 
 
@@ -183,7 +184,7 @@ def plausible(records: Sequence[MemberRecord], inner_steps: int) -> list[MemberR
     if len(records) < 3:
         return list(records)
     rounds, steps = (sorted(values)[-2] for values in zip(*((it.round, it.step) for it in records), strict=True))
-    most = rounds + NEAR_ROUNDS, steps + NEAR_ROUNDS * inner_steps
+    most = FURTHER * rounds + MORE_ROUNDS, FURTHER * steps + MORE_ROUNDS * inner_steps  # others may be frozen
     return [it for it in records if it.round <= most[0] and it.step <= most[1]]
 
 
