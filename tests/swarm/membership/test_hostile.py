@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections import Counter
 
 import pytest
 
+from peer.swarm.directory.records import ANNOUNCE_SECONDS
 from tests.swarm.support.harness import Swarm, wait_for
 
 HONEST = ("a", "b")
@@ -45,6 +47,7 @@ def test_a_newcomer_with_bad_weights_from_a_hostile_donor_recovers(swarm: Swarm)
     wait_for(lambda: any(row["outcome"] == "merged" for row in swarm.rounds("hostile")), 60)
     for peer in honest:
         peer.signal(signal.SIGSTOP)  # so that the newcomer asks the hostile donor
+    time.sleep(3 * ANNOUNCE_SECONDS)  # until the hostile one has written its record past the nodes that are frozen
     newcomer = swarm.peer("newcomer", *sets, address=address)
     newcomer.line("took the state of a member: peer=hostile")
     for peer in honest:
