@@ -49,10 +49,11 @@ class SimulatedDHT:
         self, network: Network, host: Host, everyone: dict[str, SimulatedDHT], admission: Admission | None = None
     ) -> None:
         self.network, self.host, self._everyone, self._admission = network, host, everyone, admission
-        self.known: dict[str, None] = {}
+        self.known: dict[str, str] = {}  # hivemind's routing table: ids by place
         self.records: dict[str, dict[str, Value]] = {}
         self.blacklist = SimpleNamespace(ban_counter=Counter[PeerID](), clear=self._forgive)
-        self.protocol = SimpleNamespace(call_ping=self._ping)
+        table = SimpleNamespace(uid_to_peer_id=self.known)
+        self.protocol = SimpleNamespace(call_ping=self._ping, routing_table=table)
         everyone[host.peer_id] = self
 
     async def join(self, through: Sequence[str]) -> None:
@@ -97,7 +98,7 @@ class SimulatedDHT:
     # -- requests
 
     def _learn(self, peer_ids: Sequence[str]) -> None:
-        self.known |= dict.fromkeys(it for it in peer_ids if it != self.host.peer_id)
+        self.known |= {it: it for it in peer_ids if it != self.host.peer_id}
 
     def _nearest(self, key: str) -> list[str]:
         return nsmallest(COPIES, [*self.known, self.host.peer_id], key=lambda it: _distance(key, it))

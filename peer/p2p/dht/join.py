@@ -73,21 +73,26 @@ async def keep_in_touch(
         await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # not all members at once
         pause = REDIAL_SECONDS
         for address in addresses:
-            touch = await back_in_touch(p2p, dht, address)
+            touch = await get_in_touch(p2p, dht, owner_of(address), [address])
             if touch is not Touch.ANSWERS:
                 pause = AWAY_SECONDS
             if touch is Touch.SILENT:
                 await silent(address)
 
 
-async def back_in_touch(p2p: P2P, dht: DHTNode, address: str) -> Touch:
-    """Connect to an initial peer again."""
+async def get_in_touch(p2p: P2P, dht: DHTNode, peer_id: str, addresses: Sequence[str]) -> Touch:
+    """Connect to a node and let our DHT know it, for the first time or again."""
     with contextlib.suppress(Unreachable, OSError, TimeoutError):
-        await dial(p2p, owner_of(address), [address], PING_TIMEOUT)
+        await dial(p2p, peer_id, addresses, PING_TIMEOUT)
         async with asyncio.timeout(PING_TIMEOUT):  # the DHT forgets a node that did not answer, until a ping
-            answer = await dht.protocol.call_ping(PeerID.from_base58(owner_of(address)))
+            answer = await dht.protocol.call_ping(PeerID.from_base58(peer_id))
             return Touch.SILENT if answer is None else Touch.ANSWERS
     return Touch.AWAY
+
+
+def neighbours(dht: DHTNode) -> set[str]:
+    """Ids of the nodes that our DHT knows."""
+    return {str(peer_id) for peer_id in dht.protocol.routing_table.uid_to_peer_id.values()}
 
 
 async def asked_in_vain(p2p: P2P, dht: DHTNode, addresses: Sequence[str]) -> bool:
@@ -99,7 +104,7 @@ async def asked_in_vain(p2p: P2P, dht: DHTNode, addresses: Sequence[str]) -> boo
     dht.blacklist.clear()
     for address in addresses:
         for _ in range(PINGS if owner_of(address) in silent else 0):
-            if await back_in_touch(p2p, dht, address) is not Touch.SILENT:
+            if await get_in_touch(p2p, dht, owner_of(address), [address]) is not Touch.SILENT:
                 break
     return bool(silent)
 

@@ -32,7 +32,8 @@ ADDRESSES = 8  # of one peer
 REQUEST_BYTES = 1024
 IDLE = 60.0  # seconds without a request
 ANSWER_TIMEOUT = 5.0  # seconds to look up and send one
-LIST_SECONDS = 30.0  # seconds for which a list of the connected peers is used
+LIST_SHARE = 0.05  # of the time goes into lists of the connected peers: of hundreds, one takes many milliseconds
+KNOWN_SECONDS, UNKNOWN_SECONDS = 30.0, 1.0  # for which the addresses of a peer are used; that it has told none
 
 _CLASSES = message_classes(
     "kademlia",
@@ -50,8 +51,8 @@ class Whereabouts:
         self._p2p, self._welcome = p2p, welcome
         self._asked = Spending(DHT_REQUESTS, proven)
         self._connected: list[PeerID] = []
-        self._listed = -LIST_SECONDS
-        self._addresses: dict[PeerID, list[bytes]] = {}
+        self._listing, self._next_list = asyncio.Lock(), 0.0
+        self._addresses: dict[PeerID, tuple[list[bytes], float]] = {}  # and until when they are used
 
     async def answer(self, stream: Stream) -> None:
         """Handler of :data:`KADEMLIA`: one answer to each request on a stream."""
@@ -84,15 +85,24 @@ class Whereabouts:
         return [it for it in found if it.addrs] or [own]
 
     async def _look(self) -> None:
-        if clock.monotonic() > self._listed + LIST_SECONDS:
-            self._listed, self._addresses = clock.monotonic(), {}
+        """List the connected peers, as late as this costs little: two that have just come look for each other."""
+        async with self._listing:
+            began = clock.monotonic()
+            if began < self._next_list:
+                return
             self._connected = [it.peer_id for it in await self._p2p.list_peers()]
+            ended = clock.monotonic()
+            self._next_list = ended + (ended - began) / LIST_SHARE
+            self._addresses = {it: held for it, held in self._addresses.items() if held[1] > ended}
 
     async def _addresses_of(self, peer_id: PeerID) -> list[bytes]:
         """As the peer itself has told the daemon."""
-        if peer_id not in self._addresses:
-            self._addresses[peer_id] = await known_addresses(self._p2p, peer_id)
-        return self._addresses[peer_id]
+        addresses, until = self._addresses.get(peer_id, ([], 0.0))
+        if clock.monotonic() >= until:
+            addresses = await known_addresses(self._p2p, peer_id)
+            until = clock.monotonic() + (KNOWN_SECONDS if addresses else UNKNOWN_SECONDS)
+            self._addresses[peer_id] = addresses, until
+        return addresses
 
 
 async def known_addresses(p2p: Any, peer_id: PeerID) -> list[bytes]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 
 from peer import clock
 from peer.errors import one_line
 from peer.logs import get_logger
+from peer.p2p.addresses import is_circuit
+from peer.p2p.dht.join import get_in_touch, neighbours
 from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm.directory import buckets as directory
 from peer.swarm.directory import records
@@ -93,14 +96,23 @@ class Members:
     async def _keep_announcing(self) -> None:
         while True:
             began = clock.monotonic()
-            done = await asyncio.gather(
-                self._store(self._describe()), self._reader.look(directory.READS), return_exceptions=True
-            )
+            work = self._store(self._describe()), self._reader.look(directory.READS), self._get_to_know()
+            done = await asyncio.gather(*work, return_exceptions=True)
             for error in done:  # hivemind raises many types; the next period may succeed
                 if isinstance(error, BaseException):
                     log.warning("the directory does not answer, trying again: %s", one_line(error))
             pause = records.ANNOUNCE_SECONDS * random.uniform(0.8, 1.2) - (clock.monotonic() - began)
             await asyncio.sleep(max(0.5, pause))
+
+    async def _get_to_know(self) -> None:
+        """One member that our DHT does not know, as long as it knows few: who told us of both may be gone."""
+        known = neighbours(self._node.dht)
+        dialled = [it for it in self.live() if it.peer_id not in known and not any(map(is_circuit, it.addresses))]
+        if dialled and len(known) < BEAM:
+            member = self._reader.chance.choice(dialled)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RPC_TIMEOUT):
+                    await get_in_touch(self._node.p2p, self._node.dht, member.peer_id, member.addresses)
 
     async def _store(self, record: MemberRecord) -> None:
         # the DHT rejects a record that does not expire later than the one that it replaces

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
-import time
+import urllib.request
 from collections import Counter
 
 import pytest
 
-from peer.swarm.directory.records import ANNOUNCE_SECONDS
 from tests.swarm.support.harness import Swarm, wait_for
 
 HONEST = ("a", "b")
@@ -36,18 +36,24 @@ def test_a_peer_that_sends_poison_is_refused_and_then_avoided(swarm: Swarm, atta
 
 
 def test_a_newcomer_with_bad_weights_from_a_hostile_donor_recovers(swarm: Swarm) -> None:
-    _, address = swarm.bootstrap()
+    bootstrap, address = swarm.bootstrap()
+    monitor = "http://" + bootstrap.line(r"http=(\S+)").group(1) + "/swarm.json"
+
+    def told(name: str) -> bool:
+        """Does its record say that it has made a round?"""
+        with urllib.request.urlopen(monitor, timeout=10) as answer:
+            peers = [peer for run in json.load(answer)["runs"] for peer in run["peers"]]
+        return any(peer["name"] == name and peer["round"] > 0 for peer in peers)
+
     sets = ("run.inner_steps=50", "run.steps=1000000", "run.inner.learning_rate=3e-4")
     hostile = swarm.train("hostile", *sets, address=address)
     hostile[1] = "tests.swarm.programs.hostile_peer"
     honest = [swarm.peer(name, *sets, address=address) for name in HONEST]
-    for name in HONEST:
-        swarm.wait_for_rounds(name, 20)
-    swarm.start("hostile", hostile, {"FALSE_DONOR": "yes"})
-    wait_for(lambda: any(row["outcome"] == "merged" for row in swarm.rounds("hostile")), 60)
+    wait_for(lambda: all(map(told, HONEST)), 60)
+    swarm.start("hostile", hostile, {"FALSE_DONOR": "yes"}).line("took the state of a member")
+    wait_for(lambda: told("hostile"), 60)
     for peer in honest:
         peer.signal(signal.SIGSTOP)  # so that the newcomer asks the hostile donor
-    time.sleep(3 * ANNOUNCE_SECONDS)  # until the hostile one has written its record past the nodes that are frozen
     newcomer = swarm.peer("newcomer", *sets, address=address)
     newcomer.line("took the state of a member: peer=hostile")
     for peer in honest:

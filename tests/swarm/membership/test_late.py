@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.p2p.dht.join import Touch, back_in_touch
+from peer.p2p.addresses import owner_of
+from peer.p2p.dht.join import Touch, get_in_touch
 from tests.swarm.commands.test_own_loop import H, Program, Scene, together
 from tests.swarm.support.harness import Swarm, wait_for
 
@@ -60,7 +61,8 @@ class Late:
     def find(self, address: str) -> None:
         """Connect to the swarm as a member does, with a retry in case the swarm dials at the same moment."""
         node = self.outer._member.node
-        wait_for(lambda: node.call(back_in_touch(node.p2p, node.dht, address), 15) is Touch.ANSWERS, 30)
+        found = partial(get_in_touch, node.p2p, node.dht, owner_of(address), [address])
+        wait_for(lambda: node.call(found(), 15) is Touch.ANSWERS, 30)
 
     def train(self, until: Callable[[], bool]) -> None:
         for _ in range(100):

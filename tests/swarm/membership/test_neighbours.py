@@ -1,0 +1,57 @@
+"""Members know each other by themselves: the node through which they joined may end at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer import clock
+from peer.p2p.dht.join import neighbours
+from peer.p2p.dht.whereabouts import Whereabouts
+from peer.p2p.node import Node, NodeSettings
+from tests.swarm.support.harness import wait_for
+from tests.swarm.support.node_peer import Peer
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def start(stack: ExitStack, *initial: str) -> Node:
+    node = Node(NodeSettings(None, "127.0.0.1", 0, initial_peers=initial))
+    stack.callback(node.stop)
+    node.start()
+    return node
+
+
+def test_who_joins_learns_where_all_others_are_even_those_that_have_just_come(stack: ExitStack) -> None:
+    nodes = [start(stack)]
+    for _ in range(4):
+        nodes.append(start(stack, *nodes[0].addresses))
+        assert neighbours(nodes[-1].dht) == {it.peer_id for it in nodes[:-1]}
+
+
+def test_members_that_found_each_other_in_the_directory_alone_outlive_the_node_that_held_it(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nobody(*_: Any) -> list[Any]:
+        return []
+
+    monkeypatch.setattr(Whereabouts, "_closest", nobody)
+    bootstrap = start(stack)
+    peers = [Peer(name, tmp_path, bootstrap.addresses) for name in "ab"]
+    for peer in peers:
+        stack.callback(peer.presence.leave)
+        assert neighbours(peer.node.dht) == {bootstrap.peer_id}
+    for peer in peers:
+        wait_for(lambda peer=peer: len(neighbours(peer.node.dht)) == 2, 30)  # type: ignore[misc]
+    bootstrap.stop()
+    ended = clock.unix()
+    for peer in peers:
+        wait_for(lambda peer=peer: peer.presence.others(since=ended), 30)  # type: ignore[misc]
