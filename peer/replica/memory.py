@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from peer.config.schema import LocalConfig, PeerConfig, RunConfig
+from peer.config.schema import DiLoCoConfig, LocalConfig, PeerConfig, RunConfig
 from peer.replica import model
 from peer.replica.device import pick_device, wants_bf16
 from peer.replica.inner_loop import batch_loss
@@ -65,7 +65,7 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         "slow_weights": weights if ranks > 1 else vector,
         "window": min(4 * WINDOW_ELEMENTS, weights) if ranks > 1 else 0,
         "momentum": 0 if isinstance(run.outer, LocalConfig) else vector,
-        "swap_buffer": 0 if run.exchange.overlap else weights,
+        "swap_buffer": 0 if run.exchange.overlap else weights * (1 + isinstance(run.outer, DiLoCoConfig)),
         "checkpoint": 2 * weights if pinned or ranks > 1 else 0,  # AdamW's moments before they are written to the disk
         "process": PROCESS * ranks,
     }

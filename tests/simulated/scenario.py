@@ -13,6 +13,7 @@ FAULTS = ("crash", "freeze", "cut", "split", "drop", "leave", "bootstrap", "slow
 RARE = ("damage", "snap", "trickle", "narrow")
 SPOILS = (*RARE, "slow")  # what ends the swaps of two peers that meet
 LIES = (*Attack, "silent", "no-show", "false donor")
+GROUP_LIES = ("false mean",)
 INVITED = 0.2  # share of the swarms that have invitations
 OUTSIDER = 0.25  # share of the swarms that an outsider troubles
 LIAR = 0.25  # share of the swarms of pairs that have a hostile member
@@ -95,7 +96,7 @@ def scenario(seed: int, peers: int | None = None, kind: Kind | None = None) -> S
     seconds = chance.choice((120.0, 240.0, 600.0))
     phase = min(max(seconds * count / ROUNDS * chance.uniform(0.5, 2.0), 0.5), 30.0)
     inner_steps = chance.choice((10, 20) if kind == "overlapped" else (5, 10, 20))  # parts of a swap need some steps
-    liar = chance.choice(LIES) if kind != "group" and chance.random() < LIAR else ""
+    liar = chance.choice(GROUP_LIES if kind == "group" else LIES) if chance.random() < LIAR else ""
     machines = _machines(chance, count, phase / inner_steps, liar)
     invited, ends = invitations(seed, count, seconds)
     faults = (*_faults(chance, count, seconds), *rare_faults(seed, count, seconds), *ends, *outsiders(seed, seconds))

@@ -162,6 +162,9 @@ class GroupProtocol(ABC, Generic[Each]):
         finally:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
+        seen = work.result() if work.done() else None
+        if seen is not None and seen.outcome is Outcome.POISONED:  # whatever the leader says
+            return _nobody(seen.outcome, seen.detail, seen.culprit), ""
         if verdict.commit != (verdict.outcome is Outcome.MERGED):
             return _nobody(Outcome.CORRUPT, "a verdict that contradicts itself", culprit=0), ""
         if verdict.commit and not digest:

@@ -16,7 +16,7 @@ from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Outcome
 
 GroupResult = TypeVar("GroupResult")
-REDUCE_PROTOCOL = "noloco/reduce/4"
+REDUCE_PROTOCOL = "noloco/reduce/5"
 HELLO_TIMEOUT = 5.0  # seconds
 MOST_WAITING = 512  # incoming streams that were not taken yet
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ LEAST_SHARE, MOST_SHARE = 0.1, 0.5  # of a partner in a mean of two
 MOST_RATIO = 2.0  # of the norms of two contributions that are merged in full
 NEAR = 1.9  # times as far away as a peer's own inner steps went: merged in full
 LEAST_COMMON = 0.05  # cosine of two contributions that are merged
+GROUP_CLIP = 1.5
 SETTLED = 5  # rounds after which a peer's own changes are small, and so are those that it accepts
 
 
@@ -296,12 +298,23 @@ class Ledger:
             self.violation(f"{peer.name} merged, and a member of its group has no result")
         if len({put_in[seat.peer_id].lineage for seat in seats}) > 1:
             self.violation(f"{peer.name} merged with members of another lineage")
-        mean = torch.stack([put_in[seat.peer_id].own for seat in seats]).mean(0)
+        mean = group_mean([put_in[seat.peer_id].own for seat in seats])
         worst = float((averaged.mean - mean).abs().max())
         if worst > EXACT["none"] * float(mean.abs().max() + 1e-9) * 4:
             self.violation(f"{peer.name} merged what is not its group's mean: off by {worst:.3g}")
         if self._digests.setdefault(token, averaged.digest) != averaged.digest:
             self.violation(f"{peer.name} merged another result than the rest of its group")
+
+
+def group_mean(group: Sequence[Tensor]) -> Tensor:
+    """Slice by slice; of three and more, no part of a slice is longer than ``GROUP_CLIP`` times the median one."""
+    slices = torch.stack(list(group)).tensor_split([len(group[0]) * n // len(group) for n in range(1, len(group))], 1)
+    means = []
+    for part in slices:
+        norms = part.norm(dim=1)
+        reach = GROUP_CLIP * median(norms.tolist()) if len(group) > 2 else 0.0
+        means.append((part * (reach / norms).clamp(max=1)[:, None] if reach else part).mean(0))
+    return torch.cat(means)
 
 
 def share_of(own: Side, theirs: Side) -> float:

@@ -10,6 +10,10 @@ from typing import Any
 
 import torch
 
+from peer.exchange.deadline import together
+from peer.exchange.group.all_reduce import _Reduction
+from peer.exchange.group.streams import GroupStreams
+from peer.rounds.contribution import Contribution
 from peer.rounds.state import State
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.pairing.agreement import Agreement, Meeting
@@ -42,6 +46,8 @@ def in_exchange(lie: str, trainer: Trainer) -> None:
     exchange._guard = Unguarded()
     if lie in list(Attack):
         exchange._codec = Hostile(Attack(lie))
+    if lie == "false mean":
+        exchange._combine = partial(_combined, exchange)
     if lie == "silent":
         exchange._encode = _nothing
     if lie == "boast":
@@ -49,6 +55,19 @@ def in_exchange(lie: str, trainer: Trainer) -> None:
         members._describe = partial(_boasted, members._describe)
     if lie == "no-show":
         boundary.presence._matching._partner_of = partial(_absent, boundary.presence._matching._agreement)
+
+
+class _FalseMean(_Reduction):
+    """Everybody is to step the other way."""
+
+    def _average(self, weights: list[float]) -> None:
+        super()._average(weights)
+        self._mean.neg_()
+
+
+async def _combined(exchange: Any, own: Contribution, streams: GroupStreams) -> None:
+    work = _FalseMean(own, exchange._buffer, streams, exchange._settings, exchange._digest)
+    await together([work.reduce(), streams.with_all(work.exchange)])
 
 
 def _boasted(describe: Callable[[], MemberRecord]) -> MemberRecord:

@@ -74,6 +74,8 @@ def test_the_parts_add_up_and_say_what_the_settings_change() -> None:
     alone = config(*MIDDLE, "run.outer={name: local}")
     without = estimate(alone.run, alone.peer)
     assert without.parts["momentum"] == 0
+    group = config(*MIDDLE, "run.outer={name: diloco}")
+    assert estimate(group.run, group.peer).parts["swap_buffer"] == 2 * plain.parts["swap_buffer"]
     assert plain.giving_bytes == 2 * without.giving_bytes == 2 * plain.parts["weights"]
 
 

@@ -1,0 +1,198 @@
+"""A false mean of a slice is found before anybody uses it, and who averaged it is named."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from peer.exchange.group import sketch
+from peer.exchange.group.all_reduce import AllReduceExchange, _Reduction
+from peer.exchange.group.protocol import Settled
+from peer.exchange.group.sketch import DIGEST_PLACES, LOOSE, PROJECTIONS, Sketches, factors, objection, table
+from peer.exchange.group.wire import GroupVerdict, MemberReport
+from peer.rounds.contribution import Vector
+from peer.rounds.types import Assembly, Outcome
+from tests.simulated.checks.ledger import group_mean
+from tests.unit.exchange.group_harness import many
+
+DIGEST = "0123456789abcdef" * 2
+LIAR = 2
+
+
+def noise(numel: int, seed: int) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+def rows_of(work: _Reduction) -> Tensor:
+    """Norm and projections of each contribution, in its table."""
+    return work._table[DIGEST_PLACES:].view(-1, 1 + PROJECTIONS)
+
+
+def shown(work: _Reduction) -> None:
+    """Nothing is hidden."""
+
+
+def own_row_fits(work: _Reduction) -> None:
+    """Its own contribution is said to be what its mean would need."""
+    rows, mean = rows_of(work), work._sketches[LIAR][1]
+    rest = rows[:, 1:].sum(0) - rows[LIAR, 1:]
+    rows[LIAR, 1:] = len(rows) * torch.from_numpy(mean.projections).float() - rest
+
+
+def own_norm_fits(work: _Reduction) -> None:
+    own_row_fits(work)
+    own = rows_of(work)[LIAR]
+    own[0] = own[1:].square().mean().sqrt()
+
+
+def another_row_fits(work: _Reduction) -> None:
+    """As :func:`own_row_fits`, of a contribution that it was given."""
+    rows = rows_of(work)
+    honest = rows[LIAR, 1:].clone()
+    own_row_fits(work)
+    rows[0, 1:] += rows[LIAR, 1:] - honest
+    rows[LIAR, 1:] = honest
+
+
+def no_numbers(work: _Reduction) -> None:
+    rows_of(work)[LIAR] = math.nan
+
+
+@pytest.mark.parametrize(
+    ("hide", "why"),
+    [
+        (shown, "the mean from peer-c is not the mean"),
+        (own_row_fits, "the contribution of peer-c to its own mean is longer"),
+        (own_norm_fits, "the mean from peer-c is not the mean"),
+        (another_row_fits, "(the mean from peer-c is not the mean|peer-c has averaged something else)"),
+        (no_numbers, "the sketches of peer-c are no numbers"),
+    ],
+)
+@pytest.mark.parametrize("lie", [lambda mean: mean.neg_(), lambda mean: mean.add_(noise(len(mean), 9), alpha=3)])
+def test_a_false_mean_is_used_by_nobody_and_its_author_is_named(
+    monkeypatch: pytest.MonkeyPatch, hide: Callable[[_Reduction], None], why: str, lie: Callable[[Tensor], Tensor]
+) -> None:
+    average, sketched = _Reduction._average, _Reduction._sketch
+
+    def false(work: _Reduction, weights: list[float]) -> None:
+        average(work, weights)
+        if work._me == LIAR:
+            lie(work._mean)
+
+    def hidden(work: _Reduction) -> None:
+        sketched(work)
+        if work._me == LIAR:
+            hide(work)
+
+    monkeypatch.setattr(_Reduction, "_average", false)
+    monkeypatch.setattr(_Reduction, "_sketch", hidden)
+    tensors = [noise(20_000, seed) + 0.5 * noise(20_000, 99) for seed in range(5)]
+    with many(5, 20_000) as group:
+        results = group.average([Vector(it) for it in tensors])
+    for tensor, it in zip(tensors, results, strict=True):
+        assert it is not None
+        assert (it.outcome, it.culprit) == (Outcome.POISONED, "c"), it.detail
+        assert torch.equal(it.mean, tensor)
+    assert any(re.match(why, it.detail) for it in results if it), results
+
+
+def test_a_leader_that_says_to_use_its_false_mean_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    average = _Reduction._average
+
+    def false(work: _Reduction, weights: list[float]) -> None:
+        average(work, weights)
+        if work._me == 0:
+            work._mean.neg_()
+
+    async def believe_me(exchange: Any, work: Any, assembly: Assembly, limit: float) -> Settled:
+        for control in assembly.controls.values():
+            await control.receive(MemberReport, limit)
+            await control.send(GroupVerdict(commit=True), 1)
+        return GroupVerdict(commit=True), "digest"
+
+    monkeypatch.setattr(_Reduction, "_average", false)
+    monkeypatch.setattr(AllReduceExchange, "_lead", believe_me)
+    with many(4, 5000) as group:
+        results = group.average([Vector(noise(5000, seed) + noise(5000, 99)) for seed in range(4)])
+    for it in results[1:]:
+        assert it is not None
+        assert (it.outcome, it.culprit) == (Outcome.POISONED, "a"), it.detail
+
+
+def test_a_contribution_counts_as_far_as_usual_ones_are_long() -> None:
+    tensors = [noise(5000, seed) for seed in range(5)]
+    tensors[1] *= 8
+    with many(5, 5000) as group:
+        results = group.average([Vector(it) for it in tensors])
+    for it in results:
+        assert it is not None
+        assert it.outcome is Outcome.MERGED, it.detail
+        torch.testing.assert_close(it.mean, group_mean(tensors), rtol=1e-5, atol=1e-5)
+    assert factors([1.0, 8.0, 1.0, 1.0, 1.0]) == [1.0, 1.5 / 8, 1.0, 1.0, 1.0]
+    assert factors([1.0, 8.0]) == [1.0, 1.0]
+    assert factors([0.0, 0.0, 8.0]) == [1.0, 1.0, 1.0]
+
+
+@given(
+    count=st.integers(2, 6),
+    numel=st.sampled_from([0, 1, 2, 100, 4093, 4094, 300_001]),
+    scale=st.sampled_from([1e-12, 1.0, 1e12]),
+    longest=st.sampled_from([0.0, 1.0, 50.0]),
+    seed=st.integers(0, 10**6),
+)
+def test_an_honest_mean_is_never_objected_to(count: int, numel: int, scale: float, longest: float, seed: int) -> None:
+    tensors = [noise(numel, seed + place) * scale for place in range(count)]
+    tensors[0] *= longest
+    weights = factors([float(it.norm()) for it in tensors])
+    mean = torch.zeros(numel)
+    for tensor, weight in zip(tensors, weights, strict=True):
+        mean.add_(tensor, alpha=weight)
+    mean.mul_(1 / count)
+    sketches = Sketches("seed", numel)
+    given = [sketches.of(Vector(it)) for it in tensors]
+    for place in range(count):
+        for me in range(count):
+            wrong = objection(table(DIGEST, given), DIGEST, place, me, given[me], sketches.of(Vector(mean)))
+            assert not wrong
+
+
+@pytest.mark.parametrize("shape", ["dense", "one row", "one element", "rank one"])
+def test_a_sketch_knows_the_length(shape: str) -> None:
+    dense = noise(200_000, 1)
+    vector = {
+        "dense": dense,
+        "one row": dense[:1000],
+        "one element": torch.tensor([3.0]),
+        "rank one": torch.outer(noise(400, 2), noise(500, 3)).flatten(),
+    }[shape]
+    found = []
+    for seed in range(20):
+        it = Sketches(str(seed), vector.numel()).of(Vector(vector))
+        assert it.norm == pytest.approx(float(vector.norm()), rel=1e-5)
+        found.append(float(np.sqrt(np.square(it.projections).mean())) / it.norm)
+    assert 0.9 < sum(found) / len(found) < 1.1
+    assert max(found) < LOOSE * 0.8
+
+
+def test_who_has_another_result_is_not_judged_by_its_sketches() -> None:
+    """Then the members' digests differ, and the leader finds it."""
+    sketches = [Sketches("seed", 100).of(Vector(noise(100, seed))) for seed in range(3)]
+    other = table("f" * 32, sketches)
+    assert not objection(other, DIGEST, 0, 1, sketches[0], sketches[0])
+    assert objection(table(DIGEST, sketches), DIGEST, 0, 1, sketches[0], sketches[0])
+
+
+def test_the_signs_are_the_same_on_every_machine() -> None:
+    signs = sketch._signs("seed", 3)
+    assert signs.shape == (3, PROJECTIONS)
+    assert set(signs.flatten().tolist()) == {-1.0, 1.0}
+    assert signs[0, :8].tolist() == [-1, 1, -1, -1, 1, 1, 1, 1]
