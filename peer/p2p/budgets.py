@@ -6,6 +6,7 @@ An id costs an attacker little, so what all others may use together is bounded t
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ STREAM_OPENINGS = Rate(each=20, all=200, burst=10)
 RESERVATIONS = Limit(each=1, all=128)  # of peers behind NAT at a relay
 RESERVATION_STREAMS = Limit(each=2, all=160)  # one may hang, and who finds no place is told so
 CIRCUITS = Limit(each=32, all=256)  # through a relay
+CIRCUIT_BYTES = Rate(each=8 * 2**20, all=32 * 2**20, burst=4)  # that a relay forwards; more of them wait
+PACE = 0.1  # seconds between two attempts to spend
 
 
 class Proven:
@@ -84,6 +87,11 @@ class Spending:
         while len(self._left) > COUNTED:
             self._left.popitem(last=False)
         return True
+
+    async def pace(self, remote: str, units: float) -> None:
+        """:meth:`spend` as soon as it can be done. The caller sets the deadline."""
+        while not self.spend(remote, units):  # noqa: ASYNC110 - the units come with time, and no event says so
+            await asyncio.sleep(PACE)
 
     def _now(self, name: str, rate: float, now: float) -> float:
         most = rate * self._rate.burst

@@ -273,7 +273,7 @@ class Node(LoopThread):
         """Dial back for others, and be a relay; a node that cannot be dialled reserves places at relays instead."""
         await self.serve(dialback.DIALBACK_PROTOCOL, dialback.DialBack(lambda: sorted(self._served)).answer)
         if not relayed:
-            serving = relay.Relay(self._open_raw)
+            serving = relay.Relay(self._open_raw, self.proven)
             await self.serve(relay.RELAY_PROTOCOL, serving.hold, limit=RESERVATION_STREAMS)
             await self.serve(circuit_messages.HOP, serving.hop, open_to_all=True, limit=CIRCUITS)
             return

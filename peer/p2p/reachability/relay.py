@@ -5,7 +5,7 @@
 
 libp2p encrypts a circuit from end to end: the relay sees bytes. The p2p daemon's own relay is not used: it cuts a
 circuit after 128 KiB, and its flags for more count only once libp2p has found out by itself that it is public. Only
-admitted peers get a reservation. The number of circuits is bounded, their bytes and duration are not.
+admitted peers get a reservation. The number of circuits and their bytes a second are bounded, their duration is not.
 reservations.py is the side of the peer behind NAT.
 """
 
@@ -20,7 +20,7 @@ from hivemind.p2p import PeerID
 from pydantic import Field, TypeAdapter
 
 from peer.logs import fields, get_logger
-from peer.p2p.budgets import CIRCUITS, RESERVATIONS
+from peer.p2p.budgets import CIRCUIT_BYTES, CIRCUITS, RESERVATIONS, Proven, Spending
 from peer.p2p.reachability import circuit_messages
 from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
 
@@ -68,8 +68,8 @@ Raw = Callable[[str, str], Awaitable[Stream]]  # opens a stream without our own 
 class Relay:
     """Belongs to the network thread. ``open_raw``: :meth:`peer.p2p.node.Node.open_raw`."""
 
-    def __init__(self, open_raw: Raw) -> None:
-        self._open_raw = open_raw
+    def __init__(self, open_raw: Raw, proven: Proven) -> None:
+        self._open_raw, self._forwarded = open_raw, Spending(CIRCUIT_BYTES, proven)
         self._slots: dict[str, Stream] = {}  # by the holder's id
         self._circuits: Counter[str] = Counter()  # by id; each circuit counts at its two ends
 
@@ -138,27 +138,27 @@ class Relay:
                 if await circuit_messages.read_stop_status(called.reader) != circuit_messages.OK:
                     return circuit_messages.CONNECTION_FAILED
             await caller.write(circuit_messages.hop_status(circuit_messages.OK), RESERVE_TIMEOUT)
-            await _carry(caller, called)
+            await self._carry(caller, called)
         finally:
             called.close()
         return circuit_messages.OK
 
+    async def _carry(self, *ends: Stream) -> None:
+        tasks = [asyncio.ensure_future(self._pipe(*both)) for both in (ends, ends[::-1])]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-async def _carry(caller: Stream, called: Stream) -> None:
-    tasks = [asyncio.ensure_future(_pipe(*ends)) for ends in ((caller, called), (called, caller))]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _pipe(source: Stream, sink: Stream) -> None:
-    """Forward until one side ends or no byte moves for :data:`CIRCUIT_IDLE` seconds."""
-    while True:
-        async with asyncio.timeout(CIRCUIT_IDLE):
-            data = await source.reader.read(CIRCUIT_CHUNK)
-        if not data:
-            return
-        await sink.write(data, CIRCUIT_STUCK)
+    async def _pipe(self, source: Stream, sink: Stream) -> None:
+        """Forward until one side ends or no byte moves for :data:`CIRCUIT_IDLE` seconds."""
+        while True:
+            async with asyncio.timeout(CIRCUIT_IDLE):
+                data = await source.reader.read(CIRCUIT_CHUNK)
+            if not data:
+                return
+            async with asyncio.timeout(CIRCUIT_STUCK):
+                await self._forwarded.pace(source.remote, len(data))
+            await sink.write(data, CIRCUIT_STUCK)

@@ -12,7 +12,9 @@ from hivemind.p2p import PeerID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.p2p.budgets import Limit
+from peer import clock
+from peer.p2p import budgets
+from peer.p2p.budgets import Limit, Proven, Rate
 from peer.p2p.reachability import circuit_messages, relay
 from peer.p2p.reachability.relay import Relay
 from peer.p2p.reachability.reservations import Reservations, try_reservation
@@ -86,7 +88,7 @@ class Network:
     """Opens streams to a relay, and from it to the holder, whose answer is ``status``."""
 
     def __init__(self, status: int = circuit_messages.OK) -> None:
-        self.relay = Relay(self.call)
+        self.relay = Relay(self.call, Proven())
         self.status = status
         self.called: list[Stream] = []
         self.tasks: list[asyncio.Task[None]] = []
@@ -150,6 +152,29 @@ def test_bytes_pass_both_ways_between_a_caller_and_a_holder() -> None:
         assert network.relay._circuits.total() == 0
 
     run(talk())
+
+
+def test_a_circuit_has_its_share_of_the_relays_line_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "CIRCUIT_BYTES", Rate(each=2**20, all=2**40, burst=1))
+    now, paused = [0.0], asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+        await paused(0)
+
+    async def talk() -> None:
+        network = Network()
+        await held(network)
+        caller, _ = await network.hop()
+        monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+        monkeypatch.setattr(budgets.asyncio, "sleep", sleep)
+        data = bytes(5 * 2**20)
+        sending = asyncio.ensure_future(caller.write(data, 5))
+        assert await network.called[0].reader.readexactly(len(data)) == data
+        await sending
+
+    run(talk())
+    assert now[0] == pytest.approx(4.0, abs=0.2), "the first second's share is saved"
 
 
 def test_nobody_is_called_who_holds_no_slot_or_does_not_want_to() -> None:
