@@ -25,7 +25,7 @@ from peer.p2p.dht.authors import Author
 from peer.p2p.dht.join import asked_in_vain, join_dht, keep_in_touch, notice_of
 from peer.p2p.dht.requests import Requests, attach
 from peer.p2p.dht.whereabouts import KADEMLIA, Whereabouts
-from peer.p2p.dial import Unreachable, connect_any, dial, disconnect
+from peer.p2p.dial import ATTEMPT_SECONDS, Unreachable, connect_any, dial, disconnect
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.reachability import circuit_messages, dialback, relay
 from peer.p2p.reachability.decide import Reachability, decide
@@ -124,7 +124,7 @@ class Node(LoopThread):
     def connect(self) -> list[str]:
         """The initial peers that answer; raises :class:`UserError` when none does."""
         settings = self._settings
-        limit = settings.join_timeout + 10
+        limit = settings.join_timeout + ATTEMPT_SECONDS * (len(settings.initial_peers) + 1)  # its last round ends late
         return self.call(connect_any(self.p2p, settings.initial_peers, settings.join_timeout), limit)
 
     @property

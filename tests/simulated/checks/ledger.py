@@ -25,7 +25,7 @@ from tests.simulated.peer import SimulatedPeer
 
 EXACT = {"none": 2e-6, "fp16": 1e-3, "bf16": 8e-3}  # of the largest element
 LEAST_SHARE, MOST_SHARE = 0.1, 0.5  # of a partner in a mean of two
-MOST_RATIO = 2.0  # of the norms of two contributions that are merged in full
+LONGEST_REACH = 6.0  # times a peer's own change: so far away is nobody whose contribution is merged in full
 NEAR = 1.9  # times as far away as a peer's own inner steps went: merged in full
 LEAST_COMMON = 0.05  # cosine of two contributions that are merged
 GROUP_CLIP = 1.5
@@ -180,8 +180,8 @@ class Ledger:
         if not torch.isfinite(sent).all():
             self.violation(f"{peer.name} merged what is not finite")
         full = any(taken >= share_of(own, theirs) for taken, _ in own.taken.values())
-        stepped = math.hypot(*(changed for _, changed in own.taken.values()))  # early, more than its contribution
-        if full and float(sent.norm()) > MOST_RATIO * 1.01 * max(float(mine.norm()), stepped):
+        stepped = math.hypot(*(changed for _, changed in own.taken.values()))
+        if full and float(sent.norm()) > 1.01 * (float(mine.norm()) + LONGEST_REACH * stepped):
             self.violation(f"{peer.name} merged in full what is out of proportion")
         if own.round > SETTLED and float(sent @ mine) < LEAST_COMMON * float(sent.norm() * mine.norm()):
             self.violation(f"{peer.name} merged what has nothing in common with its own")
