@@ -2,7 +2,7 @@
 
 Member i averages slice i of the vector. Every other member sends it its slice i, receives the mean, and checks it by
 what member i shows of all contributions (sketch.py). So each member sends 2 (n − 1) / n of the vector, whatever n, and
-133 (n − 1) n bytes. It needs room for one more vector.
+(n − 1) (132 n + 32) bytes. It needs room for one more vector.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ WAIT_LOG_PERIOD = 60.0  # seconds between two log lines about waiting
 PART_LIMIT = 20.0  # seconds for a part of 1 MiB while there are other donors
 SLOW_DONORS = 2  # donors that are left because they are slower; after them our own link counts as slow
 DONOR_AHEAD = 128  # rounds that a member may have done since it wrote its record
-FURTHER, MORE_ROUNDS = 10, 1000  # a member that says to be beyond such a multiple of the others and more is none
+FURTHER, MORE_ROUNDS = 10, 1000  # no donor is beyond FURTHER times the second furthest round, and MORE_ROUNDS
 NEAR_ROUNDS = 5  # a member less than so many rounds behind the furthest one is as good a donor
 
 

@@ -159,8 +159,9 @@ def test_a_circuit_has_its_share_of_the_relays_line_and_no_more(monkeypatch: pyt
     now, paused = [0.0], asyncio.sleep
 
     async def sleep(seconds: float) -> None:
-        now[0] += seconds
-        await paused(0)
+        """Only what waits for its share moves the clock: others sleep too."""
+        now[0] += seconds if seconds == budgets.PACE else 0.0
+        await paused(0 if seconds == budgets.PACE else seconds)
 
     async def talk() -> None:
         network = Network()
