@@ -57,6 +57,11 @@ class PeerBackoff:
             if held is not None and held.strikes <= FORGIVEN:
                 held.until = self._now()
 
+    def remembers(self, peer_id: str) -> bool:
+        """Has the peer failed before, is no longer left out for it, and it is not forgotten?"""
+        held = self._held.get(peer_id)
+        return held is not None and held.until <= self._now() < held.forgotten
+
     def avoided(self, peer_id: str) -> bool:
         """Is the peer left out now?"""
         held = self._held.get(peer_id)

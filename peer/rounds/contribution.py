@@ -95,7 +95,8 @@ class Averaged:
     staleness: float = 0.0  # inner steps from a part's contribution to the partner's arrival, mean over the parts
     detail: str = field(default="", compare=False)  # why it was not merged, as a sentence
     reason: Reason | None = None  # the same as a value, when this peer refused
-    culprit: str = ""  # id of the member that made a group's round fail, or whose contribution cannot be used
+    culprits: tuple[str, ...] = ()  # ids of who made a group's round fail, or whose contribution cannot be used
+    certain: bool = True  # it was them; else it may have been another member
     partner_id: str = ""  # of a pair
     strange: bool = False  # the contributions of the pair had nothing in common, by the parts so far
     ahead: int = 0  # rounds that the partner is ahead, by its header

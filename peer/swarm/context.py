@@ -13,6 +13,7 @@ from peer.p2p.greeting import MemberNode
 from peer.p2p.stream import Message
 from peer.process import LoopContext
 from peer.rounds.backoff import PeerBackoff
+from peer.rounds.contribution import Averaged
 from peer.rounds.progress import Progress
 from peer.rounds.state import Lineage
 from peer.rounds.types import Group
@@ -99,3 +100,9 @@ class Matching:
 
     def avoid(self, peer_id: str, *, offence: bool) -> None:
         """A round failed because of this member: leave it out for a while. ``offence``: it sent unusable data."""
+
+    def gave_no_state(self, peer_id: str) -> None:
+        """This member was said to have the group's slow weights, and this peer did not get them."""
+
+    def ended(self, group: Group, averaged: Averaged) -> None:
+        """The exchange of this group has ended."""

@@ -162,8 +162,10 @@ class Presence:
         return self._group
 
     def ended(self, averaged: Averaged) -> None:
-        """A round's exchange has ended: avoid the peer that made it fail, and note a partner with divergent weights."""
-        self.avoid(averaged.culprit, averaged.outcome)
+        """A round's exchange has ended: avoid who made it fail, and note a partner with divergent weights."""
+        for culprit in averaged.culprits:
+            self.avoid(culprit, averaged.outcome, certain=averaged.certain)
+        self._matching.ended(self._group, averaged)
         partner, merged = averaged.partner_id, averaged.outcome is Outcome.MERGED
         if merged:
             self._proved(self._group)
@@ -180,17 +182,21 @@ class Presence:
             self._node.proven.add(peer_id)
             self._members.keep(peer_id, KEPT_PHASES * phase)
 
-    def avoid(self, peer_id: str, outcome: Outcome) -> None:
+    def avoid(self, peer_id: str, outcome: Outcome, *, certain: bool = True) -> None:
         """A round failed because of this member: leave it out for a while. A time-out is no offence of one with which
-        the last swap succeeded: its line may have failed.
+        the last swap succeeded: its line may have failed. Nor is it one if it may have been another member.
         """
-        if peer_id not in ("", self._node.peer_id):
-            self._matching.avoid(peer_id, offence=outcome is not Outcome.TIMEOUT or peer_id not in self._node.proven)
+        if peer_id != self._node.peer_id:
+            offence = certain and (outcome is not Outcome.TIMEOUT or peer_id not in self._node.proven)
+            self._matching.avoid(peer_id, offence=offence)
             self._node.proven.discard(peer_id)
 
     def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:
         """The verified state of a member of the group in ``room``, or ``None``."""
-        return take_from(self._node, donor, room, CATCH_UP_TIMEOUT, lambda: self._context.stopping)
+        state = take_from(self._node, donor, room, CATCH_UP_TIMEOUT, lambda: self._context.stopping)
+        if state is None:
+            self._matching.gave_no_state(donor.peer_id)
+        return state
 
     @property
     def peer_id(self) -> str:

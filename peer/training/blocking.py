@@ -10,15 +10,18 @@ from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.training.boundary import Boundary
+from peer.training.validation import Validation
 
 ROUND_TRIES = 2  # for one round
+WORSE = 1.05  # times the loss of this peer's slow weights: a member's may be so much worse
 
 
 @dataclass
 class Blocking(Boundary):
-    """Waits until the exchange has ended."""
+    """Waits until the exchange has ended. ``validation``: checks the slow weights of a member before they are taken."""
 
     exchange: Exchange[Any]
+    validation: Validation | None = None
 
     def cross(self, inner: InnerReport) -> bool:
         """Average with the group and take the outer step. The next inner phase can begin when it returns."""
@@ -45,6 +48,12 @@ class Blocking(Boundary):
         state = self.presence.state_of(donor, self.state.room())
         if state is None:
             return Group(self.counters.round, lost=f"{donor.name} did not give the group's slow weights")
+        if self.validation is not None:  # one member can say that its weights are the group's
+            loss, own = map(self.validation.loss_of, (state.vectors[0], self.outer.slow.phi))
+            if not loss <= WORSE * own:
+                self.presence.avoid(donor.peer_id, Outcome.POISONED)
+                detail = f"with the slow weights of {donor.name} the loss is {loss:.4g}, with its own {own:.4g}"
+                return Group(self.counters.round, lost=detail)
         self.state.catch_up(state)
         again = self.presence.group_for(self.counters.round)
         return again if again.behind is None else Group(self.counters.round, lost="the group's slow weights changed")
@@ -54,4 +63,4 @@ class Blocking(Boundary):
         self.presence.ended(mean)
         if self.outer.grouping is not Grouping.EVERYONE or self.context.stop.requested:
             return False
-        return mean.culprit not in ("", self.presence.peer_id)
+        return mean.culprits[:1] not in ((), (self.presence.peer_id,))

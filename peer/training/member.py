@@ -122,12 +122,12 @@ class Membership:
         timeout = self.resources.own.network.join_timeout
         catch_up(self.state, self.presence, timeout, newcomer_above=newcomer_above, reached=reached)
 
-    def boundary(self) -> Boundary:
-        """The end of this peer's rounds; call it once, after :meth:`join`."""
+    def boundary(self, validation: Validation | None = None) -> Boundary:
+        """The end of this peer's rounds; call it once, after :meth:`join`. ``validation``: checks a group's weights."""
         settings, method = self.resources.run.exchange, self.state.outer
         parts = self.state, self.presence, self.reporter, self.resources
         if not settings.overlap:
-            return Blocking(*parts, self._exchange())
+            return Blocking(*parts, self._exchange(), validation)
         assert isinstance(method, NoLoCo), "checked with the configuration"
         coder = codec_named(settings.codec, method.slow.numel)
         exchange = OverlappedPairExchange(self.node, method.slow.numel, coder, settings, Guard())

@@ -28,7 +28,7 @@ class Trainer:
         self.config, self.member, self.state = config, member, state
         self.inner, self.stream, self.counters = state.inner, state.stream, state.counters
         self.phase, self.stop = member.resources.phase, member.resources.context.stop
-        self.phase_length, self.boundary = member.phase_length, member.boundary()
+        self.phase_length, self.boundary = member.phase_length, member.boundary(validation)
         self.checkpoints, self.validation = checkpoints, validation
         self.phase.lap()  # the first report begins here
 

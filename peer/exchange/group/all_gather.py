@@ -8,7 +8,7 @@ from peer import clock
 from peer.exchange.average import mean_of_senders
 from peer.exchange.codec import pack, unpack
 from peer.exchange.deadline import together
-from peer.exchange.group.flow_control import FlowControlledStream, turns
+from peer.exchange.group.flow_control import turns
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.streams import GroupStreams
 from peer.p2p.payload import receive_fp32
@@ -29,7 +29,7 @@ class AllGatherExchange(GroupProtocol[SparseContribution]):
         order = turns(packed.nbytes)
 
         async def swap(place: int) -> SparseContribution:
-            stream = FlowControlledStream(streams.by_place[place], stall)
+            stream = streams.flow(place)
 
             async def inward() -> SparseContribution:
                 room = torch.empty_like(packed)

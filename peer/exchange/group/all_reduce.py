@@ -20,7 +20,7 @@ from peer import clock
 from peer.config.schema import ExchangeConfig
 from peer.exchange.average import copy_own
 from peer.exchange.deadline import together
-from peer.exchange.group.flow_control import FlowControlledStream, turns
+from peer.exchange.group.flow_control import turns
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.sketch import Sketch, Sketches, empty_table, factors, objection, table
 from peer.exchange.group.streams import GroupStreams
@@ -80,7 +80,7 @@ class _Reduction:
 
     async def exchange(self, place: int) -> None:
         """With the member at ``place``: contributions, means and tables, both ways."""
-        stream = FlowControlledStream(self._streams.by_place[place], self._stall)
+        stream = self._streams.flow(place)
 
         async def outward() -> None:
             await stream.send(self._own[place], self._order)

@@ -35,7 +35,7 @@ class FlowControlledStream:
     """One per member and round. ``stall``: seconds without a byte after which the member is given up.
 
     Raises the errors of :class:`Stream`. Three coroutines use it at a time: one sends, one receives, one runs
-    :meth:`acknowledge`.
+    :meth:`acknowledge`. ``came``: payloads of the other side; ``sending``: one of ours is on its way.
     """
 
     def __init__(self, stream: Stream, stall: float) -> None:
@@ -43,7 +43,8 @@ class FlowControlledStream:
         self._writing = asyncio.Lock()
         self._left = 0  # unread bytes of the incoming frame
         self._arrived, self._owed = asyncio.Semaphore(0), asyncio.Semaphore(0)
-        self._sent = self._confirmed = 0  # payloads
+        self._sent = self._confirmed = self.came = 0  # payloads
+        self.sending = False
 
     async def send(self, payload: Readable, turns: asyncio.Semaphore, ready: asyncio.Event | None = None) -> None:
         """Send a payload once it is ``ready`` and has its turn; returns when the other side has it."""
@@ -52,13 +53,16 @@ class FlowControlledStream:
         await self._wait_for(turns.acquire())
         self._sent += 1
         try:
+            self.sending = True
             await send_parts(self, fp32_parts(payload), self._stall)
             await self._wait_for(self._arrived.acquire())
+            self.sending = False
         finally:
             turns.release()
 
     def received(self) -> None:
         """A payload of the other side has arrived completely."""
+        self.came += 1
         self._owed.release()
 
     async def acknowledge(self, payloads: int) -> None:

@@ -2,9 +2,11 @@
 
     members                                             leader
        │ ◀──── streams between all, payloads both ways ────▶ │   all_reduce.py or all_gather.py
-       │ report: digest of its result, or a culprit ───────▶ │   the first failure ends the attempt for all
+       │ report: digest of its result, or a culprit ───────▶ │   a failure soon ends the attempt for all
        │ ◀──────────────────────────── verdict: use it, or not │   use it: all reported the same digest
 
+Whom most of the failed members name made the attempt fail. If only one says so, it may lie: then both are suspects, and
+who is a suspect twice is left out.
 A member that misses the verdict learns it at its next boundary: its lineage differs from the others'. Why hivemind's
 averager is not used: peer/exchange/README.md.
 """
@@ -12,8 +14,10 @@ averager is not used: peer/exchange/README.md.
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -21,7 +25,7 @@ import xxhash
 
 from peer import clock
 from peer.config.schema import ExchangeConfig
-from peer.exchange.deadline import THREAD_GRACE, Deadline, together
+from peer.exchange.deadline import THREAD_GRACE, Deadline
 from peer.exchange.group.streams import GroupStreams, IncomingStreams
 from peer.exchange.group.wire import GroupFailure, GroupVerdict, MemberReport
 from peer.p2p.greeting import MemberNode
@@ -30,6 +34,7 @@ from peer.rounds.contribution import Averaged, as_bytes
 from peer.rounds.types import Assembly, Group, Outcome
 
 Each = TypeVar("Each")
+ACCUSATIONS = 1.0  # seconds for further reports after the first that says that the attempt has failed
 Settled = tuple[GroupVerdict, str]  # and the digest of this peer's result, where it has one
 
 
@@ -62,12 +67,13 @@ class GroupProtocol(ABC, Generic[Each]):
             self._deadline.observe(seconds)
         else:
             self._take_own(contribution)
-        seats = group.assembly.seats
+        ids = [seat.peer_id for seat in group.assembly.seats]
         return Averaged(
             mean=self._buffer,
             outcome=verdict.outcome,
             partners=tuple(link.name for link in group.links),
-            culprit="" if verdict.culprit is None or verdict.culprit >= len(seats) else seats[verdict.culprit].peer_id,
+            culprits=tuple(ids[place] for place in verdict.culprits if place < len(ids)),
+            certain=verdict.certain,
             digest=digest if verdict.commit else "",
             bytes_sent=sum(stream.sent for stream in streams.by_place.values()),
             bytes_received=sum(stream.received for stream in streams.by_place.values()),
@@ -107,8 +113,11 @@ class GroupProtocol(ABC, Generic[Each]):
         except GroupFailure as failure:
             return MemberReport(culprit=failure.culprit, outcome=failure.outcome, detail=failure.detail[:200])
         except TimeoutError:
+            culprit = streams.slowest()
             detail = f"not done within its deadline ({limit:.3g} s)"
-            return MemberReport(culprit=streams.assembly.me, outcome=Outcome.TIMEOUT, detail=detail)
+            if culprit is not None:
+                detail += f", {streams.name_of(culprit)} is the slowest"
+            return MemberReport(culprit=culprit, outcome=Outcome.TIMEOUT, detail=detail[:200])
 
     def _digest(self) -> str:
         return xxhash.xxh3_128_hexdigest(as_bytes(self._buffer))
@@ -116,30 +125,30 @@ class GroupProtocol(ABC, Generic[Each]):
     # -- the leader
 
     async def _lead(self, work: asyncio.Future[MemberReport], assembly: Assembly, limit: float) -> Settled:
-        async def own() -> tuple[int, MemberReport]:
-            return assembly.me, _checked(assembly.me, await work)
-
-        async def of(place: int, control: Stream) -> tuple[int, MemberReport]:
+        async def of(place: int, control: Stream) -> MemberReport:
             try:
-                return place, _checked(place, await control.receive(MemberReport, limit + self._settings.stall))
+                return _sane(await control.receive(MemberReport, limit + self._settings.stall), place)
             except (TimeoutError, StreamLost, BadMessage) as error:
                 detail = f"{assembly.seats[place].name} did not report: {str(error) or 'no answer'}"
-                raise GroupFailure(place, Outcome.TIMEOUT, detail) from None
+                return MemberReport(culprit=place, outcome=Outcome.TIMEOUT, detail=detail[:200])
 
-        digest = ""
+        coming = {assembly.me: work} | {
+            place: asyncio.ensure_future(of(place, control)) for place, control in assembly.controls.items()
+        }
         try:
-            reports = await together([own(), *(of(place, control) for place, control in assembly.controls.items())])
-            digest = reports[0][1].digest
-            verdict = _compare(dict(reports), assembly)
-        except GroupFailure as failure:
-            verdict = _nobody(failure.outcome, failure.detail, failure.culprit)
+            reports = await _until_decided(coming, min(ACCUSATIONS, self._settings.stall / 2))
+        finally:
+            for report in coming.values():
+                report.cancel()
+            await asyncio.gather(*coming.values(), return_exceptions=True)
+        verdict = _compare(reports, assembly) if all(map(_succeeded, reports.values())) else _blame(reports, assembly)
         await asyncio.gather(
             *(control.send(verdict, self._settings.stall) for control in assembly.controls.values()),
             return_exceptions=True,  # a member that misses it learns so at its next boundary
         )
         closing = (control.until_closed(1.0) for control in assembly.controls.values())
         await asyncio.gather(*closing, return_exceptions=True)
-        return verdict, digest
+        return verdict, reports[assembly.me].digest if assembly.me in reports else ""
 
     # -- a member
 
@@ -158,39 +167,78 @@ class GroupProtocol(ABC, Generic[Each]):
                 verdict = await hearing
         except (TimeoutError, StreamLost, BadMessage) as error:
             detail = f"the leader {assembly.seats[0].name} is gone: {str(error) or 'no verdict'}"
-            return _nobody(Outcome.TIMEOUT, detail, culprit=0), ""
+            return _nobody(Outcome.TIMEOUT, detail, 0), ""
         finally:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
         seen = work.result() if work.done() else None
         if seen is not None and seen.outcome is Outcome.POISONED:  # whatever the leader says
-            return _nobody(seen.outcome, seen.detail, seen.culprit), ""
+            return _nobody(seen.outcome, seen.detail, *([] if seen.culprit is None else [seen.culprit])), ""
         if verdict.commit != (verdict.outcome is Outcome.MERGED):
-            return _nobody(Outcome.CORRUPT, "a verdict that contradicts itself", culprit=0), ""
+            return _nobody(Outcome.CORRUPT, "a verdict that contradicts itself", 0), ""
         if verdict.commit and not digest:
             return _nobody(Outcome.CORRUPT, "a verdict before this peer was done"), ""
         return verdict, digest
 
 
-def _checked(place: int, report: MemberReport) -> MemberReport:
-    """The report of the member at ``place``, if it has a result."""
-    if report.culprit is not None and report.outcome is not Outcome.MERGED:
-        raise GroupFailure(report.culprit, report.outcome, report.detail)
-    if not report.digest or report.culprit is not None:
-        raise GroupFailure(place, Outcome.CORRUPT, "a report that has neither a result nor a failure")
-    return report
+async def _until_decided(coming: Mapping[int, asyncio.Future[MemberReport]], more: float) -> dict[int, MemberReport]:
+    """The reports by place: all, or those that have come ``more`` seconds after the first failure. A member that others
+    name is not waited for.
+    """
+    until, reports = math.inf, dict[int, MemberReport]()
+    while clock.monotonic() < until:
+        named = {report.culprit for report in reports.values()}
+        left = [report for place, report in coming.items() if place not in reports and place not in named]
+        if not left:
+            break
+        patience = None if until == math.inf else until - clock.monotonic()
+        await asyncio.wait(left, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        reports = {place: report.result() for place, report in coming.items() if report.done()}
+        if until == math.inf and not all(map(_succeeded, reports.values())):
+            until = clock.monotonic() + more
+    return reports
 
 
-def _compare(reports: dict[int, MemberReport], assembly: Assembly) -> GroupVerdict:
-    """Use the result when all have the same digest; else a member with the rarest digest is the culprit."""
+def _succeeded(report: MemberReport) -> bool:
+    return bool(report.digest) and report.outcome is Outcome.MERGED and report.culprit is None
+
+
+def _sane(report: MemberReport, place: int) -> MemberReport:
+    """A report that says neither a result nor a failure is a failure of its sender, the member at ``place``."""
+    if _succeeded(report) or report.outcome not in (Outcome.MERGED, Outcome.ALONE):
+        return report
+    detail = "a report that has neither a result nor a failure"
+    return MemberReport(culprit=place, outcome=Outcome.CORRUPT, detail=detail)
+
+
+def _compare(reports: Mapping[int, MemberReport], assembly: Assembly) -> GroupVerdict:
+    """Use the result when all have the same digest; else it may be a member with the rarest digest, or who sent it
+    another mean.
+    """
     held = Counter(report.digest for report in reports.values())
     if len(held) == 1:
         return GroupVerdict(commit=True)
     culprit = min(reports, key=lambda place: (held[reports[place].digest], place == assembly.me))
     detail = f"the result of {assembly.seats[culprit].name} differs from the others'"
-    return _nobody(Outcome.CORRUPT, detail, culprit)
+    return _nobody(Outcome.CORRUPT, detail, culprit, certain=False)
 
 
-def _nobody(outcome: Outcome, detail: str, culprit: int | None = None) -> GroupVerdict:
+def _blame(reports: Mapping[int, MemberReport], assembly: Assembly) -> GroupVerdict:
+    """Whom the failed members name. What only one of them says, and not this peer, may be a lie."""
+    named: dict[int, list[int]] = {}  # by the culprit's place: who says so
+    failed = {place: report for place, report in reports.items() if not _succeeded(report)}
+    for place, report in failed.items():
+        if report.culprit is not None:
+            named.setdefault(report.culprit, []).append(place)
+    if not named:
+        return _nobody(Outcome.TIMEOUT, next(iter(failed.values())).detail)
+    culprit = max(named, key=lambda place: (len(named[place]), assembly.me in named[place], -place))
+    first, *others = named[culprit]
+    alone = not others and first not in (assembly.me, culprit)
+    suspects = (culprit, first) if alone else (culprit,)
+    return _nobody(failed[first].outcome, failed[first].detail, *suspects, certain=not alone)
+
+
+def _nobody(outcome: Outcome, detail: str, *culprits: int, certain: bool = True) -> GroupVerdict:
     """Nobody uses the result."""
-    return GroupVerdict(commit=False, culprit=culprit, outcome=outcome, detail=detail[:200])
+    return GroupVerdict(commit=False, culprits=culprits, certain=certain, outcome=outcome, detail=detail[:200])

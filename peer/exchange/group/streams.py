@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from peer.exchange.codec import size
 from peer.exchange.deadline import together
+from peer.exchange.group.flow_control import FlowControlledStream
 from peer.exchange.group.wire import GroupFailure, Hello
 from peer.exchange.pair.wire import Header, objection
 from peer.p2p.greeting import MemberNode
@@ -60,24 +61,34 @@ class GroupStreams:
         self._network, self._incoming, self._stall = network, incoming, stall
         self.assembly, self._numel = assembly, numel
         self.by_place: dict[int, Stream] = {}
+        self.flows: dict[int, FlowControlledStream] = {}
 
     async def connect(self, round: int) -> None:
         """Raises :class:`GroupFailure` with the member that was not reached or that expects another payload."""
         await self.with_all(lambda place: self._connect(place, round))
+
+    def flow(self, place: int) -> FlowControlledStream:
+        """The stream to the member at ``place``, from when on payloads are sent."""
+        self.flows[place] = FlowControlledStream(self.by_place[place], self._stall)
+        return self.flows[place]
 
     async def with_all(self, work: Callable[[int], Coroutine[Any, Any, GroupResult]]) -> dict[int, GroupResult]:
         """``work(place)`` with every other member at once; results by place. Raises :class:`GroupFailure`.
 
         Each begins with the member after it, so that nobody is called by all at once.
         """
+        return dict(await together(self._blame(place, work) for place in self._others()))
+
+    def _others(self) -> list[int]:
+        """Places in the order in which this peer calls them."""
         count, me = len(self.assembly.seats), self.assembly.me
-        return dict(await together(self._blame((me + step) % count, work) for step in range(1, count)))
+        return [(me + step) % count for step in range(1, count)]
 
     async def _blame(
         self, place: int, work: Callable[[int], Coroutine[Any, Any, GroupResult]]
     ) -> tuple[int, GroupResult]:
         """Each failure of ``work`` with a member becomes a :class:`GroupFailure`."""
-        name = self.assembly.seats[place].name
+        name = self.name_of(place)
         try:
             return place, await work(place)
         except TimeoutError:
@@ -94,7 +105,21 @@ class GroupStreams:
     def require(self, condition: bool, place: int, detail: str) -> None:
         """Raises :class:`GroupFailure` unless ``condition`` holds; ``{}`` in ``detail`` is the name of the member."""
         if not condition:
-            raise GroupFailure(place, Outcome.POISONED, detail.format(self.assembly.seats[place].name))
+            raise GroupFailure(place, Outcome.POISONED, detail.format(self.name_of(place)))
+
+    def slowest(self) -> int | None:
+        """Place of the one member from which fewest payloads have come, else of the one that has not acknowledged one.
+        ``None`` if there are several: they may wait for another one themselves.
+        """
+        came = {place: self.flows[place].came if place in self.flows else -1 for place in self._others()}
+        behind = [place for place, count in came.items() if count == min(came.values())]
+        for suspects in behind, [place for place, flow in self.flows.items() if flow.sending]:
+            if len(suspects) == 1:
+                return suspects[0]
+        return None
+
+    def name_of(self, place: int) -> str:
+        return self.assembly.seats[place].name
 
     async def _connect(self, place: int, round: int) -> None:
         seat, me = self.assembly.seats[place], self.assembly.me

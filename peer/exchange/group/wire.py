@@ -34,11 +34,15 @@ class MemberReport(Message):
 
 
 class GroupVerdict(Message):
-    """The leader to all: use the result, because all have the same; or do not."""
+    """The leader to all: use the result, because all have the same; or do not.
+
+    ``culprits``: who made it fail. Not ``certain``: nobody knows; of two, one has accused the other.
+    """
 
     kind: Literal["verdict"] = "verdict"
     commit: bool
-    culprit: Index | None = None
+    culprits: Annotated[tuple[Index, ...], Field(max_length=2)] = ()
+    certain: bool = True
     outcome: Outcome = Outcome.MERGED
     detail: Detail = ""
 

@@ -96,7 +96,7 @@ class PairProtocol:
             distance=verdict.distance,
             detail=verdict.detail,
             reason=verdict.reason,
-            culprit=link.peer_id if verdict.outcome in OFFENCES else "",
+            culprits=(link.peer_id,) if verdict.outcome in OFFENCES else (),
             partner_id=link.peer_id,
             strange=judgement.strange,
             ahead=judgement.ahead,

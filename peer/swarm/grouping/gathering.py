@@ -1,8 +1,8 @@
 """Forms one group of all live peers, for methods that average over everyone: DiLoCo and decoupled momentum.
 
-The live member with the smallest id leads (leader.py); all others join its group (member.py). For some seconds after a
-newcomer has come, not all peers know it. A peer that is asked to lead and knows a smaller id says so, and a leader
-tells the members that have not joined. When a leader dies its streams end, and the next one leads.
+One member leads (roster.py, leader.py); all others join its group (member.py). For some seconds after a newcomer has
+come, not all peers know it. A peer that is asked to lead and follows another one says so, and a leader tells the
+members that have not joined. When a leader dies its streams end, and the next one leads.
 
 The group waits for its slowest member: that is DiLoCo. It does not wait for a lost one.
 """
@@ -15,12 +15,21 @@ from dataclasses import replace
 from peer import clock
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import Stream
-from peer.rounds.types import Group
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Group, Outcome
 from peer.swarm.context import Decline, Matching, SwarmContext
 from peer.swarm.directory.records import LIFETIME
 from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT, MEMBER_SLACK, GroupLeader
 from peer.swarm.grouping.member import LEADER_PERIOD, LEADER_TRIES, GroupMember
-from peer.swarm.grouping.messages import GROUP_CALL, Admitted, JoinAnswer, JoinGroup, LeaderNotice, OtherLeader
+from peer.swarm.grouping.messages import (
+    GROUP_CALL,
+    UNWELCOME,
+    Admitted,
+    JoinAnswer,
+    JoinGroup,
+    LeaderNotice,
+    OtherLeader,
+)
 from peer.swarm.grouping.roster import GATHER_PROTOCOL, GATHER_TIMEOUT, KnownMembers
 
 TOO_LATE = 0.5  # a member whose boundary is nearer than this share of the time to our next one has missed our last
@@ -51,7 +60,17 @@ class GroupMatching(Matching):
         return self._node.call(self._gather(), self._patience + CATCH_UP_TIMEOUT + 60.0)
 
     def avoid(self, peer_id: str, *, offence: bool) -> None:
-        self._known.avoid(peer_id, offence=offence)
+        self._known.made_fail(peer_id, offence=offence)
+
+    def gave_no_state(self, peer_id: str) -> None:
+        if self._known.leader() is None:  # it has said so itself: all wait for this peer because of it
+            self._known.missed(peer_id)
+
+    def ended(self, group: Group, averaged: Averaged) -> None:
+        leader = "" if group.assembly is None else group.assembly.seats[0].peer_id
+        self._known.ended(leader, merged=averaged.outcome is Outcome.MERGED)
+        if self._node.peer_id in averaged.culprits:
+            self._known.failed()
 
     # -- on the network thread: the boundary
 
@@ -81,6 +100,8 @@ class GroupMatching(Matching):
         while (missing := self._known.missing(self._leader.present)) and clock.monotonic() < until:
             if self._context.stopping:
                 break
+            if (leader := self._known.leader()) is not None:
+                return f"{leader.name} leads"
             self._known.notify(missing)
             await asyncio.sleep(0.05)
         seat, lineage = self._known.own_seat(), self._context.counters.lineage
@@ -89,6 +110,7 @@ class GroupMatching(Matching):
         )
         if group.links or group.behind is not None or not (missing := self._known.missing(set())):
             return group
+        self._known.failed()
         return Group(self._round, lost=f"{', '.join(seat.name for seat in missing)} did not come")
 
     # -- on the network thread: in the background
@@ -124,7 +146,9 @@ class GroupMatching(Matching):
         if isinstance(call, LeaderNotice):
             if self._context.backoff.welcome(stream.remote):
                 self._known.learn(replace(call.seat, peer_id=stream.remote))
-            stream.close()
+            leader = self._known.leader() or self._known.own_seat()
+            follows = leader.peer_id == stream.remote
+            await stream.send_last(Admitted() if follows else OtherLeader(seat=leader), GATHER_TIMEOUT)
             return
         reply = self._reply(call, stream.remote)
         if not isinstance(reply, Admitted):
@@ -137,7 +161,7 @@ class GroupMatching(Matching):
         if self._context.stopping:
             return Decline(reason="is leaving")
         if not self._context.backoff.welcome(peer_id):
-            return Decline(reason="a round failed because of you")
+            return Decline(reason=UNWELCOME)
         leader = self._known.leader()
         if leader is not None:
             return OtherLeader(seat=leader)

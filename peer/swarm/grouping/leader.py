@@ -13,6 +13,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Any
 
 from peer import clock
@@ -129,7 +130,7 @@ class GroupLeader:
                     self._spawn(self._keep_waiting(me))
                     held = [it.seat for it in self._joined.values() if it.ready and it.ready.lineage == reference]
                     return Group(round, behind=random.choice(held))  # the next time another one, if this one fails
-                await self._update(me, outdated_members)
+                await self._update(me, reference, outdated_members)
                 continue
             if self._due_to_tell():
                 seconds = max(member.until for member in late) - clock.monotonic()
@@ -211,9 +212,10 @@ class GroupLeader:
         outdated_members = [it for it in self._joined.values() if it.ready and it.ready.lineage != reference]
         return (reference, outdated_members) if outdated_members or own != reference else None
 
-    async def _update(self, donor: Seat, outdated_members: list[JoinedMember]) -> None:
-        """Tell them to take the state of ``donor``, which has the right slow weights, and wait for them."""
-        for member in outdated_members:
+    async def _update(self, me: Seat, reference: Lineage, outdated_members: list[JoinedMember]) -> None:
+        """Tell them to take the state of a member that has the right slow weights, and wait for them."""
+        holders = [me, *(it.seat for it in self._joined.values() if it.ready and it.ready.lineage == reference)]
+        for member, donor in zip(outdated_members, cycle(holders), strict=False):
             if member.updated:  # and still has other weights
                 self._joined.pop(member.seat.peer_id, None)
                 member.leave()

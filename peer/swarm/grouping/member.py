@@ -14,6 +14,7 @@ from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT
 from peer.swarm.grouping.messages import (
     JOIN_ANSWER,
     LEADER_MESSAGE,
+    UNWELCOME,
     Admitted,
     JoinGroup,
     LeaderMessage,
@@ -81,11 +82,13 @@ class GroupMember:
         if stream is not None:
             stream.close()
         if isinstance(answer, OtherLeader):
-            self._known.learn(answer.seat)
+            self._known.elected(answer.seat)
             if self._backoff.avoided(answer.seat.peer_id):
                 await asyncio.sleep(REDIRECT_PAUSE)  # until the one that was asked finds that out too, and leads
             return f"{leader.name} follows another"
         reason = answer.reason if isinstance(answer, Decline) else ""
+        if reason == UNWELCOME:
+            self._known.avoid(leader.peer_id)  # until it calls: another one may lead those that it leaves out
         await asyncio.sleep(LEADER_PERIOD)
         return f"{leader.name}: {reason}"
 
@@ -99,7 +102,7 @@ class GroupMember:
                 if isinstance(message, Roster):
                     return
                 if isinstance(message, OtherLeader) and not self._boundary.here:
-                    self._known.learn(message.seat)
+                    self._known.elected(message.seat)
                     break
         except (TimeoutError, StreamLost, BadMessage) as error:
             log.debug("the leader is gone: %s", fields(peer=current.seat.name, reason=str(error)))
@@ -136,7 +139,7 @@ class GroupMember:
                 case WaitFor():
                     log.debug("waiting: %s", fields(whom=message.names, seconds=message.seconds))
                 case OtherLeader():
-                    self._known.learn(message.seat)
+                    self._known.elected(message.seat)
                     return f"{current.seat.name} does not lead any longer"
                 case OutOfDate():
                     return Group(round, behind=message.donor)

@@ -1,9 +1,9 @@
 """The messages by which peers form one group, between the members and the leader.
 
-The leader is the live member with the smallest id. During the inner steps each other member opens a stream to it
-(``JoinGroup``), which stays open until the round has ended; at its boundary it sends ``MemberReady``.
+Who leads: roster.py. During the inner steps each other member opens a stream to the leader (``JoinGroup``), which stays
+open until the round has ended; at its boundary it sends ``MemberReady``.
 
-    member: JoinGroup       leader: Admitted | OtherLeader (a smaller id leads) | Decline
+    member: JoinGroup       leader: Admitted | OtherLeader | Decline
     member: MemberReady     leader: WaitFor … , then Roster | OutOfDate (take another's state, then be ready again)
 """
 
@@ -20,6 +20,7 @@ from peer.rounds.types import Count, Seat
 from peer.swarm.context import Decline, Seconds
 
 MAX_MEMBERS = 256
+UNWELCOME = "a round failed because of you"
 
 
 class JoinGroup(Message):
@@ -32,7 +33,7 @@ class JoinGroup(Message):
 
 
 class LeaderNotice(Message):
-    """I lead, as far as I know; join my group unless you know a peer with a smaller id."""
+    """I lead, as far as I know. The answer is ``Admitted`` or the ``OtherLeader`` that the receiver has."""
 
     kind: Literal["leader_notice"] = "leader_notice"
     seat: Seat

@@ -1,28 +1,39 @@
-"""The possible members of a group of everyone and its leader: from the directory and from messages of others."""
+"""The possible members of a group of everyone, from the directory and from messages of others, and who of them leads.
+
+Members that have taken part in a round lead before newcomers, so an id that costs nothing leads no group that works;
+among equals the smallest id leads. Who has led a round that failed leads again after the others. All members of a round
+see the same, so as a rule they have the same leader. Where they have not, the one that is asked names its own.
+
+Two groups that have never met have two leaders. The one with the larger id brings its group to the other one, at most
+once in :data:`TRIAL_ROUNDS`: what it was told may be a lie.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 
 from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
-from peer.p2p.stream import StreamLost
+from peer.p2p.stream import BadMessage, StreamLost
+from peer.rounds.backoff import BACKOFF_PHASES
 from peer.rounds.types import Seat
 from peer.swarm.context import SwarmContext
 from peer.swarm.directory.records import LIFETIME
-from peer.swarm.grouping.messages import LeaderNotice
+from peer.swarm.grouping.messages import JOIN_ANSWER, LeaderNotice, OtherLeader
 
 log = get_logger("gathering")
 
-GATHER_PROTOCOL = "noloco/gather/3"
+GATHER_PROTOCOL = "noloco/gather/4"
 GATHER_TIMEOUT = 5.0  # seconds for one message
 NOTICE_PERIOD = 2.0  # seconds between two notices to one member
-MEMBER_BACKOFF = 30.0  # seconds for which a member that failed is left out
+MEMBER_BACKOFF = 30.0  # seconds for which a member that failed is left out at least: until all have noticed it
 NEW_PHASES = 6.0  # inner phases
 NEW_SLACK = 10.0  # seconds
 NAMED_MEMBERS = 1000  # members from messages that are kept
+TRIAL_ROUNDS = 8  # between two of another group's leaders that are followed though they have not proved to be good
 
 
 class KnownMembers:
@@ -33,11 +44,57 @@ class KnownMembers:
         self._node, self._members, self._backoff = context.node, context.members, context.backoff
         self._named: dict[str, tuple[Seat, float]] = {}  # from messages, with the time until which it counts
         self._notice_due: dict[str, float] = {}  # from when on a member may get the next notice
+        self._established = False  # this peer has taken part in a round since it began or failed
+        self._failed_leaders: set[str] = set()  # in the rounds since the last that succeeded
+        self._elected = ""  # the leader that another member has named, for this round
+        self._rounds_since_trial = TRIAL_ROUNDS
+
+    # -- who leads
 
     def leader(self) -> Seat | None:
-        """The possible member with the smallest id; ``None`` when that is this peer."""
-        smaller = [seat for seat in self.others() if seat.peer_id < self._node.peer_id]
-        return min(smaller, key=lambda seat: seat.peer_id, default=None)
+        """The member that leads; ``None`` when that is this peer."""
+        seats = {seat.peer_id: seat for seat in self.others()}
+        if self._elected == self._node.peer_id:
+            return None
+        if self._elected in seats:
+            return seats[self._elected]
+        return seats.get(min([self._node.peer_id, *seats], key=self._rank))
+
+    def _rank(self, peer_id: str) -> tuple[int, str]:
+        """The member with the least one leads."""
+        proven = self._established if peer_id == self._node.peer_id else peer_id in self._node.proven
+        return (1 if peer_id in self._failed_leaders else 0) if proven else 2, peer_id
+
+    def elected(self, seat: Seat) -> None:
+        """The member that was asked to lead names another one."""
+        self.learn(seat)
+        self._elected = seat.peer_id
+
+    def ended(self, leader: str, *, merged: bool) -> None:
+        """A round has ended that ``leader`` led, if anybody."""
+        self._elected = ""
+        self._rounds_since_trial += 1
+        if merged:
+            self._established = True
+            self._failed_leaders.clear()
+        elif leader:
+            self._failed_leaders.add(leader)
+
+    def failed(self) -> None:
+        """The others say that this peer made a round fail, or none came to the group that it led."""
+        self._established = False
+
+    def _rival(self, seat: Seat) -> None:
+        """A member that was told that this peer leads follows ``seat``."""
+        if seat.peer_id in (self._node.peer_id, self._elected):
+            return
+        if not self._established:
+            self.elected(seat)
+        elif seat.peer_id < self._node.peer_id and self._rounds_since_trial >= TRIAL_ROUNDS:
+            self._rounds_since_trial = 0
+            self.elected(seat)
+
+    # -- who is there
 
     def others(self) -> list[Seat]:
         """All possible members other than this peer."""
@@ -65,7 +122,8 @@ class KnownMembers:
 
     def avoid(self, peer_id: str, *, offence: bool = False) -> None:
         """Leave a member out for a while; without an ``offence`` only until it calls."""
-        self._backoff.note(peer_id, MEMBER_BACKOFF, offence=offence)
+        seconds = max(MEMBER_BACKOFF, BACKOFF_PHASES * (self._progress.phase_seconds or 0.0))
+        self._backoff.note(peer_id, seconds, offence=offence)
         self._named.pop(peer_id, None)
 
     def patience(self, peer_id: str) -> float:
@@ -79,8 +137,14 @@ class KnownMembers:
 
     def missed(self, peer_id: str) -> None:
         """A member has not come, or a leader has formed no group, in the time that it announced."""
-        self.avoid(peer_id, offence=peer_id not in self._node.proven)
+        self.made_fail(peer_id, offence=peer_id not in self._node.proven)
         self._node.proven.discard(peer_id)
+
+    def made_fail(self, peer_id: str, *, offence: bool) -> None:
+        """A round failed because of this member. Once it may have been its line or another member; twice within some
+        time is an offence, as each costs all members a deadline.
+        """
+        self.avoid(peer_id, offence=offence or self._backoff.remembers(peer_id))
 
     def notify(self, missing: Sequence[Seat]) -> None:
         """Tell members that have not joined that this peer leads; leave out those that cannot be reached."""
@@ -93,9 +157,15 @@ class KnownMembers:
         due = clock.monotonic() + NOTICE_PERIOD
         try:
             stream = await self._node.open_to_member(seat.peer_id, GATHER_PROTOCOL, seat.addresses)
-            await stream.send_last(LeaderNotice(seat=self.own_seat()), GATHER_TIMEOUT)
+            await stream.send(LeaderNotice(seat=self.own_seat()), GATHER_TIMEOUT)
         except (TimeoutError, StreamLost) as error:
             log.debug("cannot be told of its leader: %s", fields(peer=seat.name, reason=str(error)))
             self.avoid(seat.peer_id)
+        else:
+            with contextlib.suppress(TimeoutError, StreamLost, BadMessage):
+                answer = await stream.receive(JOIN_ANSWER, GATHER_TIMEOUT)
+                if isinstance(answer, OtherLeader):
+                    self._rival(answer.seat)
+            stream.close()
         finally:
             self._notice_due[seat.peer_id] = due

@@ -144,13 +144,14 @@ class Conduct:
     # -- who did nothing wrong
 
     def _judge(self, peer: SimulatedPeer, averaged: Averaged) -> None:
-        culprit = next((it for it in self._world.peers if it.host.peer_id == averaged.culprit), None)
-        if culprit is None or culprit is peer or not (peer.honest and culprit.honest):
-            return
-        if averaged.outcome in (Outcome.MERGED, Outcome.ALONE):
-            self._world.violation(f"{peer.name} blames {culprit.name} for a round that was {averaged.outcome}")
-        if averaged.outcome is Outcome.CORRUPT and not self._world.network.damaged:
-            self._world.violation(f"{peer.name} calls corrupt what {culprit.name} sent: {averaged.detail}")
+        for culprit in self._world.peers:
+            named = culprit.host.peer_id in averaged.culprits
+            if not named or culprit is peer or not (peer.honest and culprit.honest):
+                continue
+            if averaged.outcome in (Outcome.MERGED, Outcome.ALONE):
+                self._world.violation(f"{peer.name} blames {culprit.name} for a round that was {averaged.outcome}")
+            if averaged.outcome is Outcome.CORRUPT and not self._world.network.damaged:
+                self._world.violation(f"{peer.name} calls corrupt what {culprit.name} sent: {averaged.detail}")
 
     def _check_partners(self, peer: SimulatedPeer, averaged: Averaged, phase: float) -> None:
         """A meeting that was agreed on before is kept."""

@@ -58,6 +58,7 @@ class GroupSide:
     own: Tensor
     lineage: str
     done: bool = False
+    outcome: Outcome | None = None
 
 
 @dataclass
@@ -274,6 +275,11 @@ class Ledger:
             put_in = self._groups.setdefault(group.assembly.token, {})
             put_in[peer.host.peer_id] = current["side"] = GroupSide(own, counters.lineage.digest)
             averaged: Averaged = average(contribution, group)
+            current["side"].outcome = averaged.outcome
+            leader = put_in.get(group.assembly.seats[0].peer_id)
+            ends = {it.outcome for it in put_in.values()}
+            if leader is not None and leader.outcome not in (None, Outcome.MERGED) and Outcome.MERGED in ends:
+                self.violation(f"{peer.name} is in a group in which somebody merged, and not the leader")
             if averaged.outcome is Outcome.MERGED:
                 self._check_group(peer, group, averaged, put_in)
             elif not torch.equal(averaged.mean, own):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from peer.exchange.group import all_gather, all_reduce, flow_control
 from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.exchange.group.flow_control import ACKNOWLEDGED, FlowControlledStream
 from peer.exchange.group.streams import GroupStreams
-from peer.exchange.group.wire import GroupVerdict, MemberReport
+from peer.exchange.group.wire import GroupFailure, GroupVerdict, MemberReport
 from peer.p2p.payload import Channel
 from peer.rounds.contribution import PART, Averaged, Readable, SparseContribution, Vector
 from peer.rounds.types import Group, Outcome
@@ -107,7 +109,7 @@ def test_poison_is_used_by_nobody_and_the_culprit_is_named(poison: float, place:
     assert set(outcomes(results)) == {Outcome.POISONED}, [it.detail for it in results if it]
     for number, it in enumerate(results):
         assert it is not None
-        assert it.culprit == "abcd"[place], it.detail
+        assert it.culprits[0] == "abcd"[place], it.detail
         assert math.isfinite(poison) or it.detail.endswith("is not finite")
         assert torch.equal(torch.nan_to_num(it.mean), torch.nan_to_num(tensors[number])), (
             "its own, and nothing of others"
@@ -132,8 +134,7 @@ def test_a_member_that_says_nothing_costs_a_stall_and_is_named(silent: int, stal
         results = group.average(contributions(tensors), silent=[silent])
         assert seconds(results) == [took(it * FAST.stall) for it in stalls]
         assert set(outcomes(results)) == {Outcome.TIMEOUT}
-        assert {it.culprit for it in results if it} <= {"abcd"[silent], "a"}
-        assert results[(silent + 1) % 4].culprit == "abcd"[silent]  # type: ignore[union-attr]
+        assert {it.culprits for it in results if it} == {("abcd"[silent],)}
         again = group.average(contributions(tensors))  # nothing of the failed attempt is left
         assert outcomes(again) == [Outcome.MERGED] * 4
 
@@ -195,7 +196,7 @@ def test_a_member_that_freezes_between_the_two_halves_costs_a_stall(monkeypatch:
         averaged = group.average(contributions(vectors(2, 1000)))
         assert seconds(averaged) == [took(0.5)] * 2
         assert [it.outcome for it in averaged if it] == [Outcome.TIMEOUT] * 2, averaged
-        assert {it.culprit for it in averaged if it} == {"b"}
+        assert {it.culprits for it in averaged if it} == {("b",)}
 
 
 def test_a_member_that_cannot_be_dialled_is_named_at_once() -> None:
@@ -203,8 +204,56 @@ def test_a_member_that_cannot_be_dialled_is_named_at_once() -> None:
         group.members[2].answers = False
         results = group.average(contributions(vectors(3, 1000)))
         assert seconds(results) == [took(0.0)] * 3
-        assert [it.culprit for it in results if it] == ["c"] * 3
+        assert [it.culprits for it in results if it] == [("c",)] * 3
         assert "peer-c" in results[0].detail  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("says", "culprits"),
+    [
+        ({1: 3}, ("d", "b")),  # nobody else says so: one of the two is to blame
+        ({1: 3, 2: 3}, ("d",)),
+        ({1: 2, 2: 3, 3: 2}, ("c",)),
+        ({1: 2, 2: 1}, ("b", "c")),
+        ({0: 2}, ("c",)),  # what the leader sees
+        ({1: 2, 0: 2}, ("c",)),
+    ],
+)
+def test_one_member_cannot_have_another_one_left_out_at_no_cost(
+    monkeypatch: pytest.MonkeyPatch, says: dict[int, int], culprits: tuple[str, ...]
+) -> None:
+    combine = AllReduceExchange._combine
+
+    async def accuses(exchange: AllReduceExchange, own: Vector, streams: GroupStreams) -> None:
+        await combine(exchange, own, streams)
+        if (accused := says.get(streams.assembly.me)) is not None:
+            raise GroupFailure(accused, Outcome.TIMEOUT, "it does not answer")
+
+    monkeypatch.setattr(AllReduceExchange, "_combine", accuses)
+    with many(4, 1000) as group:
+        results = group.average(contributions(vectors(4, 1000)))
+        assert seconds(results) == [took(0.0)] * 4
+    assert {(it.culprits, it.certain) for it in results if it} == {(culprits, len(culprits) == 1)}
+
+
+@pytest.mark.parametrize("slow", [0, 1, 3])
+def test_who_is_too_slow_for_the_deadline_is_named(monkeypatch: pytest.MonkeyPatch, slow: int) -> None:
+    """Each member named itself."""
+    send, exchange, me = flow_control.send_parts, all_reduce._Reduction.exchange, ContextVar[int]("me")
+
+    async def marked(work: all_reduce._Reduction, place: int) -> None:
+        me.set(work._me)
+        await exchange(work, place)
+
+    async def trickle(stream: FlowControlledStream, parts: Iterator[Any], stall: float) -> None:
+        await send(Dribble(stream, 60.0) if me.get() == slow else stream, parts, stall)
+
+    monkeypatch.setattr(all_reduce._Reduction, "exchange", marked)
+    monkeypatch.setattr(flow_control, "send_parts", trickle)
+    with many(4, 1000, settings=ExchangeConfig(stall=10.0, timeout=4.0)) as group:
+        results = group.average(contributions(vectors(4, 1000)))
+    assert {it.culprits for it in results if it} == {("abcd"[slow],)}, results
+    assert all("not done within its deadline (4 s)" in it.detail for it in results if it)
 
 
 def test_different_results_are_found_before_anybody_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +272,7 @@ def test_different_results_are_found_before_anybody_uses_them(monkeypatch: pytes
     assert set(outcomes(results)) == {Outcome.CORRUPT}
     for number, it in enumerate(results):
         assert it is not None
-        assert it.culprit == "c"
+        assert it.culprits == ("c",)
         assert torch.equal(it.mean, tensors[number])
 
 
@@ -253,19 +302,19 @@ def test_a_convener_that_dies_before_its_verdict_leaves_everything_as_it_was() -
         member = group.average(contributions(tensors), silent=[0], groups=groups)[1]
         dying.result(5)
         assert member is not None
-        assert (member.outcome, member.culprit) == (Outcome.TIMEOUT, "a")
+        assert (member.outcome, member.culprits) == (Outcome.TIMEOUT, ("a",))
         assert torch.equal(member.mean, tensors[1])
 
 
 @pytest.mark.parametrize(
-    ("report", "culprit"),
+    ("report", "culprits"),
     [
-        (MemberReport(culprit=200, outcome=Outcome.TIMEOUT, detail="x"), ""),
-        (MemberReport(), "b"),
-        (MemberReport(culprit=0), "b"),
+        (MemberReport(culprit=200, outcome=Outcome.TIMEOUT, detail="x"), ("b",)),
+        (MemberReport(), ("b",)),
+        (MemberReport(culprit=0), ("b",)),
     ],
 )
-def test_a_member_that_reports_nonsense_is_named(report: MemberReport, culprit: str) -> None:
+def test_a_member_that_reports_nonsense_is_named(report: MemberReport, culprits: tuple[str, ...]) -> None:
     with many(3, 1000) as group:
         groups = group.groups()
 
@@ -275,7 +324,7 @@ def test_a_member_that_reports_nonsense_is_named(report: MemberReport, culprit: 
         group.members[1].thread.call(nonsense(), 2)
         results = group.average(contributions(vectors(3, 1000)), silent=[1], groups=groups)
         assert Outcome.MERGED not in outcomes(results)
-        assert {it.culprit for it in results if it is not None} == {culprit}
+        assert {it.culprits for it in results if it is not None} == {culprits}
 
 
 @pytest.mark.parametrize("outcome", [Outcome.MERGED, Outcome.POISONED])
@@ -293,7 +342,7 @@ def test_a_verdict_that_contradicts_itself_is_not_believed(outcome: Outcome) -> 
         member = group.average(contributions(tensors), silent=[0], groups=groups)[1]
         lying.result(5)
         assert member is not None
-        assert (member.outcome, member.culprit, member.digest) == (Outcome.CORRUPT, "a", "")
+        assert (member.outcome, member.culprits, member.digest) == (Outcome.CORRUPT, ("a",), "")
         assert torch.equal(member.mean, tensors[1])
 
 
@@ -322,7 +371,7 @@ def test_a_sparse_position_outside_the_model_is_refused(monkeypatch: pytest.Monk
     with many(3, bad.values.numel(), 600) as group:
         results = group.average(own)
         assert set(outcomes(results)) == {Outcome.POISONED}
-        assert {it.culprit for it in results if it} == {"b"}
+        assert {it.culprits for it in results if it} == {("b",)}
 
 
 @settings(deadline=None, max_examples=50)

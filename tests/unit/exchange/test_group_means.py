@@ -100,7 +100,7 @@ def test_a_false_mean_is_used_by_nobody_and_its_author_is_named(
         results = group.average([Vector(it) for it in tensors])
     for tensor, it in zip(tensors, results, strict=True):
         assert it is not None
-        assert (it.outcome, it.culprit) == (Outcome.POISONED, "c"), it.detail
+        assert (it.outcome, it.culprits[0]) == (Outcome.POISONED, "c"), it.detail
         assert torch.equal(it.mean, tensor)
     assert any(re.match(why, it.detail) for it in results if it), results
 
@@ -125,7 +125,7 @@ def test_a_leader_that_says_to_use_its_false_mean_is_not_believed(monkeypatch: p
         results = group.average([Vector(noise(5000, seed) + noise(5000, 99)) for seed in range(4)])
     for it in results[1:]:
         assert it is not None
-        assert (it.outcome, it.culprit) == (Outcome.POISONED, "a"), it.detail
+        assert (it.outcome, it.culprits) == (Outcome.POISONED, ("a",)), it.detail
 
 
 def test_a_contribution_counts_as_far_as_usual_ones_are_long() -> None:

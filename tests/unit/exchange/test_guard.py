@@ -84,7 +84,7 @@ def test_what_is_not_finite_or_has_nothing_in_common_is_refused_at_the_first_mee
     swarm = Swarm()
     own = swarm.peer()
     averaged = Both(thread, Hostile(attack)).swap(own, swarm.peer())
-    assert (averaged.outcome, averaged.reason, averaged.culprit) == (Outcome.POISONED, reason, "B")
+    assert (averaged.outcome, averaged.reason, averaged.culprits) == (Outcome.POISONED, reason, ("B",))
     assert torch.equal(averaged.mean, own.all())
 
 

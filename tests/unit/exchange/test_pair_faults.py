@@ -44,7 +44,7 @@ def swap(thread: LoopThread, partner: Partner, initiator: bool = True) -> Averag
         assert torch.equal(averaged.mean, own)
     silent = averaged.outcome is Outcome.TIMEOUT and "gone" not in averaged.detail
     assert bool(hung_up) == silent  # who has gone has closed the connection by itself
-    assert (averaged.culprit == "B") == (averaged.outcome in (Outcome.CORRUPT, Outcome.POISONED))
+    assert (averaged.culprits == ("B",)) == (averaged.outcome in (Outcome.CORRUPT, Outcome.POISONED))
     playing.cancel()
     return averaged
 

@@ -238,6 +238,22 @@ def test_a_stray_takes_the_weights_of_the_leader_and_is_then_in_the_roster() -> 
     run(scene)
 
 
+def test_many_strays_take_the_weights_of_different_members() -> None:
+    """A member gives its weights to two at a time."""
+
+    async def scene(harness: Harness) -> None:
+        strays = [await harness.ready(name, lineage=OTHER) for name in ("b", "c", "d", "e")]
+        await harness.ready("f")
+        gathering = asyncio.ensure_future(harness.gather())
+        donors = [(await decision(stray)).donor.peer_id for stray in strays]
+        assert donors == ["a", "f", "a", "f"]
+        for stray in strays:
+            await stray.send(MemberReady(lineage=X), 1)
+        assert len((await gathering).links) == 5
+
+    run(scene)
+
+
 def test_one_that_comes_back_with_other_weights_again_is_left_out() -> None:
     async def scene(harness: Harness) -> None:
         stray = await harness.ready("b", lineage=OTHER)

@@ -1,4 +1,4 @@
-"""How long a group of everyone waits for whom."""
+"""Who leads a group of everyone, and how long it waits for whom."""
 
 from __future__ import annotations
 
@@ -10,13 +10,99 @@ import pytest
 from peer import clock
 from peer.p2p.budgets import Proven
 from peer.rounds.backoff import PeerBackoff
-from peer.swarm.grouping.roster import MEMBER_BACKOFF, NEW_PHASES, NEW_SLACK, KnownMembers
+from peer.rounds.types import Seat
+from peer.swarm.grouping.roster import MEMBER_BACKOFF, NEW_PHASES, NEW_SLACK, TRIAL_ROUNDS, KnownMembers
 
 
 def known(backoff: PeerBackoff, phase: float | None = 2.0, patience: float = 600.0) -> Any:
     node = SimpleNamespace(peer_id="me", proven=Proven())
+    members = SimpleNamespace(live=lambda: [])
     boundary = SimpleNamespace(progress=SimpleNamespace(phase_seconds=phase))
-    return KnownMembers(SimpleNamespace(node=node, members=None, backoff=backoff, boundary=boundary), patience)  # type: ignore[arg-type]
+    return KnownMembers(SimpleNamespace(node=node, members=members, backoff=backoff, boundary=boundary), patience)  # type: ignore[arg-type]
+
+
+def group(*others: str) -> Any:
+    """All have taken part in a round with this peer."""
+    it = known(PeerBackoff())
+    for peer_id in others:
+        it.learn(Seat(peer_id, peer_id))
+        it._node.proven.add(peer_id)
+    it.ended(min("me", *others), merged=True)
+    return it
+
+
+def leader(it: Any) -> str:
+    """Its id."""
+    seat = it.leader()
+    return "me" if seat is None else str(seat.peer_id)
+
+
+def test_before_the_first_round_the_smallest_id_leads() -> None:
+    it = known(PeerBackoff())
+    assert leader(it) == "me"
+    it.learn(Seat("z", "z"))
+    assert leader(it) == "me"
+    it.learn(Seat("a", "a"))
+    assert leader(it) == "a"
+
+
+def test_an_id_that_has_taken_part_in_no_round_leads_no_group_that_works() -> None:
+    it = group("b", "c")
+    it.learn(Seat("a", "a"))
+    assert leader(it) == "b"
+    it._rival(Seat("a", "a"))  # tried once: it may be the leader of another group
+    assert leader(it) == "a"
+    for round in range(TRIAL_ROUNDS):
+        it.ended("a", merged=False)
+        assert leader(it) == "b"
+        it._rival(Seat("n", "n"))
+        assert leader(it) == "b", "a larger id never"
+        if round < TRIAL_ROUNDS - 1:
+            it._rival(Seat("a", "a"))
+            assert leader(it) == "b"
+    it._rival(Seat("a", "a"))
+    assert leader(it) == "a"
+
+
+def test_who_has_led_a_round_that_failed_leads_again_after_the_others() -> None:
+    it = group("b", "c", "z")
+    assert leader(it) == "b"
+    for failed, expected in ("b", "c"), ("c", "me"), ("me", "z"), ("z", "b"):
+        it.ended(failed, merged=False)
+        assert leader(it) == expected
+    it.ended("c", merged=False)
+    it.ended("z", merged=True)
+    assert leader(it) == "b", "a round has succeeded"
+
+
+def test_a_peer_that_made_a_round_fail_follows_the_others() -> None:
+    it = group("n", "z")
+    assert leader(it) == "me"
+    it.failed()
+    assert leader(it) == "n"
+    it.ended("n", merged=True)
+    assert leader(it) == "me"
+
+
+def test_whom_the_asked_one_names_leads_until_the_round_has_ended() -> None:
+    it = group("b", "z")
+    it.elected(Seat("z", "z"))
+    assert leader(it) == "z"
+    it.ended("z", merged=True)
+    assert leader(it) == "b"
+    it.elected(Seat("me", "me"))
+    assert leader(it) == "me"
+    it.elected(Seat("z", "z"))
+    it.avoid("z")
+    assert leader(it) == "b"
+
+
+def test_a_newcomer_follows_whom_the_others_follow() -> None:
+    it = known(PeerBackoff())
+    it.learn(Seat("n", "n"))
+    assert leader(it) == "me"
+    it._rival(Seat("n", "n"))
+    assert leader(it) == "n"
 
 
 def test_who_has_taken_part_in_no_round_is_waited_for_some_phases_only() -> None:
@@ -40,6 +126,15 @@ def test_who_does_not_come_again_and_again_is_left_out_for_longer(monkeypatch: p
         assert backoff.avoided("new") and not backoff.welcome("new")
         now[0] += 2
         assert not backoff.avoided("new")
+
+
+def test_who_makes_two_rounds_fail_soon_after_each_other_has_offended() -> None:
+    it = group("b")
+    it.made_fail("b", offence=False)
+    it.made_fail("b", offence=False)  # of the same round
+    assert it._backoff.welcome("b")
+    it.made_fail("b", offence=False)
+    assert not it._backoff.welcome("b")
 
 
 def test_one_with_which_the_last_round_succeeded_comes_back_by_a_call() -> None:

@@ -17,13 +17,15 @@ from peer.outer.noloco import NoLoCo
 from peer.process import LoopContext
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged, Contribution
-from peer.rounds.types import Group, Grouping, Outcome
+from peer.rounds.state import Lineage, State
+from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.telemetry.report import Reporter
 from peer.training.blocking import Blocking
 from peer.training.boundary import PhaseLength
 from peer.training.overlapped import Overlapped
 from peer.training.state import PeerState
+from peer.training.validation import Validation
 from tests.swarm.support.harness import DEMO, TINY
 from tests.unit import parts
 
@@ -182,13 +184,13 @@ def test_before_the_last_inner_phase_of_the_run_a_swap_is_waited_for(scene: Scen
     assert exchange.mailboxes[0].waits > 2 and scene.state.counters.round == 2
 
 
-@pytest.mark.parametrize(("culprit", "tries"), [("another", 2), ("me", 1), ("", 1)])
+@pytest.mark.parametrize(("culprits", "tries"), [(("another",), 2), (("another", "me"), 2), (("me",), 1), ((), 1)])
 def test_a_round_of_everyone_is_repeated_once_without_the_member_that_broke_it(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, culprit: str, tries: int
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, culprits: tuple[str, ...], tries: int
 ) -> None:
     monkeypatch.setattr(NoLoCo, "grouping", Grouping.EVERYONE)
     monkeypatch.setattr(NoLoCo, "equal_replicas", True)
-    failed = Averaged(torch.empty(0), Outcome.TIMEOUT, culprit=culprit)
+    failed = Averaged(torch.empty(0), Outcome.TIMEOUT, culprits=culprits)
     exchange: Any = Exchange(failed, failed)
     inner, before = scene.train(), scene.state.outer.slow.phi.clone()
     assert Blocking(*scene.parts(), exchange).cross(inner)
@@ -197,6 +199,35 @@ def test_a_round_of_everyone_is_repeated_once_without_the_member_that_broke_it(
     assert torch.equal(scene.state.outer.slow.phi, before)  # a round that has failed changes nobody's
     assert scene.state.counters.round == 1 and scene.reporter.last is not None
     assert scene.reporter.last.averaged.outcome is Outcome.TIMEOUT
+
+
+@pytest.mark.parametrize("gives", ["better", "worse", "nothing like it", "nothing"])
+def test_the_weights_that_a_member_calls_the_groups_are_taken_if_they_are_no_worse(scene: Scene, gives: str) -> None:
+    """One member that said that it had more rounds behind it could give all others its weights."""
+    own = scene.state.outer.slow.phi
+    scene.train()
+    theirs = theta(scene.state) if gives == "better" else own.clone()
+    if gives == "worse":
+        theirs += 0.5 * torch.randn(len(own), generator=torch.Generator().manual_seed(0))
+    elif gives == "nothing like it":
+        theirs[7] = torch.nan
+    state = State(TOTAL, 9, [theirs, torch.zeros_like(theirs)], lineage=Lineage("theirs", 100))
+    avoided: list[tuple[str, Outcome]] = []
+    presence: Any = scene.presence
+    presence.state_of = lambda donor, room: None if gives == "nothing" else state
+    presence.avoid = lambda *of: avoided.append(of)
+    batches = scene.state.stream.take(2)
+    validation = Validation(scene.state, scene.resources.phase, 5.0, [*batches], {})
+    boundary = Blocking(*scene.parts(), Exchange(), validation)  # type: ignore[arg-type]
+    before = theta(scene.state)
+    group = boundary.caught_up(Seat("a", "peer-a"))
+    if gives == "better":
+        assert not avoided and not group.lost and scene.state.counters.round == 9
+        assert torch.equal(scene.state.outer.slow.phi, theirs)
+    else:
+        assert avoided == ([] if gives == "nothing" else [("a", Outcome.POISONED)])
+        assert "peer-a" in group.lost and scene.state.counters.round == 0
+        torch.testing.assert_close(theta(scene.state), before)
 
 
 def theta(state: PeerState) -> torch.Tensor:
