@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 
 from peer import clock
-from peer.errors import one_line
+from peer.errors import RunError, one_line
 from peer.logs import get_logger
 from peer.p2p.addresses import is_circuit
 from peer.p2p.dht.join import get_in_touch, neighbours
@@ -40,8 +40,14 @@ class Members:
         self._node.spawn(self._keep_announcing())
 
     def refresh_all(self) -> list[MemberRecord]:
-        """Read many buckets now, all of a small swarm; returns the live members without this peer."""
-        self._node.call(self._reader.look_around(directory.WELCOME), LOOKS * 8 * RPC_TIMEOUT)
+        """Read many buckets now, all of a small swarm; returns the live members without this peer.
+
+        Raises :class:`RunError` when too few nodes answer.
+        """
+        try:
+            self._node.call(self._reader.look_around(directory.WELCOME), LOOKS * 8 * RPC_TIMEOUT)
+        except TimeoutError:
+            raise RunError("the swarm's directory does not answer") from None
         return self.live()
 
     def announce(self) -> None:

@@ -66,7 +66,13 @@ def take_state(
     """
     search = _DonorSearch(node, members, PartialState(room), timeout, DONOR_AHEAD * inner_steps, stopped)
     while True:
-        present = members.refresh_all()
+        try:
+            present = members.refresh_all()
+        except RunError as error:  # a line may be cut while a peer joins
+            if stopped():
+                return None
+            search.failed(str(error))
+            continue
         # a member with another configuration must not block the join; when all have another, the user must learn it
         ours = [it for it in present if it.config == node.member.config and it.peer_id not in without]
         if among:
@@ -79,10 +85,7 @@ def take_state(
         state = search.ask(donors, reached)
         if state is not None or stopped():
             return state
-        if search.expired():
-            why = "; ".join(search.reasons)[:300]
-            raise RunError(f"no member gave its weights ({why}); try again, or look at their logs")
-        clock.sleep(ASK_ALL_PAUSE)
+        search.failed("; ".join(search.reasons))
 
 
 def take_from(
@@ -127,7 +130,13 @@ class _DonorSearch:
         self.reasons: list[str] = []
         self._busy = False
 
-    def expired(self) -> bool:
+    def failed(self, why: str) -> None:
+        """No state was given: wait a little before all are asked again. Raises :class:`RunError` after too long."""
+        if self._expired():
+            raise RunError(f"no member gave its weights ({why[:300]}); try again, or look at their logs")
+        clock.sleep(ASK_ALL_PAUSE)
+
+    def _expired(self) -> bool:
         """Is it time to give up? Not while parts arrive or donors are busy, within bounds."""
         now, more = clock.monotonic(), self._partial.have > self._most
         self._most = max(self._most, self._partial.have)

@@ -130,6 +130,32 @@ def test_few_are_asked_for_rounds_that_perhaps_nobody_has(monkeypatch: pytest.Mo
 
 
 @in_virtual_time
+def test_a_directory_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newcomer whose line failed while it joined ended with a traceback."""
+
+    class Silent(Listed):
+        looks = 0
+
+        def refresh_all(self) -> list[MemberRecord]:
+            self.looks += 1
+            if self.looks < 3:
+                raise RunError("the swarm's directory does not answer")
+            return super().refresh_all()
+
+    async def download(*args: Any) -> State:
+        return State(125, 5, [])
+
+    monkeypatch.setattr(join, "download", download)
+    began = clock.monotonic()
+    found = take_state(Thread(), Silent(), [], 5.0, inner_steps=100, above=0)  # type: ignore[arg-type]
+    assert found is not None and found.round == 5
+    assert clock.monotonic() - began == took(2 * join.ASK_ALL_PAUSE)
+    for timeout in 0.0, 1.0:
+        with pytest.raises(RunError, match="directory does not answer"):
+            take_state(Thread(), Silent(), [], timeout, inner_steps=100, above=0)  # type: ignore[arg-type]
+
+
+@in_virtual_time
 @pytest.mark.parametrize(
     ("slow", "order"),
     [
