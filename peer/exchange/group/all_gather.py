@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 
 from peer import clock
@@ -10,13 +13,14 @@ from peer.exchange.codec import pack, unpack
 from peer.exchange.deadline import together
 from peer.exchange.group.flow_control import turns
 from peer.exchange.group.protocol import GroupProtocol
+from peer.exchange.group.sketch import factors
 from peer.exchange.group.streams import GroupStreams
 from peer.p2p.payload import receive_fp32
 from peer.rounds.contribution import SparseContribution, Vector
 
 
 class AllGatherExchange(GroupProtocol[SparseContribution]):
-    """Each coefficient's mean over the members that sent it, zero elsewhere.
+    """Each coefficient's mean over the members that sent it, zero elsewhere. What is unusually long is clipped.
 
     ``numel``: how many coefficients a contribution has.
     """
@@ -48,4 +52,18 @@ class AllGatherExchange(GroupProtocol[SparseContribution]):
             return theirs
 
         by_place = {streams.assembly.me: own, **await streams.with_all(swap)}
-        await clock.in_thread(mean_of_senders, [by_place[place] for place in sorted(by_place)], self._buffer)
+        await clock.in_thread(self._average, [by_place[place] for place in sorted(by_place)])
+
+    def _average(self, group: Sequence[SparseContribution]) -> None:
+        mean_of_senders(
+            [_scaled(*each) for each in zip(group, factors([*map(_norm, group)]), strict=True)], self._buffer
+        )
+
+
+def _norm(contribution: SparseContribution) -> float:
+    """Rounded: all members must find the same one, on whatever machine."""
+    return float(f"{float(torch.linalg.vector_norm(contribution.values, dtype=torch.float64)):.6g}")
+
+
+def _scaled(contribution: SparseContribution, factor: float) -> SparseContribution:
+    return replace(contribution, values=contribution.values * factor)

@@ -76,6 +76,8 @@ class _Reduction:
         for _ in range(len(self._given) - 1):
             await self._gathered.acquire()
         await clock.in_thread(self._sketch)
+        for place, (_, mean) in enumerate(self._sketches):
+            self._streams.require(math.isfinite(mean.norm), place, "the mean from {} is not finite")
         self._sketched.set()
 
     async def exchange(self, place: int) -> None:
@@ -91,8 +93,6 @@ class _Reduction:
             shown = empty_table(len(self._given))
             for room, next_step in (self._given[place], self._arrived), (self._means[place], self._gathered):
                 await receive_fp32(stream, room, self._stall)
-                finite = bool(torch.isfinite(room).all())
-                self._streams.require(finite, place, "what {} sent is not finite")
                 stream.received()
                 next_step.release()
             await receive_fp32(stream, shown, self._stall)
@@ -106,9 +106,10 @@ class _Reduction:
 
     def _judge(self, norms: list[float]) -> None:
         """No norm may exceed ``max_norm_ratio`` times the median of all; two members cannot tell."""
-        middle = median(norms)
         for place, norm in enumerate(norms):
             self._streams.require(math.isfinite(norm), place, "the contribution of {} is not finite")
+        middle = median(norms)
+        for place, norm in enumerate(norms):
             sane = len(norms) < 3 or norm <= self._ratio * middle or middle == 0
             detail = f"the norm of {{}}, {norm:.4g}, is far above the median {middle:.4g}"
             self._streams.require(sane or place == self._me, place, detail)

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -361,6 +362,21 @@ def test_sparse_contributions_give_each_elements_mean_over_its_senders(count: in
             assert it is not None
             assert torch.equal(it.mean, expected)
             assert it.bytes_sent < (count - 1) * (4 * own[0].values.numel() + 1000)
+
+
+@pytest.mark.parametrize(("count", "length"), [(2, 32.0), (3, 1.5), (5, 1.5)])
+def test_a_sparse_contribution_counts_as_far_as_usual_ones_are_long(count: int, length: float) -> None:
+    """All of its coefficients counted, however large they were."""
+    own = [sparse(0) for _ in range(count)]  # of the same coefficients
+    values = own[0].values.clone()
+    own[1] = replace(own[1], values=32 * values)
+    with many(count, values.numel(), 600) as group:
+        results = group.average(own)
+    assert outcomes(results) == [Outcome.MERGED] * count
+    for it in results:
+        assert it is not None
+        mean = it.mean[own[0].positions]
+        torch.testing.assert_close(mean, (count - 1 + length) / count * values, rtol=1e-3, atol=1e-3)
 
 
 def test_a_sparse_position_outside_the_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
