@@ -51,7 +51,7 @@ class PeerBackoff:
         return length
 
     def forgive(self, peer_id: str) -> None:
-        """The peer has another state now, or says so: after few offences its backoff ends at once."""
+        """A swap with the peer has succeeded, or it has another state: after few offences its backoff ends at once."""
         with self._writing:
             held = self._held.get(peer_id)
             if held is not None and held.strikes <= FORGIVEN:

@@ -180,6 +180,7 @@ class Presence:
         ids = [link.peer_id for link in group.links] + [seat.peer_id for seat in seats]
         for peer_id in {*ids} - {self._node.peer_id}:
             self._node.proven.add(peer_id)
+            self._context.backoff.forgive(peer_id)  # its group's leader has let it in
             self._members.keep(peer_id, KEPT_PHASES * phase)
 
     def avoid(self, peer_id: str, outcome: Outcome, *, certain: bool = True) -> None:

@@ -9,13 +9,27 @@ import pytest
 
 SEEDS, CHUNK = 200, 20
 BROKEN = (145, 243, 441, 500, 739, 824, 1513, 1661, 1879, 4251, 4305)  # seeds that have found a defect
+BROKEN_GROUPS = (1022, 1094, 1134)  # the same, with --kind group
 
 
-@pytest.mark.parametrize(
-    ("first", "count"), [*((it, CHUNK) for it in range(0, SEEDS, CHUNK)), *((it, 1) for it in BROKEN)]
-)
-def test_no_promise_is_broken(first: int, count: int) -> None:
-    command = [sys.executable, "-m", "tests.simulated", "--seed", str(first), "--count", str(count)]
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_no_promise_is_broken(first: int) -> None:
+    keeps_its_promises("--seed", str(first), "--count", str(CHUNK))
+
+
+@pytest.mark.parametrize("seed", BROKEN)
+def test_no_promise_is_broken_again(seed: int) -> None:
+    keeps_its_promises("--seed", str(seed))
+
+
+@pytest.mark.parametrize("seed", BROKEN_GROUPS)
+def test_no_promise_of_a_group_is_broken_again(seed: int) -> None:
+    keeps_its_promises("--seed", str(seed), "--kind", "group")
+
+
+def keeps_its_promises(*arguments: str) -> None:
+    """Replays these seeds."""
+    command = [sys.executable, "-m", "tests.simulated", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
