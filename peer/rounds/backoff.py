@@ -34,8 +34,11 @@ class PeerBackoff:
         self._held: dict[str, Backoff] = {}
         self._writing = threading.Lock()
 
-    def note(self, peer_id: str, seconds: float, *, offence: bool) -> float:
-        """Leave the peer out from now on, for ``seconds``, doubled for each earlier offence; returns how long."""
+    def note(self, peer_id: str, seconds: float, *, offence: bool, refused: bool = False) -> float:
+        """Leave the peer out from now on, for ``seconds``, doubled for each earlier offence; returns how long.
+
+        ``refused``: its calls do not end that, though it was no offence.
+        """
         now = self._now()
         with self._writing:
             before = self._held.get(peer_id)
@@ -47,7 +50,7 @@ class PeerBackoff:
             length = seconds * 2 ** min(max(strikes - 1, 0), DOUBLINGS)
             while len(self._held) >= KEPT:
                 self._held.pop(next(iter(self._held)))
-            self._held[peer_id] = Backoff(offence, strikes, now + length, now + length * MEMORY)
+            self._held[peer_id] = Backoff(offence or refused, strikes, now + length, now + length * MEMORY)
         return length
 
     def forgive(self, peer_id: str) -> None:

@@ -13,7 +13,7 @@ from peer.training.boundary import Boundary
 from peer.training.validation import Validation
 
 ROUND_TRIES = 2  # for one round
-WORSE = 1.05  # times the loss of this peer's slow weights: a member's may be so much worse
+WORSE = 1.2  # times the loss of this peer's slow weights: those of a round later may be so much worse
 
 
 @dataclass

@@ -66,8 +66,9 @@ class KnownMembers:
         return (1 if peer_id in self._failed_leaders else 0) if proven else 2, peer_id
 
     def elected(self, seat: Seat) -> None:
-        """The member that was asked to lead names another one."""
+        """The member that was asked to lead names another one: it is there, even if this peer could not reach it."""
         self.learn(seat)
+        self._backoff.welcome(seat.peer_id)
         self._elected = seat.peer_id
 
     def ended(self, leader: str, *, merged: bool) -> None:
@@ -120,10 +121,13 @@ class KnownMembers:
         if seat.peer_id != self._node.peer_id and len(self._named) < NAMED_MEMBERS:
             self._named[seat.peer_id] = (seat, now + seconds)
 
-    def avoid(self, peer_id: str, *, offence: bool = False) -> None:
-        """Leave a member out for a while; without an ``offence`` only until it calls."""
+    def avoid(self, peer_id: str) -> None:
+        """Leave a member out for a while, or until it calls."""
+        self._leave_out(peer_id, offence=False, refused=False)
+
+    def _leave_out(self, peer_id: str, *, offence: bool, refused: bool) -> None:
         seconds = max(MEMBER_BACKOFF, BACKOFF_PHASES * (self._progress.phase_seconds or 0.0))
-        self._backoff.note(peer_id, seconds, offence=offence)
+        self._backoff.note(peer_id, seconds, offence=offence, refused=refused)
         self._named.pop(peer_id, None)
 
     def patience(self, peer_id: str) -> float:
@@ -141,10 +145,10 @@ class KnownMembers:
         self._node.proven.discard(peer_id)
 
     def made_fail(self, peer_id: str, *, offence: bool) -> None:
-        """A round failed because of this member. Once it may have been its line or another member; twice within some
-        time is an offence, as each costs all members a deadline.
+        """A round failed because of this member. Once, it may have been its line or another member: it comes back by a
+        call. The second time within a while it stays out, as each time costs all members a deadline.
         """
-        self.avoid(peer_id, offence=offence or self._backoff.remembers(peer_id))
+        self._leave_out(peer_id, offence=offence, refused=self._backoff.remembers(peer_id))
 
     def notify(self, missing: Sequence[Seat]) -> None:
         """Tell members that have not joined that this peer leads; leave out those that cannot be reached."""

@@ -39,7 +39,8 @@ class Conduct:
     def __init__(self, world: World) -> None:
         self._world = world
         self._given: set[tuple[int, bytes]] = set()  # all vectors that a donor has given: place, fingerprint
-        self._avoids: dict[tuple[str, str], tuple[int, float]] = {}  # by both names: strikes, and since when
+        # by both names: strikes and whether the last failure was an offence, and since when
+        self._avoids: dict[tuple[str, str], tuple[tuple[int, bool], float]] = {}
         self._busy: dict[str, float] = {}  # since when a donor serves nobody
         self._joined: dict[str, float] = {}  # when, by name
         for peer in world.peers:
@@ -172,10 +173,11 @@ class Conduct:
             if other is peer or not honest or not reachable or not backoff.avoided(other.host.peer_id):
                 self._avoids.pop(pair, None)
                 continue
-            strikes = backoff._held[other.host.peer_id].strikes
-            before, since = self._avoids.setdefault(pair, (strikes, now))
-            if before != strikes:  # something has happened between them again
-                self._avoids[pair] = strikes, now
+            held = backoff._held[other.host.peer_id]
+            event = held.strikes, held.offence
+            before, since = self._avoids.setdefault(pair, (event, now))
+            if before != event:  # something has happened between them again
+                self._avoids[pair] = event, now
             elif now - since > max(LONGEST_BACKOFF, 8 * phase) + 10:
                 self._world.violation(f"{peer.name} avoids {other.name} since {self._avoids.pop(pair)[1]:.0f} s")
 
