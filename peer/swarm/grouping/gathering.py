@@ -45,6 +45,7 @@ class GroupMatching(Matching):
         self._leader = GroupLeader(context.node.background, self._known.patience, self._known.missed)
         self._member = GroupMember(context, self._known)
         self._round = 0
+        self._leads = False  # at this boundary
 
     # -- from the main thread
 
@@ -69,8 +70,6 @@ class GroupMatching(Matching):
     def ended(self, group: Group, averaged: Averaged) -> None:
         leader = "" if group.assembly is None else group.assembly.seats[0].peer_id
         self._known.ended(leader, merged=averaged.outcome is Outcome.MERGED)
-        if self._node.peer_id in averaged.culprits:
-            self._known.failed()
 
     # -- on the network thread: the boundary
 
@@ -105,12 +104,15 @@ class GroupMatching(Matching):
             self._known.notify(missing)
             await asyncio.sleep(0.05)
         seat, lineage = self._known.own_seat(), self._context.counters.lineage
-        group = await self._leader.gather(
-            seat, lineage, self._round, equal=self._equal, stopped=lambda: self._context.stopping
-        )
+        self._leads = True
+        try:
+            group = await self._leader.gather(
+                seat, lineage, self._round, equal=self._equal, stopped=lambda: self._context.stopping
+            )
+        finally:
+            self._leads = False
         if group.links or group.behind is not None or not (missing := self._known.missing(set())):
             return group
-        self._known.failed()
         return Group(self._round, lost=f"{', '.join(seat.name for seat in missing)} did not come")
 
     # -- on the network thread: in the background
@@ -120,6 +122,8 @@ class GroupMatching(Matching):
         while not self._context.stopping:
             await asyncio.sleep(LEADER_PERIOD)
             eta = self._boundary.eta()
+            if self._leads:  # one that could not reach this peer waits for its call
+                self._known.notify(self._known.missing(self._leader.present))
             if self._boundary.here or self._boundary.between or eta is None:
                 continue
             if self._round < self._context.counters.round:  # it did not get the group's weights at its boundary
@@ -146,9 +150,7 @@ class GroupMatching(Matching):
         if isinstance(call, LeaderNotice):
             if self._context.backoff.welcome(stream.remote):
                 self._known.learn(replace(call.seat, peer_id=stream.remote))
-            leader = self._known.leader() or self._known.own_seat()
-            follows = leader.peer_id == stream.remote
-            await stream.send_last(Admitted() if follows else OtherLeader(seat=leader), GATHER_TIMEOUT)
+            stream.close()
             return
         reply = self._reply(call, stream.remote)
         if not isinstance(reply, Admitted):

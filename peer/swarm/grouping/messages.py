@@ -33,7 +33,7 @@ class JoinGroup(Message):
 
 
 class LeaderNotice(Message):
-    """I lead, as far as I know. The answer is ``Admitted`` or the ``OtherLeader`` that the receiver has."""
+    """I lead, as far as I know; join my group unless you know another leader."""
 
     kind: Literal["leader_notice"] = "leader_notice"
     seat: Seat

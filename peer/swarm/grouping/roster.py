@@ -1,39 +1,34 @@
 """The possible members of a group of everyone, from the directory and from messages of others, and who of them leads.
 
-Members that have taken part in a round lead before newcomers, so an id that costs nothing leads no group that works;
-among equals the smallest id leads. Who has led a round that failed leads again after the others. All members of a round
-see the same, so as a rule they have the same leader. Where they have not, the one that is asked names its own.
-
-Two groups that have never met have two leaders. The one with the larger id brings its group to the other one, at most
-once in :data:`TRIAL_ROUNDS`: what it was told may be a lie.
+The member with the smallest id leads, but who has led a round that failed leads again after all others, until one has
+succeeded: a leader can make others look guilty. All members of a round see the same, so as a rule they have the same
+leader. Where they have not, the one that is asked names its own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 
 from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
-from peer.p2p.stream import BadMessage, StreamLost
+from peer.p2p.stream import StreamLost
 from peer.rounds.backoff import BACKOFF_PHASES
 from peer.rounds.types import Seat
 from peer.swarm.context import SwarmContext
 from peer.swarm.directory.records import LIFETIME
-from peer.swarm.grouping.messages import JOIN_ANSWER, LeaderNotice, OtherLeader
+from peer.swarm.grouping.messages import LeaderNotice
 
 log = get_logger("gathering")
 
-GATHER_PROTOCOL = "noloco/gather/4"
+GATHER_PROTOCOL = "noloco/gather/3"
 GATHER_TIMEOUT = 5.0  # seconds for one message
 NOTICE_PERIOD = 2.0  # seconds between two notices to one member
 MEMBER_BACKOFF = 30.0  # seconds for which a member that failed is left out at least: until all have noticed it
 NEW_PHASES = 6.0  # inner phases
 NEW_SLACK = 10.0  # seconds
 NAMED_MEMBERS = 1000  # members from messages that are kept
-TRIAL_ROUNDS = 8  # between two of another group's leaders that are followed though they have not proved to be good
 
 
 class KnownMembers:
@@ -44,10 +39,8 @@ class KnownMembers:
         self._node, self._members, self._backoff = context.node, context.members, context.backoff
         self._named: dict[str, tuple[Seat, float]] = {}  # from messages, with the time until which it counts
         self._notice_due: dict[str, float] = {}  # from when on a member may get the next notice
-        self._established = False  # this peer has taken part in a round since it began or failed
         self._failed_leaders: set[str] = set()  # in the rounds since the last that succeeded
         self._elected = ""  # the leader that another member has named, for this round
-        self._rounds_since_trial = TRIAL_ROUNDS
 
     # -- who leads
 
@@ -60,40 +53,22 @@ class KnownMembers:
             return seats[self._elected]
         return seats.get(min([self._node.peer_id, *seats], key=self._rank))
 
-    def _rank(self, peer_id: str) -> tuple[int, str]:
+    def _rank(self, peer_id: str) -> tuple[bool, str]:
         """The member with the least one leads."""
-        proven = self._established if peer_id == self._node.peer_id else peer_id in self._node.proven
-        return (1 if peer_id in self._failed_leaders else 0) if proven else 2, peer_id
+        return peer_id in self._failed_leaders, peer_id
 
     def elected(self, seat: Seat) -> None:
-        """The member that was asked to lead names another one: it is there, even if this peer could not reach it."""
+        """The member that was asked to lead names another one."""
         self.learn(seat)
-        self._backoff.welcome(seat.peer_id)
         self._elected = seat.peer_id
 
     def ended(self, leader: str, *, merged: bool) -> None:
         """A round has ended that ``leader`` led, if anybody."""
         self._elected = ""
-        self._rounds_since_trial += 1
         if merged:
-            self._established = True
             self._failed_leaders.clear()
         elif leader:
             self._failed_leaders.add(leader)
-
-    def failed(self) -> None:
-        """The others say that this peer made a round fail, or none came to the group that it led."""
-        self._established = False
-
-    def _rival(self, seat: Seat) -> None:
-        """A member that was told that this peer leads follows ``seat``."""
-        if seat.peer_id in (self._node.peer_id, self._elected):
-            return
-        if not self._established:
-            self.elected(seat)
-        elif seat.peer_id < self._node.peer_id and self._rounds_since_trial >= TRIAL_ROUNDS:
-            self._rounds_since_trial = 0
-            self.elected(seat)
 
     # -- who is there
 
@@ -161,15 +136,9 @@ class KnownMembers:
         due = clock.monotonic() + NOTICE_PERIOD
         try:
             stream = await self._node.open_to_member(seat.peer_id, GATHER_PROTOCOL, seat.addresses)
-            await stream.send(LeaderNotice(seat=self.own_seat()), GATHER_TIMEOUT)
+            await stream.send_last(LeaderNotice(seat=self.own_seat()), GATHER_TIMEOUT)
         except (TimeoutError, StreamLost) as error:
             log.debug("cannot be told of its leader: %s", fields(peer=seat.name, reason=str(error)))
             self.avoid(seat.peer_id)
-        else:
-            with contextlib.suppress(TimeoutError, StreamLost, BadMessage):
-                answer = await stream.receive(JOIN_ANSWER, GATHER_TIMEOUT)
-                if isinstance(answer, OtherLeader):
-                    self._rival(answer.seat)
-            stream.close()
         finally:
             self._notice_due[seat.peer_id] = due
