@@ -52,6 +52,10 @@ class Origin:
         """It has met a peer with this root; their weights will be averaged."""
         self.root, self._alone = min(self.root or root, root or self.root), False
 
+    def has_as_much(self) -> None:
+        """Weights that are rounds further are no better: with this peer's root both are averaged, as after a split."""
+        self._alone = False
+
     def late(self, own: int, theirs: int, root: str) -> bool:
         """Does this peer, at round ``own``, gain more than it loses with the weights of a peer at round ``theirs``?
 

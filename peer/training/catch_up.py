@@ -72,6 +72,8 @@ def _ask(needed: Replacement, state: OuterState, presence: Presence, validation:
         if taken is None or validation is None or _good(taken, needed, validation):
             return taken
         bad.add(taken.donor)
+        if not needed.ids:
+            presence.origin.has_as_much()
     return None
 
 

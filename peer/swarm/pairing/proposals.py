@@ -72,9 +72,8 @@ class Proposals:
             eta, phase = self._boundary.eta(), self._boundary.progress.phase_seconds
             if eta is None or not phase or eta / phase > max(opens, LAST_CALL):
                 continue
-            due = askable(self._candidates(), eta / phase, opens)
-            candidate = next((it for it in due if not self._asked_lately(it)), None)
-            if candidate is not None:
+            candidate = min(askable(self._candidates(), eta / phase, opens), key=self._last_asked, default=None)
+            if candidate is not None and self._last_asked(candidate) < clock.monotonic() - ASK_AGAIN_PHASES * phase:
                 await self._propose(candidate)
         if agreement.meeting is not None and not self._boundary.here:
             agreement.cancel(agreement.meeting)  # before the checkpoint: the partner can find another one
@@ -84,8 +83,7 @@ class Proposals:
         try:
             async with asyncio.timeout(ASK_TIMEOUT):
                 await self._answered.wait()  # our last proposal may still be open
-                # those that have just declined come last: else a fast peer would ask the same slow ones for ever
-                candidates = sorted(self._candidates(), key=self._asked_lately)
+                candidates = sorted(self._candidates(), key=self._last_asked)
                 for record in candidates[: self._settings.tries]:
                     if self._agreement.meeting is not None or self._context.stopping:
                         return
@@ -110,9 +108,9 @@ class Proposals:
 
         return in_order(live, order)
 
-    def _asked_lately(self, record: MemberRecord) -> bool:
-        before = clock.monotonic() - ASK_AGAIN_PHASES * (self._boundary.progress.phase_seconds or 0.0)
-        return self._asked.get(record.peer_id, -math.inf) >= before
+    def _last_asked(self, record: MemberRecord) -> float:
+        """Nobody is asked again before all others: else a fast peer would ask the same slow ones for ever."""
+        return self._asked.get(record.peer_id, -math.inf)
 
     def _late(self, other: MemberRecord | Propose) -> bool:
         return self._origin.late(self._agreement.round, other.round, other.root)

@@ -38,6 +38,14 @@ def test_a_fast_peer_among_many_slow_ones_asks_others_than_those_that_have_decli
         assert shares(world, lambda number: number < fast)["alone"] < 0.4  # 0.73 then, 0.21 now
 
 
+def test_on_lines_with_latency_it_asks_all_before_it_asks_one_again() -> None:
+    """After four answers it asked the first slow one again, and never those as fast as itself (seed 1027)."""
+    fast = 6
+    with in_a_folder(swarm(*[machine(0.1, 0.006)] * fast, *[machine(0.24, 0.006)] * 18, seconds=90.0)) as world:
+        world.run()
+        assert shares(world, lambda number: number < fast)["alone"] < 0.45  # 0.58 then, 0.37 now
+
+
 def test_a_partner_that_evaluates_is_waited_for_and_one_that_has_left_is_not_met() -> None:
     """Steps of 3 s: an evaluation takes as long. An overlapped peer loses nothing while it waits."""
     with in_a_folder(swarm(*[machine(3.0, latency=0.05)] * 8, seconds=500.0)) as world:
