@@ -93,7 +93,7 @@ def test_members_that_do_not_exist_displace_none_of_those_that_were_met() -> Non
             until = EPOCH + world.loop.time() + records.LIFETIME
             for ghost in ghosts:
                 said = member_record(ghost.peer_id).model_copy(update={"config": digest(world.peers[0].config.run)})
-                for bucket in buckets.probes(ghost.peer_id)[:8]:
+                for bucket in buckets.own_buckets(ghost.peer_id)[:8]:
                     for node in world.nodes.values():
                         value = Value(records.encode(said), until)
                         node._keep(records.members_key("simulated", bucket), ghost.peer_id, value, until - 1)
