@@ -38,6 +38,14 @@ def test_a_fast_peer_among_many_slow_ones_asks_others_than_those_that_have_decli
         assert shares(world, lambda number: number < fast)["alone"] < 0.4  # 0.73 then, 0.21 now
 
 
+def test_a_fast_peer_that_began_apart_from_slow_ones_meets_them_although_it_is_far_ahead() -> None:
+    """They were to take its weights first, but one of two others is not most of them: it was alone for ever."""
+    apart = Fault(1.1, "split", (0,), 60.0, 0)
+    with in_a_folder(swarm(machine(0.5), machine(1.3), machine(1.3), seconds=500.0, faults=(apart,))) as world:
+        world.run()
+        assert shares(world, lambda number: number == 0)["merged"] > 0.1  # 0 then, 0.25 now
+
+
 def test_a_partner_that_evaluates_is_waited_for_and_one_that_has_left_is_not_met() -> None:
     """Steps of 3 s: an evaluation takes as long. An overlapped peer loses nothing while it waits."""
     with in_a_folder(swarm(*[machine(3.0, latency=0.05)] * 8, seconds=500.0)) as world:
