@@ -27,7 +27,7 @@ from peer.p2p.stream import Message, Refusal, Refused, Stream, StreamLost
 
 log = get_logger("greeting")
 
-WIRE_VERSION = 3  # of all messages between members; raised with every change of one
+WIRE_VERSION = 2  # of all messages between members; raised with every change of one
 GREETING_TIMEOUT = 5.0  # seconds for one message
 WARNED_PEERS = 1000
 
