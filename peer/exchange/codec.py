@@ -18,7 +18,7 @@ from peer.rounds.contribution import Contribution, SparseContribution, parts, sc
 
 Buffer = bytearray | memoryview
 BLOCK = 256  # elements with one range
-BLOCK_BYTES = 3  # the range as bf16, and a check
+BLOCK_BYTES = 5  # the range as bf16, and a check
 COEFFICIENT_BYTES = 4  # 16 bits of position in its chunk, an fp16 value
 
 

@@ -8,9 +8,13 @@ most q / 2: it scales with the distance of the two peers and not with the weight
 
 Each block of 256 elements has its own r: at first three times the largest change of its elements since the last
 average, later a margin above the largest distance in the last swap. Two peers that differ by more would decode a wrong
-number, so each block carries a check: a weighted sum of its k / 2^b, rounded down, modulo 251. A block that does not
-match is not averaged (the receiver keeps its own elements) and has twice the reach in the next round. When many do not
-match, the next payload of this peer is fp16, until the reaches have grown.
+number, so each block carries a check of three bytes: a weighted sum of its k / 2^b, rounded down, modulo a prime. A
+block that does not match is not averaged (the receiver keeps its own elements) and has twice the reach in the next
+round.
+
+A partner that is further away than a block's reach can be decoded where its own reach is wide. But it cannot decode
+what this peer sends. So when most blocks are that far or do not match, the reaches are unknown: the next payload of
+this peer is fp16, and its own change counts again. It may have changed nothing before its first swap.
 """
 
 from __future__ import annotations
@@ -33,14 +37,13 @@ SHRINK = 0.75  # a reach shrinks at most to this share in a round: the largest d
 WIDEN = 1.5  # after a round without a partner (the distance grows), and while peers drift apart
 WIDEST = 3.0  # the limit after several rounds alone
 GROWN = 2.0  # a reach grows at most to this multiple in a swap: a partner's distance may be false
-GROWING = 0.05  # share of blocks that do not match: all peers drift apart faster than before
-LOST = 0.5  # share of blocks that do not match: the reach is unknown
+GROWING = 0.05  # share of blocks that are too far: all peers drift apart faster than before
+LOST = 0.5  # share of blocks that are too far: the reach is unknown
 EXACT = 2.0**-22  # steps are not finer than this share of a block's largest element: k must be exact in fp32
 NARROWEST = 16  # a block's reach is at least the mean over this: a partner may have moved what this peer did not
 TINY, HUGE = 1e-30, 1e30
-PRIME = 251
-# 1 to 250, well mixed
-CHECK_WEIGHTS = torch.tensor([pow(6, place, PRIME) for place in range(BLOCK)], dtype=torch.float32)
+PRIME = 2**24 - 3  # of one byte, a check would let one of 251 wrong blocks pass
+CHECK_WEIGHTS = torch.tensor([pow(10368889, place, PRIME) for place in range(1, BLOCK + 1)], dtype=torch.float64)
 
 
 class Modulo(Codec):
@@ -57,11 +60,11 @@ class Modulo(Codec):
         self._floor = 0.0
         self._wider = 1.0  # for all blocks
         self._partner = 1.0  # for all blocks in this round: a partner that was alone for longer expects more
-        self._unresolved = 0
+        self._too_far = 0
 
     def begin(self) -> bool:
         self._seen.copy_(self._reach)
-        self._unresolved = 0
+        self._too_far = 0
         self._floor = float(self._reach.mean()) / NARROWEST
         self._partner = 1.0
         return not self._known
@@ -69,8 +72,8 @@ class Modulo(Codec):
     def learn(self, start: int, change: Tensor) -> None:
         blocks = _blocks(change)
         furthest = blocks.abs().amax(1).mul_(FIRST)
-        self._at(self._reach, start, blocks).copy_(furthest)
-        self._at(self._seen, start, blocks).copy_(furthest)
+        reach = self._at(self._reach, start, blocks)
+        self._at(self._seen, start, blocks).copy_(torch.maximum(reach, furthest, out=reach))
 
     @property
     def expects(self) -> float:
@@ -92,17 +95,23 @@ class Modulo(Codec):
         if self._levels == 16:
             codes = codes[:, 0::2] | codes[:, 1::2] << 4
         scales = step[:, None].view(torch.uint8)
-        return torch.cat([scales, self._check(numbers)[:, None], codes], dim=1).numpy().tobytes()
+        return torch.cat([scales, self._check(numbers), codes], dim=1).numpy().tobytes()
 
     def decode(self, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> None:
         mine = _blocks(own)
-        seen = self._at(self._seen, start, mine)
         if name == "fp16":
             self._exact.decode(name, start, data, own, out)
-            distance, wider = _blocks(out - own).abs().amax(1), self._range(start, mine).mul_(GROWN)
-            seen.copy_(torch.minimum(distance, wider))
-            self._unresolved += int((distance > wider).sum())  # of many: fp16 again
-            return
+            theirs, wrong = _blocks(out), torch.zeros(len(mine), dtype=torch.bool)
+        else:
+            theirs, wrong = self._resolve(data, mine)
+            out.copy_(theirs.view(-1)[: len(out)])
+        distance, wider = (theirs - mine).abs_().amax(1), self._range(start, mine).mul_(GROWN)
+        too_far = wrong.logical_or_(~(distance <= wider))
+        self._at(self._seen, start, mine).copy_(torch.where(too_far, wider, distance))
+        self._too_far += int(too_far.sum())
+
+    def _resolve(self, data: Buffer, mine: Tensor) -> tuple[Tensor, Tensor]:
+        """The partner's blocks, and which of them do not match; these are ``mine``."""
         rows = torch.frombuffer(data, dtype=torch.uint8).view(len(mine), -1)
         step = rows[:, :2].flatten().view(torch.bfloat16).float()
         sane = step.isfinite() & (mine.abs().amax(1) < step / EXACT * 4)
@@ -113,25 +122,20 @@ class Modulo(Codec):
             codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
         away = codes.float().sub_(nearest).add_(self._levels / 2).remainder_(self._levels)
         numbers = nearest.add_(away.sub_(self._levels / 2))
-        wrong = (self._check(numbers) != rows[:, 2]).logical_or_(~sane)
-        theirs = numbers.mul_(step)
-        theirs[wrong] = mine[wrong]
-        wider = self._range(start, mine).mul_(GROWN)
-        seen.copy_(torch.where(wrong, wider, torch.minimum((theirs - mine).abs_().amax(1), wider)))
-        self._unresolved += int(wrong.sum())
-        out.copy_(theirs.view(-1)[: len(out)])
+        wrong = (self._check(numbers) != rows[:, 2:BLOCK_BYTES]).any(1).logical_or_(~sane)
+        return torch.where(wrong[:, None], mine, numbers.mul_(step)), wrong
 
     def settle(self, merged: bool) -> None:
         if not merged:
             self._wider = min(self._wider * WIDEN, WIDEST)
             return
-        self._known = True
         torch.maximum(self._reach.mul_(SHRINK), self._seen.clamp_(max=HUGE), out=self._reach)
-        share = self._unresolved / len(self._reach)
-        self.sends = "fp16" if share > LOST else self._name
+        share = self._too_far / len(self._reach)
+        self._known = share <= LOST
+        self.sends = self._name if self._known else "fp16"
         self._wider = WIDEN if share > GROWING else 1.0
-        if self._unresolved:
-            log.debug("blocks not averaged: %s", fields(share=share, next=self.sends))
+        if self._too_far:
+            log.debug("blocks beyond the reach: %s", fields(share=share, next=self.sends))
 
     def _at(self, blocks: Tensor, start: int, like: Tensor) -> Tensor:
         first = start // BLOCK
@@ -142,9 +146,9 @@ class Modulo(Codec):
         return self._at(self._reach, start, like).clamp(min=self._floor).mul_(self._wider * self._partner)
 
     def _check(self, numbers: Tensor) -> Tensor:
-        """One byte a block of what the remainders leave out; all sums are exact in fp32."""
-        rest = numbers.div(self._levels).floor_().remainder_(PRIME)
-        return (rest @ CHECK_WEIGHTS).remainder_(PRIME).to(torch.uint8)
+        """Of each block, ``[n, 3]``: what the remainders leave out. All sums are exact in fp64."""
+        rest = numbers.div(self._levels).floor_().double()
+        return (rest @ CHECK_WEIGHTS).remainder_(PRIME).to(torch.int32)[:, None].view(torch.uint8)[:, :3]
 
 
 def _blocks(part: Tensor) -> Tensor:

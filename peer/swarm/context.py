@@ -18,6 +18,7 @@ from peer.rounds.progress import Progress
 from peer.rounds.state import Lineage
 from peer.rounds.types import Group
 from peer.swarm.directory.directory import Members
+from peer.swarm.directory.records import MemberRecord
 
 Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 
@@ -76,6 +77,10 @@ class SwarmContext:
     loop: LoopContext
     counters: OwnCounters
     backoff: PeerBackoff = field(default_factory=PeerBackoff)
+
+    def others(self, *, since: float = 0.0) -> list[MemberRecord]:
+        """Live members of this configuration whose records were written after ``since`` (unix seconds)."""
+        return [record for record in self.members.live(since=since) if record.config == self.node.member.config]
 
     @property
     def stopping(self) -> bool:

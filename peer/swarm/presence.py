@@ -123,8 +123,8 @@ class Presence:
             self._context.backoff.forgive(peer_id)
 
     def others(self, *, since: float = 0.0) -> list[MemberRecord]:
-        """Live members of this configuration whose records were written after ``since`` (unix seconds)."""
-        return [record for record in self._members.live(since=since) if record.config == self._node.member.config]
+        """See :meth:`SwarmContext.others`."""
+        return self._context.others(since=since)
 
     def enter(self, snapshot: Callable[[], State], round: int, *, waits: bool = False) -> None:
         """Be found from now on: serve newcomers, announce, meet partners. ``waits``: :meth:`await_others` follows."""

@@ -21,7 +21,7 @@ WELCOME = 8  # buckets that a newcomer reads
 NEAR_LOOKS = 4  # periods between two looks at the neighbouring levels
 WIDE_LOOKS = 48  # between two looks at all levels
 SIZE_SMOOTHING = 0.3
-SETTLED_OCTAVES = 0.2  # octaves between the estimate and what was found, once the size is known
+SETTLED_OCTAVES = 0.5  # octaves between the estimate and what was found, once the size is known: buckets are unlike
 
 
 class Bucket(NamedTuple):
@@ -42,6 +42,11 @@ def writes(peer_id: str, members: float) -> list[Bucket]:
     return [bucket_of(peer_id, level) for level in sorted({floor(exact), ceil(exact)})]
 
 
+def own_buckets(peer_id: str) -> list[Bucket]:
+    """Wherever a peer's record may be."""
+    return [bucket_of(peer_id, level) for level in range(DEEPEST + 1)]
+
+
 def reads(members: float, count: int, chance: random.Random) -> list[Bucket]:
     """``count`` different random buckets, or all if there are no more."""
     level = round(_level(members))
@@ -55,7 +60,7 @@ class Size:
     def __init__(self, members: float = 1.0) -> None:
         self.members, self._number, self._settled = members, 0, False
 
-    def look(self, peer_id: str, count: int, chance: random.Random) -> list[Bucket]:
+    def look(self, count: int, chance: random.Random) -> list[Bucket]:
         """The buckets to read now: ``count`` of them, and one of each level that others may use.
 
         Once the size is known the latter are seldom read: most are empty, and an empty one costs many requests.
@@ -64,7 +69,7 @@ class Size:
         buckets = reads(self.members, count, chance)
         if not self._probing:
             return buckets
-        return buckets + probes(peer_id, self.members if self._number % WIDE_LOOKS else None)
+        return buckets + probes(chance, self.members if self._number % WIDE_LOOKS else None)
 
     def learn(self, found: Mapping[Bucket, int]) -> None:
         """``found``: how many records of others the buckets of :meth:`look` had. Without other levels it says nothing
@@ -80,11 +85,15 @@ class Size:
         return not self._settled or not self._number % NEAR_LOOKS
 
 
-def probes(peer_id: str, members: float | None = None) -> list[Bucket]:
-    """One bucket of each level near that of ``members``, or of all levels: to find the levels that others use."""
+def probes(chance: random.Random, members: float | None = None) -> list[Bucket]:
+    """One bucket of each level near that of ``members``, or of all levels: to find the levels that others use.
+
+    Each time a random one. With the same one each time, a peer whose bucket has few members would take the swarm for
+    small for ever, and would read a level to which most others do not write.
+    """
     level = None if members is None else round(_level(members))
     levels = range(DEEPEST + 1) if level is None else range(max(0, level - 1), min(DEEPEST, level + 2) + 1)
-    return [bucket_of(peer_id, level) for level in levels]
+    return [Bucket(level, chance.randrange(2**level)) for level in levels]
 
 
 def estimate(found: Mapping[Bucket, int]) -> float:

@@ -30,7 +30,7 @@ async def duplicate_of(node: Node, run: str, peer_id: str = "") -> MemberRecord 
     ``None`` also when the directory does not answer.
     """
     peer_id = peer_id or node.peer_id
-    keys = [records.members_key(run, bucket) for bucket in buckets.probes(peer_id)]
+    keys = [records.members_key(run, bucket) for bucket in buckets.own_buckets(peer_id)]
     with contextlib.suppress(TimeoutError):
         found = await _own(node, keys, peer_id)
         if found is None or not await _listens(found[0].addresses, node.addresses):

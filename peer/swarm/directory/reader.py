@@ -54,12 +54,12 @@ class Reader:
 
     async def look(self, count: int) -> None:
         """Read ``count`` buckets, and sometimes one of each level that others may use."""
-        self._size.learn(await self._take_in(self._size.look(self._node.peer_id, count, self.chance)))
+        self._size.learn(await self._take_in(self._size.look(count, self.chance)))
 
     async def look_around(self, count: int) -> None:
         """As a newcomer: estimate the number of members, then read ``count`` buckets."""
         for _ in range(LOOKS):
-            self._size = directory.Size(directory.estimate(await self._take_in(directory.probes(self._node.peer_id))))
+            self._size = directory.Size(directory.estimate(await self._take_in(directory.probes(self.chance))))
             await self._take_in(directory.reads(self.members, count, self.chance))
             if self.known or not await self._node.asked_in_vain():
                 return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from typing import TypeVar
 
 from peer import clock
 from peer.config.schema import RendezvousConfig
@@ -21,6 +22,7 @@ from peer.swarm.healing import Origin
 from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Accept, Agreement, Propose
 
 log = get_logger("rendezvous")
+Other = TypeVar("Other", MemberRecord, Propose)
 
 MEET_PROTOCOL = "noloco/meet/2"
 MEET_TIMEOUT = 5.0  # seconds for one message
@@ -98,7 +100,7 @@ class Proposals:
         the directory with members that do not exist.
         """
         avoided, since = self._context.backoff.avoided, clock.monotonic() - LIFETIME
-        live = [it for it in self._members.candidates() if not avoided(it.peer_id) and not self._late(it)]
+        live = self._not_ahead([it for it in self._members.candidates() if not avoided(it.peer_id)])
         self._silent = {peer_id: when for peer_id, when in self._silent.items() if when > since}
         wary = self._agreement.round < self._wary_until
 
@@ -112,8 +114,17 @@ class Proposals:
         """Nobody is asked again before all others: else a fast peer would ask the same slow ones for ever."""
         return self._asked.get(record.peer_id, -math.inf)
 
-    def _late(self, other: MemberRecord | Propose) -> bool:
-        return self._origin.late(self._agreement.round, other.round, other.root)
+    def _not_ahead(self, others: list[Other]) -> list[Other]:
+        """Without those whose weights this peer takes before it meets them (healing.py).
+
+        It takes weights only when most are ahead. If it declined the others all the same, a fast peer that began apart
+        from its swarm would stay alone for ever.
+        """
+        round, late = self._agreement.round, self._origin.late
+        behind = [it for it in others if not late(round, it.round, it.root)]
+        if len(behind) < len(others) and self._origin.late_to(round, self._context.others()):
+            return behind
+        return others
 
     async def _propose(self, record: MemberRecord) -> None:
         if self._asking or self._agreement.meeting is not None:
@@ -181,7 +192,7 @@ class Proposals:
             return Decline(reason="not ready to meet")
         if self._agreement.meeting is not None:
             return Decline(reason="has a meeting")
-        if self._late(proposal):
+        if not self._not_ahead([proposal]):
             return Decline(reason="takes the weights of others first")
         if self._context.backoff.avoided(remote):
             return Decline(reason="sent what could not be used")

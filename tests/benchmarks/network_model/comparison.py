@@ -121,7 +121,7 @@ def directory_traffic(members: int) -> dict[str, float]:
     for peer in sample:
         size, own = directory.Size(members), directory.writes(peer, members)
         for _ in range(directory.WIDE_LOOKS):
-            buckets.append(size.look(peer, directory.READS, chance))
+            buckets.append(size.look(directory.READS, chance))
             size.learn({bucket: full[bucket] - (bucket in own) for bucket in buckets[-1]})
     return {
         "records_written": periods * mean(len(directory.writes(peer, members)) for peer in sample),

@@ -65,7 +65,7 @@ class Outsider:
         """Attack 1, and other records that no member writes."""
         while True:
             for subkey, value, expires in packets(time.time()):
-                for bucket in buckets.probes(self.me)[:3]:
+                for bucket in buckets.own_buckets(self.me)[:3]:
                     yield _store(records.members_key(RUN, bucket), [(subkey, value, expires)])
 
     async def ghosts(self) -> AsyncIterator[StoreRequest]:
@@ -73,7 +73,7 @@ class Outsider:
         for number in count():
             peer_id = f"Qm{number % GHOSTS:044}".replace("0", "1")
             rows = [(msgpack.packb(peer_id + self.author.tag), msgpack.packb(_record(peer_id)), time.time() + 50)]
-            for bucket in buckets.probes(peer_id)[:8]:
+            for bucket in buckets.own_buckets(peer_id)[:8]:
                 yield _store(records.members_key(RUN, bucket), rows)
 
     async def stores(self) -> AsyncIterator[StoreRequest]:
@@ -103,7 +103,7 @@ class Outsider:
         ]
         for number in count():
             text = json.dumps({**said, **changes[number % len(changes)]})
-            bucket = buckets.probes(self.me)[0]
+            bucket = buckets.own_buckets(self.me)[0]
             key = records.members_key(RUN, bucket)
             blank = DHTRecord(DHTID.generate(source=key).to_bytes(), subkey, msgpack.packb(text), time.time() + 20)
             yield _store(key, [(subkey, self.author.validator.sign_value(blank), blank.expiration_time)])

@@ -46,6 +46,14 @@ def test_on_lines_with_latency_it_asks_all_before_it_asks_one_again() -> None:
         assert shares(world, lambda number: number < fast)["alone"] < 0.45  # 0.58 then, 0.37 now
 
 
+def test_a_fast_peer_that_began_apart_from_slow_ones_meets_them_although_it_is_far_ahead() -> None:
+    """They were to take its weights first, but one of two others is not most of them: it was alone for ever."""
+    apart = Fault(1.1, "split", (0,), 60.0, 0)
+    with in_a_folder(swarm(machine(0.5), machine(1.3), machine(1.3), seconds=500.0, faults=(apart,))) as world:
+        world.run()
+        assert shares(world, lambda number: number == 0)["merged"] > 0.1  # 0 then, 0.25 now
+
+
 def test_a_partner_that_evaluates_is_waited_for_and_one_that_has_left_is_not_met() -> None:
     """Steps of 3 s: an evaluation takes as long. An overlapped peer loses nothing while it waits."""
     with in_a_folder(swarm(*[machine(3.0, latency=0.05)] * 8, seconds=500.0)) as world:
@@ -101,7 +109,7 @@ def test_members_that_do_not_exist_displace_none_of_those_that_were_met() -> Non
             until = EPOCH + world.loop.time() + records.LIFETIME
             for ghost in ghosts:
                 said = member_record(ghost.peer_id).model_copy(update={"config": digest(world.peers[0].config.run)})
-                for bucket in buckets.probes(ghost.peer_id)[:8]:
+                for bucket in buckets.own_buckets(ghost.peer_id)[:8]:
                     for node in world.nodes.values():
                         value = Value(records.encode(said), until)
                         node._keep(records.members_key("simulated", bucket), ghost.peer_id, value, until - 1)

@@ -169,6 +169,7 @@ class Conduct:
             pair = (peer.name, other.name)
             honest = peer.honest and other.honest and not other.damaged
             honest = honest and other.training and self._ran(other, now - LONGEST_BACKOFF)
+            honest = honest and not (peer.damaged and self._leaves_out(other, peer))  # it says so, and is not asked
             reachable = self._world.network.reachable(peer.host, other.host)
             if other is peer or not honest or not reachable or not backoff.avoided(other.host.peer_id):
                 self._avoids.pop(pair, None)
@@ -180,6 +181,10 @@ class Conduct:
                 self._avoids[pair] = event, now
             elif now - since > max(LONGEST_BACKOFF, 8 * phase) + 10:
                 self._world.violation(f"{peer.name} avoids {other.name} since {self._avoids.pop(pair)[1]:.0f} s")
+
+    def _leaves_out(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
+        presence: Any = one.trainer.member.presence if one.trainer is not None else None
+        return presence is not None and bool(presence._context.backoff.avoided(other.host.peer_id))
 
     # -- what it keeps
 

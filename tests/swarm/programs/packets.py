@@ -45,7 +45,7 @@ def packets(now: float) -> list[tuple[bytes, bytes, float]]:
 async def main(addresses: list[str]) -> None:
     p2p = await P2P.create(initial_peers=[Multiaddr(it) for it in addresses])
     node = await DHTNode.create(p2p, initial_peers=addresses, client_mode=True)
-    keys = [records.members_key("demo", bucket) for bucket in buckets.probes(str(p2p.peer_id))] + [records.RUNS]
+    keys = [records.members_key("demo", bucket) for bucket in buckets.own_buckets(str(p2p.peer_id))] + [records.RUNS]
     for address in addresses:
         stub = node.protocol.get_stub(PeerID.from_base58(owner_of(address)))
         for key in keys:

@@ -113,6 +113,39 @@ def test_alien_weights_are_not_decoded_and_noticed_and_the_next_round_is_safe() 
     assert float((right == two).float().mean()) > 0.75
 
 
+@pytest.mark.parametrize("name", MODULO)
+def test_no_block_of_a_partner_that_is_too_far_away_is_taken_for_another_value(name: CodecName) -> None:
+    numel = 4000 * BLOCK
+    one, two, change_one, change_two = two_peers(numel, 1.0)
+    two += torch.randn(numel, generator=torch.Generator().manual_seed(1))
+    pair = make(name, numel)
+    for codec, change in zip(pair, (change_one, change_two), strict=True):
+        codec.begin()
+        codec.learn(0, change)
+    assert torch.equal(swap(pair[1], pair[0], two, one), one)
+
+
+@pytest.mark.parametrize("name", MODULO)
+@pytest.mark.parametrize("untrained", [0.0, 1e-7])  # an outer step rounds
+def test_what_a_newcomer_sends_is_decoded_although_it_had_trained_nothing_before_its_first_swap(
+    name: CodecName, untrained: float
+) -> None:
+    newcomer, first = make(name)
+    for number in range(4):
+        member = first if number == 0 else codec_named(name, 5000)
+        one, two, change_one, change_two = two_peers(5000, 1.0, number)
+        if number == 0:
+            one, change_one = one - change_one, change_one * untrained
+        for codec, change in ((newcomer, change_one), (member, change_two)):
+            if codec.begin():
+                codec.learn(0, change)
+        error = swap(newcomer, member, one, two) - one
+        swap(member, newcomer, two, one)
+        newcomer.settle(True)
+        if number:
+            assert float(error.abs().max()) < 1e-3
+
+
 def test_a_block_that_one_peer_never_moves_is_averaged_from_the_second_round_on() -> None:
     pair = make("int4", 4 * BLOCK)
     one, two, change_one, change_two = two_peers(4 * BLOCK, 1.0)
@@ -169,7 +202,7 @@ def test_a_failed_round_teaches_nothing() -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(MODULO), st.binary(max_size=2 * (BLOCK + 3)), st.floats(1e-6, 10.0), st.integers(1, 2 * BLOCK))
+@given(st.sampled_from(MODULO), st.binary(max_size=2 * (BLOCK + 5)), st.floats(1e-6, 10.0), st.integers(1, 2 * BLOCK))
 def test_whatever_arrives_is_decoded_without_harm(name: CodecName, junk: bytes, scale: float, numel: int) -> None:
     codec = Modulo("int8" if name == "int8" else "int4", numel)
     own = scale * torch.randn(numel)

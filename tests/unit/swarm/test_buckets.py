@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -15,12 +16,16 @@ from peer.swarm.directory.buckets import READS, TARGET, Bucket, Size
 PERIODS = 60  # five minutes: one look at all levels is among them
 
 
+def names(size: int) -> list[str]:
+    return [f"Qm{number}" for number in range(size)]
+
+
 class Swarm:
     """Peers that write and read in periods, on a DHT that is a dictionary."""
 
-    def __init__(self, size: int, seed: int = 0) -> None:
-        self.chance = random.Random(seed)
-        self.sizes = {f"Qm{number}": Size() for number in range(size)}
+    def __init__(self, names: Sequence[str]) -> None:
+        self.chance = random.Random(0)
+        self.sizes = {name: Size() for name in names}
         self.table: dict[Bucket, set[str]] = {}
         self.read: Counter[str] = Counter()  # records read in the last period
         self.seen: dict[str, set[str]] = {name: set() for name in self.sizes}
@@ -28,7 +33,7 @@ class Swarm:
     def join(self) -> None:
         """One after the other, as newcomers do."""
         for name in self.sizes:
-            self.sizes[name] = Size(directory.estimate(self._look(name, directory.probes(name))))
+            self.sizes[name] = Size(directory.estimate(self._look(name, directory.probes(self.chance))))
             self._write(name)
 
     def period(self) -> None:
@@ -37,7 +42,7 @@ class Swarm:
             self._write(name)
         self.read.clear()
         for name, size in self.sizes.items():
-            size.learn(self._look(name, size.look(name, READS, self.chance)))
+            size.learn(self._look(name, size.look(READS, self.chance)))
 
     def members(self) -> list[float]:
         return [size.members for size in self.sizes.values()]
@@ -56,7 +61,7 @@ class Swarm:
 
 @pytest.mark.parametrize("size", [1, 2, 24, 40, 100, 500, 2000])
 def test_traffic_is_bounded_and_the_size_is_known(size: int) -> None:
-    swarm = Swarm(size)
+    swarm = Swarm(names(size))
     swarm.join()
     for _ in range(PERIODS):
         swarm.period()
@@ -70,7 +75,7 @@ def test_traffic_is_bounded_and_the_size_is_known(size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 30, 300])
 def test_everybody_is_found_in_time(size: int) -> None:
-    swarm = Swarm(size)
+    swarm = Swarm(names(size))
     swarm.join()
     for _ in range(6):
         swarm.period()
@@ -80,8 +85,21 @@ def test_everybody_is_found_in_time(size: int) -> None:
     assert all(len(seen) >= 0.9 * (size - 1) for seen in swarm.seen.values())
 
 
+def test_no_member_stays_blind_because_the_buckets_of_its_id_have_few_members() -> None:
+    """Of 50, all can read all. The 15 took the swarm for 30, and read only what the others had not written."""
+    half = [[name for name in map(str, range(200)) if directory.bucket_of(name, 1).place == it] for it in range(2)]
+    swarm = Swarm([*half[0][:15], *half[1][:35]])
+    swarm.join()
+    for _ in range(PERIODS):
+        swarm.period()
+    swarm.seen = {name: set() for name in swarm.seen}
+    for _ in range(6):  # as long as a record lives
+        swarm.period()
+    assert {len(seen) for seen in swarm.seen.values()} == {49}
+
+
 def test_a_swarm_that_starts_at_once_and_one_that_shrinks_come_to_the_right_level() -> None:
-    swarm = Swarm(600)
+    swarm = Swarm(names(600))
     for _ in range(40):  # no peer has probed: each estimates one member, in one bucket
         swarm.period()
     assert all(300 <= members <= 1050 for members in swarm.members())
