@@ -39,8 +39,8 @@ class Conduct:
     def __init__(self, world: World) -> None:
         self._world = world
         self._given: set[tuple[int, bytes]] = set()  # all vectors that a donor has given: place, fingerprint
-        # by both names: strikes and whether the last failure was an offence, and since when
-        self._avoids: dict[tuple[str, str], tuple[tuple[int, bool], float]] = {}
+        # by both names: strikes and the end of the backoff of an offence, and since when
+        self._avoids: dict[tuple[str, str], tuple[tuple[int, float], float]] = {}
         self._busy: dict[str, float] = {}  # since when a donor serves nobody
         self._joined: dict[str, float] = {}  # when, by name
         for peer in world.peers:
@@ -169,22 +169,24 @@ class Conduct:
             pair = (peer.name, other.name)
             honest = peer.honest and other.honest and not other.damaged
             honest = honest and other.training and self._ran(other, now - LONGEST_BACKOFF)
-            honest = honest and not (peer.damaged and self._leaves_out(other, peer))  # it says so, and is not asked
             reachable = self._world.network.reachable(peer.host, other.host)
             if other is peer or not honest or not reachable or not backoff.avoided(other.host.peer_id):
                 self._avoids.pop(pair, None)
                 continue
             held = backoff._held[other.host.peer_id]
-            event = held.strikes, held.offence
+            if not held.offence and self._refuses(other, peer):  # it was told so, and asks others; the other is judged
+                continue
+            event = held.strikes, held.until if held.offence else 0.0
             before, since = self._avoids.setdefault(pair, (event, now))
             if before != event:  # something has happened between them again
                 self._avoids[pair] = event, now
             elif now - since > max(LONGEST_BACKOFF, 8 * phase) + 10:
                 self._world.violation(f"{peer.name} avoids {other.name} since {self._avoids.pop(pair)[1]:.0f} s")
 
-    def _leaves_out(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
+    def _refuses(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
         presence: Any = one.trainer.member.presence if one.trainer is not None else None
-        return presence is not None and bool(presence._context.backoff.avoided(other.host.peer_id))
+        held = presence and presence._context.backoff._held.get(other.host.peer_id)
+        return bool(held) and held.offence and held.until > self._world.loop.time()
 
     # -- what it keeps
 
