@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from peer.swarm.directory.records import MemberRecord
 
@@ -35,6 +36,16 @@ class Replacement:
     above: int  # the weights must be of a later round
     adopt: bool  # this peer does not keep its own change
     ids: Collection[str] = ()
+
+
+class Position(Protocol):
+    """What a peer says of itself, in its record or in a proposal."""
+
+    @property
+    def round(self) -> int: ...
+
+    @property
+    def root(self) -> str: ...
 
 
 class Origin:
@@ -63,7 +74,7 @@ class Origin:
         """
         return (self._alone or root != self.root) and theirs - own > max(STALE_ROUNDS, own - self.since)
 
-    def late_to(self, own: int, others: Sequence[MemberRecord]) -> bool:
+    def late_to(self, own: int, others: Sequence[Position]) -> bool:
         """The same for a swarm: to most of its members, as some may claim a round that nobody has."""
         return 2 * sum(self.late(own, it.round, it.root) for it in others) > len(others)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from typing import TypeVar
+from collections.abc import Mapping
 
 from peer import clock
 from peer.config.schema import RendezvousConfig
@@ -18,11 +18,10 @@ from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.pairing_rule import AT_BOUNDARY, LAST_CALL, NEVER, OPENS, PROPOSAL_PAUSE, askable, in_order, near
 from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.directory.records import LIFETIME, MemberRecord
-from peer.swarm.healing import Origin
+from peer.swarm.healing import Origin, Position
 from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Accept, Agreement, Propose
 
 log = get_logger("rendezvous")
-Other = TypeVar("Other", MemberRecord, Propose)
 
 MEET_PROTOCOL = "noloco/meet/2"
 MEET_TIMEOUT = 5.0  # seconds for one message
@@ -100,7 +99,8 @@ class Proposals:
         the directory with members that do not exist.
         """
         avoided, since = self._context.backoff.avoided, clock.monotonic() - LIFETIME
-        live = self._not_ahead([it for it in self._members.candidates() if not avoided(it.peer_id)])
+        live = {it.peer_id: it for it in self._members.candidates() if not avoided(it.peer_id)}
+        ahead = self._ahead(live)
         self._silent = {peer_id: when for peer_id, when in self._silent.items() if when > since}
         wary = self._agreement.round < self._wary_until
 
@@ -108,23 +108,22 @@ class Proposals:
             met = self._met.get(it.peer_id, NEVER)
             return it.peer_id in self._silent, wary and met == NEVER, met
 
-        return in_order(live, order)
+        return in_order([it for key, it in live.items() if key not in ahead], order)
 
     def _last_asked(self, record: MemberRecord) -> float:
         """Nobody is asked again before all others: else a fast peer would ask the same slow ones for ever."""
         return self._asked.get(record.peer_id, -math.inf)
 
-    def _not_ahead(self, others: list[Other]) -> list[Other]:
-        """Without those whose weights this peer takes before it meets them (healing.py).
+    def _ahead(self, others: Mapping[str, Position]) -> set[str]:
+        """Ids of those among ``others`` whose weights this peer takes before it meets them (healing.py).
 
-        It takes weights only when most are ahead. If it declined the others all the same, a fast peer that began apart
-        from its swarm would stay alone for ever.
+        It takes weights only when most are ahead, as far as it knows. If it declined the others all the same, a fast
+        peer that began apart from its swarm would stay alone for ever.
         """
-        round, late = self._agreement.round, self._origin.late
-        behind = [it for it in others if not late(round, it.round, it.root)]
-        if len(behind) < len(others) and self._origin.late_to(round, self._context.others()):
-            return behind
-        return others
+        round, known = self._agreement.round, {it.peer_id: it for it in self._context.others()}
+        if not self._origin.late_to(round, [*{**known, **others}.values()]):
+            return set()
+        return {key for key, it in others.items() if self._origin.late(round, it.round, it.root)}
 
     async def _propose(self, record: MemberRecord) -> None:
         if self._asking or self._agreement.meeting is not None:
@@ -192,7 +191,7 @@ class Proposals:
             return Decline(reason="not ready to meet")
         if self._agreement.meeting is not None:
             return Decline(reason="has a meeting")
-        if not self._not_ahead([proposal]):
+        if self._ahead({remote: proposal}):
             return Decline(reason="takes the weights of others first")
         if self._context.backoff.avoided(remote):
             return Decline(reason="sent what could not be used")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.swarm.healing import STALE_ROUNDS, Origin
+from peer.swarm.pairing.proposals import Proposals
 from tests.unit.parts import member_record
 
 ROUNDS = st.integers(0, 1000)
@@ -60,3 +65,23 @@ def test_who_meets_agrees(one: str, two: str, three: str) -> None:
     assert first.root == second.root
     first.met(three)
     assert first.root == min({one, two, three} - {""}, default="")
+
+
+@pytest.mark.parametrize(
+    ("known", "declined"),
+    [
+        ([], {"ahead"}),  # its proposal comes before any record: the newcomer met it, and set it back
+        ([5], set()),  # as many are not ahead: it takes no weights
+        ([5, 40], {"ahead"}),
+        ([40], {"ahead"}),
+    ],
+)
+def test_who_is_ahead_is_declined_if_most_of_those_that_are_known_are(known: list[int], declined: set[str]) -> None:
+    records = [SimpleNamespace(peer_id=f"peer {number}", round=it, root="theirs") for number, it in enumerate(known)]
+    it: Any = SimpleNamespace(
+        _agreement=SimpleNamespace(round=5),
+        _origin=origin(root="own", alone=True),
+        _context=SimpleNamespace(others=lambda: records),
+    )
+    ahead: Any = SimpleNamespace(round=40, root="theirs")
+    assert Proposals._ahead(it, {"ahead": ahead}) == declined
