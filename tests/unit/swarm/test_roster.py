@@ -16,9 +16,9 @@ from peer.swarm.grouping.roster import MEMBER_BACKOFF, NEW_PHASES, NEW_SLACK, Kn
 
 def known(backoff: PeerBackoff, phase: float | None = 2.0, patience: float = 600.0) -> Any:
     node = SimpleNamespace(peer_id="me", proven=Proven())
-    members = SimpleNamespace(live=lambda: [])
     boundary = SimpleNamespace(progress=SimpleNamespace(phase_seconds=phase))
-    return KnownMembers(SimpleNamespace(node=node, members=members, backoff=backoff, boundary=boundary), patience)  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(node=node, others=lambda: [], backoff=backoff, boundary=boundary)
+    return KnownMembers(context, patience)
 
 
 def group(*others: str) -> Any:
