@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from peer import clock
@@ -78,6 +79,7 @@ class StepAccount:
             grad_norm=math.nan,
             learning_rate=learning_rate,
             seconds=clock.monotonic() - self._began,
+            spread=float(torch.tensor(losses).std()) if len(losses) > 1 else math.nan,
         )
         self._rate = self.tokens_per_step
         self.begin()

@@ -115,7 +115,8 @@ class OuterLoop:
     def step(self, tokens: int = 1, loss: float | Tensor | None = None) -> Round | None:
         """The optimizer has made a step on ``tokens`` tokens. Every H-th call is a boundary and takes the outer step.
 
-        Returns a round in the call in which it ends. ``loss`` (nats a token) is read at the boundary, for reports only.
+        Returns a round in the call in which it ends. ``loss`` (nats a token) is read at the boundary, for reports, and
+        in the first calls after a merge: without it a merge that does harm is not undone.
         Raises :class:`peer.RunError` when this peer cannot continue.
         """
         if self._stop.requested:
@@ -127,6 +128,7 @@ class OuterLoop:
             raise UserError(f"OuterLoop.step: tokens is {tokens}; how many has this step trained on?")
         before, counters = self._member.reporter.last, self._state.counters
         self._state.inner.step += 1
+        self._state.inner.loss = loss.detach() if isinstance(loss, Tensor) else loss
         counters.tokens += tokens
         counters.phase_tokens += tokens
         counters.phase_steps_done += 1

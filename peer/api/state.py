@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import xxhash
+from torch import Tensor
 
 from peer.errors import UserError
 from peer.logs import get_logger
@@ -23,9 +24,10 @@ STATE_VERSION = 1
 
 @dataclass
 class OwnSteps:
-    """A program's own loop."""
+    """A program's own loop, as its calls tell it."""
 
     step: int = 0
+    loss: Tensor | float | None = None
 
 
 class OwnState(OuterState):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from peer.config.schema import NoLoCoConfig
 from peer.outer.slow_weights import DenseContribution, SlowWeights
+from peer.rounds.contribution import parts, scratch
 from peer.rounds.types import Grouping
 
 
@@ -39,8 +40,17 @@ class NoLoCo:
     def apply(self, mean: Tensor) -> None:
         """``mean``: mean of s over the group."""
         with self.slow.changing:
-            self.momentum.mul_(self.settings.alpha).add_(mean).sub_(self.slow.phi, alpha=self.settings.gamma)
-            self.slow.phi.add_(self.momentum)
+            self._advance(slice(None), mean)
+        self.slow.write_fast()
+
+    def merge(self, mean: Tensor) -> None:
+        """As :meth:`apply`. ``mean`` becomes what :meth:`amend` would have got: the mean less this peer's own s."""
+        contribution, own = self.contribution(), scratch(self.slow.numel)
+        with self.slow.changing:
+            for start, stop in parts(self.slow.numel):
+                contribution.read(start, own[: stop - start])
+                self._advance(slice(start, stop), mean[start:stop])
+                mean[start:stop].sub_(own[: stop - start])
         self.slow.write_fast()
 
     # -- part by part, during the inner steps (training/overlapped.py): first with a group of one, then corrected when
@@ -56,9 +66,7 @@ class NoLoCo:
         here = slice(start, start + own.numel())
         self.contribution().read_both(start, own, change)
         with self.slow.changing:
-            momentum, phi = self.momentum[here], self.slow.phi[here]
-            momentum.mul_(self.settings.alpha).add_(own).sub_(phi, alpha=self.settings.gamma)
-            phi.add_(momentum)
+            self._advance(here, own)
         self.slow.write_fast(here.start, here.stop)
 
     def amend(self, start: int, correction: Tensor) -> None:
@@ -70,3 +78,9 @@ class NoLoCo:
             self.momentum[here].add_(correction)
             self.slow.phi[here].add_(correction)
         self.slow.add_to_fast(correction, start)
+
+    def _advance(self, here: slice, mean: Tensor) -> None:
+        """δ and φ of the elements ``here``, by their mean of s."""
+        momentum, phi = self.momentum[here], self.slow.phi[here]
+        momentum.mul_(self.settings.alpha).add_(mean).sub_(phi, alpha=self.settings.gamma)
+        phi.add_(momentum)

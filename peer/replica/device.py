@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from peer.errors import UserError
 
@@ -20,3 +21,20 @@ def wants_bf16(precision: str, device: torch.device) -> bool:
     if precision == "auto":
         return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return precision == "bf16"
+
+
+class Arriving:
+    """A number, or a scalar of an accelerator that is read without waiting for the work queued behind it."""
+
+    def __init__(self, value: Tensor | float) -> None:
+        self._host, self._copied = value, None
+        if isinstance(value, Tensor) and value.device.type == "cuda":
+            self._host = torch.empty((), dtype=value.dtype, pin_memory=True).copy_(value.detach(), non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def value(self, *, wait: bool = False) -> float | None:
+        """The number, or ``None`` before it has arrived. ``wait``: until then."""
+        if self._copied is not None and wait:
+            self._copied.synchronize()
+        return float(self._host) if self._copied is None or self._copied.query() else None

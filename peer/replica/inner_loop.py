@@ -31,6 +31,7 @@ class InnerReport:
     grad_norm: float  # of the last step, before clipping
     learning_rate: float  # of the last step
     seconds: float
+    spread: float = math.nan  # standard deviation of the steps' losses; NaN with fewer than two
 
 
 def learning_rate(step: int, total: int, settings: InnerConfig) -> float:
@@ -56,6 +57,7 @@ class InnerLoop:
         compiled: bool = False,
     ) -> None:
         self.model, self.device, self.step = model, device, 0
+        self.loss: Tensor | float | None = None  # of the last step, on the device
         self._forward = _Compiled(model) if compiled else model
         self._settings, self._total, self._autocast = config.run.inner, config.run.steps, autocast
         self._micro_batch, self._context = config.peer.micro_batch, context
@@ -83,6 +85,7 @@ class InnerLoop:
             rate = learning_rate(self.step, self._total, self._settings)
             loss, norm = self._train_step(batch, rate)
             losses.append(loss)
+            self.loss = loss
             tokens += batch.shape[0] * (batch.shape[1] - 1)
             self.step += 1
             self._context.progress.tick()
@@ -97,6 +100,7 @@ class InnerLoop:
             grad_norm=float(norm),
             learning_rate=rate,
             seconds=time.monotonic() - began,
+            spread=float(values.std()) if len(losses) > 1 else math.nan,
         )
 
     def evaluate(self, batches: Iterable[Tensor]) -> float:

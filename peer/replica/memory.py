@@ -65,7 +65,8 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         "slow_weights": weights if ranks > 1 else vector,
         "window": min(4 * WINDOW_ELEMENTS, weights) if ranks > 1 else 0,
         "momentum": 0 if isinstance(run.outer, LocalConfig) else vector,
-        "swap_buffer": 0 if run.exchange.overlap else weights * (1 + isinstance(run.outer, DiLoCoConfig)),
+        # overlapped: the corrections in bf16, until the next losses have judged them
+        "swap_buffer": weights // 2 if run.exchange.overlap else weights * (1 + isinstance(run.outer, DiLoCoConfig)),
         "checkpoint": 2 * weights if pinned or ranks > 1 else 0,  # AdamW's moments before they are written to the disk
         "process": PROCESS * ranks,
     }

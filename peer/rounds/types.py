@@ -37,6 +37,7 @@ class Reason(StrEnum):
     NOT_FINITE = "not_finite"
     FAR = "far"  # it is further away than partners usually are, and has nothing in common with this peer's own
     REPLAYED = "replayed"  # merged before
+    HARMFUL = "harmful"  # the training loss jumped after the merge, which was undone
 
 
 class Grouping(StrEnum):

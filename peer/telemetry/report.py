@@ -16,7 +16,7 @@ from peer import __version__, clock
 from peer.logs import fields, get_logger
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
-from peer.rounds.types import Outcome
+from peer.rounds.types import Outcome, Reason
 from peer.swarm.directory.records import LARGEST_LOSS, Report
 from peer.telemetry.metrics import Metrics
 from peer.telemetry.run_log import EVALS, ROUNDS, read_rows
@@ -132,6 +132,12 @@ class Reporter:
             metrics["last_merge_timestamp_seconds"].set(clock.unix())
         elif averaged.reason is not None:
             self._refused = self._refused + Counter(averaged.partners[:1])
+
+    def undone(self, partner: str, detail: str) -> None:
+        """The last merge was undone after its report: the training loss jumped."""
+        log.warning("undid a merge: %s detail=%r", fields(partner=partner), detail)
+        self._metrics["refusals_total"].labels(Reason.HARMFUL).inc()
+        self._refused = self._refused + Counter([partner])
 
     def evaluation(self, step: int, tokens: int, loss: float, others: Mapping[str, float] | None = None) -> None:
         """A validation ended; ``others``: the losses on further sets, by name."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from peer.exchange.average import Exchange
+from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.training.boundary import Boundary
-from peer.training.validation import Validation
 
 ROUND_TRIES = 2  # for one round
 WORSE = 1.2  # times the loss of this peer's slow weights: those of a round later may be so much worse
@@ -18,14 +18,15 @@ WORSE = 1.2  # times the loss of this peer's slow weights: those of a round late
 
 @dataclass
 class Blocking(Boundary):
-    """Waits until the exchange has ended. ``validation``: checks the slow weights of a member before they are taken."""
+    """Waits until the exchange has ended."""
 
     exchange: Exchange[Any]
-    validation: Validation | None = None
 
     def cross(self, inner: InnerReport) -> bool:
         """Average with the group and take the outer step. The next inner phase can begin when it returns."""
         phase = self.phase
+        self.rollback.trained(inner)
+        self.judge()
         for _ in range(ROUND_TRIES):
             with phase("match"):
                 group = self.presence.group_for(self.counters.round)
@@ -37,7 +38,10 @@ class Blocking(Boundary):
             if not self.repeats(mean):
                 break
         with phase("apply"), self.outer.slow.changing:
-            if mean.outcome in (Outcome.MERGED, Outcome.ALONE) or not self.outer.equal_replicas:
+            if mean.outcome is Outcome.MERGED and isinstance(self.outer, NoLoCo):
+                self.outer.merge(mean.mean)
+                self.rollback.begin([(0, mean.mean)], mean)
+            elif mean.outcome in (Outcome.MERGED, Outcome.ALONE) or not self.outer.equal_replicas:
                 self.outer.apply(mean.mean)
             self.state.cross_boundary(mean.digest, members=len(mean.partners) + 1)
         self.report(self.reached(inner), mean)

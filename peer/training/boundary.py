@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from peer import clock
 from peer.config.schema import SwarmRunConfig
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.progress import Progress, phase_steps
+from peer.rounds.types import Outcome
 from peer.swarm.presence import Presence
 from peer.telemetry.report import BoundaryReport, Reporter, RoundReport
-from peer.training.outer_state import OuterState
+from peer.training.outer_state import OuterState, Trial
 from peer.training.resources import Resources
+from peer.training.rollback import Rollback
+from peer.training.validation import Validation
 
 
 @dataclass
@@ -28,13 +31,17 @@ class Boundary(ABC):
     presence: Presence
     reporter: Reporter
     resources: Resources
+    phase_length: PhaseLength
+    validation: Validation | None = field(default=None, kw_only=True)  # to check weights that others gave
 
     def __post_init__(self) -> None:
         self.outer, self.counters = self.state.outer, self.state.counters
         self.phase, self.context = self.resources.phase, self.resources.context
+        self.rollback = Rollback(self.state, self._undone)
 
-    def between_steps(self) -> None:  # noqa: B027 - nothing to do is a valid answer
+    def between_steps(self) -> None:
         """Call it before each inner step."""
+        self.rollback.look()
 
     @abstractmethod
     def cross(self, inner: InnerReport) -> bool:
@@ -43,8 +50,19 @@ class Boundary(ABC):
         ``False``: the boundary is postponed, and the next inner phase belongs to the same round.
         """
 
-    def finish(self) -> None:  # noqa: B027
-        """There is no further inner phase: wait for an exchange that has not ended."""
+    def finish(self) -> None:
+        """There is no further inner phase: wait for an exchange that has not ended, and judge what it changed."""
+        self.judge()
+
+    def judge(self) -> None:
+        """Judge the last merge before the next one; closely at the end of the run, when no time is left to mend it."""
+        validation = None if self.context.stop.requested else self.validation
+        self.rollback.end(validation.sample_loss if validation else None, closely=self.phase_length.run_ends())
+
+    def _undone(self, trial: Trial, detail: str) -> None:
+        if trial.merge is not None:
+            self.presence.avoid(trial.merge.partner_id, Outcome.POISONED)
+            self.reporter.undone(trial.merge.partners[0], detail)
 
     def reached(self, inner: InnerReport) -> BoundaryReport:
         """This peer's position after a boundary."""

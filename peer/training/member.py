@@ -123,16 +123,16 @@ class Membership:
         catch_up(self.state, self.presence, timeout, newcomer_above=newcomer_above, reached=reached)
 
     def boundary(self, validation: Validation | None = None) -> Boundary:
-        """The end of this peer's rounds; call it once, after :meth:`join`. ``validation``: checks a group's weights."""
+        """The end of this peer's rounds; call it once, after :meth:`join`. ``validation``: checks what others gave."""
         settings, method = self.resources.run.exchange, self.state.outer
-        parts = self.state, self.presence, self.reporter, self.resources
+        parts = self.state, self.presence, self.reporter, self.resources, self.phase_length
         if not settings.overlap:
-            return Blocking(*parts, self._exchange(), validation)
+            return Blocking(*parts, self._exchange(), validation=validation)
         assert isinstance(method, NoLoCo), "checked with the configuration"
         coder = codec_named(settings.codec, method.slow.numel)
         exchange = OverlappedPairExchange(self.node, method.slow.numel, coder, settings, Guard())
         self._stack.callback(exchange.close)
-        return Overlapped(*parts, exchange, method, self.phase_length)
+        return Overlapped(*parts, exchange, method, validation=validation)
 
     def _exchange(self) -> Exchange[Any]:
         outer, settings, node = self.state.outer, self.resources.run.exchange, self.node

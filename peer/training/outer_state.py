@@ -6,23 +6,43 @@ state.py adds the inner half. api/state.py is for a program with an inner half o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from peer.outer.method import OuterMethod
-from peer.rounds.contribution import parts
+from peer.replica.device import Arriving
+from peer.rounds.contribution import Averaged, parts
 from peer.rounds.state import NO_ROUNDS, Lineage, State
+
+JUDGES = 16  # inner steps whose losses judge a merge
 
 
 class Trained(Protocol):
-    """The inner loop. ``step``: of the swarm."""
+    """The inner loop."""
 
-    step: int
+    step: int  # of the swarm
+    loss: Tensor | float | None  # of the last step, nats a token; ``None`` when unknown
+
+
+@dataclass
+class Trial:
+    """A merge that may be undone (rollback.py). ``corrections``: first element, and mean less own contribution."""
+
+    corrections: Sequence[tuple[int, Tensor]]
+    step: int  # of the inner loop when its loss was last taken
+    usual: float  # loss before it, nats a token
+    spread: float  # standard deviation of a step's loss
+    applied: int  # the inner step at which the last correction was applied
+    merge: Averaged | None  # ``None`` while the swap runs
+    judged: int = 0  # the inner step of the last loss that was judged
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGES))
+    arriving: deque[tuple[int, Arriving]] = field(default_factory=deque)  # inner steps and their losses
 
 
 @dataclass
@@ -46,6 +66,7 @@ class OuterState(ABC):
     def __init__(self, inner: Trained, outer: OuterMethod) -> None:
         self.inner, self.outer = inner, outer
         self.counters = Counters()
+        self.trial: Trial | None = None  # the last merge, while it may be undone (rollback.py)
 
     @abstractmethod
     def forget(self) -> None:
@@ -129,6 +150,7 @@ class OuterState(ABC):
 
     def take_outer(self, vectors: Mapping[str, Tensor]) -> None:
         """φ ← ``vectors["phi"]``, δ ← ``vectors["momentum"]``; θ does not change."""
+        self.trial = None
         with self.outer.slow.changing:
             for name, vector in self.named_vectors().items():
                 vector.copy_(vectors[name])

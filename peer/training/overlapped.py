@@ -11,15 +11,17 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import torch
+from torch import Tensor
 
 from peer import clock
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
-from peer.rounds.types import Group
+from peer.rounds.types import Group, Outcome, Reason
 from peer.telemetry.report import BoundaryReport
-from peer.training.boundary import Boundary, PhaseLength
+from peer.training.boundary import Boundary
+from peer.training.outer_state import Trial
 
 STOP_PATIENCE = 10.0  # seconds for a running swap after a stop request
 LOOK_SECONDS = 0.05  # seconds between two checks of a swap at the end of the run
@@ -34,7 +36,7 @@ class EndedPhase:
     number: int  # of the inner phase, from 1
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunningSwap:
     """A swap that has not ended, and the values for its report."""
 
@@ -42,6 +44,8 @@ class RunningSwap:
     boundary: BoundaryReport
     opened: dict[int, int] = field(default_factory=dict)  # part: the inner step at its opening
     late: list[int] = field(default_factory=list)  # inner steps from the opening to the partner's part
+    corrections: list[tuple[int, Tensor]] = field(default_factory=list)  # that were applied, in bf16
+    harm: str = ""  # why they were undone
 
 
 @dataclass
@@ -50,7 +54,6 @@ class Overlapped(Boundary):
 
     exchange: OverlappedPairExchange
     method: NoLoCo
-    phase_length: PhaseLength
     _ended: EndedPhase | None = None
     _swap: RunningSwap | None = None
 
@@ -58,20 +61,27 @@ class Overlapped(Boundary):
         """The round is over. Its swap begins with the next inner step, so that no partner waits while this peer
         evaluates. While the last swap runs the boundary is postponed, unless the run ends before the next one.
         """
+        self.rollback.trained(inner)
         if self._swap is not None and not self.phase_length.run_ends():
             self.state.begin_phase()
             return False
-        self.finish()
+        self._complete()
+        self.judge()
         self._ended = EndedPhase(inner, self.counters.phase_tokens, self.context.progress.phases)
         self.state.cross_boundary()
         return True
 
     def between_steps(self) -> None:
         """Begin the swap of the phase that has ended, or continue it."""
+        super().between_steps()
         self._launch()
         self._advance()
 
     def finish(self) -> None:
+        self._complete()
+        super().finish()
+
+    def _complete(self) -> None:
         """Wait for the running swap until its deadline, or for ``STOP_PATIENCE`` after a stop request."""
         with self.phase("exchange"):
             self._launch()
@@ -94,6 +104,7 @@ class Overlapped(Boundary):
 
         mailbox = self.exchange.start(self.context.progress.step_seconds, meet)
         self._swap = RunningSwap(mailbox, self.reached(ended.inner))
+        self.rollback.begin(self._swap.corrections, None)
 
     def _advance(self, *, idle: bool = False) -> None:
         """Apply the corrections that have arrived and open the next parts. ``idle``: no inner steps run now."""
@@ -102,19 +113,32 @@ class Overlapped(Boundary):
             return
         mailbox = swap.mailbox
         result = mailbox.result()
-        arrived = mailbox.take_corrections()
+        arrived = [] if swap.harm else mailbox.take_corrections()
         wanted = mailbox.unopened() if result is not None else mailbox.parts_to_open(idle=idle)
         if arrived or wanted or result is not None:
             with self.phase("apply"):
                 for index, correction in arrived:
                     self.method.amend(mailbox.parts[index][0], correction)
+                    swap.corrections.append((mailbox.parts[index][0], correction.bfloat16()))
                     swap.late.append(self.state.inner.step - swap.opened[index])
                 for index in wanted:
                     self._open(swap, index)
         if result is not None:
             self._swap = None
+            if swap.harm:
+                blamed = (result.partner_id,)
+                result = replace(
+                    result, outcome=Outcome.POISONED, reason=Reason.HARMFUL, detail=swap.harm, culprits=blamed
+                )
+            self.rollback.ended(result)
             self.presence.ended(result)
             self.report(swap.boundary, replace(result, staleness=fmean(swap.late) if swap.late else 0.0))
+
+    def _undone(self, trial: Trial, detail: str) -> None:
+        super()._undone(trial, detail)
+        if trial.merge is None and self._swap is not None:
+            self._swap.harm = detail
+            self._swap.mailbox.cancel()
 
     def _open(self, swap: RunningSwap, index: int) -> None:
         start, stop = swap.mailbox.parts[index]

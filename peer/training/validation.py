@@ -10,6 +10,8 @@ from torch import Tensor
 from peer.telemetry.metrics import PhaseClock
 from peer.training.state import PeerState
 
+SAMPLE = 8  # batches
+
 
 @dataclass(frozen=True)
 class Validation:
@@ -34,6 +36,11 @@ class Validation:
         """This replica's loss on the validation set."""
         with self.phase("eval"):
             return self.state.inner.evaluate(self.batches)
+
+    def sample_loss(self) -> float:
+        """The same on its first ``SAMPLE`` batches."""
+        with self.phase("eval"):
+            return self.state.inner.evaluate(self.batches[:SAMPLE])
 
     def loss_of(self, phi: Tensor) -> float:
         """The loss of the slow weights ``phi`` (flat fp32, host) on the validation set."""

@@ -1,11 +1,13 @@
-"""Hostile peers among eight: the loss of the others with the guard (peer/exchange/guard.py) and without it.
+"""Hostile peers among eight: the loss of the others with guard and rollback (peer/exchange/guard.py,
+peer/training/rollback.py), and without both.
 
 python -m tests.benchmarks.hostile [--quick] [--search N] [--json FILE]
 
 Every run is a simulation with the peer's own inner loop, outer step, codec, guard and backoff. Only the bytes or the
 tokens that replica 0 sends are false (tests/swarm/support/attacks.py); of two hostile ones, those of replica 1 too. The
-figures are validation losses of the others. hostile_real.py does the same with real peers. ``--search`` looks for the
-worst of N random mixtures of s, βΔ and noise, with a tiny model. Runs in FILE's .runs.json are not repeated.
+figures are validation losses of the others, of two seeds; of one without guard and rollback. hostile_real.py does the
+same with real peers. ``--search`` looks for the worst of N random mixtures of s, βΔ and noise, with a tiny model. Runs
+in FILE's .runs.json are not repeated.
 """
 
 from __future__ import annotations
@@ -21,9 +23,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from peer.commands.simulate.options import Method, Options
 from peer.commands.simulate.replica import Replica
 from peer.commands.simulate.simulation import Simulation
@@ -32,11 +31,22 @@ from peer.errors import RunError
 from peer.rounds.types import Outcome
 from tests.benchmarks.common import command_line, finish
 from tests.benchmarks.convergence.cases import NOLOCO, SWEEP_STEPS, Case, Size
-from tests.swarm.support.attacks import Attack, Falsehood, Hostile, Unguarded, mixture, uphill
+from tests.swarm.support.attacks import Attack, Falsehood, Hostile, Unguarded, gradient, mixture, uphill
 
 SHOWN = (Attack.SIGN, Attack.SCALE, Attack.RANDOM, Attack.STALE)
-TOKENS, UPHILL = "tokens", "uphill"  # honest, with 2^53 tokens · s + 20 ‖βΔ‖ along the gradient of the loss
-SUBTLE = (Attack.LOUD, Attack.NOISY, Attack.DROWNED, Attack.POISON, TOKENS, UPHILL)
+TOKENS, UPHILL = "tokens", "uphill"  # honest, with 2^53 tokens · s + so many ‖βΔ‖ along the gradient of the loss
+SUBTLE = (
+    Attack.LOUD,
+    Attack.NOISY,
+    Attack.DROWNED,
+    Attack.POISON,
+    TOKENS,
+    f"{UPHILL} 0.5",
+    f"{UPHILL} 3",
+    f"{UPHILL} 20",
+)
+OVERLAPPED = (f"{UPHILL} 3", f"{UPHILL} 20")  # also with swaps that are not waited for
+SWAP_STEPS = 8  # inner steps during such a swap
 SEEDS = (0, 1)
 TINY = Size("tiny", LlamaModel(hidden_size=48, intermediate_size=128, layers=1, heads=4), 32)
 TINY_STEPS, TINY_H, TINY_RATE = 325, 25, 6e-3
@@ -44,7 +54,9 @@ TINY_STEPS, TINY_H, TINY_RATE = 325, 25, 6e-3
 
 @dataclass(frozen=True)
 class Battle:
-    """One simulation. ``attack``: an :class:`Attack`, ``TOKENS``, ``UPHILL``, or three factors: of s, βΔ and noise."""
+    """One simulation. ``attack``: an :class:`Attack`, ``TOKENS``, ``UPHILL`` with a length, or three factors: of s, βΔ
+    and noise.
+    """
 
     attack: str | None
     guarded: bool
@@ -52,10 +64,11 @@ class Battle:
     seed: int
     liars: int = 1
     tiny: bool = False
+    overlap: bool = False
 
     @property
     def key(self) -> str:
-        more = f"{' liars=2' if self.liars > 1 else ''}{' tiny' if self.tiny else ''}"
+        more = f"{' liars=2' if self.liars > 1 else ''}{' tiny' if self.tiny else ''}{' overlap' * self.overlap}"
         guard = "clipped" if self.guarded else "open"
         return f"{self.attack or 'honest'} {guard} steps={self.steps} seed={self.seed}{more}"
 
@@ -65,7 +78,8 @@ class Battle:
             return Case(
                 "hostile", "noloco", TINY_H, TINY_RATE, outer=NOLOCO, steps=self.steps, seed=self.seed, size=TINY
             )
-        return Case("hostile", "noloco", outer=NOLOCO, steps=self.steps, seed=self.seed)
+        overlap = SWAP_STEPS * self.overlap
+        return Case("hostile", "noloco", outer=NOLOCO, steps=self.steps, seed=self.seed, overlap=overlap)
 
 
 class Boaster(Replica):
@@ -89,30 +103,21 @@ class _Simulation(Simulation):
         for replica in replicas:
             if not self.battle.guarded:
                 replica.guard = Unguarded()
+                replica.try_merge = lambda corrections, partner="": None  # type: ignore[method-assign]
         return replicas
 
 
 def _false(attack: str, replica: Replica) -> Attack | Falsehood:
-    if attack == UPHILL:
-        return uphill(partial(_gradient, replica), 20.0)
+    if attack.startswith(UPHILL):
+        return uphill(partial(gradient, replica.state), float(attack.removeprefix(UPHILL)))
     return Attack(attack) if attack in list(Attack) else mixture(*map(float, attack.split(",")))
-
-
-def _gradient(replica: Replica) -> Tensor:
-    """The gradient of the loss on the replica's next batch, flat."""
-    model = replica.state.inner.model
-    (batch,) = replica.state.stream.take(1)
-    loss = torch.nn.functional.cross_entropy(
-        model(input_ids=batch[:, :-1]).logits.flatten(0, 1), batch[:, 1:].flatten()
-    )
-    parameters = [it for it in model.parameters() if it.requires_grad]
-    return torch.cat([it.flatten() for it in torch.autograd.grad(loss, parameters)])
 
 
 def run_one(battle: Battle) -> dict[str, Any]:
     """One simulation, in a separate process."""
     case = battle.case
-    simulation = _Simulation(case.config(), Options(replicas=case.replicas, method=Method.NOLOCO))
+    options = Options(replicas=case.replicas, method=Method.NOLOCO, swap_steps=max(1, case.overlap))
+    simulation = _Simulation(case.config(), options)
     simulation.battle = battle
     try:
         peers = simulation.run(lambda line: None)["peers"]
@@ -142,18 +147,25 @@ def run_all(battles: list[Battle], file: Path | None) -> dict[str, dict[str, Any
 def figures(rows: dict[str, dict[str, Any]], steps: int, seeds: tuple[int, ...]) -> dict[str, Any]:
     """Loss ratios between runs with the same seed, mean over the seeds; ``None`` if a model diverged."""
 
-    def loss(attack: str | None, guarded: bool, seed: int, liars: int = 1) -> float | None:
-        value: float | None = rows[Battle(attack, guarded, steps, seed, liars).key]["val_loss"]
+    def loss(battle: Battle) -> float | None:
+        value: float | None = rows[battle.key]["val_loss"]
         return value
 
-    def ratio(attack: str | None, guarded: bool, liars: int = 1) -> float | None:
-        pairs = [(loss(attack, guarded, seed, liars), loss(None, False, seed)) for seed in seeds]
+    def ratio(attack: str | None, guarded: bool, liars: int = 1, overlap: bool = False) -> float | None:
+        pairs = [
+            (
+                loss(Battle(attack, guarded, steps, seed, liars, overlap=overlap)),
+                loss(Battle(None, overlap, steps, seed, overlap=overlap)),
+            )
+            for seed in seeds[: 2 if guarded else 1]
+        ]
         known = [one / two for one, two in pairs if one is not None and two is not None]
-        return mean(known) if len(known) == len(seeds) else None
+        return mean(known) if len(known) == len(pairs) else None
 
     return {
         "honest_ratio": ratio(None, True),
         "attacked_ratio": {str(it): ratio(it, True) for it in (*SHOWN, *SUBTLE)},
+        "overlapped_ratio": {it: ratio(it, True, overlap=True) for it in OVERLAPPED},
         "two_attack_ratio": {str(it): ratio(it, True, 2) for it in SUBTLE},
         "unguarded_ratio": {str(it): ratio(it, False) for it in (*SHOWN, *SUBTLE)},
         "rows": list(rows.values()),
@@ -169,6 +181,8 @@ def in_words(found: dict[str, Any]) -> str:
         for name in found["attacked_ratio"]
     )
     honest = percent(found["honest_ratio"])
+    attacks += "; not waited for: "
+    attacks += ", ".join(f"{name} {percent(ratio)}" for name, ratio in found["overlapped_ratio"].items())
     return f"loss with one hostile peer in eight, guarded (not guarded): {attacks}; no hostile peer {honest}"
 
 
@@ -200,13 +214,12 @@ def main() -> None:
         finish("hostile_search", worst, words, args.json)
         return
     steps, seeds = (60, (0,)) if args.quick else (SWEEP_STEPS, SEEDS)
-    battles = [
-        Battle(attack, guarded, steps, seed)
-        for seed in seeds
-        for attack in (None, *SHOWN, *SUBTLE)
-        for guarded in (False, True)
-    ]
+    attacks = (None, *SHOWN, *SUBTLE)
+    battles = [Battle(attack, True, steps, seed) for seed in seeds for attack in attacks]
+    battles += [Battle(attack, False, steps, seeds[0]) for attack in attacks]
+    battles += [Battle(None, False, steps, seed) for seed in seeds[1:]]
     battles += [Battle(attack, True, steps, seed, 2) for seed in seeds for attack in SUBTLE]
+    battles += [Battle(it, True, steps, seed, overlap=True) for seed in seeds for it in (None, *OVERLAPPED)]
     found = figures(run_all(battles, runs), steps, seeds)
     finish("hostile", found, in_words(found), args.json)
 

@@ -117,7 +117,8 @@ class Network:
 
     def drop_all(self, host: Host) -> None:
         """The host's daemon ends: whoever can hear it learns so."""
-        host.handlers.clear()
+        for known in (host.handlers, host.dialling, host.backoff):
+            known.clear()
         for link in list(host.links.values()):
             link.end("connection reset by peer")
 

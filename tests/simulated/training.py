@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class PacedLoop:
 
     def __init__(self, weights: nn.Parameter, optimum: Tensor, seconds: float, context: LoopContext, seed: int) -> None:
         self.step = 0
+        self.loss: float | None = None
         self._weights, self._optimum, self._seconds = weights, optimum, seconds
         self._context, self._chance = context, random.Random(seed)
         self._noise = torch.Generator().manual_seed(seed)
@@ -40,11 +42,14 @@ class PacedLoop:
                 batch = torch.randn(self._optimum.shape, generator=self._noise).add_(self._optimum)
                 self._weights.add_(batch - self._weights, alpha=RATE)
             losses.append(self._loss())
+            self.loss = losses[-1]
             steps, self.step = steps + 1, self.step + 1
             self._context.progress.tick()
             if self._context.stop.requested:
                 break
-        return InnerReport(steps, steps * TOKENS, losses[-1], losses[-1], 1.0, 1e-3, clock.monotonic() - began)
+        spread = stdev(losses[1:]) if steps > 1 else math.nan
+        loss = fmean(losses[1:]) if steps else math.nan
+        return InnerReport(steps, steps * TOKENS, loss, losses[-1], 1.0, 1e-3, clock.monotonic() - began, spread)
 
     def evaluate(self, batches: Iterable[None]) -> float:
         clock.sleep(self._seconds)

@@ -17,7 +17,7 @@ from peer.exchange.codec import COEFFICIENT_BYTES, Codec, prepare, size
 from peer.exchange.guard import Judgement, judge, share
 from peer.exchange.pair.mailbox import overlapped_parts
 from peer.rounds.contribution import Contribution, SparseContribution, parts
-from peer.rounds.types import Outcome
+from peer.rounds.types import Outcome, Reason
 
 MERGED = Verdict(Outcome.MERGED)
 
@@ -95,6 +95,7 @@ class _Side:
     verdict: Verdict = MERGED
     digest: bytes = b""  # of the first part that arrived
     held: list[tuple[int, Tensor]] = field(default_factory=list)  # corrections that may not be used yet
+    used: list[tuple[int, Tensor]] = field(default_factory=list)
 
     def open(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """The outer step of a part with its own contribution alone; returns that contribution and what was trained."""
@@ -117,11 +118,21 @@ class _Side:
             self.verdict = objection
         return theirs.sub_(own).mul_(share)
 
+    def train(self) -> None:
+        """An inner step. The swap ends when the corrections so far have been undone for it."""
+        self.replica.train(1)
+        if self.replica.harm:
+            self.verdict = Verdict(Outcome.POISONED, detail=self.replica.harm, reason=Reason.HARMFUL)
+            self.replica.harm = ""
+
     def amend(self, start: int, correction: Tensor) -> None:
+        if self.verdict.reason is Reason.HARMFUL:
+            return
         self.held.append((start, correction))
         if self.judgement.usable:
             for place, held in self.held:
                 self.replica.pairwise.amend(place, held)
+                self.used.append((place, held))
             self.held.clear()
 
 
@@ -152,8 +163,12 @@ class OverlappedSwap:
     def _swap(self) -> None:
         numel = self.one.state.outer.slow.numel
         pair = (self.one, self.two)
+        for replica in pair:
+            replica.judge()
         sides = [_Side(me, found, me.codec.begin()) for me, found in zip(pair, self._judgements, strict=True)]
         introduce(*(me.codec for me in pair))
+        for side in sides:
+            side.replica.try_merge(side.used)
         # at the end of a run a phase is shorter than the swap: as in the peer, nothing is trained during the swap
         overlap = self.steps if min(replica.target - replica.state.inner.step for replica in pair) > self.steps else 0
         borders, groups = overlapped_parts(numel), max(1, overlap)
@@ -162,8 +177,8 @@ class OverlappedSwap:
             _amend(sides, late)
             late = [(start, _swap_part(sides, start, stop)) for start, stop in borders[group::groups]]
             if overlap:
-                for replica in pair:
-                    replica.train(1)
+                for side in sides:
+                    side.train()
         _amend(sides, late)
         self._end(sides)
 
@@ -172,7 +187,8 @@ class OverlappedSwap:
             for side in sides:
                 side.verdict = side.judgement.verdict(side.digest)
         self.verdicts = sides[0].verdict, sides[1].verdict
-        for side in sides:
+        for side, other in (sides, sides[::-1]):
+            side.replica.swapped(other.replica.name)
             side.replica.codec.settle(both_merged(self.verdicts))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,11 @@ from peer.errors import RunError
 from peer.exchange.codec import Codec
 from peer.exchange.guard import Guard
 from peer.outer.noloco import NoLoCo
+from peer.rounds.contribution import Averaged
 from peer.rounds.progress import phase_steps
 from peer.rounds.types import Outcome
+from peer.training.outer_state import Trial
+from peer.training.rollback import Rollback
 from peer.training.state import PeerState
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ class Replica:
     inner_steps: int
     codec: Codec
     guard: Guard
+    validation: Sequence[Tensor] = ()  # batches that judge a merge after which no inner step follows
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     partners: Counter[str] = field(default_factory=Counter)
     met: dict[str, int] = field(default_factory=dict)  # the round in which a partner was met last
@@ -54,6 +59,11 @@ class Replica:
     pending: Pending | None = None
     overlapped: OverlappedSwap | None = None  # a swap that begins with the next inner phase
     target: int = 0  # the inner step at which the phase ends
+    harmful: list[str] = field(default_factory=list)  # partners whose merges were undone
+    harm: str = ""  # why the corrections of the swap that runs were undone
+
+    def __post_init__(self) -> None:
+        self.rollback = Rollback(self.state, self._undone)
 
     @property
     def done(self) -> bool:
@@ -85,6 +95,8 @@ class Replica:
         if self.overlapped is not None:
             self.overlapped.run()
             self.overlapped = None
+        else:
+            self.judge()
         steps = self.target - self.state.inner.step
         if self.pending is not None:
             early = min(self.pending.steps, steps)
@@ -93,10 +105,13 @@ class Replica:
             steps -= early
         self.train(steps)
 
-    def apply(self, mean: Tensor, delay: int = 0) -> None:
-        """The outer step: at once, or ``delay`` inner steps from now."""
+    def apply(self, mean: Tensor, delay: int = 0, partner: str = "") -> None:
+        """The outer step: at once, or ``delay`` inner steps from now. ``partner``: with which it was merged."""
         if delay:
             self.pending = Pending(mean, delay, self.fast_weights())
+        elif partner:
+            self.pairwise.merge(mean)
+            self.try_merge([(0, mean)], partner)
         else:
             self.state.outer.apply(mean)
 
@@ -113,7 +128,9 @@ class Replica:
     def train(self, steps: int) -> None:
         if not steps:
             return
-        report = self.state.inner.run(self.state.stream.take(steps))
+        report = self.state.inner.run(self._batches(steps))
+        self.rollback.look()
+        self.rollback.trained(report)
         self.state.counters.tokens += report.tokens
         self.state.counters.phase_tokens += report.tokens
         self.first_loss = report.first_loss if self.first_loss is None else self.first_loss
@@ -124,9 +141,37 @@ class Replica:
                 "averaged from it; lower run.inner.learning_rate or run.outer's, or look at the data"
             )
 
+    def try_merge(self, corrections: Sequence[tuple[int, Tensor]], partner: str = "") -> None:
+        """``corrections`` may be undone. They are all of a merge with ``partner``, or those of a swap that runs."""
+        self.rollback.begin(corrections, _merge(partner) if partner else None)
+
+    def swapped(self, partner: str) -> None:
+        """There are no further corrections."""
+        self.rollback.ended(_merge(partner))
+
+    def _undone(self, trial: Trial, detail: str) -> None:
+        if trial.merge is None:
+            self.harm = detail
+        else:
+            self.harmful.append(trial.merge.partner_id)
+
+    def judge(self) -> None:
+        """Judge the last merge before the next one."""
+        run_ends = self.steps - self.state.inner.step <= self.inner_steps
+        self.rollback.end(lambda: self.state.inner.evaluate(self.validation), closely=run_ends)
+
+    def _batches(self, steps: int) -> Iterator[Tensor]:
+        for batch in self.state.stream.take(steps):
+            self.rollback.look()
+            yield batch
+
     def _arrive(self, pending: Pending) -> None:
         """θ ← φ_new + what was trained since the boundary."""
         since = self.fast_weights().sub_(pending.boundary)
         self.state.outer.apply(pending.mean)
         self.state.outer.slow.add_to_fast(since)
         self.pending = None
+
+
+def _merge(partner: str) -> Averaged:
+    return Averaged(torch.empty(0), Outcome.MERGED, partners=(partner,), partner_id=partner)

@@ -30,6 +30,7 @@ from peer.process import LoopContext
 from peer.rounds.types import Outcome
 from peer.training import replica
 from peer.training.run_folder import require_folder, set_aside
+from peer.training.validation import SAMPLE
 
 SIMULATION_FILES = ("summary.json", "curves.json", "simulation.png")
 
@@ -87,7 +88,8 @@ class Simulation:
         text, device = self._part(index), torch.device("cpu")
         state = replica.replica(config, text.train, stream=index, device=device, context=LoopContext())
         codec = codec_named(run.exchange.codec, state.outer.slow.numel)
-        return Replica(name, state, speed, steps, run.inner_steps, codec, Guard())
+        sample = validation(run, self._text.validation)[:SAMPLE]
+        return Replica(name, state, speed, steps, run.inner_steps, codec, Guard(), sample)
 
     def _ddp(self) -> Replica:
         """One model on the batches of all replicas: the mean of the gradients is the gradient of the mean loss."""

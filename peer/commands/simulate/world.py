@@ -51,6 +51,7 @@ class World:
                     del self._arrivals.due[replica]
                     self._training.pop(replica).result()
                     self._count_overlapped(replica)
+                    self._avoid_harmful(replica)
                 free = self._at_boundary(here)
                 if time >= sample_at - SAME_TIME:
                     sample_at += every
@@ -61,6 +62,7 @@ class World:
                 self._go_on(free)
         for replica in self._replicas:
             replica.inner_phase()  # of no steps: what has not arrived is applied
+            replica.judge()
             self._count_overlapped(replica)
         self._sample(self._time)
 
@@ -111,8 +113,11 @@ class World:
             one.overlapped = two.overlapped = self._flying[one] = self._flying[two] = overlapped
         else:
             means, verdicts = swap(one, two)
-            for replica, mean in zip((one, two), means, strict=True):
-                replica.apply(mean if both_merged(verdicts) else average([replica])[0], self._options.delay)
+            for replica, other, mean in ((one, two, means[0]), (two, one, means[1])):
+                if both_merged(verdicts):
+                    replica.apply(mean, self._options.delay, other.name)
+                else:
+                    replica.apply(average([replica])[0], self._options.delay)
             self._count(one, two, verdicts)
             self._count(two, one, verdicts[::-1])
         for replica, other in ((one, two), (two, one)):
@@ -136,6 +141,11 @@ class World:
             self._backoff[replica].note(other.name, BACKOFF_PHASES * replica.usual_time, offence=True)
         refused = own.outcome is Outcome.MERGED and theirs.outcome is not Outcome.MERGED
         replica.outcomes[Outcome.REFUSED if refused else own.outcome] += 1
+
+    def _avoid_harmful(self, replica: Replica) -> None:
+        for name in replica.harmful:
+            self._backoff[replica].note(name, BACKOFF_PHASES * replica.usual_time, offence=True)
+        replica.harmful.clear()
 
     def _everyone(self, here: Sequence[Replica]) -> list[Replica]:
         self._group += [(replica, self._time) for replica in here]

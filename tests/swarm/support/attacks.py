@@ -15,9 +15,11 @@ from peer.config.schema import CodecName
 from peer.exchange.average import Verdict
 from peer.exchange.codec import Cast
 from peer.exchange.guard import Guard, Judgement
+from peer.replica.inner_loop import batch_loss
 from peer.rounds.types import Reason
+from peer.training.state import PeerState
 
-Falsehood = Callable[[Tensor, Tensor], Tensor]  # of s and βΔ of a part: what is sent instead
+Falsehood = Callable[[Tensor, Tensor, int], Tensor]  # of s and βΔ of a part, and its first element: what is sent
 
 
 class Attack(StrEnum):
@@ -39,7 +41,7 @@ def mixture(own: float, change: float, noise: float) -> Falsehood:
     """``own`` · s + ``change`` · βΔ + ``noise`` of the norm of s."""
     chance = torch.Generator().manual_seed(0)
 
-    def false(s: Tensor, changed: Tensor) -> Tensor:
+    def false(s: Tensor, changed: Tensor, start: int) -> Tensor:
         drawn = torch.randn(len(s), generator=chance) * (s.norm() / len(s) ** 0.5)
         return own * s + change * changed + noise * drawn
 
@@ -50,7 +52,7 @@ def poison(length: float, seed: int = 0) -> Falsehood:
     """s + a constant direction of ``length`` ‖βΔ‖. Those that collude have the same ``seed``."""
     directions: dict[int, Tensor] = {}
 
-    def false(s: Tensor, changed: Tensor) -> Tensor:
+    def false(s: Tensor, changed: Tensor, start: int) -> Tensor:
         chance = torch.Generator().manual_seed(seed)
         way = directions.setdefault(len(s), torch.randn(len(s), generator=chance) / len(s) ** 0.5)
         return s + length * changed.norm() * way
@@ -59,20 +61,30 @@ def poison(length: float, seed: int = 0) -> Falsehood:
 
 
 def uphill(gradient: Callable[[], Tensor], length: float) -> Falsehood:
-    """s + ``length`` ‖βΔ‖ along ``gradient``, where the loss grows fastest. For contributions of one part."""
+    """s + ``length`` ‖βΔ‖ along ``gradient`` (flat, of all elements), where the loss grows fastest."""
+    whole = torch.empty(0)
 
-    def false(s: Tensor, change: Tensor) -> Tensor:
-        way = gradient()
-        return s + length * change.norm() / way.norm() * way
+    def false(s: Tensor, changed: Tensor, start: int) -> Tensor:
+        nonlocal whole
+        whole = gradient() if start == 0 else whole  # the first part is sent first
+        way = whole[start : start + len(s)]
+        return s + length * changed.norm() / way.norm() * way
 
     return false
+
+
+def gradient(state: PeerState) -> Tensor:
+    """The gradient of the loss on the next batch of a peer, flat."""
+    (batch,) = state.stream.take(1)
+    loss = batch_loss(state.inner.model, batch, state.inner.device, autocast=False)
+    return torch.cat([it.flatten() for it in torch.autograd.grad(loss, [*state.inner.model.parameters()])])
 
 
 def false_of(attack: Attack) -> Falsehood:
     """What a member with this attack sends instead of s, given s and βΔ of a part."""
     match attack:
         case Attack.NAN:
-            return lambda s, change: torch.where(torch.arange(len(s)) % max(1, len(s) // 3) == 0, torch.nan, s)
+            return lambda s, change, start: torch.where(torch.arange(len(s)) % max(1, len(s) // 3) == 0, torch.nan, s)
         case Attack.POISON:
             return poison(4.0)
     own, change, noise = {
@@ -108,7 +120,7 @@ class Hostile(Cast):
         self._change[start] = change.clone()
 
     def encode(self, start: int, part: Tensor) -> bytes:
-        data = super().encode(start, self._false(part, self._change[start]))
+        data = super().encode(start, self._false(part, self._change[start], start))
         return self._first.setdefault(start, data) if self._stale else data
 
 

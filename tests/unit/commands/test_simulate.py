@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from peer.commands.simulate.simulation import Simulation, save
 from peer.config.schema import DecoupledConfig, DiLoCoConfig, ExchangeConfig, InnerConfig, NoLoCoConfig
 from peer.errors import RunError, UserError
 from peer.rounds.types import Outcome
-from tests.swarm.support.attacks import Attack, Hostile, Unguarded
+from tests.swarm.support.attacks import Attack, Hostile, Unguarded, gradient, uphill
 from tests.unit import parts
 from tests.unit.commands.simulate_harness import config, replica_of, simulate, without_clock
 
@@ -244,31 +245,34 @@ def test_outcomes_of_controls_are_rounds_alone() -> None:
 
 
 class Attacked(Simulation):
-    """Replica 0 is hostile; ``guarded``: the others are not."""
+    """Replica 0 is hostile. ``guarded``, ``undoes``: what the others do about it."""
 
-    attack: Attack
-    guarded = True
+    attack: Attack | None  # ``None``: along the gradient of the loss
+    guarded = undoes = True
 
     def _replicas(self) -> list[Replica]:
         replicas = super()._replicas()
-        replicas[0].codec = Hostile(self.attack)
+        false = uphill(partial(gradient, replicas[0].state), 3.0) if self.attack is None else self.attack
+        replicas[0].codec = Hostile(false)
         for replica in replicas:
             replica.guard = replica.guard if self.guarded else Unguarded()
+            if not self.undoes:
+                replica.try_merge = lambda corrections, partner="": None  # type: ignore[method-assign]
         return replicas
 
 
-def attacked(attack: Attack, *, overlap: bool, guarded: bool = True) -> dict[str, Any]:
+def attacked(attack: Attack | None, *, guarded: bool = True, undoes: bool = True, **run: Any) -> dict[str, Any]:
     """The figures of four replicas."""
-    chosen, method = with_method(config(steps=80, exchange=ExchangeConfig(overlap=overlap)), None)
+    chosen, method = with_method(config(**{"steps": 80, **run}), None)
     simulation = Attacked(chosen, Options(replicas=4, method=method, swap_steps=2))
-    simulation.attack, simulation.guarded = attack, guarded
+    simulation.attack, simulation.guarded, simulation.undoes = attack, guarded, undoes
     peers: dict[str, Any] = simulation.run(lambda line: None)["peers"]
     return peers
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_hostile_replica_is_refused_and_then_avoided(overlap: bool) -> None:
-    peers = attacked(Attack.NAN, overlap=overlap)
+    peers = attacked(Attack.NAN, exchange=ExchangeConfig(overlap=overlap))
     hostile = peers.pop("replica-0")
     assert hostile["partners"] == {} and hostile["rounds"]["refused"] >= 3
     for row in peers.values():
@@ -282,12 +286,24 @@ def test_a_hostile_replica_is_refused_and_then_avoided(overlap: bool) -> None:
 def test_a_hostile_replica_that_is_not_refused_does_far_less_harm_than_without_the_guard(
     attack: Attack, overlap: bool
 ) -> None:
-    def loss(peers: dict[str, Any]) -> float:
-        return sum(peers[f"replica-{index}"]["val_loss"] for index in (1, 2, 3)) / 3
+    exchange = ExchangeConfig(overlap=overlap)
+    honest = loss(simulate(run={"steps": 80, "exchange": exchange}, swap_steps=2)["peers"])
+    harm = loss(attacked(attack, exchange=exchange)) - honest
+    unguarded = loss(attacked(attack, exchange=exchange, guarded=False, undoes=False))
+    assert harm < 0.25 * (unguarded - honest)  # one of four
 
-    honest = loss(simulate(run={"steps": 80, "exchange": ExchangeConfig(overlap=overlap)}, swap_steps=2)["peers"])
-    harm = loss(attacked(attack, overlap=overlap)) - honest
-    assert harm < 0.25 * (loss(attacked(attack, overlap=overlap, guarded=False)) - honest)  # one of four
+
+def test_merges_along_the_gradient_of_the_loss_are_undone() -> None:
+    """The guard accepts them: they are no longer than those of honest peers."""
+    run = {"steps": 200, "inner_steps": 20, "batch_size": 4}
+    honest = loss(simulate(run=run)["peers"])
+    assert loss(attacked(None, **run)) < 1.05 * honest  # one of four
+    assert loss(attacked(None, **run, undoes=False)) > 1.2 * honest
+
+
+def loss(peers: dict[str, Any]) -> float:
+    """Of all but replica 0."""
+    return sum(peers[f"replica-{index}"]["val_loss"] for index in (1, 2, 3)) / 3
 
 
 def test_tokens_that_were_never_trained_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

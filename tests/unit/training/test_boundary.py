@@ -108,8 +108,8 @@ class Scene:
         run = load(DEMO, [*TINY, f"run.inner_steps={H}"]).run
         self.length = PhaseLength(run, TOTAL, self.state, self.resources.context.progress)
 
-    def parts(self) -> tuple[PeerState, Any, Reporter, Any]:
-        return self.state, self.presence, self.reporter, self.resources
+    def parts(self) -> tuple[PeerState, Any, Reporter, Any, PhaseLength]:
+        return self.state, self.presence, self.reporter, self.resources, self.length
 
     def train(self) -> InnerReport:
         steps = self.length.begin()
@@ -129,7 +129,6 @@ def overlapped(scene: Scene, exchange: Any) -> Overlapped:
         *scene.parts(),
         exchange=exchange,
         method=scene.state.outer,  # type: ignore[arg-type]
-        phase_length=scene.length,
     )
 
 
@@ -218,7 +217,7 @@ def test_the_weights_that_a_member_calls_the_groups_are_taken_if_they_are_no_wor
     presence.avoid = lambda *of: avoided.append(of)
     batches = scene.state.stream.take(2)
     validation = Validation(scene.state, scene.resources.phase, 5.0, [*batches], {})
-    boundary = Blocking(*scene.parts(), Exchange(), validation)  # type: ignore[arg-type]
+    boundary = Blocking(*scene.parts(), Exchange(), validation=validation)  # type: ignore[arg-type]
     before = theta(scene.state)
     group = boundary.caught_up(Seat("a", "peer-a"))
     if gives == "better":

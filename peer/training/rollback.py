@@ -1,0 +1,130 @@
+"""Takes a merge of two peers back when the training loss jumps after it.
+
+The guard bounds how far a contribution moves the weights, not in which direction. Along the gradient of the loss a
+hostile one can double the loss within the distance that honest peers need. The first loss after the merge shows that,
+at no cost. The outer step is linear in the mean, so until the next boundary the merge can be undone: its corrections
+are subtracted from θ, φ and δ (:meth:`NoLoCo.amend`), and what was trained since remains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from torch import Tensor
+
+from peer.outer.noloco import NoLoCo
+from peer.replica.device import Arriving
+from peer.replica.inner_loop import InnerReport
+from peer.rounds.contribution import Averaged, parts
+from peer.training.outer_state import JUDGES, OuterState, Trial
+
+USUAL_STEPS = 16  # recent inner steps whose losses are usual, or those of the last phase
+JUMP = 1.1  # times their mean: so much may the loss be; after honest merges the median is 0.97
+SPREADS = 4.0  # and so many standard deviations above it, of a mean of as many losses: single batches scatter
+HARM = 1.02  # times the loss without the merge, on the same batches
+
+
+class Rollback:
+    """The last merge of one peer. Used by its training thread. ``undone``: gets what was undone, and why in words."""
+
+    def __init__(self, state: OuterState, undone: Callable[[Trial, str], None]) -> None:
+        self._state, self._undone = state, undone
+        self._recent: deque[InnerReport] = deque()
+
+    def trained(self, inner: InnerReport) -> None:
+        """Some inner steps were made: their losses are usual."""
+        if math.isfinite(inner.loss):
+            self._recent.append(inner)
+            while sum(it.steps for it in self._recent) - self._recent[0].steps >= USUAL_STEPS:
+                self._recent.popleft()
+
+    def begin(self, corrections: Sequence[tuple[int, Tensor]], merge: Averaged | None) -> None:
+        """``corrections`` are being applied. They may grow until :meth:`ended` if there is no ``merge`` yet; each of
+        them may not change any more.
+        """
+        if self._recent:
+            usual, spread = _pooled(self._recent)
+            step = self._state.inner.step
+            self._state.trial = Trial(corrections, step, usual, spread, step, merge)
+
+    def ended(self, merge: Averaged) -> None:
+        """There are no further corrections."""
+        trial = self._state.trial
+        if trial is not None:
+            trial.merge, trial.applied = merge, self._state.inner.step
+
+    def look(self, *, wait: bool = False) -> None:
+        """Call it after each inner step: judge the merge while corrections come, and in the first steps after them.
+        ``wait``: for the losses until now.
+        """
+        trial, inner = self._state.trial, self._state.inner
+        if trial is None:
+            return
+        if inner.step > trial.step and inner.loss is not None:
+            trial.step = inner.step
+            trial.arriving.append((inner.step, Arriving(inner.loss)))
+        while trial.arriving and (loss := trial.arriving[0][1].value(wait=wait)) is not None:
+            step, _ = trial.arriving.popleft()
+            self._judge(trial, step, loss)
+
+    def end(self, loss: Callable[[], float] | None, *, closely: bool) -> None:
+        """Judge the merge before the next one. If no inner step has followed it, or ``closely`` if few have: by
+        ``loss`` with it and without it.
+        """
+        self.look(wait=True)
+        trial, self._state.trial = self._state.trial, None
+        if trial is None or loss is None or not trial.corrections or (trial.judged > trial.applied and not closely):
+            return
+        merged = loss()
+        self._amend(trial, -1.0)
+        without = loss()
+        if merged <= HARM * without:
+            self._amend(trial, 1.0)
+        else:
+            self._undone(trial, _words(merged, without))
+
+    def _judge(self, trial: Trial, step: int, loss: float) -> None:
+        if not trial.corrections:
+            return
+        trial.judged = step
+        trial.losses.append(loss)
+        if (mean := _jumped(trial)) is not None:
+            self._amend(trial, -1.0)
+            for start, correction in trial.corrections:
+                self._state.outer.slow.write_fast(start, start + correction.numel())
+            self._state.trial = None
+            self._undone(trial, _words(mean, trial.usual))
+        elif trial.merge is not None and step >= trial.applied + JUDGES:
+            self._state.trial = None
+
+    def _amend(self, trial: Trial, sign: float) -> None:
+        assert isinstance(self._state.outer, NoLoCo)
+        for start, correction in trial.corrections:
+            for low, high in parts(correction.numel()):
+                self._state.outer.amend(start + low, correction[low:high].float() * sign)
+
+
+def _jumped(trial: Trial) -> float | None:
+    """The mean of the last losses, as many as show a jump; ``None`` when none do."""
+    total = 0.0
+    for count, loss in enumerate(reversed(trial.losses), 1):
+        total += loss
+        limit = max(JUMP * trial.usual, trial.usual + SPREADS * trial.spread / math.sqrt(count))
+        if not total <= count * limit:
+            return total / count
+    return None
+
+
+def _pooled(reports: Iterable[InnerReport]) -> tuple[float, float]:
+    """Mean and standard deviation of the losses of all their steps."""
+    known = [(it.steps, it.loss, it.spread if it.steps > 1 else 0.0) for it in reports]
+    steps = sum(count for count, _, _ in known)
+    mean = sum(count * loss for count, loss, _ in known) / steps
+    squares = sum((count - 1) * spread**2 + count * (loss - mean) ** 2 for count, loss, spread in known)
+    return mean, math.sqrt(squares / max(1, steps - 1))
+
+
+def _words(loss: float, without: float) -> str:
+    return f"the loss was {loss:.4g} with this partner's weights and {without:.4g} without them"

@@ -1,0 +1,191 @@
+"""A merge after which the training loss jumps is undone; all others stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from peer.outer.noloco import NoLoCo
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Outcome
+from peer.training.outer_state import JUDGES, Trial
+from peer.training.rollback import Rollback
+from peer.training.state import PeerState
+from tests.swarm.support.attacks import gradient
+from tests.unit import parts
+
+STEPS = 20
+REACH = 4.0  # times ‖βΔ‖
+
+
+class Peer:
+    """A peer at a boundary, after an inner phase of ``STEPS``."""
+
+    def __init__(self) -> None:
+        self.state: PeerState = parts.peer_state()
+        assert isinstance(self.state.outer, NoLoCo)
+        self.outer: NoLoCo = self.state.outer
+        self.undone: list[tuple[Trial, str]] = []
+        self.rollback = Rollback(self.state, lambda *of: self.undone.append(of))
+        self.train(STEPS)
+
+    def train(self, steps: int) -> None:
+        def batches() -> object:
+            for batch in self.state.stream.take(steps):
+                self.rollback.look()
+                yield batch
+
+        self.rollback.trained(self.state.inner.run(batches()))  # type: ignore[arg-type]
+        self.rollback.look(wait=True)
+
+    def step_with(self, loss: float) -> None:
+        self.state.inner.loss, self.state.inner.step = loss, self.state.inner.step + 1
+        self.rollback.look()
+
+    def own(self) -> tuple[Tensor, Tensor]:
+        """s and βΔ."""
+        s, change = torch.empty(self.outer.slow.numel), torch.empty(self.outer.slow.numel)
+        self.outer.contribution().read_both(0, s, change)
+        return s, change
+
+    def harm(self) -> Tensor:
+        """A correction along the gradient of the loss, as long as the guard lets it be."""
+        way = gradient(self.state)
+        return REACH * self.own()[1].norm() / way.norm() * way
+
+    def merge(self, correction: Tensor) -> None:
+        mean = self.own()[0] + correction
+        self.outer.merge(mean)
+        self.rollback.begin([(0, mean)], merge())
+
+    def tensors(self) -> list[Tensor]:
+        theta = torch.empty(self.outer.slow.numel)
+        self.outer.slow.read_fast(0, theta)
+        return [self.outer.slow.phi.clone(), self.outer.momentum.clone(), theta]
+
+
+def merge() -> Averaged:
+    return Averaged(torch.empty(0), Outcome.MERGED, partners=("b",), partner_id="id-b")
+
+
+@pytest.fixture
+def peer() -> Peer:
+    return Peer()
+
+
+def test_a_merge_gives_the_correction_that_it_was(peer: Peer) -> None:
+    twin = Peer().outer
+    correction = 0.01 * torch.randn(peer.outer.slow.numel, generator=torch.Generator().manual_seed(0))
+    mean = peer.own()[0] + correction
+    twin.apply(mean.clone())
+    peer.outer.merge(mean)
+    torch.testing.assert_close(mean, correction, atol=1e-6, rtol=1e-4)
+    assert torch.equal(peer.outer.slow.phi, twin.slow.phi) and torch.equal(peer.outer.momentum, twin.momentum)
+
+
+def test_after_a_harmful_merge_weights_and_momentum_are_those_of_a_peer_that_was_alone(peer: Peer) -> None:
+    alone = Peer().outer
+    alone.apply(peer.own()[0])
+    peer.merge(peer.harm())
+    merged = peer.tensors()[2]
+    peer.train(2)
+    ((trial, detail),) = peer.undone
+    assert trial.merge is not None and trial.merge.partner_id == "id-b" and "without" in detail
+    assert peer.state.trial is None
+    phi, momentum, theta = peer.tensors()
+    torch.testing.assert_close(phi, alone.slow.phi, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(momentum, alone.momentum, atol=1e-6, rtol=1e-5)
+    assert (theta - alone.slow.phi).norm() < 0.3 * (merged - alone.slow.phi).norm()  # what two steps have trained
+
+
+def test_an_honest_merge_stays(peer: Peer) -> None:
+    other = Peer()
+    other.train(3)  # it has read further in the data
+    peer.merge((other.own()[0] - peer.own()[0]) / 2)
+    before = peer.tensors()[:2]
+    peer.train(JUDGES)
+    assert peer.undone == [] and peer.state.trial is None
+    assert all(torch.equal(one, two) for one, two in zip(before, peer.tensors()[:2], strict=True))
+
+
+def test_only_the_first_steps_after_the_merge_judge(peer: Peer) -> None:
+    peer.merge(torch.zeros(peer.outer.slow.numel))
+    peer.rollback.look()
+    assert peer.state.trial is not None and not peer.state.trial.losses  # the last loss is older than the merge
+    peer.train(JUDGES - 1)
+    assert peer.state.trial is not None
+    peer.train(1)
+    assert peer.state.trial is None
+    peer.step_with(1e9)
+    assert peer.undone == []
+
+
+@pytest.mark.parametrize("harmful", [False, True])
+def test_without_a_further_step_the_merge_is_judged_by_a_validation(peer: Peer, harmful: bool) -> None:
+    batches = [*parts.stream(5).take(4)]
+    peer.merge(peer.harm() if harmful else torch.zeros(peer.outer.slow.numel))
+    before = peer.tensors()
+    peer.rollback.end(lambda: peer.state.inner.evaluate(batches), closely=False)
+    assert len(peer.undone) == harmful and peer.state.trial is None
+    for one, two in zip(before, peer.tensors(), strict=True):
+        assert torch.allclose(one, two, atol=1e-6) != harmful
+
+
+@pytest.mark.parametrize("closely", [False, True])
+def test_at_the_end_of_a_run_a_few_steps_are_not_enough_to_judge(peer: Peer, closely: bool) -> None:
+    peer.merge(0.01 * peer.harm())
+    peer.train(1)
+    losses = iter([1.1, 1.0])
+    peer.rollback.end(lambda: next(losses), closely=closely)
+    assert len(peer.undone) == closely
+
+
+def test_the_parts_of_a_swap_are_judged_while_they_come_and_undone_together(peer: Peer) -> None:
+    corrections: list[tuple[int, Tensor]] = []
+    harm, half = peer.harm(), peer.outer.slow.numel // 2
+    for start, stop in ((0, half), (half, len(harm))):
+        peer.outer.open(start, torch.empty(stop - start), torch.empty(stop - start))
+    before = peer.tensors()
+    peer.rollback.begin(corrections, None)
+    peer.train(1)
+    assert peer.state.trial is not None and not peer.state.trial.losses  # nothing has come yet
+    for start, stop in ((0, half), (half, len(harm))):
+        peer.outer.amend(start, harm[start:stop])
+        corrections.append((start, harm[start:stop].bfloat16()))
+    peer.train(2)
+    ((trial, _),) = peer.undone
+    assert trial.merge is None and peer.state.trial is None
+    for one, two in zip(before[:2], peer.tensors()[:2], strict=True):
+        torch.testing.assert_close(one, two, atol=0.01 * float(harm.abs().max()), rtol=0)  # bf16 has 8 bits
+    assert (peer.tensors()[2] - before[2]).norm() < 0.1 * harm.norm()
+
+
+@pytest.mark.parametrize(
+    ("factors", "undone"), [((3.5,), False), ((4.5,), True), ((3.5, 3.5), True), ((2.5, 2.5), False)]
+)
+def test_single_losses_scatter_so_a_jump_is_more_than_their_noise(
+    peer: Peer, factors: tuple[float, ...], undone: bool
+) -> None:
+    """Batches of few tokens have losses far apart. ``factors``: standard deviations above what is usual."""
+    peer.merge(torch.zeros(peer.outer.slow.numel))
+    trial = peer.state.trial
+    assert trial is not None and 2.5 * trial.spread > 0.1 * trial.usual
+    for factor in factors:
+        peer.step_with(trial.usual + factor * trial.spread)
+    assert bool(peer.undone) == undone
+
+
+def test_weights_that_replace_all_end_the_trial(peer: Peer) -> None:
+    peer.merge(peer.harm())
+    peer.state.adopt(Peer().state.snapshot())
+    before = peer.tensors()[:2]
+    peer.train(2)
+    assert peer.undone == []
+    assert all(torch.equal(one, two) for one, two in zip(before, peer.tensors()[:2], strict=True))
+
+
+def test_a_loop_that_tells_no_loss_undoes_nothing(peer: Peer) -> None:
+    rollback = Rollback(peer.state, lambda *of: peer.undone.append(of))
+    rollback.begin([(0, peer.harm())], merge())
+    assert peer.state.trial is None
