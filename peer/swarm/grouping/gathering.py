@@ -136,8 +136,7 @@ class GroupMatching(Matching):
                 continue
             if self._leader.present:
                 await self._leader.hand_over(leader)
-            if not self._member.admitted_by(leader):
-                await self._member.join(leader, self._round)
+            await self._member.join(leader, self._round)
         if not self._boundary.here:  # before the checkpoint: no member shall wait for us
             self._member.leave()
             self._leader.close()

@@ -50,6 +50,7 @@ class GroupMember:
         self._node, self._boundary, self._counters = context.node, context.boundary, context.counters
         self._known, self._backoff = known, context.backoff
         self._leader: LeaderStream | None = None
+        self._joining = asyncio.Lock()
 
     def admitted_by(self, leader: Seat) -> bool:
         """Has ``leader`` admitted this peer, for its next round?"""
@@ -62,7 +63,14 @@ class GroupMember:
             self._leader = None
 
     async def join(self, leader: Seat, round: int) -> str:
-        """Join the group of ``leader``. Returns why that failed; empty on success."""
+        """Be in the group of ``leader``. Returns why that failed; empty on success.
+
+        A peer may come to its boundary while it joins. Of two streams to one leader, that one keeps the wrong one.
+        """
+        async with self._joining:
+            return "" if self.admitted_by(leader) else await self._join(leader, round)
+
+    async def _join(self, leader: Seat, round: int) -> str:
         self.leave()
         call = JoinGroup(seat=self._known.own_seat(), round=round, eta=self._boundary.eta() or 0.0)
         stream: Stream | None = None
@@ -113,7 +121,7 @@ class GroupMember:
     async def follow(self, leader: Seat, round: int, until: float) -> Group | str:
         """At the boundary: the group of ``leader``, or why there is none. ``until``: monotonic time."""
         fresh = not self.admitted_by(leader)
-        if fresh and (reason := await self.join(leader, round)):
+        if reason := await self.join(leader, round):
             return reason
         current = self._leader
         assert current is not None

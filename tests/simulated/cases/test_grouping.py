@@ -75,3 +75,17 @@ def test_a_member_that_could_not_take_the_weights_is_not_waited_for() -> None:
         assert "did not give" in str(rounds(world, 0)[-1]["detail"])
         waits = [row["seconds"]["match"] for number in range(1, COUNT) for row in rounds(world, number)[-3:]]
     assert max(waits) < 2.5  # 1.6 now, 10 then
+
+
+def test_a_member_that_comes_to_its_boundary_while_it_joins_has_one_stream_to_its_leader() -> None:
+    """It joined a second time, and then used the stream that the leader had closed: both went alone for half a minute,
+    again and again.
+    """
+    machines = tuple(Machine(0.012 + it / 100, 0.02, up=1e6, down=1e6, skew=0.0, starts=it) for it in (0.0, 0.3))
+    fast = Scenario(1, "group", machines, (), 40.0, inner_steps=8, numel=300, codec="none")
+    with in_a_folder(fast) as world:
+        world.run()
+        for peer in world.peers:
+            outcomes = [row["outcome"] for row in world.rounds(peer)]
+            met = outcomes[outcomes.index("merged") : -1]  # at first they do not know each other, and one leaves first
+            assert len(met) > 20 and set(met) == {"merged"}

@@ -60,7 +60,9 @@ def _is_mean(mean: np.ndarray, own: Path, theirs: Path, clipped: bool) -> bool:
     if clipped:
         apart = (two - one).astype(np.float64)
         taken = float((mean - one) @ apart / (apart @ apart))
-        return 0 < taken < share and bool(np.allclose(one + taken * apart, mean, rtol=1e-5, atol=1e-6))
+        rounding = 1e-6 * float(np.linalg.norm(one) / np.linalg.norm(apart))  # of a mean that is as good as its own
+        near = bool(np.allclose(one + taken * apart, mean, rtol=1e-5, atol=1e-6))
+        return near and -rounding <= taken <= share + rounding
     if share == MOST:
         return bool(np.array_equal((one + two) * np.float32(0.5), mean))
     return bool(np.allclose((1 - share) * one + share * two, mean, rtol=1e-5, atol=1e-6))

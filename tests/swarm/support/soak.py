@@ -251,7 +251,7 @@ def soak(folder: Path, *, peers: int, seconds: float, pause: float, seed: int) -
     with LabSwarm(load("lan"), peers, folder, warm=True) as swarm:
         run = Soak(swarm, peers, seconds, pause, seed)
         run.run()
-    left = [it.pid for it in psutil.process_iter() if _mentions(it, folder)] + run.running()
+    left = _left(folder) + run.running()
     found = check(folder / "shadow", [f"peer-{host}" for host in range(1, peers + 1)])
     first, last = run.losses()
     return {
@@ -271,6 +271,14 @@ def soak(folder: Path, *, peers: int, seconds: float, pause: float, seed: int) -
         "last_loss": last,
         "longest_stall_s": run.longest,
     }
+
+
+def _left(folder: Path) -> list[int]:
+    """Ids of processes that name ``folder``, after the daemons had some time to notice that their peers have ended."""
+    until = time.monotonic() + EXIT
+    while (found := [it.pid for it in psutil.process_iter() if _mentions(it, folder)]) and time.monotonic() < until:
+        time.sleep(0.2)
+    return found
 
 
 def _mentions(process: psutil.Process, folder: Path) -> bool:

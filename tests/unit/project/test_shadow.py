@@ -45,7 +45,7 @@ def test_a_weighted_mean_is_accepted_up_to_a_half(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("taken", "bent", "right"), [(0.3, 0, True), (0.6, 0, False), (-0.1, 0, False), (0.3, 0.01, False)]
+    ("taken", "bent", "right"), [(0.3, 0, True), (0.0, 0, True), (0.6, 0, False), (-0.1, 0, False), (0.3, 0.01, False)]
 )
 def test_a_clipped_merge_lies_between_the_two(tmp_path: Path, taken: float, bent: float, right: bool) -> None:
     mean = np.float32((1 - taken) * ONE + taken * TWO + [0, 0, bent])
