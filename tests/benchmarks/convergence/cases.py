@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from peer.config.schema import (
     CodecName,
@@ -48,6 +48,8 @@ class Case:
     seed: int = 0
     drop: float = 0.0
     codec: CodecName = "none"
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    muon_lr_ratio: float = 1.0
     overlap: int = 0  # inner steps during an overlapped swap; 0: blocking
     delay: int = 0  # inner steps by which a whole result is applied late
     size: Size = SMALL
@@ -63,7 +65,8 @@ class Case:
 
     def _unusual(self) -> dict[str, Any]:
         every = {"codec": self.codec, "overlap": self.overlap, "delay": self.delay, "size": self.size.name}
-        return {key: value for key, value in every.items() if value not in ("none", 0, "")}
+        muon = {"optimizer": "muon", "muon_lr_ratio": self.muon_lr_ratio} if self.optimizer == "muon" else {}
+        return muon | {key: value for key, value in every.items() if value not in ("none", 0, "")}
 
     def config(self) -> Config:
         """The configuration of the run, with about six evaluations."""
@@ -80,7 +83,12 @@ class Case:
                 batch_size=8,
                 model=self.size.model,
                 data=StdlibData(sequence_length=self.size.sequence_length),
-                inner=InnerConfig(learning_rate=self.lr, warmup_steps=100),
+                inner=InnerConfig(
+                    optimizer=self.optimizer,
+                    learning_rate=self.lr,
+                    muon_lr_ratio=self.muon_lr_ratio,
+                    warmup_steps=100,
+                ),
                 exchange=ExchangeConfig(codec=self.codec, overlap=self.overlap > 0),
                 outer=outer,  # type: ignore[arg-type]
                 evaluation=EvaluationConfig(every_rounds=max(1, round(self.steps / 6 / self.h)), batches=24),
@@ -155,6 +163,18 @@ def noloco_sweep() -> list[Case]:
     return [replace(half, h=h, outer={"alpha": a, "beta": b, "gamma": c}) for h, (a, b, c) in grid]
 
 
+def optimizer_sweep() -> list[Case]:
+    """The learning rates of the two inner optimizers: six settings each, with 4 replicas for 240 steps, which is 2.0
+    tokens a parameter.
+    """
+    short = Case("optimizer", "noloco", 12, outer=NOLOCO, codec="int8", replicas=4, steps=240)
+    muon = [(3e-3, 1.0), (6e-3, 1.0), (6e-3, 0.5), (12e-3, 0.5), (12e-3, 0.25), (24e-3, 0.25)]
+    return [
+        *(replace(short, lr=lr) for lr in (1.5e-3, 3e-3, 4.5e-3, 6e-3, 9e-3, 12e-3)),
+        *(replace(short, lr=lr, optimizer="muon", muon_lr_ratio=ratio) for lr, ratio in muon),
+    ]
+
+
 def confirmation() -> list[Case]:
     """The chosen settings on the demo's model, at half the tokens per parameter: 50 minutes a run on one core."""
     return [replace(case, size=DEMO, steps=DEMO_STEPS) for case in CHOSEN if case.label in ("noloco_h25", "diloco_h50")]
@@ -164,5 +184,6 @@ STAGES: dict[str, Callable[[], list[Case]]] = {
     "lr": lr_sweep,
     "outer": outer_sweep,
     "noloco": noloco_sweep,
+    "optimizer": optimizer_sweep,
     "confirm": confirmation,
 }
