@@ -16,7 +16,7 @@ from peer.config.schema import Config, InnerConfig
 from peer.errors import one_line
 from peer.logs import get_logger
 from peer.process import LoopContext
-from peer.replica.optimizer import MuonFactory, inner_optimizer, torch_muon
+from peer.replica.optimizer import MuonFactory, inner_optimizer, moment_count, torch_muon
 
 log = get_logger("inner")
 
@@ -65,6 +65,7 @@ class InnerLoop:
         self._micro_batch, self._context = config.peer.micro_batch, context
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = inner_optimizer(model, self._settings, muon)
+        self.moment_count = moment_count(model, self._settings)
 
     def run(self, batches: Iterable[Tensor]) -> InnerReport:
         """Train on ``batches`` (``[B, T + 1]`` token ids each) until they end or a stop is requested.

@@ -62,10 +62,10 @@ def hidden_matrices(network: nn.Module) -> list[nn.Parameter]:
     others = [*head.parameters()] if head is not None else []
     others += [it for module in network.modules() if isinstance(module, nn.Embedding) for it in module.parameters()]
     excluded = {id(it) for it in others}
-    linear = [module.weight for module in network.modules() if isinstance(module, nn.Linear | Conv1D)]
+    linear: list[Any] = [module.weight for module in network.modules() if isinstance(module, nn.Linear | Conv1D)]
     found = {id(it): it for it in linear if it.requires_grad and it.dim() == 2 and id(it) not in excluded}
     if not found:
-        raise UserError("run.inner.optimizer: muon is for linear layers, and run.model has none; use adamw")
+        raise UserError("run.inner.optimizer: muon is for linear layers, and run.model has none that trains; use adamw")
     return list(found.values())
 
 

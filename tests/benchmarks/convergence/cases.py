@@ -163,16 +163,25 @@ def noloco_sweep() -> list[Case]:
     return [replace(half, h=h, outer={"alpha": a, "beta": b, "gamma": c}) for h, (a, b, c) in grid]
 
 
+INT8 = Case("noloco_h12_int8", "noloco", 12, outer=NOLOCO, codec="int8")
+
+
 def optimizer_sweep() -> list[Case]:
-    """The learning rates of the two inner optimizers: six settings each, with 4 replicas for 240 steps, which is 2.0
+    """The learning rates of the two inner optimizers: four settings each, with 4 replicas for 240 steps, which is 2.0
     tokens a parameter.
     """
-    short = Case("optimizer", "noloco", 12, outer=NOLOCO, codec="int8", replicas=4, steps=240)
-    muon = [(3e-3, 1.0), (6e-3, 1.0), (6e-3, 0.5), (12e-3, 0.5), (12e-3, 0.25), (24e-3, 0.25)]
+    short = replace(INT8, label="optimizer", replicas=4, steps=240)
+    muon = [(3e-3, 1.0), (6e-3, 1.0), (6e-3, 0.5), (12e-3, 0.25)]
     return [
-        *(replace(short, lr=lr) for lr in (1.5e-3, 3e-3, 4.5e-3, 6e-3, 9e-3, 12e-3)),
+        *(replace(short, lr=lr) for lr in (1.5e-3, 3e-3, 4.5e-3, 6e-3)),
         *(replace(short, lr=lr, optimizer="muon", muon_lr_ratio=ratio) for lr, ratio in muon),
     ]
+
+
+def optimizers() -> list[Case]:
+    """The two inner optimizers at half the tokens, with the same learning rate."""
+    half = replace(INT8, steps=SWEEP_STEPS)
+    return [half, replace(half, label="noloco_muon_h12_int8", optimizer="muon")]
 
 
 def confirmation() -> list[Case]:
@@ -185,5 +194,6 @@ STAGES: dict[str, Callable[[], list[Case]]] = {
     "outer": outer_sweep,
     "noloco": noloco_sweep,
     "optimizer": optimizer_sweep,
+    "optimizers": optimizers,
     "confirm": confirmation,
 }
