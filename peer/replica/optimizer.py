@@ -47,10 +47,10 @@ def inner_optimizer(network: nn.Module, settings: InnerConfig, muon: MuonFactory
 
 
 def hidden_matrices(network: nn.Module) -> list[nn.Parameter]:
-    """The trained weights of linear layers, without the output layer. Embeddings are no linear layers, and what is tied
-    to one is an embedding. Experts that a model keeps in one tensor of three dimensions are not among them.
+    """The trained weights of linear layers without the head, which may be tied to the embeddings. Experts that a model
+    keeps in one tensor of three dimensions are not among them.
 
-    Raises :class:`UserError` if there are none, or if this torch has no Muon.
+    Raises :class:`UserError` if they cannot be told, if there are none, or if this torch has no Muon.
     """
     from transformers.pytorch_utils import Conv1D  # GPT-2's linear layer
 
@@ -59,9 +59,9 @@ def hidden_matrices(network: nn.Module) -> list[nn.Parameter]:
             f"run.inner.optimizer: muon needs torch 2.9 or newer, this is {torch.__version__}; update it, or use adamw"
         )
     head = network.get_output_embeddings()  # type: ignore[operator]
-    others = [*head.parameters()] if head is not None else []
-    others += [it for module in network.modules() if isinstance(module, nn.Embedding) for it in module.parameters()]
-    excluded = {id(it) for it in others}
+    if head is None:
+        raise UserError("run.inner.optimizer: muon, but run.model does not say which layer is its head; use adamw")
+    excluded = {id(it) for it in head.parameters()}
     linear: list[Any] = [module.weight for module in network.modules() if isinstance(module, nn.Linear | Conv1D)]
     found = {id(it): it for it in linear if it.requires_grad and it.dim() == 2 and id(it) not in excluded}
     if not found:

@@ -140,8 +140,12 @@ def test_a_torch_without_muon_is_named_in_one_line_at_start_and_by_check(monkeyp
     parts.inner_loop(network).run(parts.stream().take(1))  # AdamW needs no Muon
 
 
-def test_a_model_without_matrices_for_muon_is_refused() -> None:
+def test_a_model_without_matrices_for_muon_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     network = parts.network()
+    with monkeypatch.context() as change:
+        change.setattr(network, "get_output_embeddings", lambda: None)
+        with pytest.raises(UserError, match=r"run.model does not say which layer is its head; use adamw$"):
+            parts.inner_loop(network, inner=MUON)
     for matrix in hidden_matrices(network):
         matrix.requires_grad = False
     with pytest.raises(
