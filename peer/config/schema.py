@@ -26,7 +26,6 @@ class InnerConfig(Section):
 
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: Positive = 1e-3
-    muon_lr_ratio: Positive = 1.0  # Muon's learning rate over AdamW's
     min_lr_ratio: Fraction = 0.1
     warmup_steps: int = Field(default=100, ge=0)
     weight_decay: float = Field(default=0.1, ge=0)

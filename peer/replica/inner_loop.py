@@ -122,7 +122,7 @@ class InnerLoop:
 
     def _update(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group.get("lr_ratio", 1.0)
+            group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

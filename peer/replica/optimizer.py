@@ -26,8 +26,7 @@ def torch_muon(matrices: Sequence[nn.Parameter], weight_decay: float) -> Optimiz
 
 
 def inner_optimizer(network: nn.Module, settings: InnerConfig, muon: MuonFactory = torch_muon) -> Optimizer:
-    """The optimizer of the trained parameters; norms and biases do not decay. The learning rate is set before every
-    step, to the schedule's times the ``lr_ratio`` of the group.
+    """The optimizer of the trained parameters; norms and biases do not decay. The learning rate is set before a step.
 
     Raises :class:`UserError` as :func:`hidden_matrices`.
     """
@@ -43,7 +42,7 @@ def inner_optimizer(network: nn.Module, settings: InnerConfig, muon: MuonFactory
         weight_decay=settings.weight_decay,
         fused=True,  # one kernel for all parameters, on the GPU and on the CPU
     )
-    return MuonAndAdamW(muon(hidden, settings.weight_decay), adamw, settings.muon_lr_ratio) if hidden else adamw
+    return MuonAndAdamW(muon(hidden, settings.weight_decay), adamw) if hidden else adamw
 
 
 def hidden_matrices(network: nn.Module) -> list[nn.Parameter]:
@@ -78,9 +77,7 @@ def moment_count(network: nn.Module, settings: InnerConfig) -> int:
 class MuonAndAdamW(Optimizer):
     """Two optimizers of different parameters as one: one list of groups, one state by parameter."""
 
-    def __init__(self, muon: Optimizer, adamw: Optimizer, lr_ratio: float) -> None:
-        for group in muon.param_groups:
-            group["lr_ratio"] = lr_ratio
+    def __init__(self, muon: Optimizer, adamw: Optimizer) -> None:
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
         muon.state = adamw.state = self.state
         self._both = (muon, adamw)

@@ -49,7 +49,6 @@ class Case:
     drop: float = 0.0
     codec: CodecName = "none"
     optimizer: Literal["adamw", "muon"] = "adamw"
-    muon_lr_ratio: float = 1.0
     overlap: int = 0  # inner steps during an overlapped swap; 0: blocking
     delay: int = 0  # inner steps by which a whole result is applied late
     size: Size = SMALL
@@ -64,9 +63,11 @@ class Case:
         return f"{self.method} {outer} H={self.h} lr={self.lr:g} {swarm}{drop}{more}"
 
     def _unusual(self) -> dict[str, Any]:
-        every = {"codec": self.codec, "overlap": self.overlap, "delay": self.delay, "size": self.size.name}
-        muon = {"optimizer": "muon", "muon_lr_ratio": self.muon_lr_ratio} if self.optimizer == "muon" else {}
-        return muon | {key: value for key, value in every.items() if value not in ("none", 0, "")}
+        every = {
+            **{"optimizer": self.optimizer, "codec": self.codec, "overlap": self.overlap},
+            **{"delay": self.delay, "size": self.size.name},
+        }
+        return {key: value for key, value in every.items() if value not in ("adamw", "none", 0, "")}
 
     def config(self) -> Config:
         """The configuration of the run, with about six evaluations."""
@@ -83,12 +84,7 @@ class Case:
                 batch_size=8,
                 model=self.size.model,
                 data=StdlibData(sequence_length=self.size.sequence_length),
-                inner=InnerConfig(
-                    optimizer=self.optimizer,
-                    learning_rate=self.lr,
-                    muon_lr_ratio=self.muon_lr_ratio,
-                    warmup_steps=100,
-                ),
+                inner=InnerConfig(optimizer=self.optimizer, learning_rate=self.lr, warmup_steps=100),
                 exchange=ExchangeConfig(codec=self.codec, overlap=self.overlap > 0),
                 outer=outer,  # type: ignore[arg-type]
                 evaluation=EvaluationConfig(every_rounds=max(1, round(self.steps / 6 / self.h)), batches=24),
@@ -167,21 +163,19 @@ INT8 = Case("noloco_h12_int8", "noloco", 12, outer=NOLOCO, codec="int8")
 
 
 def optimizer_sweep() -> list[Case]:
-    """The learning rates of the two inner optimizers: six settings each, with 4 replicas for 240 steps, which is 2.0
-    tokens a parameter.
-    """
+    """The learning rate of each inner optimizer, with 4 replicas for 240 steps, which is 2.0 tokens a parameter."""
     short = replace(INT8, label="optimizer", replicas=4, steps=240)
-    muon = [(3e-3, 1.0), (6e-3, 1.0), (6e-3, 0.5), (12e-3, 0.25), (9e-3, 1.0), (12e-3, 1.0)]
     return [
-        *(replace(short, lr=lr, optimizer="muon", muon_lr_ratio=ratio) for lr, ratio in muon),
-        *(replace(short, lr=lr) for lr in (1.5e-3, 3e-3, 4.5e-3, 6e-3, 2e-3, 2.5e-3)),
+        *(replace(short, lr=lr) for lr in (1.5e-3, 2e-3, 2.5e-3, 3e-3, 3.5e-3, 4.5e-3, 6e-3)),
+        *(replace(short, lr=lr, optimizer="muon") for lr in (3e-3, 6e-3, 9e-3, 12e-3, 24e-3)),
     ]
 
 
 def optimizers() -> list[Case]:
-    """The two inner optimizers with their best settings, at a quarter of the tokens: 5.4 a parameter."""
+    """The inner optimizers with the best settings of their sweeps, at a quarter of the tokens: 5.4 a parameter."""
     quarter = replace(INT8, steps=325)
-    return [quarter, replace(quarter, label="noloco_muon_h12_int8", optimizer="muon", lr=6e-3)]
+    muon = replace(quarter, label="noloco_muon_h12_int8", optimizer="muon")
+    return [quarter, replace(muon, lr=6e-3), replace(muon, lr=12e-3)]
 
 
 def confirmation() -> list[Case]:

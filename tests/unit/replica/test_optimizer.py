@@ -76,11 +76,9 @@ def test_frozen_parameters_have_no_optimizer() -> None:
     assert len(groups[0]["params"]) == 13
 
 
-@pytest.mark.parametrize("ratio", [1.0, 0.5])
-def test_it_is_torchs_muon_and_adamw_to_the_bit(ratio: float) -> None:
+def test_it_is_torchs_muon_and_adamw_to_the_bit() -> None:
     net, reference = parts.network(), parts.network()
-    settings = InnerConfig(optimizer="muon", learning_rate=1e-2, muon_lr_ratio=ratio, warmup_steps=4)
-    loop = parts.inner_loop(net, inner=settings)
+    loop = parts.inner_loop(net, inner=MUON)
     block = reference.model.layers[0]  # type: ignore[union-attr, index]
     layers = [module for module in block.modules() if isinstance(module, nn.Linear)]  # type: ignore[union-attr]
     hidden = [layer.weight for layer in layers]
@@ -93,9 +91,8 @@ def test_it_is_torchs_muon_and_adamw_to_the_bit(ratio: float) -> None:
     adamw = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
     for step in range(5):
         batch = parts.stream().batch(step)
-        muon.param_groups[0]["lr"] = ratio * learning_rate(step, 100, settings)
-        for group in adamw.param_groups:
-            group["lr"] = learning_rate(step, 100, settings)
+        for group in (*muon.param_groups, *adamw.param_groups):
+            group["lr"] = learning_rate(step, 100, MUON)
         logits = reference(input_ids=batch[:, :-1]).logits
         functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten()).backward()
         nn.utils.clip_grad_norm_(list(reference.parameters()), 1.0)
@@ -103,7 +100,7 @@ def test_it_is_torchs_muon_and_adamw_to_the_bit(ratio: float) -> None:
             one.step()
             one.zero_grad()
     report = loop.run(parts.stream().take(5))
-    assert report.learning_rate == learning_rate(4, 100, settings)
+    assert report.learning_rate == learning_rate(4, 100, MUON)
     for (name, one), other in zip(net.named_parameters(), reference.parameters(), strict=True):
         assert torch.equal(one, other), name
 
