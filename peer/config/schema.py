@@ -20,8 +20,11 @@ from peer.rounds.types import Name
 
 
 class InnerConfig(Section):
-    """AdamW; linear warm-up, then cosine down to ``min_lr_ratio`` of the peak, by the swarm's step."""
+    """AdamW, or Muon for the matrices of hidden layers and AdamW for the rest (replica/optimizer.py). The learning rate
+    warms up linearly, then a cosine takes it to ``min_lr_ratio`` of the peak, by the swarm's step.
+    """
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: Positive = 1e-3
     min_lr_ratio: Fraction = 0.1
     warmup_steps: int = Field(default=100, ge=0)

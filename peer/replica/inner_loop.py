@@ -1,4 +1,4 @@
-"""The inner loop: H steps of AdamW on this peer's own data. It is arithmetic on the accelerator and nothing else."""
+"""The inner loop: H steps on this peer's own data. It is arithmetic on the accelerator and nothing else."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from peer.config.schema import Config, InnerConfig
 from peer.errors import one_line
 from peer.logs import get_logger
 from peer.process import LoopContext
+from peer.replica.optimizer import MuonFactory, inner_optimizer, moment_count, torch_muon
 
 log = get_logger("inner")
 
@@ -55,6 +56,7 @@ class InnerLoop:
         context: LoopContext,
         autocast: bool = False,
         compiled: bool = False,
+        muon: MuonFactory = torch_muon,
     ) -> None:
         self.model, self.device, self.step = model, device, 0
         self.loss: Tensor | float | None = None  # of the last step, on the device
@@ -62,15 +64,8 @@ class InnerLoop:
         self._settings, self._total, self._autocast = config.run.inner, config.run.steps, autocast
         self._micro_batch, self._context = config.peer.micro_batch, context
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        matrices: dict[str, Any] = {"params": [it for it in self._parameters if it.dim() >= 2]}
-        norms_and_biases = {"params": [it for it in self._parameters if it.dim() < 2], "weight_decay": 0.0}
-        self.optimizer = torch.optim.AdamW(
-            [matrices, norms_and_biases],
-            lr=0.0,  # set before every step
-            betas=(self._settings.beta1, self._settings.beta2),
-            weight_decay=self._settings.weight_decay,
-            fused=True,  # one kernel for all parameters, on the GPU and on the CPU
-        )
+        self.optimizer = inner_optimizer(model, self._settings, muon)
+        self.moment_count = moment_count(model, self._settings)
 
     def run(self, batches: Iterable[Tensor]) -> InnerReport:
         """Train on ``batches`` (``[B, T + 1]`` token ids each) until they end or a stop is requested.

@@ -21,6 +21,7 @@ from peer.config.schema import DiLoCoConfig, LocalConfig, PeerConfig, RunConfig
 from peer.replica import model
 from peer.replica.device import pick_device, wants_bf16
 from peer.replica.inner_loop import batch_loss
+from peer.replica.optimizer import moment_count
 from peer.replica.sharded.channel import WINDOW_ELEMENTS
 from peer.replica.sharded.replica import blocks_of
 
@@ -50,13 +51,14 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
     pinned, bf16 = device.type == "cuda", wants_bf16(peer.precision, device)
     outline = model.outline(run)
     weights = 4 * model.parameter_count(outline)
+    moments = 4 * moment_count(outline, run.inner)
     shard, slack = -(-weights // ranks), ALLOCATOR_SLACK[device.type]
     step = step_bytes(run, peer, autocast=bf16, ranks=ranks)
     vector = 1 << (weights - 1).bit_length() if pinned else weights  # torch rounds pinned memory up
     on_device = {
         "weights": shard,
         "gradients": shard,
-        "adamw_moments": 2 * shard,
+        "moments": -(-moments // ranks),
         "gathered": round(slack * gathered_bytes(outline, bf16=bf16)) if ranks > 1 else 0,
         "activations": round(slack * (step if ranks > 1 else step - weights)),
         "cuda": CUDA_CONTEXT if pinned else 0,
@@ -67,7 +69,7 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         "momentum": 0 if isinstance(run.outer, LocalConfig) else vector,
         # overlapped: the corrections in bf16, until the next losses have judged them
         "swap_buffer": weights // 2 if run.exchange.overlap else weights * (1 + isinstance(run.outer, DiLoCoConfig)),
-        "checkpoint": 2 * weights if pinned or ranks > 1 else 0,  # AdamW's moments before they are written to the disk
+        "checkpoint": moments if pinned or ranks > 1 else 0,  # before they are written to the disk
         "process": PROCESS * ranks,
     }
     giving = weights * (1 + bool(on_host["momentum"]))

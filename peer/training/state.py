@@ -33,8 +33,8 @@ class PeerState(OuterState):
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of a checkpoint: θ, φ, δ and AdamW's two moments, fp32."""
-        return 5 * 4 * self.outer.slow.numel
+        """Size of a checkpoint: θ, φ, δ and the optimizer's moments, fp32."""
+        return 4 * (3 * self.outer.slow.numel + self.inner.moment_count)
 
     def tensors(self) -> Iterator[tuple[str, Tensors]]:
         """A checkpoint's files by name, with live tensors where possible; sharded weights come one file at a time."""
@@ -79,7 +79,7 @@ class PeerState(OuterState):
         _set_rng(scalars["rng"])
 
     def forget(self) -> None:
-        """Reset AdamW."""
+        """Reset the inner optimizer."""
         self.outer.slow.take_moments(self.inner.optimizer, {})
 
 

@@ -38,8 +38,9 @@ def inner_loop(
     autocast: bool = False,
     compiled: bool = False,
     stop: Stop | None = None,
+    inner: InnerConfig | None = None,
 ) -> InnerLoop:
-    run = RunConfig(inner=InnerConfig(learning_rate=1e-2, warmup_steps=4), steps=100)
+    run = RunConfig(inner=inner or InnerConfig(learning_rate=1e-2, warmup_steps=4), steps=100)
     return InnerLoop(
         net,
         Config(run=run, peer=PeerConfig(micro_batch=micro_batch)),
@@ -50,10 +51,10 @@ def inner_loop(
     )
 
 
-def peer_state() -> PeerState:
+def peer_state(inner: InnerConfig | None = None) -> PeerState:
     net = network()
     outer = NoLoCo(SlowWeights(net.named_parameters()), NoLoCoConfig())
-    return PeerState(inner_loop(net), outer, stream(), "digest", {})
+    return PeerState(inner_loop(net, inner=inner), outer, stream(), "digest", {})
 
 
 def member_record(peer_id: str, round: int = 10, *, taken: int = 0, root: str = "") -> MemberRecord:

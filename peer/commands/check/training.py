@@ -10,7 +10,7 @@ from pathlib import Path
 from peer.commands.check.finding import Finding, fail, ok, warn
 from peer.config.schema import Config
 
-CHECKPOINT_VECTORS = 5  # θ, φ, δ and AdamW's two moments, as in training/state.py
+CHECKPOINT_VECTORS = 3  # θ, φ, δ, as in training/state.py; the optimizer's moments are counted apart
 TIGHT_SHARE = 0.87  # an estimate is within 15%
 GIB = 2**30
 
@@ -58,7 +58,8 @@ def memory(config: Config, ranks: int) -> Iterator[Finding]:
         launch.require_fit(config, ranks, torch.cuda.device_count() if where.type == "cuda" else None)
     needed = estimate(config.run, config.peer, ranks)
     advice = "lower peer.micro_batch, set peer.gradient_checkpointing, or take a smaller model"
-    what = f"{parameters_of(config.run):,} parameters, AdamW, activations"
+    optimizer = {"adamw": "AdamW", "muon": "Muon"}[config.run.inner.optimizer]
+    what = f"{parameters_of(config.run):,} parameters, {optimizer}, activations"
     if where.type == "cuda":
         free, _ = torch.cuda.mem_get_info(where)
         text = f"{what}; on each of {ranks} GPUs" if ranks > 1 else what
@@ -73,11 +74,14 @@ def memory(config: Config, ranks: int) -> Iterator[Finding]:
 
 def disk(config: Config) -> Iterator[Finding]:
     """Space for the checkpoints that are kept and for one more, as training/checkpoint.py requires."""
-    from peer.replica.model import parameters_of
+    from peer.replica.model import outline, parameter_count
+    from peer.replica.optimizer import moment_count
 
     folder = config.run.dir.absolute()
     there = next(it for it in (folder, *folder.parents) if it.exists())
-    needed = CHECKPOINT_VECTORS * 4 * parameters_of(config.run) * (config.peer.checkpoint.keep + 1)
+    network = outline(config.run)
+    elements = CHECKPOINT_VECTORS * parameter_count(network) + moment_count(network, config.run.inner)
+    needed = 4 * elements * (config.peer.checkpoint.keep + 1)
     if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
         yield fail("disk", f"cannot write to {there}", "set run.dir to a folder of yours")
         return

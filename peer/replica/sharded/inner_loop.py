@@ -13,16 +13,17 @@ from torch.distributed.fsdp import FSDPModule
 from peer.process import LoopContext
 from peer.replica.inner_loop import InnerLoop
 from peer.replica.sharded.commands import Evaluate, ReplicaPlan, Step
+from peer.replica.sharded.muon import ShardedMuon
 from peer.replica.sharded.ranks import Ranks
 
 
 class RankLoop(InnerLoop):
-    """The inner loop of one rank."""
+    """The inner loop of one rank. FSDP2 gathers in bf16, so there is no autocast."""
 
     def __init__(
         self, network: nn.Module, plan: ReplicaPlan, device: torch.device, size: int, context: LoopContext
     ) -> None:
-        super().__init__(network, plan.config, device=device, context=context)  # FSDP2 gathers in bf16: no autocast
+        super().__init__(network, plan.config, device=device, context=context, muon=ShardedMuon)
         self._size = size
 
     def train_rows(self, rows: Tensor, rate: float) -> tuple[Tensor, Tensor]:

@@ -42,6 +42,15 @@ def test_every_method_learns_and_is_the_same_for_a_seed_whatever_the_threads(met
     assert [row["time"] for row in one["curves"]] == [0, 4, 8, 12]
 
 
+def test_muon_is_another_run_and_the_same_for_a_seed_whatever_the_threads() -> None:
+    adamw, muon = (InnerConfig(optimizer=it, learning_rate=3e-3, warmup_steps=2) for it in ("adamw", "muon"))
+    one, two = (without_clock(simulate(run={"inner": muon}, workers=workers)) for workers in (1, 3))
+    assert one == two
+    assert one["swarm"]["val_loss_mean"] < one["curves"][0]["val_loss_mean"]
+    other = without_clock(simulate(run={"inner": adamw}))
+    assert one["curves"][0] == other["curves"][0] and one["swarm"] != other["swarm"]
+
+
 def test_another_seed_is_another_run() -> None:
     losses = {simulate(run={"seed": seed})["swarm"]["val_loss_mean"] for seed in range(3)}
     assert len(losses) == 3

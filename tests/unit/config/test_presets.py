@@ -36,6 +36,7 @@ SETS = {
     "fsdp-6.8b": ["run.batch_size=2048"],
     "opendiloco-1b": ["run.inner_steps=125"],
 }
+MUON = CONFIGS / "inner" / "muon.yaml"
 PRESETS = json.loads((Path(__file__).parent / "presets.json").read_text())
 
 
@@ -64,7 +65,17 @@ def test_model_and_method_resolve_to_the_preset(name: str) -> None:
 
 def test_every_file_is_part_of_a_preset() -> None:
     of_presets = {file for name in PRESETS if name != "data" for file in files(name, *PRESETS["data"])}
-    assert of_presets == {file for folder in CONFIGS.iterdir() if folder.is_dir() for file in folder.iterdir()}
+    assert of_presets | {MUON} == {file for folder in CONFIGS.iterdir() if folder.is_dir() for file in folder.iterdir()}
+
+
+def test_muon_goes_with_any_preset_and_changes_the_optimizer_alone() -> None:
+    for name in PRESETS:
+        if name != "data":
+            run = load(name)
+            inner = run.inner.model_copy(update={"optimizer": "muon"})
+            assert run.inner.optimizer == "adamw"
+            changed = settings.load([*files(name), MUON], [f"run.name={name}", *SETS.get(name, ())], environment={})
+            assert changed.run == run.model_copy(update={"inner": inner}) and digest(changed.run) != digest(run)
 
 
 def layers_of(shape: LlamaModel) -> int:

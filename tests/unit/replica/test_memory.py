@@ -14,7 +14,9 @@ from peer.config import load
 from peer.config.schema import Config
 from peer.data import corpus
 from peer.process import LoopContext
+from peer.replica import model
 from peer.replica.memory import estimate, step_bytes
+from peer.replica.optimizer import hidden_matrices
 from peer.training import replica
 from tests.unit.replica.memory_peer import torch_peak
 
@@ -52,7 +54,15 @@ def test_a_step_takes_what_torch_says_that_it_took(overrides: tuple[str, ...]) -
     assert counted == pytest.approx(torch_peak(state), rel=0.15)
 
 
-@pytest.mark.parametrize("overrides", [(), pytest.param(MIDDLE, marks=pytest.mark.long)], ids=["1M", "11M"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        pytest.param(MIDDLE, marks=pytest.mark.long),
+        pytest.param((*MIDDLE, "run.inner.optimizer=muon"), marks=pytest.mark.long),
+    ],
+    ids=["1M", "11M", "11M with Muon"],
+)
 def test_a_peer_takes_what_was_estimated(overrides: tuple[str, ...]) -> None:
     program = [sys.executable, "-m", "tests.unit.replica.memory_peer", str(DEMO), *overrides]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
@@ -67,7 +77,7 @@ def test_the_parts_add_up_and_say_what_the_settings_change() -> None:
     asked = config(*MIDDLE)
     plain = estimate(asked.run, asked.peer)
     assert sum(plain.parts.values()) == plain.device_bytes + plain.host_bytes
-    assert plain.parts["adamw_moments"] == 2 * plain.parts["weights"] == 2 * plain.parts["slow_weights"]
+    assert plain.parts["moments"] == 2 * plain.parts["weights"] == 2 * plain.parts["slow_weights"]
     for override in ("peer.gradient_checkpointing=true", "peer.micro_batch=1", "peer.precision=bf16"):
         less = config(*MIDDLE, override)
         assert estimate(less.run, less.peer).parts["activations"] < 0.8 * plain.parts["activations"], override
@@ -76,6 +86,13 @@ def test_the_parts_add_up_and_say_what_the_settings_change() -> None:
     assert without.parts["momentum"] == 0
     group = config(*MIDDLE, "run.outer={name: diloco}")
     assert estimate(group.run, group.peer).parts["swap_buffer"] == 2 * plain.parts["swap_buffer"]
+    muon = config(*MIDDLE, "run.inner.optimizer=muon")
+    hidden = 4 * sum(it.numel() for it in hidden_matrices(model.outline(muon.run)))
+    assert 2 * hidden > plain.parts["weights"]  # the matrices of the layers are most of it
+    for ranks in (1, 4):
+        adamw, one = estimate(asked.run, asked.peer, ranks), estimate(muon.run, muon.peer, ranks)
+        assert one.parts["moments"] == pytest.approx(adamw.parts["moments"] - hidden / ranks, abs=32)
+        assert one.parts["checkpoint"] == adamw.parts["checkpoint"] - (hidden if ranks > 1 else 0)
     assert plain.giving_bytes == 2 * without.giving_bytes == 2 * plain.parts["weights"]
 
 
@@ -89,7 +106,7 @@ def test_a_large_model_is_estimated_without_making_it() -> None:
 def test_ranks_share_what_the_optimizer_needs_and_the_slow_weights() -> None:
     asked = config(*MIDDLE)
     one, four = estimate(asked.run, asked.peer), estimate(asked.run, asked.peer, ranks=4)
-    for part in ("weights", "gradients", "adamw_moments"):
+    for part in ("weights", "gradients", "moments"):
         assert 4 * four.parts[part] == pytest.approx(one.parts[part], abs=32), part
     assert four.parts["slow_weights"] == one.parts["slow_weights"]  # of the machine, not of a rank
     assert 0.2 < four.parts["activations"] / one.parts["activations"] < 0.5  # of a quarter of the batch

@@ -78,14 +78,19 @@ def test_weights_conform(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("size", "peer"),
-    [(2, {}), (3, {"micro_batch": 2, "gradient_checkpointing": True})],
-    ids=["two", "three with micro-batches and checkpointed activations"],
+    ("size", "peer", "optimizer"),
+    [
+        (2, {}, "adamw"),
+        (3, {"micro_batch": 2, "gradient_checkpointing": True}, "adamw"),
+        (2, {}, "muon"),
+        (3, {"micro_batch": 2}, "muon"),
+    ],
+    ids=["two", "three with micro-batches and checkpointed activations", "two with Muon", "three with Muon"],
 )
 def test_it_trains_and_resumes_as_on_one_rank(
-    size: int, peer: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    size: int, peer: dict[str, Any], optimizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = config(tmp_path, peer=peer)
+    settings = config(tmp_path, peer=peer, optimizer=optimizer)
     one, home = replica(settings), tmp_path / "peer"
     batches = [one.stream.batch(1000), one.stream.batch(1001)]  # type: ignore[attr-defined]
     with replica_on(size, settings, tmp_path) as many:
@@ -118,6 +123,24 @@ def test_it_trains_and_resumes_as_on_one_rank(
     with pytest.raises(SystemExit) as exit:
         main(["export", str(home), str(tmp_path / "model")])
     assert exit.value.code == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_step_with_muon_is_that_of_one_rank(size: int, tmp_path: Path) -> None:
+    """Also where the rows of a matrix, or the matrices, cannot be divided by the ranks. Only the rounding differs."""
+    settings = config(tmp_path, optimizer="muon")
+    one = replica(settings)
+    with replica_on(size, settings, tmp_path) as many:
+        for _ in range(3):
+            before = theta(one)
+            one.inner.run(one.stream.take(1))
+            many.inner.run(many.stream.take(1))
+            assert (theta(one) - before).abs().max() > 1e-3
+            torch.testing.assert_close(theta(many), theta(one), rtol=1e-5, atol=1e-6)
+        kept, expected = (it.outer.slow.moments(it.inner.optimizer) for it in (many, one))
+        assert kept.keys() == expected.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(kept[key], value, rtol=1e-3, atol=1e-6)
 
 
 def test_bf16_is_gathered_and_the_weights_stay_fp32(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from peer.config.schema import InnerConfig
 from peer.data.prefetch import Prefetched
 from peer.outer.method import Local
 from peer.training.checkpoint import Checkpoints
@@ -15,6 +16,7 @@ from tests.unit import parts
 from tests.unit.data import harness
 
 H = 6
+INNER = [InnerConfig(optimizer=optimizer, learning_rate=1e-2, warmup_steps=4) for optimizer in ("adamw", "muon")]
 
 
 def alone(state: PeerState) -> None:
@@ -41,9 +43,10 @@ def vectors(state: PeerState) -> torch.Tensor:
     return torch.cat([theta, state.outer.slow.phi, state.outer.momentum])
 
 
+@pytest.mark.parametrize("inner", INNER, ids=["adamw", "muon"])
 @pytest.mark.parametrize("interrupted_at", [2 * H, 2 * H + 3])  # at a boundary, and in mid-phase
-def test_a_resumed_peer_is_bit_equal(tmp_path: Path, interrupted_at: int) -> None:
-    whole, first, second = (parts.peer_state() for _ in range(3))
+def test_a_resumed_peer_is_bit_equal(tmp_path: Path, interrupted_at: int, inner: InnerConfig) -> None:
+    whole, first, second = (parts.peer_state(inner) for _ in range(3))
     expected = run(whole, 5 * H)
     losses = run(first, interrupted_at)
     first.counters.tokens = 99
@@ -109,15 +112,16 @@ def test_a_checkpoint_of_another_configuration_is_refused_in_words() -> None:
     assert "peer.checkpoint.resume: false" in state.refusal({"config": "other"})
 
 
-def test_a_peer_that_came_back_too_late_starts_adamw_anew(tmp_path: Path) -> None:
-    donor, late = parts.peer_state(), parts.peer_state()
+@pytest.mark.parametrize("inner", INNER, ids=["adamw", "muon"])
+def test_a_peer_that_came_back_too_late_starts_its_optimizer_anew(tmp_path: Path, inner: InnerConfig) -> None:
+    donor, late = parts.peer_state(inner), parts.peer_state(inner)
     run(late, H)
     Checkpoints(tmp_path, 1).save(late.inner.step, late.scalars(), late.tensors())
     run(donor, 5 * H)
     donor.counters.round, donor.counters.boundary_step = 5, 5 * H
     saved = Checkpoints(tmp_path, 1).newest()
     assert saved is not None
-    back, fresh = parts.peer_state(), parts.peer_state()
+    back, fresh = parts.peer_state(inner), parts.peer_state(inner)
     back.restore(saved)
     for newcomer in (back, fresh):
         newcomer.adopt(donor.snapshot())
@@ -140,8 +144,9 @@ def test_a_method_without_momentum_resumes_as_well(tmp_path: Path) -> None:
     assert first.inner.run(first.stream.take(2)).loss == second.inner.run(second.stream.take(2)).loss
 
 
-def test_the_announced_size_is_the_size_on_the_disk() -> None:
-    state = parts.peer_state()
+@pytest.mark.parametrize("inner", INNER, ids=["adamw", "muon"])
+def test_the_announced_size_is_the_size_on_the_disk(inner: InnerConfig) -> None:
+    state = parts.peer_state(inner)
     run(state, 1)
     size = sum(value.nbytes for _, content in state.tensors() for value in content.values())
     assert state.checkpoint_bytes == pytest.approx(size, rel=0.01)
