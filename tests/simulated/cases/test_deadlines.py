@@ -29,7 +29,7 @@ def dropped(scenario: Scenario, factor: float) -> tuple[list[float], list[float]
 
         def drop() -> None:
             for peer in world.peers:
-                peer.host.up /= factor
+                peer.host.up, peer.host.chunk = peer.host.up / factor, 1024
 
         world.loop.call_later(60.0, drop)
         world.run()

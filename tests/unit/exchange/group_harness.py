@@ -111,7 +111,7 @@ class Many:
                 with within(member.process):
                     work = self.exchanges[place].average
                     futures[place] = clock.worker(member.name).submit(work, contributions[place], groups[place])
-        return [clock.result(futures[place], 60) if place in futures else None for place in range(len(self.members))]
+        return [clock.result(futures[place], 600) if place in futures else None for place in range(len(self.members))]
 
     def _stream(self, owner: Member, end: End, remote: str) -> Stream:
         async def open_it() -> Stream:
