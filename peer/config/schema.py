@@ -104,8 +104,8 @@ class ExchangeConfig(Section):
 
     overlap: bool = False  # the swap runs during the next inner steps, part by part
     codec: CodecName = "none"  # of a pair's swap; none: fp32; int8 and int4: exchange/modulo.py
-    timeout: Positive = 120.0  # seconds; upper bound of the deadline, which follows from observed swaps
     stall: Positive = 10.0  # seconds without one byte from the partner
+    max_phases: Positive = 4.0  # inner phases that a swap may take; one that would take longer is ended early
     # norm of a member's contribution over the median norm of a group of everyone
     max_norm_ratio: float = Field(default=10.0, gt=1)
 

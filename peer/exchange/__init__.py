@@ -4,5 +4,5 @@ It knows bytes, digests, deadlines and the arithmetic of a mean. It knows no out
 It is given open streams, or the addresses of a group's members.
 
 Reading order: average.py (the interface, and means), codec.py and modulo.py (elements become bytes), guard.py (what
-is refused), deadline.py, pair/, group/. Part format: p2p/payload.py.
+is refused), pair/, group/. Part format: p2p/payload.py; how long a swap may take: p2p/deadline.py.
 """

@@ -32,7 +32,7 @@ class Blocking(Boundary):
                 group = self.presence.group_for(self.counters.round)
                 if group.behind is not None:
                     group = self.caught_up(group.behind)
-                group = replace(group, tokens=self.counters.phase_tokens)
+                group = replace(group, tokens=self.counters.phase_tokens, phase=self.context.progress.phase_seconds)
             with phase("exchange"):
                 mean = self.exchange.average(self.outer.contribution(), group)
             if not self.repeats(mean):

@@ -97,12 +97,13 @@ class Overlapped(Boundary):
         ended, self._ended = self._ended, None
         if ended is None:
             return
-        round = self.counters.round - 1
+        round, progress = self.counters.round - 1, self.context.progress
 
         def meet() -> Group:
-            return replace(self.presence.group_for(round, ended.number), tokens=ended.tokens)
+            group = self.presence.group_for(round, ended.number)
+            return replace(group, tokens=ended.tokens, phase=progress.phase_seconds)
 
-        mailbox = self.exchange.start(self.context.progress.step_seconds, meet)
+        mailbox = self.exchange.start(progress.step_seconds, meet)
         self._swap = RunningSwap(mailbox, self.reached(ended.inner))
         self.rollback.begin(self._swap.corrections, None)
 

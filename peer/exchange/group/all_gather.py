@@ -10,11 +10,11 @@ import torch
 from peer import clock
 from peer.exchange.average import mean_of_senders
 from peer.exchange.codec import pack, unpack
-from peer.exchange.deadline import together
 from peer.exchange.group.flow_control import turns
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.sketch import factors
 from peer.exchange.group.streams import GroupStreams
+from peer.p2p.deadline import together
 from peer.p2p.payload import receive_fp32
 from peer.rounds.contribution import SparseContribution, Vector
 
@@ -33,7 +33,7 @@ class AllGatherExchange(GroupProtocol[SparseContribution]):
         order = turns(packed.nbytes)
 
         async def swap(place: int) -> SparseContribution:
-            stream = streams.flow(place)
+            stream = streams.flow(place, packed)
 
             async def inward() -> SparseContribution:
                 room = torch.empty_like(packed)

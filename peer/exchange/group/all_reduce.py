@@ -19,11 +19,11 @@ from torch import Tensor
 from peer import clock
 from peer.config.schema import ExchangeConfig
 from peer.exchange.average import copy_own
-from peer.exchange.deadline import together
 from peer.exchange.group.flow_control import turns
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.sketch import Sketch, Sketches, empty_table, factors, objection, table
 from peer.exchange.group.streams import GroupStreams
+from peer.p2p.deadline import together
 from peer.p2p.payload import receive_fp32
 from peer.rounds.contribution import Contribution, Vector, parts
 
@@ -82,7 +82,7 @@ class _Reduction:
 
     async def exchange(self, place: int) -> None:
         """With the member at ``place``: contributions, means and tables, both ways."""
-        stream = self._streams.flow(place)
+        stream = self._streams.flow(place, self._given[place], self._means[place], self._table)
 
         async def outward() -> None:
             await stream.send(self._own[place], self._order)

@@ -32,19 +32,21 @@ def turns(size: int) -> asyncio.Semaphore:
 
 
 class FlowControlledStream:
-    """One per member and round. ``stall``: seconds without a byte after which the member is given up.
+    """One per member and round. ``stall``: seconds without a byte after which the member is given up; ``left``: bytes
+    of payloads that are to come.
 
     Raises the errors of :class:`Stream`. Three coroutines use it at a time: one sends, one receives, one runs
-    :meth:`acknowledge`. ``came``: payloads of the other side; ``sending``: one of ours is on its way.
+    :meth:`acknowledge`. ``came``: payloads of the other side; ``coming``: a part of the next one has arrived;
+    ``sending``: one of ours is on its way.
     """
 
-    def __init__(self, stream: Stream, stall: float) -> None:
-        self._stream, self._stall = stream, stall
+    def __init__(self, stream: Stream, stall: float, left: int = 0) -> None:
+        self._stream, self._stall, self.left = stream, stall, left
         self._writing = asyncio.Lock()
         self._left = 0  # unread bytes of the incoming frame
         self._arrived, self._owed = asyncio.Semaphore(0), asyncio.Semaphore(0)
         self._sent = self._confirmed = self.came = 0  # payloads
-        self.sending = False
+        self.coming = self.sending = False
 
     async def send(self, payload: Readable, turns: asyncio.Semaphore, ready: asyncio.Event | None = None) -> None:
         """Send a payload once it is ``ready`` and has its turn; returns when the other side has it."""
@@ -62,7 +64,7 @@ class FlowControlledStream:
 
     def received(self) -> None:
         """A payload of the other side has arrived completely."""
-        self.came += 1
+        self.came, self.coming = self.came + 1, False
         self._owed.release()
 
     async def acknowledge(self, payloads: int) -> None:
@@ -94,7 +96,7 @@ class FlowControlledStream:
             piece = out[filled : filled + self._left]
             await self._stream.read_into(piece, timeout)
             filled += len(piece)
-            self._left -= len(piece)
+            self._left, self.left, self.coming = self._left - len(piece), self.left - len(piece), True
 
     # -- frames
 

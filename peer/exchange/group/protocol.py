@@ -7,8 +7,9 @@
 
 Whom most of the failed members name made the attempt fail. If only one says so, it may lie: then both are suspects, and
 who is a suspect twice is left out.
-A member that misses the verdict learns it at its next boundary: its lineage differs from the others'. Why hivemind's
-averager is not used: peer/exchange/README.md.
+A round may take as long as it is worth it (p2p/deadline.py), by inner phases of the leader, so that all give up at the
+same time. A member that misses the verdict learns it at its next boundary: its lineage differs from the others'.
+Why hivemind's averager is not used: peer/exchange/README.md.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ import xxhash
 
 from peer import clock
 from peer.config.schema import ExchangeConfig
-from peer.exchange.deadline import THREAD_GRACE, Deadline
 from peer.exchange.group.streams import GroupStreams, IncomingStreams
 from peer.exchange.group.wire import GroupFailure, GroupVerdict, MemberReport
+from peer.p2p.deadline import THREAD_GRACE, in_time
 from peer.p2p.greeting import MemberNode
-from peer.p2p.stream import BadMessage, Stream, StreamLost
+from peer.p2p.stream import BadMessage, M, Stream, StreamLost
 from peer.rounds.contribution import Averaged, as_bytes
+from peer.rounds.transfer_rule import swap_limit
 from peer.rounds.types import Assembly, Group, Outcome
 
 Each = TypeVar("Each")
@@ -49,7 +51,6 @@ class GroupProtocol(ABC, Generic[Each]):
         self, network: MemberNode, incoming: IncomingStreams, numel: int, result: int, settings: ExchangeConfig
     ) -> None:
         self._network, self._incoming, self._numel, self._settings = network, incoming, numel, settings
-        self._deadline = Deadline(settings.timeout)
         self._buffer = torch.empty(result, dtype=torch.float32)
 
     def average(self, contribution: Each, group: Group) -> Averaged:
@@ -58,14 +59,12 @@ class GroupProtocol(ABC, Generic[Each]):
             if group.lost:
                 return Averaged(self._buffer, Outcome.TIMEOUT, detail=group.lost)
             return Averaged(self._buffer, Outcome.ALONE, digest=self._digest())
-        began, limit = clock.monotonic(), self._deadline.seconds
-        longest = 2 * limit + 2 * self._settings.stall + THREAD_GRACE
-        streams = GroupStreams(self._network, self._incoming, group.assembly, self._numel, self._settings.stall)
+        began, stall = clock.monotonic(), self._settings.stall
+        limit = swap_limit(stall, self._settings.max_phases, group.assembly.phase)
+        longest = 2 * limit + 2 * stall + THREAD_GRACE
+        streams = GroupStreams(self._network, self._incoming, group.assembly, self._numel, stall)
         verdict, digest = self._network.call(self._guarded(contribution, group.round, streams, limit), longest)
-        seconds = clock.monotonic() - began
-        if verdict.commit:
-            self._deadline.observe(seconds)
-        else:
+        if not verdict.commit:
             self._take_own(contribution)
         ids = [seat.peer_id for seat in group.assembly.seats]
         return Averaged(
@@ -77,7 +76,7 @@ class GroupProtocol(ABC, Generic[Each]):
             digest=digest if verdict.commit else "",
             bytes_sent=sum(stream.sent for stream in streams.by_place.values()),
             bytes_received=sum(stream.received for stream in streams.by_place.values()),
-            seconds=seconds,
+            seconds=clock.monotonic() - began,
             detail=verdict.detail,
         )
 
@@ -105,29 +104,44 @@ class GroupProtocol(ABC, Generic[Each]):
 
     async def _attempt(self, own: Each, round: int, streams: GroupStreams, limit: float) -> MemberReport:
         """This peer's part of the round; a failure becomes its report."""
+
+        async def work() -> str:
+            await streams.connect(round)
+            await self._combine(own, streams)
+            return await clock.in_thread(self._digest)
+
         try:
-            async with asyncio.timeout(limit):
-                await streams.connect(round)
-                await self._combine(own, streams)
-                return MemberReport(digest=await clock.in_thread(self._digest))
+            return MemberReport(digest=await in_time(work(), streams.left, limit))
         except GroupFailure as failure:
             return MemberReport(culprit=failure.culprit, outcome=failure.outcome, detail=failure.detail[:200])
-        except TimeoutError:
-            culprit = streams.slowest()
-            detail = f"not done within its deadline ({limit:.3g} s)"
+        except TimeoutError as error:
+            culprit, detail = streams.slowest(), str(error)
             if culprit is not None:
-                detail += f", {streams.name_of(culprit)} is the slowest"
+                detail = f"{streams.name_of(culprit)} is the slowest: {detail}"
             return MemberReport(culprit=culprit, outcome=Outcome.TIMEOUT, detail=detail[:200])
 
     def _digest(self) -> str:
         return xxhash.xxh3_128_hexdigest(as_bytes(self._buffer))
+
+    async def _hear(self, kind: type[M], control: Stream, work: asyncio.Future[MemberReport], limit: float) -> M:
+        """What another member says of the round: after this peer's ``work``, within as long again and a stall."""
+        began, stall = clock.monotonic(), self._settings.stall
+        hearing = asyncio.ensure_future(control.receive(kind, 2 * limit + stall))
+        first: list[asyncio.Future[Any]] = [work, hearing]
+        try:
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.timeout(clock.monotonic() - began + stall):
+                return await hearing
+        finally:
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
 
     # -- the leader
 
     async def _lead(self, work: asyncio.Future[MemberReport], assembly: Assembly, limit: float) -> Settled:
         async def of(place: int, control: Stream) -> MemberReport:
             try:
-                return _sane(await control.receive(MemberReport, limit + self._settings.stall), place)
+                return _sane(await self._hear(MemberReport, control, work, limit), place)
             except (TimeoutError, StreamLost, BadMessage) as error:
                 detail = f"{assembly.seats[place].name} did not report: {str(error) or 'no answer'}"
                 return MemberReport(culprit=place, outcome=Outcome.TIMEOUT, detail=detail[:200])
@@ -154,7 +168,7 @@ class GroupProtocol(ABC, Generic[Each]):
 
     async def _follow(self, work: asyncio.Future[MemberReport], assembly: Assembly, limit: float) -> Settled:
         control = assembly.controls[0]
-        hearing = asyncio.ensure_future(control.receive(GroupVerdict, 2 * limit + self._settings.stall))
+        hearing = asyncio.ensure_future(self._hear(GroupVerdict, control, work, limit))
         first: list[asyncio.Future[Any]] = [work, hearing]
         try:
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -163,7 +177,7 @@ class GroupProtocol(ABC, Generic[Each]):
                 report = work.result()
                 digest = report.digest
                 await control.send(report, self._settings.stall)
-            async with asyncio.timeout(limit if digest or not work.done() else self._settings.stall):
+            async with asyncio.timeout(2 * limit if digest else self._settings.stall):
                 verdict = await hearing
         except (TimeoutError, StreamLost, BadMessage) as error:
             detail = f"the leader {assembly.seats[0].name} is gone: {str(error) or 'no verdict'}"

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from peer.exchange.codec import size
-from peer.exchange.deadline import together
 from peer.exchange.group.flow_control import FlowControlledStream
 from peer.exchange.group.wire import GroupFailure, Hello
 from peer.exchange.pair.wire import Header, objection
+from peer.p2p.deadline import together
 from peer.p2p.greeting import MemberNode
 from peer.p2p.payload import CorruptPart
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
@@ -67,10 +69,19 @@ class GroupStreams:
         """Raises :class:`GroupFailure` with the member that was not reached or that expects another payload."""
         await self.with_all(lambda place: self._connect(place, round))
 
-    def flow(self, place: int) -> FlowControlledStream:
-        """The stream to the member at ``place``, from when on payloads are sent."""
-        self.flows[place] = FlowControlledStream(self.by_place[place], self._stall)
+    def flow(self, place: int, *payloads: Tensor) -> FlowControlledStream:
+        """The stream to the member at ``place``, from when on payloads are sent; it sends as many as ``payloads``."""
+        left = sum(payload.nbytes for payload in payloads)
+        self.flows[place] = FlowControlledStream(self.by_place[place], self._stall, left)
         return self.flows[place]
+
+    def left(self) -> dict[str, int]:
+        """Bytes to come from each member that is amid a payload: between two it may wait for another member."""
+        return {
+            f"payload {flow.came + 1} of {self.name_of(place)} (member {place})": flow.left
+            for place, flow in self.flows.items()
+            if flow.coming
+        }
 
     async def with_all(self, work: Callable[[int], Coroutine[Any, Any, GroupResult]]) -> dict[int, GroupResult]:
         """``work(place)`` with every other member at once; results by place. Raises :class:`GroupFailure`.

@@ -9,7 +9,7 @@
 
 A side merges when both verdicts are "merged". When the responder's acknowledgement is lost, the responder has merged
 and the initiator has not: NoLoCo allows that, and the initiator reports a timeout. Every other failure is an outcome
-too, within the swap's deadline.
+too. A swap may take as long as it is worth it (p2p/deadline.py), by this peer's own inner phases.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from torch import Tensor
 from peer import clock
 from peer.config.schema import CodecName, ExchangeConfig
 from peer.exchange.average import Verdict
-from peer.exchange.codec import Codec
-from peer.exchange.deadline import THREAD_GRACE, Deadline
+from peer.exchange.codec import Codec, size
 from peer.exchange.guard import Guard, Judgement, share
 from peer.exchange.pair.wire import Unusable, exchange_headers, exchange_verdicts
+from peer.p2p.deadline import THREAD_GRACE, in_time
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import CorruptPart, send_parts
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged
+from peer.rounds.transfer_rule import swap_limit
 from peer.rounds.types import Group, Outcome, Reason
 
 OFFENCES = (Outcome.CORRUPT, Outcome.POISONED)
 PART_STEPS = 6.0  # inner steps of both peers without a part: a partner opens parts only between its steps
+LONGEST_STALL = 0.5  # of what a swap may take usually: how long a partner's steps are is what it says
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,6 @@ class PairProtocol:
 
     def __init__(self, network: LoopThread, numel: int, codec: Codec, settings: ExchangeConfig, guard: Guard) -> None:
         self._network, self._numel, self._codec, self._settings = network, numel, codec, settings
-        self._deadline = Deadline(settings.timeout)
         self._guard = guard
 
     def _swap(self, group: Group, encode: Encode, receive: Receive, mean: Tensor, pace: float = 0.0) -> Averaged:
@@ -69,30 +70,37 @@ class PairProtocol:
         stream = link.stream
         assert stream is not None
         judgement = self._guard.judgement(link.peer_id, self._numel)
-        limit, began, sent, received = self._deadline.seconds, clock.monotonic(), stream.sent, stream.received
+        began, sent, received = clock.monotonic(), stream.sent, stream.received
+        least, phases = self._settings.stall, self._settings.max_phases
+        usual = swap_limit(least, phases, group.phase)
 
         async def converse() -> Verdict:
-            stall = self._settings.stall
-            header = await exchange_headers(stream, self._numel, self._codec, group, pace, stall)
+            header = await exchange_headers(stream, self._numel, self._codec, group, pace, least)
             judgement.ahead, judgement.share = header.round - group.round, share(header.tokens, group.tokens)
-            if pace:
-                stall = max(stall, PART_STEPS * (pace + header.pace))
+            steps = PART_STEPS * (pace + header.pace) if pace else 0.0
+            stall = max(least, min(steps, LONGEST_STALL * usual))
             transfer = Transfer(stream, judgement, header.codec, stall)
-            fingerprint = await both_ways(receive(transfer), send_parts(stream, encode(transfer), stall))
-            return await exchange_verdicts(stream, judgement.verdict(fingerprint), stall)
+            until_sent = stream.sent + size(self._codec.sends, self._numel)
+            until_received = stream.received + size(header.codec, self._numel)
 
-        verdict = self._network.call(guarded(converse(), stream, limit), limit + THREAD_GRACE)
-        merged, seconds = verdict.outcome is Outcome.MERGED, clock.monotonic() - began
-        self._codec.settle(merged)
-        if merged:
-            self._deadline.observe(seconds)
+            def left() -> dict[str, int]:
+                return {"receiving": until_received - stream.received, "sending": until_sent - stream.sent}
+
+            async def swap() -> Verdict:
+                fingerprint = await both_ways(receive(transfer), send_parts(stream, encode(transfer), stall))
+                return await exchange_verdicts(stream, judgement.verdict(fingerprint), stall)
+
+            return await in_time(swap(), left, swap_limit(stall, phases, group.phase))
+
+        verdict = self._network.call(guarded(converse(), stream, least), 2 * (least + usual) + THREAD_GRACE)
+        self._codec.settle(verdict.outcome is Outcome.MERGED)
         return Averaged(
             mean=mean,
             outcome=verdict.outcome,
             partners=(link.name,),
             bytes_sent=stream.sent - sent,
             bytes_received=stream.received - received,
-            seconds=seconds,
+            seconds=clock.monotonic() - began,
             distance=verdict.distance,
             detail=verdict.detail,
             reason=verdict.reason,
@@ -119,16 +127,15 @@ async def both_ways(receiving: Coroutine[Any, Any, bytes], sending: Coroutine[An
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def guarded(swap: Coroutine[Any, Any, Verdict], stream: Stream, limit: float) -> Verdict:
-    """``swap`` within ``limit`` seconds; each failure becomes a verdict, and the stream is closed at the end."""
+async def guarded(swap: Coroutine[Any, Any, Verdict], stream: Stream, stall: float) -> Verdict:
+    """``swap``, of which each failure becomes a verdict; the stream is closed at the end."""
     try:
-        async with asyncio.timeout(limit):
-            return await swap
+        return await swap
     except Unusable as error:
         return error.verdict
-    except TimeoutError:
+    except TimeoutError as error:
         stream.hang_up()  # TCP may pause for minutes before it sends again: the next swap needs a new connection
-        return Verdict(Outcome.TIMEOUT, detail=f"no answer within its deadline ({limit:.3g} s in all)")
+        return Verdict(Outcome.TIMEOUT, detail=str(error) or f"no answer for {stall:.3g} s or more")
     except StreamLost as error:
         return Verdict(Outcome.TIMEOUT, detail=f"the partner is gone: {error}")
     except CorruptPart as error:

@@ -104,10 +104,10 @@ class GroupMatching(Matching):
             self._known.notify(missing)
             await asyncio.sleep(0.05)
         seat, lineage = self._known.own_seat(), self._context.counters.lineage
-        self._leads = True
+        phase, self._leads = self._boundary.progress.phase_seconds or 0.0, True
         try:
             group = await self._leader.gather(
-                seat, lineage, self._round, equal=self._equal, stopped=lambda: self._context.stopping
+                seat, lineage, self._round, phase, equal=self._equal, stopped=lambda: self._context.stopping
             )
         finally:
             self._leads = False

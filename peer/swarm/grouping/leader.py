@@ -109,8 +109,11 @@ class GroupLeader:
             await _tell(member, OtherLeader(seat=leader))
             member.leave()
 
-    async def gather(self, me: Seat, own: Lineage, round: int, *, equal: bool, stopped: Callable[[], bool]) -> Group:
-        """Wait for the members, then send the roster. ``equal``: all need the same lineage.
+    async def gather(
+        self, me: Seat, own: Lineage, round: int, phase: float, *, equal: bool, stopped: Callable[[], bool]
+    ) -> Group:
+        """Wait for the members, then send the roster. ``phase``: seconds of this peer's inner phase, 0 if it is not
+        known; ``equal``: all need the same lineage.
 
         Members come while it waits, and may have to take weights: all of that lasts for the longest wait for a member
         and once ``CATCH_UP_TIMEOUT``, as each member expects.
@@ -123,7 +126,7 @@ class GroupLeader:
             if not late or stopped() or clock.monotonic() >= until:
                 outdated = self._outdated(own) if equal else None
                 if outdated is None:
-                    return await self._send_roster(me, round)
+                    return await self._send_roster(me, round, phase)
                 reference, outdated_members = outdated
                 if own != reference:
                     self._gathering = False
@@ -227,20 +230,20 @@ class GroupLeader:
 
     # -- the roster
 
-    async def _send_roster(self, me: Seat, round: int) -> Group:
+    async def _send_roster(self, me: Seat, round: int, phase: float) -> Group:
         members = [it for it in self._joined.values() if it.ready is not None and not it.gone]
         self._joined = {key: it for key, it in self._joined.items() if it.ready is None and not it.gone}
         members.sort(key=lambda member: member.seat.peer_id)
         seats = (me, *(member.seat for member in members))
         if not members:
             return Group(round)
-        roster = fitting(Roster(token=secrets.token_hex(16), members=list(seats)))
+        roster = fitting(Roster(token=secrets.token_hex(16), members=list(seats), phase=phase))
         for member in members:
             member.changed.set()
             await _tell(member, roster)
         controls = {index: member.stream for index, member in enumerate(members, 1)}
         links = tuple(Link(seat.peer_id, seat.name) for seat in seats[1:])
-        return Group(round, links, Assembly(roster.token, seats, 0, controls))
+        return Group(round, links, Assembly(roster.token, seats, 0, controls, phase))
 
 
 async def _tell(member: JoinedMember, message: LeaderMessage) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
+from peer.rounds.transfer_rule import UNSEEN_PHASE
 from peer.rounds.types import Assembly, Group, Link, Seat
 from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT
@@ -30,6 +31,7 @@ log = get_logger("gathering")
 
 LEADER_SILENCE = 10.0  # seconds without a message from the leader at a boundary
 LEADER_PERIOD = 0.25  # seconds between two looks for the leader
+LONGER_PHASE = 4.0  # times this peer's own may be the leader's inner phase, by which a round is measured
 LEADER_TRIES = 12  # leaders asked at a boundary, redirections included
 REDIRECT_PAUSE = (LEADER_SILENCE + 2 * GATHER_TIMEOUT) / LEADER_TRIES  # seconds, after a redirection to a lost leader
 
@@ -165,4 +167,5 @@ class GroupMember:
             return f"{current.seat.name} sent a roster without this peer or itself"
         me = ids.index(self._node.peer_id)
         links = tuple(Link(seat.peer_id, seat.name) for index, seat in enumerate(seats) if index != me)
-        return Group(round, links, Assembly(roster.token, seats, me, {0: current.stream}))
+        phase = min(roster.phase, LONGER_PHASE * (self._boundary.progress.phase_seconds or UNSEEN_PHASE))
+        return Group(round, links, Assembly(roster.token, seats, me, {0: current.stream}, phase))

@@ -75,11 +75,12 @@ class OutOfDate(Message):
 
 
 class Roster(Message):
-    """The group: its members in order."""
+    """The group: its members in order. ``phase``: of the leader, 0 before its first step; it bounds the round."""
 
     kind: Literal["roster"] = "roster"
     token: Annotated[str, Field(max_length=64)]
     members: Annotated[list[Seat], Field(min_length=2, max_length=MAX_MEMBERS)]
+    phase: Seconds
 
 
 def fitting(roster: Roster) -> Roster:

@@ -22,7 +22,7 @@ from peer.swarm.grouping.messages import LeaderNotice
 
 log = get_logger("gathering")
 
-GATHER_PROTOCOL = "noloco/gather/3"
+GATHER_PROTOCOL = "noloco/gather/4"
 GATHER_TIMEOUT = 5.0  # seconds for one message
 NOTICE_PERIOD = 2.0  # seconds between two notices to one member
 MEMBER_BACKOFF = 30.0  # seconds for which a member that failed is left out at least: until all have noticed it

@@ -8,7 +8,6 @@ has already.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Annotated, Literal
 
@@ -16,10 +15,12 @@ from pydantic import Field, TypeAdapter
 
 from peer import clock
 from peer.logs import fields, get_logger
+from peer.p2p.deadline import in_time
 from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import Message, Stream
 from peer.rounds.contribution import Vector, parts
 from peer.rounds.state import NO_ROUNDS, Lineage, Root, State
+from peer.rounds.transfer_rule import CHECKS, state_limit
 from peer.rounds.types import Count
 
 log = get_logger("join")
@@ -27,7 +28,7 @@ log = get_logger("join")
 STATE_PROTOCOL = "noloco/state/5"
 STATE_TIMEOUT = 10.0  # seconds for one message
 STATE_STALL = 10.0  # seconds without a byte
-TRANSFER_LIMIT = 3600.0  # seconds for all vectors
+STATE_LEAST = 600.0  # seconds that any state may take; a large one takes longer
 CLIENTS = 2  # newcomers served at once
 
 
@@ -88,8 +89,7 @@ class Donor:
             return
         self._clients += 1
         try:
-            async with asyncio.timeout(TRANSFER_LIMIT):
-                await self._give(stream, request)
+            await self._give(stream, request)
         finally:
             self._clients -= 1
             stream.close()
@@ -111,7 +111,16 @@ class Donor:
             first=first,
         )
         await stream.send(header, STATE_TIMEOUT)
-        for index, vector in enumerate(state.vectors):
-            await send_parts(stream, fp32_parts(Vector(vector), max(0, first - index * each)), STATE_STALL)
-        await stream.receive(StateReceived, STATE_STALL)
+        size = 4 * sum(stop - start for start, stop in (len(state.vectors) * parts(numel))[first:])
+        until = stream.sent + size
+        limit, window = state_limit(size, STATE_LEAST), STATE_LEAST / CHECKS
+        await in_time(_send(stream, state, first), lambda: {"sending": until - stream.sent}, limit, window)
         log.info("gave the state away: %s", fields(peer=stream.remote[-6:], step=state.step, first=first))
+
+
+async def _send(stream: Stream, state: State, first: int) -> None:
+    """The parts from number ``first`` on; the newcomer acknowledges the last one."""
+    each = len(parts(state.vectors[0].numel()))
+    for index, vector in enumerate(state.vectors):
+        await send_parts(stream, fp32_parts(Vector(vector), max(0, first - index * each)), STATE_STALL)
+    await stream.receive(StateReceived, STATE_STALL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,18 +12,20 @@ from torch import Tensor
 from peer import clock
 from peer.errors import UserError
 from peer.logs import fields, get_logger
+from peer.p2p.deadline import in_time
 from peer.p2p.greeting import MemberNode
 from peer.p2p.payload import fp32_rooms, receive_parts
 from peer.p2p.stream import BadMessage, Refused, Stream
 from peer.rounds.state import NO_ROUNDS, Lineage, State
+from peer.rounds.transfer_rule import CHECKS, state_limit
 from peer.rounds.types import Seat
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer.donor import (
     STATE_ANSWER,
+    STATE_LEAST,
     STATE_PROTOCOL,
     STATE_STALL,
     STATE_TIMEOUT,
-    TRANSFER_LIMIT,
     DonorFull,
     StateReceived,
     StateRequest,
@@ -42,6 +43,10 @@ class PartialState:
     lineage: Lineage = NO_ROUNDS
     round: int = 0
 
+    def missing(self) -> list[memoryview]:
+        """The places of the parts that have not come."""
+        return [room for vector in self.room for room in fp32_rooms(vector)][self.have :]
+
 
 class DonorBusy(Exception):
     """It serves as many newcomers as it can."""
@@ -51,24 +56,21 @@ class DonorBehind(Exception):
     """It does not have the requested rounds."""
 
 
-class DonorSlow(Exception):
-    """A part took too long; those before it are valid."""
-
-
 async def download(
     node: MemberNode,
     record: MemberRecord | Seat,
     partial: PartialState,
     least: int = 0,
-    part_limit: float = TRANSFER_LIMIT,
+    patience: float = STATE_LEAST,
     most: tuple[float, float] = (math.inf, math.inf),
 ) -> State:
     """Fill ``partial.room`` from part ``partial.have`` on with the state of a donor at round ``least`` or later.
 
-    ``most``: the round and the step that it can have reached.
+    ``most``: the round and the step that it can have reached. ``patience``: seconds that any state may take; in each
+    quarter of these its rate is looked at.
 
-    Raises :class:`UserError` when the donor trains another configuration, :class:`DonorSlow` when a part takes more
-    than ``part_limit`` seconds, :class:`DonorBusy`, :class:`DonorBehind`, and the errors of streams.
+    Raises :class:`UserError` when the donor trains another configuration, :class:`TooSlow`, :class:`DonorBusy`,
+    :class:`DonorBehind`, and the errors of streams. Parts that came before are valid.
     """
     stream = await node.open_to_member(record.peer_id, STATE_PROTOCOL, record.addresses)
     try:
@@ -86,8 +88,10 @@ async def download(
         if answer.round > most[0] or answer.step > most[1]:
             raise BadMessage(f"its state is of round {answer.round}, step {answer.step}: more than since its record")
         partial.have, partial.lineage, partial.round = answer.first, answer.lineage, answer.round
-        async with asyncio.timeout(TRANSFER_LIMIT):
-            await _receive_parts(stream, partial, part_limit)
+        size = sum(room.nbytes for room in partial.missing())
+        until, limit = stream.received + size, state_limit(size, patience)
+        receiving = _receive_parts(stream, partial)
+        await in_time(receiving, lambda: {"receiving": until - stream.received}, limit, patience / CHECKS)
         await stream.send(StateReceived(), STATE_TIMEOUT)
         await stream.until_closed(1.0)
         got = fields(peer=record.name, step=answer.step, round=answer.round, first=answer.first)
@@ -103,20 +107,11 @@ async def download(
         stream.close()
 
 
-async def _receive_parts(stream: Stream, partial: PartialState, part_limit: float) -> None:
-    rooms = [room for vector in partial.room for room in fp32_rooms(vector)]
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(part_limit) as limit:
-            async for _, part, _ in receive_parts(stream, rooms[partial.have :], STATE_STALL):
-                if not await clock.in_thread(_finite, part):
-                    raise BadMessage("a part is not finite")
-                partial.have += 1
-                limit.reschedule(loop.time() + part_limit)
-    except TimeoutError:
-        if limit.expired():
-            raise DonorSlow from None
-        raise
+async def _receive_parts(stream: Stream, partial: PartialState) -> None:
+    async for _, part, _ in receive_parts(stream, partial.missing(), STATE_STALL):
+        if not await clock.in_thread(_finite, part):
+            raise BadMessage("a part is not finite")
+        partial.have += 1
 
 
 def _finite(part: memoryview) -> bool:

@@ -18,23 +18,26 @@ from torch import Tensor
 from peer import clock
 from peer.errors import RunError
 from peer.logs import fields, get_logger
+from peer.p2p.deadline import TooSlow
 from peer.p2p.greeting import MemberNode
+from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.state import State
+from peer.rounds.transfer_rule import state_limit
 from peer.rounds.types import Seat
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
-from peer.swarm.state_transfer.donor import STATE_TIMEOUT, TRANSFER_LIMIT
-from peer.swarm.state_transfer.download import DonorBehind, DonorBusy, DonorSlow, PartialState, download
+from peer.swarm.state_transfer.donor import STATE_LEAST, STATE_TIMEOUT
+from peer.swarm.state_transfer.download import DonorBehind, DonorBusy, PartialState, download
 
 log = get_logger("join")
 
 CHOOSY_REQUESTS = 3  # donors that must have our last rounds: each copies its state before it answers
 STOP_PERIOD = 0.2  # seconds between two looks at the request to stop
 ASK_ALL_PAUSE = 1.0  # seconds between two rounds of asking all donors
-LONGEST_JOIN = 4 * TRANSFER_LIMIT  # seconds
+LONGEST_WAIT = 4 * 3600.0  # seconds for donors that are busy
 WAIT_LOG_PERIOD = 60.0  # seconds between two log lines about waiting
-PART_LIMIT = 20.0  # seconds for a part of 1 MiB while there are other donors
+HURRY = 80.0  # seconds that any state may take while there are other donors
 SLOW_DONORS = 2  # donors that are left because they are slower; after them our own link counts as slow
 DONOR_AHEAD = 128  # rounds that a member may have done since it wrote its record
 FURTHER, MORE_ROUNDS = 10, 1000  # no donor is beyond FURTHER times the second furthest round, and MORE_ROUNDS
@@ -125,7 +128,8 @@ class _DonorSearch:
         self._ahead = ahead  # steps that a donor may have done since it wrote its record
         self._node, self._members, self._partial, self._stopped = node, members, partial, stopped
         now = clock.monotonic()
-        self._timeout, self._deadline, self._end = timeout, now + timeout, now + LONGEST_JOIN
+        self._size = sum(vector.nbytes for vector in partial.room)
+        self._timeout, self._deadline, self._end = timeout, now + timeout, now + LONGEST_WAIT
         self._slow, self._most, self._logged = 0, 0, float("-inf")
         self.reasons: list[str] = []
         self._busy = False
@@ -141,7 +145,7 @@ class _DonorSearch:
         now, more = clock.monotonic(), self._partial.have > self._most
         self._most = max(self._most, self._partial.have)
         if self._timeout and (self._busy or more):
-            self._deadline = min(now + self._timeout, self._end)
+            self._deadline = now + self._timeout if more else min(now + self._timeout, self._end)
             if self._busy and now - self._logged > WAIT_LOG_PERIOD:
                 log.info("waiting for weights: the donors serve other newcomers")
                 self._logged = now
@@ -153,17 +157,21 @@ class _DonorSearch:
         asked = deque((record, reached if place < CHOOSY_REQUESTS else 0) for place, record in enumerate(donors))
         while asked and not self._stopped():
             record, least = asked.popleft()
-            part_limit = PART_LIMIT if asked and self._slow < SLOW_DONORS else TRANSFER_LIMIT
+            hurry = bool(asked) and self._slow < SLOW_DONORS
+            patience = HURRY if hurry else STATE_LEAST
             most = record.round + DONOR_AHEAD, record.step + self._ahead
-            work = download(self._node, record, self._partial, least, part_limit, most)
+            work = download(self._node, record, self._partial, least, patience, most)
+            longest = state_limit(self._size, patience) + OPEN_TIMEOUT + 4 * STATE_TIMEOUT
             try:
-                return self._node.call(_until_stopped(work, self._stopped), TRANSFER_LIMIT + STATE_TIMEOUT)
+                return self._node.call(_until_stopped(work, self._stopped), longest)
             except DonorBehind:
                 asked.append((record, 0))  # later with no such demand: records are some seconds old
-            except DonorSlow:
+            except TooSlow as error:
                 self._slow += 1
-                asked.append((record, least))
-                log.info("donor is slow, asking others: %s", fields(peer=record.name, parts=self._partial.have))
+                self.reasons.append(f"{record.name}: {error}")
+                if hurry:
+                    asked.append((record, least))
+                log.info("donor is slow: %s", fields(peer=record.name, parts=self._partial.have, reason=str(error)))
             except DonorBusy as error:
                 self._busy = True
                 self.reasons.append(f"{record.name}: {error}")

@@ -39,7 +39,7 @@ class Stage:
 
     def jobs(self) -> list[Job]:
         common = (f"run.steps={self.steps}", "run.inner.warmup_steps=20", "run.evaluation.every_rounds=1000")
-        common += ("run.evaluation.batches=4", "run.exchange.timeout=120", *self.sets)
+        common += ("run.evaluation.batches=4", *self.sets)
         once, twice = (*common, f"run.inner_steps={self.h}"), (*common, f"run.inner_steps={2 * self.h}")
         demo, everyone = "configs/demo.yaml", "configs/demo-diloco.yaml"
         jobs = [

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from peer.exchange.deadline import DEADLINE_FACTOR, DEADLINE_FLOOR
+from peer.config.schema import ExchangeConfig
+from peer.rounds.transfer_rule import swap_limit
 from tests.simulated.loop import Process
 from tests.simulated.scenario import Machine, Scenario
 from tests.simulated.world import World, in_a_folder
 
 MACHINE = Machine(step_seconds=0.5, latency=0.02, up=1e5, down=1e5, skew=0.0, starts=0.0)
+LIMIT = swap_limit(ExchangeConfig().stall, ExchangeConfig().max_phases, 5.0)  # seconds: four stalls
 TWO = Scenario(0, "blocking", (MACHINE, MACHINE), (), 120.0, inner_steps=10, numel=20_000, codec="none")
 
 
@@ -21,19 +23,29 @@ def seconds_of(world: World, outcome: str) -> list[float]:
     return [row["seconds"]["exchange"] for row in rows if row["outcome"] == outcome]
 
 
-def test_a_swap_on_a_line_that_drops_to_a_hundredth_ends_after_a_multiple_of_the_usual_swap() -> None:
-    with in_a_folder(TWO) as world:
+def dropped(scenario: Scenario, factor: float) -> tuple[list[float], list[float]]:
+    """Seconds of the swaps that merged and of those that did not, where all lines are slower after a minute."""
+    with in_a_folder(scenario) as world:
 
         def drop() -> None:
             for peer in world.peers:
-                peer.host.up /= 100
+                peer.host.up, peer.host.chunk = peer.host.up / factor, 1024
 
         world.loop.call_later(60.0, drop)
         world.run()
-        usual, broken = seconds_of(world, "merged"), seconds_of(world, "timeout")
+        return seconds_of(world, "merged"), seconds_of(world, "timeout")
+
+
+def test_a_swap_on_a_line_that_drops_to_a_hundredth_ends_at_the_second_look() -> None:
+    usual, broken = dropped(TWO, 100)
     assert len(usual) > 10 and 0.5 < max(usual) < 2  # 80 kB at 100 kB a second
-    limit = max(DEADLINE_FLOOR, DEADLINE_FACTOR * max(usual))
-    assert broken and max(broken) < limit + 0.5
+    assert broken and max(broken) < LIMIT / 2 + 0.5
+
+
+def test_a_swap_on_a_line_that_drops_to_a_thirtieth_takes_thirty_times_as_long_and_merges() -> None:
+    usual, broken = dropped(TWO, 30)
+    assert not broken
+    assert 20 < max(usual) < 30 < LIMIT
 
 
 @pytest.mark.parametrize("overlapped", [False, True])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.simulated.world import World
 
 OFTEN = 0.2  # of the parts of a peer whose buffers or connections are bad
-TRICKLE = 400.0  # bytes a second
+TRICKLE = 60.0  # bytes a second: a swap that goes on would take minutes
 RESTART = 2.0  # seconds from the end of a process to its next start
 
 

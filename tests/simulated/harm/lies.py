@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from peer.exchange.deadline import together
 from peer.exchange.group.all_reduce import _Reduction
 from peer.exchange.group.streams import GroupStreams
+from peer.p2p.deadline import together
 from peer.rounds.contribution import Contribution
 from peer.rounds.state import State
 from peer.swarm.directory.records import MemberRecord

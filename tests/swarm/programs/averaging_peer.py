@@ -31,7 +31,7 @@ from peer.rounds.types import Group, Link
 from tests.swarm.support.attacks import Unguarded
 
 PROTOCOL = "noloco/averaging-test/1"
-SETTINGS = ExchangeConfig(stall=3.0, timeout=20.0)
+SETTINGS = ExchangeConfig(stall=3.0)
 
 
 class Stalling:

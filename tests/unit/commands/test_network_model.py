@@ -12,7 +12,7 @@ import pytest
 
 from peer.commands import cli
 from peer.commands.simulate.network.conditions import Chance, Conditions
-from peer.commands.simulate.network.methods import GOODPUT, groups, pairs, pairs_by_round, tree_to_pair
+from peer.commands.simulate.network.methods import GOODPUT, groups, pairs, pairs_by_round, transfer, tree_to_pair
 from peer.errors import UserError
 
 QUIET = Conditions(peers=64, rounds=10, inner_steps=20, payload=0, step_seconds=1.0, step_sigma=0.0, latency=0.0)
@@ -87,6 +87,30 @@ def test_overlapped_peers_meet_and_wait_for_nothing_whatever_their_times(sigma: 
     slow = pairs(replace(it, up=20_000.0))  # a transfer takes two and a half inner phases
     assert slow.idle_share == pytest.approx(0, abs=1e-9)
     assert 0.1 < slow.merged_share < 0.4
+
+
+LARGE = Conditions(  # NoLoCo's 6.8B with its embeddings in fp32, 131,072 tokens a step at 4e14 operations a second
+    peers=16, rounds=10, inner_steps=50, payload=4 * 9_640_000_000, step_seconds=24.0, up=12.5e6, down=12.5e6
+)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_papers_6_8b_merges_over_100_mbit(overlap: bool) -> None:
+    """A swap takes 3,856 s, three inner phases and a bit."""
+    found = pairs(replace(LARGE, overlap=overlap))
+    assert transfer(LARGE, LARGE.payload) == pytest.approx(3856)
+    assert found.merged_share > (0.15 if overlap else 0.8)  # overlapped, a peer swaps in every fourth round
+    assert (found.idle_share < 0.01) == overlap
+    assert groups(replace(LARGE, max_phases=8.0)).merged_share == 1
+
+
+def test_what_is_not_worth_it_costs_a_quarter_and_is_not_merged() -> None:
+    slow = replace(LARGE, step_sigma=0.0, up=6.25e6)  # 7,712 s, and 4,800 are allowed
+    assert pairs(slow).merged_share == groups(slow).merged_share == 0
+    assert groups(slow).seconds == pytest.approx(10 * (1200 + 4800))
+    waited = pairs_by_round(replace(slow, payload=0)).seconds
+    assert waited < pairs(slow).seconds <= 10 * (1200 + 1200 + 10)
+    assert pairs(replace(slow, max_phases=7.0)).merged_share > 0.5
 
 
 def test_ten_thousand_peers() -> None:

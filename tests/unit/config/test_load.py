@@ -41,6 +41,10 @@ def test_every_config_of_the_repository_loads(file: Path) -> None:
     [
         ("run: {inner: {learning_rat: 1}}", "run.inner.learning_rat: unknown key, did you mean learning_rate?"),
         ("run: {outer: {name: local, alpha: 0.5}}", "run.outer.alpha: unknown key"),
+        (
+            "run: {exchange: {timeout: 600}}",
+            "run.exchange.timeout: unknown key, choose from: overlap, codec, stall, m",
+        ),
         ("run: {outer: {name: noloco, lr: 0.5}}", "choose from: name, alpha, beta, gamma"),
         ("run: {data: {name: text, train: [1]}}", "run.data.train.0: input should be a valid string"),
         ("run: {data: {name: text, train: a.txt}}", "run.data.train: input should be"),

@@ -62,7 +62,14 @@ class Wires:
 class Many:
     """``count`` members named a, b, c, …; the first one convenes. ``result``: the contributions are sparse."""
 
-    def __init__(self, count: int, numel: int, result: int | None = None, settings: ExchangeConfig = FAST) -> None:
+    def __init__(
+        self,
+        count: int,
+        numel: int,
+        result: int | None = None,
+        settings: ExchangeConfig = FAST,
+        phase: float = 0.0,
+    ) -> None:
         kind: type[GroupProtocol[Any]] = AllGatherExchange if result else AllReduceExchange
         names = [chr(ord("a") + index) for index in range(count)]
         self.members = [Member(name, Process(name)) for name in names]
@@ -72,7 +79,7 @@ class Many:
             for member in self.members
         ]
         self.controls: list[dict[int, Stream]] = []
-        self.tokens = 0
+        self.tokens, self.phase = 0, phase
 
     def groups(self) -> list[Group]:
         """A new assembly: a control stream from the convener's loop to each member's."""
@@ -86,7 +93,7 @@ class Many:
             Group(
                 3,
                 tuple(Link(seat.peer_id, seat.name) for seat in self.seats if seat.peer_id != member.name),
-                Assembly(f"token-{self.tokens}", self.seats, place, self.controls[place]),
+                Assembly(f"token-{self.tokens}", self.seats, place, self.controls[place], self.phase),
             )
             for place, member in enumerate(self.members)
         ]
@@ -104,7 +111,7 @@ class Many:
                 with within(member.process):
                     work = self.exchanges[place].average
                     futures[place] = clock.worker(member.name).submit(work, contributions[place], groups[place])
-        return [clock.result(futures[place], 60) if place in futures else None for place in range(len(self.members))]
+        return [clock.result(futures[place], 600) if place in futures else None for place in range(len(self.members))]
 
     def _stream(self, owner: Member, end: End, remote: str) -> Stream:
         async def open_it() -> Stream:
@@ -120,11 +127,17 @@ class Many:
 
 @contextlib.contextmanager
 def many(
-    count: int, numel: int, result: int | None = None, settings: ExchangeConfig = FAST, *, real: bool = False
+    count: int,
+    numel: int,
+    result: int | None = None,
+    settings: ExchangeConfig = FAST,
+    *,
+    phase: float = 0.0,
+    real: bool = False,
 ) -> Iterator[Many]:
-    """``real``: with threads, over unix sockets, in real time."""
+    """``phase``: of the leader; ``real``: with threads, over unix sockets, in real time."""
     with contextlib.nullcontext() if real else virtual_time():
-        it = Many(count, numel, result, settings)
+        it = Many(count, numel, result, settings, phase)
         try:
             yield it
         finally:

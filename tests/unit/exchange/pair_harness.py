@@ -26,7 +26,8 @@ from peer.rounds.contribution import Averaged, Contribution, Vector
 from peer.rounds.types import Group, Link
 from tests.unit.virtual import stream_pair, virtual_time
 
-FAST = ExchangeConfig(stall=1.0, timeout=4.0)  # so that a fault is noticed within a test
+FAST = ExchangeConfig(stall=1.0)  # so that a fault is noticed within a test
+PHASE = 1.0  # seconds: a swap may take four of these and is judged after each
 T = TypeVar("T")
 
 

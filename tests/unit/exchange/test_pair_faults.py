@@ -9,11 +9,9 @@ from functools import partial
 import pytest
 import torch
 
-from peer.config.schema import CodecName, ExchangeConfig
+from peer.config.schema import CodecName
 from peer.exchange.average import Verdict
-from peer.exchange.deadline import DEADLINE_FACTOR
-from peer.exchange.guard import Guard
-from peer.exchange.modulo import codec_named
+from peer.exchange.codec import size
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.protocol import both_ways
 from peer.exchange.pair.wire import Acknowledgement, Header, Unusable
@@ -22,7 +20,7 @@ from peer.p2p.payload import fp32_parts, receive_fp32, send_parts
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.contribution import PART, Averaged, Contribution, Vector
 from peer.rounds.types import Group, Link, Outcome, Reason
-from tests.unit.exchange.pair_harness import FAST, at_once, header, pair_exchange
+from tests.unit.exchange.pair_harness import FAST, PHASE, at_once, header, pair_exchange
 from tests.unit.virtual import run, stream_pair, took
 
 NUMEL = PART + 100
@@ -38,7 +36,7 @@ def swap(thread: LoopThread, partner: Partner, initiator: bool = True) -> Averag
     ours.hang_up = lambda: hung_up.append(True)
     own = torch.randn(NUMEL)
     kept = own.clone()
-    averaged = pair_exchange(thread, NUMEL).average(Vector(own), Group(0, (Link("B", "b", ours),)))
+    averaged = pair_exchange(thread, NUMEL).average(Vector(own), Group(0, (Link("B", "b", ours),), phase=PHASE))
     assert torch.equal(own, kept)
     if averaged.outcome is not Outcome.MERGED:
         assert torch.equal(averaged.mean, own)
@@ -124,6 +122,32 @@ async def sends_a_byte_now_and_then(stream: Stream) -> None:
         await asyncio.sleep(0.9 * FAST.stall)
 
 
+async def sends_all_but_a_few_bytes_at_once(stream: Stream) -> None:
+    await stream.send(header(NUMEL), 1)
+    await stream.write(bytes(4 * (PART - 10_000)), 1)
+    for _ in range(100):
+        await asyncio.sleep(0.5 * PHASE)
+        await stream.write(b"x", 1)
+
+
+async def sends_so_that_it_just_looks_fast_enough(stream: Stream) -> None:
+    """In each quarter a little more than what is left over the time that is left, and never the last bytes."""
+    reading = asyncio.ensure_future(stream.read_into(memoryview(bytearray(8 * NUMEL)), 10))
+    await stream.send(header(NUMEL), 1)
+    left = size("none", NUMEL)
+    for quarter in range(4, 1, -1):
+        piece = left // quarter + 1000
+        await stream.write(bytes(piece), 1)
+        left -= piece
+        await asyncio.sleep(0.5 * PHASE)
+        await stream.write(b"x", 1)
+        await asyncio.sleep(0.5 * PHASE)
+    for _ in range(100):
+        await stream.write(b"x", 1)
+        await asyncio.sleep(0.5 * PHASE)
+    reading.cancel()
+
+
 async def reads_nothing(stream: Stream) -> None:
     await stream.send(header(NUMEL), 1)
     await send_parts(stream, fp32_parts(Vector(torch.randn(NUMEL))), 1)
@@ -151,7 +175,9 @@ async def frozen_before_acknowledgement(stream: Stream) -> None:
         (frozen_in_mid_payload, FAST.stall),
         (gone_before_acknowledgement, 0.0),
         (frozen_before_acknowledgement, FAST.stall),
-        (sends_a_byte_now_and_then, FAST.timeout),
+        (sends_a_byte_now_and_then, PHASE),
+        (sends_all_but_a_few_bytes_at_once, 2 * PHASE),
+        (sends_so_that_it_just_looks_fast_enough, 4 * PHASE),
         (reads_nothing, FAST.stall),
     ],
 )
@@ -166,21 +192,6 @@ def test_a_partner_lost_at_any_stage_is_a_timeout(
 def test_a_partner_on_real_sockets_is_lost_too(real_thread: LoopThread) -> None:
     for partner in (gone_in_mid_payload, frozen_in_mid_payload):
         assert swap(real_thread, partner).outcome is Outcome.TIMEOUT
-
-
-def test_after_a_merge_the_deadline_is_no_longer_the_longest(thread: LoopThread) -> None:
-    """A few times what the swap took."""
-    settings = ExchangeConfig(stall=1.0, timeout=100.0)
-    sides = [PairExchange(thread, NUMEL, codec_named("none", NUMEL), settings, Guard()) for _ in range(2)]
-    vectors = torch.randn(NUMEL), torch.randn(NUMEL)
-    streams = thread.call(stream_pair(rate=4 * NUMEL / 2), 5)  # two seconds for a payload
-    merged = both(sides, [Vector(it) for it in vectors], streams)
-    assert [it.outcome for it in merged] == [Outcome.MERGED] * 2
-    ours, theirs = thread.call(stream_pair(), 5)
-    thread.spawn(sends_a_byte_now_and_then(theirs))
-    averaged = sides[0].average(Vector(vectors[0]), Group(1, (Link("B", "b", ours),)))
-    assert averaged.outcome is Outcome.TIMEOUT
-    assert averaged.seconds == took(DEADLINE_FACTOR * merged[0].seconds)
 
 
 def test_a_partner_that_does_not_accept_ours_is_not_merged(thread: LoopThread) -> None:

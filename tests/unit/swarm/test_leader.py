@@ -55,7 +55,7 @@ class Harness:
         return end
 
     async def gather(self, lineage: Lineage = X, *, equal: bool = True, round: int = 3) -> Group:
-        return await self.leader.gather(ME, lineage, round, equal=equal, stopped=lambda: False)
+        return await self.leader.gather(ME, lineage, round, 0.0, equal=equal, stopped=lambda: False)
 
     async def close(self) -> None:
         for task in self.tasks:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from peer import __version__, clock
-from peer.exchange.deadline import DEADLINE_FACTOR, DEADLINE_FLOOR, Deadline
 from peer.p2p.stream import MESSAGE_CAP, Message
 from peer.rounds.progress import Progress
 from peer.rounds.types import NAME, Seat
@@ -203,20 +202,6 @@ def test_a_partners_time_runs_out() -> None:
     assert run(meet()) == (pytest.approx(5.0), 0.0)
 
 
-def test_a_deadline_follows_the_swaps_that_were_seen() -> None:
-    deadline = Deadline(120.0)
-    assert deadline.seconds == 120.0
-    deadline.observe(0.1)
-    assert deadline.seconds == DEADLINE_FLOOR
-    deadline.observe(10.0)
-    assert deadline.seconds == DEADLINE_FACTOR * 10.0
-    deadline.observe(1000.0)
-    assert deadline.seconds == 120.0
-    for _ in range(10):
-        deadline.observe(2.0)
-    assert deadline.seconds == DEADLINE_FACTOR * 2.0
-
-
 @pytest.mark.usefixtures("virtual")
 def test_the_next_boundary_is_estimated_from_the_steps_so_far() -> None:
     progress = Progress()
@@ -239,8 +224,8 @@ def test_the_next_boundary_is_estimated_from_the_steps_so_far() -> None:
 def test_the_roster_of_the_largest_group_can_be_sent() -> None:
     addresses = tuple(f"/ip6/2001:db8::{number:x}/tcp/31337" for number in range(8))
     seats = [Seat(f"Qm{number:044}", 64 * "x", addresses) for number in range(MAX_MEMBERS)]
-    small = Roster(token="t", members=seats[:40])
+    small = Roster(token="t", members=seats[:40], phase=1.0)
     assert fitting(small) is small
-    roster = fitting(Roster(token="t", members=seats))
+    roster = fitting(Roster(token="t", members=seats, phase=1.0))
     assert len(roster.model_dump_json().encode()) <= MESSAGE_CAP
     assert [seat.peer_id for seat in roster.members] == [seat.peer_id for seat in seats]

@@ -11,28 +11,27 @@ import xxhash
 
 from peer import clock
 from peer.exchange.codec import size
+from peer.p2p.deadline import TooSlow
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import BadMessage, Stream
 from peer.rounds.contribution import PART, Vector
 from peer.rounds.state import NO_ROUNDS, State
 from peer.rounds.types import Seat
-from peer.swarm.state_transfer import donor
 from peer.swarm.state_transfer.donor import (
     CLIENTS,
     STATE_ANSWER,
+    STATE_LEAST,
     STATE_STALL,
     STATE_TIMEOUT,
-    TRANSFER_LIMIT,
     Donor,
     DonorFull,
     StateHeader,
     StateRequest,
 )
-from peer.swarm.state_transfer.download import DonorSlow, PartialState, download
-from peer.swarm.state_transfer.join import PART_LIMIT
-from tests.simulated.network import WINDOW
-from tests.unit.virtual import stream_pair, took
+from peer.swarm.state_transfer.download import PartialState, download
+from peer.swarm.state_transfer.join import HURRY
+from tests.unit.virtual import RATE, stream_pair, took
 
 PARTS = 5
 NUMEL = PARTS * PART
@@ -83,34 +82,35 @@ async def dribbles(stream: Stream) -> None:
     await dribble(stream, 10_000)
 
 
-async def sends_a_part_in_half_an_hour(stream: Stream) -> None:
+async def sends_a_part_in_two_minutes(stream: Stream) -> None:
     await begin(stream)
     part = torch.randn(PART).numpy().tobytes()
-    for start in range(360):
+    for start in range(24):
         await stream.write(part[start : start + 1], 1)
         await asyncio.sleep(5)
-    await stream.write(part[360:], 1)
+    await stream.write(part[24:], 1)
     await stream.write(xxhash.xxh3_128_digest(part), 1)
     await dribble(stream, 10_000)
 
 
 @pytest.mark.parametrize(
-    ("plays", "part_limit", "raises", "seconds", "have"),
+    ("plays", "patience", "said", "seconds", "have"),
     [
-        (never, TRANSFER_LIMIT, TimeoutError, STATE_TIMEOUT, 0),
-        (freezes, TRANSFER_LIMIT, TimeoutError, STATE_STALL, 1),
-        (dribbles, PART_LIMIT, DonorSlow, PART_LIMIT, 1),  # others are asked
-        (sends_a_part_in_half_an_hour, TRANSFER_LIMIT, TimeoutError, TRANSFER_LIMIT, 2),
+        (never, STATE_LEAST, "", STATE_TIMEOUT, 0),
+        (freezes, STATE_LEAST, "", STATE_STALL, 1),
+        (dribbles, HURRY, "too slow: receiving at", 2 * HURRY / 4, 1),  # others are asked; its first part was fast
+        (sends_a_part_in_two_minutes, STATE_LEAST, "too slow: receiving at", 2 * STATE_LEAST / 4, 2),
     ],
 )
 def test_a_newcomer_leaves_its_donor(
-    thread: LoopThread, plays: Side, part_limit: float, raises: type[Exception], seconds: float, have: int
+    thread: LoopThread, plays: Side, patience: float, said: str, seconds: float, have: int
 ) -> None:
     newcomer = PartialState([torch.zeros(NUMEL)])
     began = clock.monotonic()
-    with pytest.raises(raises):
-        thread.call(download(OneDonor(plays), Seat("Qm", "donor"), newcomer, 0, part_limit), 1e5)  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError, match=said) as raised:
+        thread.call(download(OneDonor(plays), Seat("Qm", "donor"), newcomer, 0, patience), 1e5)  # type: ignore[arg-type]
     assert clock.monotonic() - began == took(seconds)
+    assert isinstance(raised.value, TooSlow) == bool(said)
     assert newcomer.have == have
 
 
@@ -140,30 +140,27 @@ async def takes_all_and_says_nothing(stream: Stream) -> None:
     await never(stream)
 
 
-async def takes_it_slowly(stream: Stream) -> None:
+async def takes_all_that_comes(stream: Stream) -> None:
     await stream.send(StateRequest(), 1)
-    while True:
-        await asyncio.sleep(0.4 * STATE_STALL)  # a write may wait for two windows
-        await stream.read_into(memoryview(bytearray(WINDOW)), 1)
+    await stream.read_into(memoryview(bytearray(100 * 4 * PART)), 100)
 
 
 @pytest.mark.parametrize(
-    ("plays", "seconds"),
+    ("plays", "parts", "seconds"),
     [
-        (never, STATE_TIMEOUT),
-        (takes_nothing, STATE_STALL),
-        (takes_all_and_says_nothing, STATE_STALL),
-        (takes_it_slowly, 60.0),
+        (never, PARTS, STATE_TIMEOUT),
+        (takes_nothing, PARTS, STATE_STALL),
+        (takes_all_and_says_nothing, PARTS, STATE_STALL),
+        (takes_all_that_comes, 64, STATE_LEAST / 4),
     ],
 )
 def test_a_donor_leaves_its_newcomer_and_has_room_for_another(
-    thread: LoopThread, monkeypatch: pytest.MonkeyPatch, plays: Side, seconds: float
+    thread: LoopThread, plays: Side, parts: int, seconds: float
 ) -> None:
-    monkeypatch.setattr(donor, "TRANSFER_LIMIT", 60.0)  # an hour takes gigabytes
-    serving = Donor(lambda: State(1, 1, [torch.randn(NUMEL)]))
+    serving = Donor(lambda: State(1, 1, [torch.randn(parts * PART)]))
 
     async def serve() -> None:
-        ours, theirs = await stream_pair()
+        ours, theirs = await stream_pair(rate=RATE if parts == PARTS else 40_000)  # 0.32 Mbit/s
         thread.background(plays(theirs))  # type: ignore[arg-type]
         await serving.serve(ours)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from peer import clock
 from peer.errors import RunError
+from peer.p2p.deadline import TooSlow
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.payload import receive_fp32
@@ -21,7 +22,7 @@ from peer.rounds.state import State
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer import join
 from peer.swarm.state_transfer.donor import STATE_ANSWER, Donor, DonorFull, StateReceived, StateRequest
-from peer.swarm.state_transfer.download import DonorBehind, DonorBusy, DonorSlow
+from peer.swarm.state_transfer.download import DonorBehind, DonorBusy
 from peer.swarm.state_transfer.join import (
     ASK_ALL_PAUSE,
     CHOOSY_REQUESTS,
@@ -172,8 +173,8 @@ def test_a_slow_donor_is_left_for_others_until_it_is_our_own_link(
     async def download(*args: Any) -> State:
         number = int(args[1].name.removeprefix("peer-"))
         asked.append(number)
-        if number in slow and args[4] == join.PART_LIMIT:
-            raise DonorSlow
+        if number in slow and args[4] == join.HURRY:
+            raise TooSlow
         return State(125, 5, [])
 
     monkeypatch.setattr(join, "download", download)
@@ -201,7 +202,7 @@ def test_donors_that_serve_others_are_waited_for_but_not_for_ever(monkeypatch: p
     assert taken(3.0) is not None
     assert clock.monotonic() - began == took(29 * ASK_ALL_PAUSE)
     free_at, began = 10**9, clock.monotonic()
-    monkeypatch.setattr(join, "LONGEST_JOIN", 60.0)
+    monkeypatch.setattr(join, "LONGEST_WAIT", 60.0)
     with pytest.raises(RunError, match="serves other newcomers"):
         taken(3.0)  # never free
     assert clock.monotonic() - began == took(60.0, more=ASK_ALL_PAUSE)

@@ -34,6 +34,7 @@ class Conditions:
     loss: float = 0.0  # share of the swaps, or of a group's members, that break off
     churn: float = 0.0  # share of the peers that newcomers replace in a round
     stall: float = 10.0  # seconds without a byte until a swap ends
+    max_phases: float = 4.0  # inner phases that a swap may take
     overlap: bool = False
     window: float = 0.5
 
@@ -66,6 +67,7 @@ def conditions(run: RunConfig, payload: int, args: argparse.Namespace) -> Condit
         up=args.up_mbit * 125_000,
         down=args.down_mbit * 125_000,
         stall=run.exchange.stall,
+        max_phases=run.exchange.max_phases,
         overlap=run.exchange.overlap,
         window=run.rendezvous.window,
     )

@@ -2,7 +2,8 @@
 
 A pair's swap: a round trip for the greeting, the payload at the slower uplink, a round trip for the verdicts. A group's
 round: all wait for the last member; reduce-scatter and all-gather upload 2 (n - 1) / n of the payload; six messages
-follow each other, each as slow as the slowest of n.
+follow each other, each as slow as the slowest of n. What would take longer than is worth it (rounds/transfer_rule.py)
+is ended, a swap at its first look and a group's round at its limit.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from peer.commands.simulate.network.conditions import Chance, Conditions, Figures
 from peer.rounds.pairing_rule import AT_BOUNDARY, OPENS, PROPOSAL_PAUSE, near
+from peer.rounds.transfer_rule import CHECKS, swap_limit
 
 ASKED_AT_BOUNDARY = 8  # peers asked at a boundary
 GOODPUT = 0.8  # share of a line's rate that real swaps reach (tests/benchmarks/wan, network_model)
@@ -87,7 +89,7 @@ class _Pairs:
         if np.isnan(self.arrived[partner]):
             self.arrived[peer] = time
             return [(peer, time)] if overlap else []
-        done = time + self._swap()
+        done = time + self._swap(float(min(self.phase[peer], self.phase[partner])))
         self.meeting[peer] = self.meeting[partner] = -1
         self.arrived[peer] = self.arrived[partner] = np.nan
         if overlap:  # the swap begins when the second peer comes to its boundary; none of the two waits
@@ -106,8 +108,12 @@ class _Pairs:
                 return int(other)
         return -1
 
-    def _swap(self) -> float:
+    def _swap(self, phase: float) -> float:
+        """Seconds until it has ended. ``phase``: the shorter one of the two peers."""
         it, seconds = self.it, transfer(self.it, self.it.payload)
+        limit = swap_limit(it.stall, it.max_phases, phase)
+        if seconds > limit:
+            return limit / CHECKS
         seconds += sum(self.chance.latency() for _ in range(PAIR_MESSAGES))
         if self.chance.rng.random() < it.loss:
             return seconds * float(self.chance.rng.random()) + it.stall
@@ -124,7 +130,7 @@ def groups(it: Conditions, seed: int = 0) -> Figures:
     """DiLoCo: one group of all peers; a round that loses a member is repeated without it, who does not merge."""
     chance = Chance(it, seed)
     trained = clock = 0.0
-    sent = 2 * (it.peers - 1) / it.peers * it.payload
+    done, sent = 0, 2 * (it.peers - 1) / it.peers * it.payload
     for _ in range(it.rounds):
         phases = chance.phases()
         trained += float(phases.sum())
@@ -132,8 +138,11 @@ def groups(it: Conditions, seed: int = 0) -> Figures:
         reduce = transfer(it, sent) + sum(chance.latency(it.peers) for _ in range(GROUP_MESSAGES))
         if chance.rng.random() < 1 - (1 - it.loss) ** it.peers:  # a member is lost: the others notice it and repeat
             clock += reduce * float(chance.rng.random()) + it.stall
-        clock += reduce
-    return Figures("diloco", clock, 1 - trained / (it.peers * clock), 1 - it.loss, sent)
+        limit = swap_limit(it.stall, it.max_phases, float(phases[0]))  # of the leader
+        done += reduce <= limit
+        clock += min(reduce, limit)
+    merged = (1 - it.loss) * (done / it.rounds)
+    return Figures("diloco", clock, 1 - trained / (it.peers * clock), merged, sent)
 
 
 def _join(it: Conditions, chance: Chance) -> float:

@@ -1,0 +1,25 @@
+"""How long a transfer between peers may take. Pure.
+
+A transfer is judged a few times while it runs, by the bytes since the last look (p2p/deadline.py). It goes on while it
+will be done in time at that rate, so its limit bounds what a partner that trickles costs and not the size of a model.
+"""
+
+from __future__ import annotations
+
+CHECKS = 4  # looks at a transfer within its limit: the first at a quarter of it
+UNSEEN_PHASE = 30.0  # seconds that are assumed for an inner phase before the first inner step
+STATE_RATE = 2**20 / 20  # bytes a second (0.42 Mbit/s): a state that comes more slowly is not worth waiting for
+
+
+def swap_limit(stall: float, max_phases: float, phase: float | None) -> float:
+    """Seconds that a swap may take: ``max_phases`` inner phases of ``phase`` seconds.
+
+    At least a ``stall`` for each look, so that a pause of the machine is not taken for a slow line where phases are
+    short. ``phase``: ``None`` or 0 before the first inner step.
+    """
+    return max(CHECKS * stall, max_phases * (phase or UNSEEN_PHASE))
+
+
+def state_limit(size: int, least: float) -> float:
+    """Seconds that a state of ``size`` bytes may take at ``STATE_RATE``; a small one ``least``."""
+    return max(least, size / STATE_RATE)

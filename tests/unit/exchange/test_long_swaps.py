@@ -1,0 +1,87 @@
+"""Swaps that take minutes and hours, in virtual time: a large model over an ordinary line merges, whatever its size."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from peer.config.schema import CodecName, ExchangeConfig
+from peer.exchange.codec import size
+from peer.exchange.guard import Guard
+from peer.exchange.modulo import codec_named
+from peer.exchange.pair.blocking import PairExchange
+from peer.p2p.event_loop import LoopThread
+from peer.rounds.contribution import PART, Averaged
+from peer.rounds.types import Group, Link, Outcome
+from tests.unit.exchange.pair_harness import at_once
+from tests.unit.virtual import stream_pair, took
+
+MBIT = 125_000  # bytes
+
+
+class Drawn:
+    """A contribution of any length without memory: elements that the place and the seed decide."""
+
+    def __init__(self, numel: int, seed: int) -> None:
+        self.numel, noise = numel, torch.Generator().manual_seed(seed)
+        self._base = 0.05 * torch.randn(PART, generator=torch.Generator().manual_seed(0))
+        self._change = 1e-3 * torch.randn(PART, generator=noise)
+
+    def read(self, start: int, out: Tensor) -> None:
+        torch.add(self._base[: out.numel()], self._change[: out.numel()], out=out)
+
+    def read_both(self, start: int, out: Tensor, change: Tensor) -> None:
+        self.read(start, out)
+        change.copy_(self._change[: out.numel()])
+
+
+class LastPart:
+    """In the place of the buffer for the mean: keeps one part, so that a test needs no gigabytes."""
+
+    def __init__(self) -> None:
+        self._room = torch.empty(PART)
+
+    def __getitem__(self, borders: slice) -> Tensor:
+        return self._room[: borders.stop - borders.start]
+
+
+def swap(thread: LoopThread, numel: int, mbit: float, phase: float, codec: CodecName = "none") -> list[Averaged]:
+    """Both sides of a swap over a line of ``mbit`` each way."""
+    streams = thread.call(stream_pair(rate=mbit * MBIT, latency=0.03), 5)
+    sides = [PairExchange(thread, 1, codec_named(codec, numel), ExchangeConfig(), Guard()) for _ in range(2)]
+    for side in sides:
+        side._numel, side._buffer = numel, LastPart()  # type: ignore[assignment]
+    groups = [Group(5, (Link("B", "b", stream),), phase=phase) for stream in streams]
+    works = [
+        partial(side.average, Drawn(numel, n), group) for n, (side, group) in enumerate(zip(sides, groups, strict=True))
+    ]
+    return at_once(works, seconds=1e5)
+
+
+def test_100_mb_over_5_mbit_merge(thread: LoopThread) -> None:
+    for it in swap(thread, 25_000_000, mbit=5, phase=50):
+        assert (it.outcome, it.seconds) == (Outcome.MERGED, took(160, more=1.0)), it.detail
+
+
+@pytest.mark.parametrize(("codec", "seconds"), [("none", 3085), ("int4", 398)])
+def test_the_layout_of_the_6_8b_over_100_mbit_merges_in_a_hundredth(
+    thread: LoopThread, codec: CodecName, seconds: float
+) -> None:
+    """9.64 B parameters with embeddings. Here a hundredth of these and of the line: as many seconds, 386 MB of fp32.
+
+    An inner phase of 50 steps takes 20 minutes on an accelerator that makes 4e14 operations a second.
+    """
+    numel = 96_400_000
+    assert size(codec, numel) / MBIT == pytest.approx(seconds, rel=0.01)
+    for it in swap(thread, numel, mbit=1, phase=1200, codec=codec):
+        assert (it.outcome, it.seconds) == (Outcome.MERGED, took(seconds, more=10.0)), it.detail
+
+
+def test_a_line_on_which_it_is_not_worth_it_ends_it_at_a_quarter_and_says_so(thread: LoopThread) -> None:
+    for it in swap(thread, 25_000_000, mbit=5, phase=10):
+        assert (it.outcome, it.seconds) == (Outcome.TIMEOUT, took(10, more=0.5))
+        assert "ing at 4.9" in it.detail and "(40 s are allowed)" in it.detail, it.detail
+        assert "it would have taken 1" in it.detail, it.detail
