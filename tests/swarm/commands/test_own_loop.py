@@ -70,6 +70,7 @@ class Scene:
 
     def start(self, program: Program, name: str, others: dict[str, Any] | None = None, **keywords: Any) -> OuterLoop:
         here = {"run.dir": str(self._folder), "peer.network.host": "127.0.0.1", "peer.metrics.port": 0}
+        here |= {"run.exchange.overlap": False, "run.exchange.codec": "none"}  # tests of overlap say so
         outer = OuterLoop.start(
             program.model,
             run="own",

@@ -53,7 +53,7 @@ class _Pairs:
                 self._seek(peer, time + sum(PROPOSAL_PAUSE) / 2 * self.phase[peer])
         idle = 1 - float(self.trained.sum()) / float(self.left.sum())
         merged = self.merged / (it.peers * it.rounds)
-        return Figures("noloco", float(self.left.max()), idle, merged, merged * it.payload)
+        return Figures("noloco", float(self.left.max()), idle, merged, merged * it.payload * it.coded)
 
     def _begin(self, peer: int, time: float) -> None:
         """Begin an inner phase."""
@@ -107,7 +107,7 @@ class _Pairs:
         return -1
 
     def _swap(self) -> float:
-        it, seconds = self.it, transfer(self.it, self.it.payload)
+        it, seconds = self.it, transfer(self.it, self.it.payload * self.it.coded)
         seconds += sum(self.chance.latency() for _ in range(PAIR_MESSAGES))
         if self.chance.rng.random() < it.loss:
             return seconds * float(self.chance.rng.random()) + it.stall
@@ -121,7 +121,7 @@ def transfer(it: Conditions, payload: float) -> float:
 
 
 def groups(it: Conditions, seed: int = 0) -> Figures:
-    """DiLoCo: one group of all peers; a round that loses a member is repeated without it, who does not merge."""
+    """DiLoCo in fp32: one group of all peers. A round that loses a member is repeated without it: it does not merge."""
     chance = Chance(it, seed)
     trained = clock = 0.0
     sent = 2 * (it.peers - 1) / it.peers * it.payload
@@ -142,7 +142,7 @@ def _join(it: Conditions, chance: Chance) -> float:
 
 
 def pairs_by_round(it: Conditions, seed: int = 0) -> Figures:
-    """The paper's pairs: random in every round, whatever their speed; each waits for its partner."""
+    """The paper's pairs: random in every round, whatever their speed; each waits for its partner, and swaps in fp32."""
     chance = Chance(it, seed)
     clock, trained = np.zeros(it.peers), np.zeros(it.peers)
     for _ in range(it.rounds):
