@@ -215,7 +215,7 @@ def test_it_resumes_from_its_own_checkpoint(scene: Scene, tmp_path: Path) -> Non
 
 def test_the_swap_runs_during_the_steps_with_overlap(scene: Scene) -> None:
     one, two = Program(data=1), Program(data=2)
-    overlap = {"run.exchange.overlap": True}
+    overlap = {"run.exchange.overlap": True, "run.exchange.codec": "int8"}
     first, second = scene.start(one, "one", overlap), scene.start(two, "two", overlap)
     together(lambda: one.train_until_merged(first, 2), lambda: two.train_until_merged(second, 2))
     together(first.close, second.close)  # waits for the swap in progress
