@@ -5,8 +5,9 @@
             ...loss.backward(); optimizer.step(); optimizer.zero_grad()
             outer.step(tokens=batch.numel(), loss=loss)
 
-Between two boundaries ``step`` only counts. Every H-th call is a boundary: training/blocking.py finds a partner, swaps
-and takes the outer step. With ``run.exchange.overlap`` training/overlapped.py does so in parts, in the following calls.
+Every H-th call of ``step`` is a boundary. With ``run.exchange.overlap``, the default of noloco, training/overlapped.py
+finds a partner, swaps and takes the outer step in parts, in the following calls. Without it training/blocking.py does
+so in that call, and the others only count.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class OuterLoop:
 
         A newcomer's ``model`` takes the weights of a member in place, and ``optimizer`` (one or several) loses its
         moments. ``config``: a file with more settings; ``settings``: any of its keys, for example
-        ``{"run.exchange.codec": "int8"}``. ``state``: a result of :meth:`state_dict`.
+        ``{"run.exchange.codec": "int4"}``. ``state``: a result of :meth:`state_dict`.
 
         Raises :class:`peer.UserError` and :class:`peer.RunError`, each with one line.
         """

@@ -157,13 +157,17 @@ def from_environment(environment: Mapping[str, str]) -> Iterable[tuple[str, Any]
 
 
 def _merge(tree: dict[str, Any], later: dict[str, Any]) -> None:
-    """Merge ``later`` into ``tree``, section by section."""
+    """Merge ``later`` into ``tree``, section by section. Another method replaces the one before and its settings."""
     for key, value in later.items():
         mine = tree.get(key)
-        if isinstance(mine, dict) and isinstance(value, dict):
+        if isinstance(mine, dict) and isinstance(value, dict) and not (key == "outer" and _another(mine, value)):
             _merge(mine, value)
         else:
             tree[key] = value
+
+
+def _another(section: dict[str, Any], later: dict[str, Any]) -> bool:
+    return "name" in section and "name" in later and section["name"] != later["name"]
 
 
 def _put(tree: dict[str, Any], path: str, value: Any) -> None:

@@ -11,7 +11,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from peer.config.data import AnyData, StdlibData
 from peer.config.fields import LOCAL, Fraction, PathText, Port, Positive, Section, Sequence, Words
@@ -102,8 +102,9 @@ CodecName = Literal["none", "fp16", "bf16", "int8", "int4"]
 class ExchangeConfig(Section):
     """The bytes on the wire, and the bounds of one swap."""
 
-    overlap: bool = False  # the swap runs during the next inner steps, part by part
-    codec: CodecName = "none"  # of a pair's swap; none: fp32; int8 and int4: exchange/modulo.py
+    # of noloco's swap; with another method, which has neither, the defaults are false and none (SwarmRunConfig)
+    overlap: bool = True  # the swap runs during the next inner steps, part by part
+    codec: CodecName = "int8"  # none: fp32; int8 and int4: exchange/modulo.py
     stall: Positive = 10.0  # seconds without one byte from the partner
     max_phases: Positive = 4.0  # inner phases that a swap may take; one that would take longer is ended early
     # norm of a member's contribution over the median norm of a group of everyone
@@ -129,9 +130,18 @@ class SwarmRunConfig(Section):
         NoLoCoConfig()
     )
     rendezvous: RendezvousConfig = RendezvousConfig()
-    exchange: ExchangeConfig = ExchangeConfig()
+    exchange: ExchangeConfig = Field(default=ExchangeConfig(), validate_default=True)
     admission: Literal["open", "invite"] = "open"  # invite: only peers with an invitation of the owner take part
     owner: str | None = Field(default=None, pattern=r"^[A-Za-z0-9+/]{43}=$")  # public key, from noloco-bootstrap invite
+
+    @field_validator("exchange", mode="before")
+    @classmethod
+    def _without_overlap_and_codec(cls, value: Any, info: ValidationInfo) -> Any:
+        """The defaults of a method that has neither. What is given stays, and :meth:`_fits` refuses it."""
+        if isinstance(info.data.get("outer"), NoLoCoConfig) or not isinstance(value, dict | ExchangeConfig):
+            return value
+        given = value if isinstance(value, dict) else value.model_dump(exclude_unset=True)
+        return {"overlap": False, "codec": "none", **given}
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -76,8 +76,7 @@ class NoLoCo:
         here = slice(start, start + correction.numel())
         with self.slow.changing:
             self.momentum[here].add_(correction)
-            self.slow.phi[here].add_(correction)
-        self.slow.add_to_fast(correction, start)
+            self.slow.shift(correction, start)
 
     def _advance(self, here: slice, mean: Tensor) -> None:
         """δ and φ of the elements ``here``, by their mean of s."""

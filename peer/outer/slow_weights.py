@@ -92,6 +92,21 @@ class SlowWeights:
             for low, high, theta in self._fast(start, start + change.numel()):
                 theta.add_(change[low - start : high - start].to(theta.device, theta.dtype))
 
+    def shift(self, change: Tensor, start: int = 0) -> None:
+        """φ[start : start + len(change)] += ``change`` (flat fp32, host), and θ with it: its training stays.
+
+        θ in 16 bits moves as far as φ rounded to them does, which is what :meth:`read_fast` counts on. By ``change``
+        itself it would move by nothing or by too much, and the difference would pass for training.
+        """
+        moved = change
+        for low, high, theta in self._fast(start, start + change.numel()):
+            if theta.dtype != torch.float32:
+                moved = change.clone() if moved is change else moved
+                here, phi = slice(low - start, high - start), self.phi[low:high]
+                moved[here] = (phi + change[here]).to(theta.dtype).float() - phi.to(theta.dtype).float()
+        self.phi[start : start + change.numel()].add_(change)
+        self.add_to_fast(moved, start)
+
     def layout(self) -> str:
         """Names and shapes in order: two peers can average only when these are equal."""
         return ";".join(f"{span.name}:{','.join(map(str, span.parameter.shape))}" for span in self.spans)

@@ -49,6 +49,7 @@ CONFIG = "configs/demo.yaml"
 TURN = 12.0  # seconds of each download, and of each rest
 SETS = (
     *("run.steps=100000000", "run.inner_steps=5", "peer.start_with=1"),
+    *("run.exchange.overlap=false", "run.exchange.codec=none"),
     *("run.evaluation.every_rounds=1000000", "peer.checkpoint.every_rounds=1000000"),
 )
 

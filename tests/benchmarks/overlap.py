@@ -27,7 +27,9 @@ CASES = [
     replace(BASE, label="part by part beside 25 steps", overlap=25),
     replace(BASE, label="int8", codec="int8"),
     replace(BASE, label="int4", codec="int4"),
+    replace(BASE, label="int8, part by part beside 10 steps", codec="int8", overlap=10),
     replace(BASE, label="int4, part by part beside 10 steps", codec="int4", overlap=10),
+    replace(BASE, label="int4, part by part beside 25 steps", codec="int4", overlap=25),
 ]
 
 

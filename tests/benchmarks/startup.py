@@ -32,6 +32,7 @@ SETTINGS = {
     "run.data.sequence_length": 128,
     "run.inner_steps": 1,
     "run.evaluation.batches": 1,
+    "run.exchange.overlap": "false",  # the first round ends with the first step
     "peer.micro_batch": 1,
     "peer.name": NAME,
     "peer.device": "cpu",

@@ -71,13 +71,11 @@ def _network(config: Config, args: argparse.Namespace) -> None:
     """Model pairs and groups, write ``network.json`` and print the figures."""
     from peer.commands.simulate.network.conditions import conditions
     from peer.commands.simulate.network.methods import groups, pairs, pairs_by_round, tree_to_pair
-    from peer.exchange.codec import size
     from peer.replica import model
     from peer.training.run_folder import require_folder, set_aside
 
     run = config.run
-    numel = model.parameters_of(run)
-    it = conditions(run, size(run.exchange.codec, numel), args)
+    it = conditions(run, model.parameters_of(run), args)
     require_folder(run.dir)
     set_aside(run.dir, [NETWORK_FILE])
     rows = [method(it, run.seed) for method in (pairs, pairs_by_round, groups)]

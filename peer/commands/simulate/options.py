@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from peer.config.schema import Config, DecoupledConfig, DiLoCoConfig, LocalConfig, NoLoCoConfig
+from peer.config.schema import Config, DecoupledConfig, DiLoCoConfig, LocalConfig, NoLoCoConfig, RunConfig
 from peer.errors import UserError
 
 MAX_REPLICAS = 64
@@ -47,7 +47,9 @@ class Options:
         if not 0 <= self.delay < config.run.inner_steps:
             raise UserError(f"--delay {self.delay}: from 0 to below run.inner_steps ({config.run.inner_steps})")
         if self.delay and config.run.exchange.overlap:
-            raise UserError("--delay is for a result that arrives late as a whole; with run.exchange.overlap none does")
+            raise UserError(
+                "--delay is for a result that arrives late as a whole: add --set run.exchange.overlap=false"
+            )
         for name, value in (("--workers", self.workers), ("--swap-steps", self.swap_steps)):
             if value < 1:
                 raise UserError(f"{name} {value}: at least 1")
@@ -71,5 +73,8 @@ def with_method(config: Config, method: Method | None) -> tuple[Config, Method]:
     }
     if method is None or method == outer.name:
         return config, Method(outer.name)
-    run = config.run.model_copy(update={"outer": fresh[method]})
+    chosen, exchange = fresh[method], config.run.exchange
+    if not (isinstance(outer, NoLoCoConfig) and isinstance(chosen, NoLoCoConfig)):  # overlap and codec are noloco's
+        exchange = exchange.model_validate(exchange.model_dump(exclude={"overlap", "codec"}))
+    run = RunConfig(**{**dict(config.run), "outer": chosen, "exchange": exchange})
     return config.model_copy(update={"run": run}), method

@@ -43,7 +43,8 @@ def overrides(rounds: int) -> tuple[str, ...]:
     """One more round than is compared: at the end of a run phases are shorter."""
     steps = f"run.steps={(rounds + 1) * H}"
     often = ("run.evaluation.every_rounds=1000", "run.evaluation.batches=1", "run.batch_size=1")
-    return (steps, f"run.inner_steps={H}", *often)
+    swap = ("run.exchange.overlap=false", "run.exchange.codec=none")
+    return (steps, f"run.inner_steps={H}", *swap, *often)
 
 
 def conditions(peers: int, rounds: int) -> Conditions:

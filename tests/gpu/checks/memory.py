@@ -43,7 +43,7 @@ ON_CPU = (Case("1M", (DEMO,), ()), Case("4M", (DEMO,), (*LARGER, "run.evaluation
 
 def check(site: Site) -> Iterator[Finding]:
     for case in PRESETS if site.accelerator else ON_CPU:
-        overrides = (*case.overrides, f"peer.device={site.device.type}")
+        overrides = (*case.overrides, f"peer.device={site.device.type}", "run.exchange.overlap=false")
         yield _used(site, case, load.load(list(case.files), list(overrides), environment={}), overrides)
 
 

@@ -46,7 +46,7 @@ def check(site: Site) -> Iterator[Finding]:
 
 def _blocking(site: Site, peers: int, codec: str) -> Finding:
     subject = f"{peers} processes, blocking, {codec}"
-    overrides = _overrides(site, subject, f"run.exchange.codec={codec}")
+    overrides = _overrides(site, subject, f"run.exchange.codec={codec}", "run.exchange.overlap=false")
     fault = _swarm(peers, overrides)
     if fault:
         return Finding(subject, False, fault)

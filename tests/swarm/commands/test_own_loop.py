@@ -70,6 +70,7 @@ class Scene:
 
     def start(self, program: Program, name: str, others: dict[str, Any] | None = None, **keywords: Any) -> OuterLoop:
         here = {"run.dir": str(self._folder), "peer.network.host": "127.0.0.1", "peer.metrics.port": 0}
+        here |= {"run.exchange.overlap": False, "run.exchange.codec": "none"}  # tests of overlap say so
         outer = OuterLoop.start(
             program.model,
             run="own",
@@ -214,7 +215,7 @@ def test_it_resumes_from_its_own_checkpoint(scene: Scene, tmp_path: Path) -> Non
 
 def test_the_swap_runs_during_the_steps_with_overlap(scene: Scene) -> None:
     one, two = Program(data=1), Program(data=2)
-    overlap = {"run.exchange.overlap": True}
+    overlap = {"run.exchange.overlap": True, "run.exchange.codec": "int8"}
     first, second = scene.start(one, "one", overlap), scene.start(two, "two", overlap)
     together(lambda: one.train_until_merged(first, 2), lambda: two.train_until_merged(second, 2))
     together(first.close, second.close)  # waits for the swap in progress

@@ -77,7 +77,7 @@ def test_peers_of_two_ranks_and_of_one_merge_and_survive_each_other(swarm: Swarm
 
 
 def test_an_overlapped_swap_and_the_end_of_rank_0(swarm: Swarm) -> None:
-    overlap = (*RUN, "run.exchange.overlap=true", "run.inner_steps=100")
+    overlap = (*RUN, "run.exchange.overlap=true", "run.exchange.codec=int8", "run.inner_steps=100")
     two, other = two_ranks(swarm, "two", *overlap)
     address = two.line(r"ready: .* address=(\S+)").group(1)
     swarm.peer("one", *overlap, address=address)

@@ -1,4 +1,4 @@
-"""Overlapped swaps: no peer waits, and the death of a partner costs nothing."""
+"""Overlapped swaps, as they are by default: no peer waits, and the death of a partner costs nothing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import signal
 
 import pytest
 
+from peer.config.schema import ExchangeConfig
 from tests.swarm.support.harness import Swarm, wait_for
 
-RUN = ("run.exchange.overlap=true", "run.exchange.codec=int4", "run.inner_steps=200", "run.exchange.stall=3")
+DEFAULT = ExchangeConfig()
+RUN = (f"run.exchange.codec={DEFAULT.codec}", f"run.exchange.overlap={str(DEFAULT.overlap).lower()}")
+RUN = (*RUN, "run.inner_steps=200", "run.exchange.stall=3")
 TOKENS = 32  # of an inner step
 
 

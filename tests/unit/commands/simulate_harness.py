@@ -7,7 +7,7 @@ from typing import Any
 from peer.commands.simulate.options import Method, Options, with_method
 from peer.commands.simulate.replica import Replica
 from peer.commands.simulate.simulation import Simulation
-from peer.config.schema import Config, EvaluationConfig, InnerConfig, LlamaModel, RunConfig, StdlibData
+from peer.config.schema import Config, EvaluationConfig, ExchangeConfig, InnerConfig, LlamaModel, RunConfig, StdlibData
 from peer.exchange.guard import Guard
 from peer.exchange.modulo import codec_named
 from tests.unit import parts
@@ -19,6 +19,7 @@ def config(**run: Any) -> Config:
     values: dict[str, Any] = {
         **{"steps": 12, "inner_steps": 4, "batch_size": 2, "model": MODEL, "data": StdlibData(sequence_length=16)},
         **{
+            "exchange": ExchangeConfig(overlap=False, codec="none"),
             "evaluation": EvaluationConfig(every_rounds=1, batches=2),
             "inner": InnerConfig(learning_rate=3e-3, warmup_steps=2),
         },

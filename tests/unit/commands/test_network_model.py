@@ -63,6 +63,13 @@ def test_with_equal_peers_only_the_transfer_is_waited_for() -> None:
     assert overlapped.bytes_per_round > 0.8 * it.payload
 
 
+def test_the_codec_is_of_the_pairs_of_the_swarm_alone() -> None:
+    it = replace(QUIET, payload=1_000_000, up=100_000.0 / GOODPUT, down=1_000_000.0)
+    quarter, whole = replace(it, coded=0.25), replace(it, payload=250_000)
+    assert pairs(quarter) == pairs(whole) != pairs(it)
+    assert groups(quarter) == groups(it) and pairs_by_round(quarter) == pairs_by_round(it)
+
+
 def test_a_straggler_delays_a_group_and_hardly_the_pairs() -> None:
     it = replace(QUIET, peers=16, rounds=40, speeds=(*[1.0] * 15, 0.5), step_sigma=0.1)
     assert groups(it).idle_share > 0.4

@@ -281,7 +281,7 @@ def attacked(attack: Attack | None, *, guarded: bool = True, undoes: bool = True
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_hostile_replica_is_refused_and_then_avoided(overlap: bool) -> None:
-    peers = attacked(Attack.NAN, exchange=ExchangeConfig(overlap=overlap))
+    peers = attacked(Attack.NAN, exchange=ExchangeConfig(overlap=overlap, codec="none"))
     hostile = peers.pop("replica-0")
     assert hostile["partners"] == {} and hostile["rounds"]["refused"] >= 3
     for row in peers.values():
@@ -295,7 +295,7 @@ def test_a_hostile_replica_is_refused_and_then_avoided(overlap: bool) -> None:
 def test_a_hostile_replica_that_is_not_refused_does_far_less_harm_than_without_the_guard(
     attack: Attack, overlap: bool
 ) -> None:
-    exchange = ExchangeConfig(overlap=overlap)
+    exchange = ExchangeConfig(overlap=overlap, codec="none")
     honest = loss(simulate(run={"steps": 80, "exchange": exchange}, swap_steps=2)["peers"])
     harm = loss(attacked(attack, exchange=exchange)) - honest
     unguarded = loss(attacked(attack, exchange=exchange, guarded=False, undoes=False))

@@ -12,10 +12,12 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from peer.config import load as settings
-from peer.config.schema import Config, LocalConfig, NoLoCoConfig, PeerConfig, RunConfig
+from peer.config.digest import canonical, digest
+from peer.config.schema import Config, DiLoCoConfig, ExchangeConfig, LocalConfig, NoLoCoConfig, PeerConfig, RunConfig
 from peer.errors import UserError
 
-CONFIGS = sorted((Path(__file__).parents[3] / "configs").rglob("*.yaml"))
+FOLDER = Path(__file__).parents[3] / "configs"
+CONFIGS, PAPER = sorted(FOLDER.rglob("*.yaml")), FOLDER / "paper.yaml"
 
 
 def load(text: str, tmp_path: Path, *overrides: str, **environment: str) -> Config:
@@ -119,6 +121,52 @@ def test_later_files_win_key_by_key(tmp_path: Path) -> None:
     files[2].write_text("run: {stesp: 5}", encoding="utf-8")
     with pytest.raises(UserError, match=r"2\.yaml: run\.stesp: unknown key, did you mean steps\?"):
         settings.load(files, environment={})
+
+
+def test_the_paper_s_form_goes_after_every_file_of_the_repository() -> None:
+    for file in CONFIGS:
+        run = settings.load([file, PAPER], environment={}).run
+        assert (run.inner_steps, run.outer) == (50, NoLoCoConfig(alpha=0.5, beta=0.7, gamma=0.7)), file
+        assert (run.exchange.overlap, run.exchange.codec) == (False, "none"), file
+
+
+def test_only_another_method_replaces_the_settings_of_the_one_before(tmp_path: Path) -> None:
+    files = [tmp_path / "one.yaml", tmp_path / "two.yaml"]
+    files[0].write_text("run: {name: one, outer: {name: noloco, beta: 0.6}, data: {name: stdlib, sequence_length: 7}}")
+    files[1].write_text("run: {name: two, outer: {name: diloco}, data: {name: text, train: [a]}}")
+    run = settings.load(files, environment={}).run
+    assert run.outer == DiLoCoConfig(name="diloco")
+    assert run.data.sequence_length == 7
+    files[1].write_text("run: {outer: {alpha: 0.4}}")
+    assert settings.load(files, environment={}).run.outer == NoLoCoConfig(alpha=0.4, beta=0.6)
+
+
+def test_overlap_and_codec_are_defaults_of_noloco_alone(tmp_path: Path) -> None:
+    def exchange(text: str, *overrides: str) -> tuple[bool, str, float]:
+        found = load(text, tmp_path, *overrides).run.exchange
+        return found.overlap, found.codec, found.stall
+
+    default = ExchangeConfig()
+    assert default.overlap and default.codec != "none"
+    assert exchange("run: {exchange: {stall: 3}}") == (True, default.codec, 3.0)
+    assert exchange("run: {exchange: {codec: none}}") == (True, "none", 10.0)
+    for method in ("diloco", "decoupled", "local"):
+        assert exchange("run: {exchange: {stall: 3}}", f"run.outer.name={method}") == (False, "none", 3.0)
+        said = mistake("run: {exchange: {codec: int8}}", tmp_path, f"run.outer.name={method}")
+        assert f"exchange.codec int8 is for noloco's swap; {method} has none" in said
+    assert exchange("run: {exchange: {overlap: false, codec: none}}", "run.outer.name=local") == (False, "none", 10.0)
+    assert mistake("run: {exchange: 3}", tmp_path, "run.outer.name=local").startswith(
+        f"{tmp_path}/run.yaml: run.exchange:"
+    )
+
+
+def test_the_digest_is_of_the_overlap_and_the_codec_that_are_used(tmp_path: Path) -> None:
+    for method in ("noloco", "diloco"):
+        run = load("", tmp_path, f"run.outer.name={method}").run
+        given = load(settings.dump(Config(run=run)), tmp_path).run
+        assert given.exchange.model_fields_set >= {"overlap", "codec"}
+        assert given == run and digest(given) == digest(run)
+        assert f'"codec":"{run.exchange.codec}"' in canonical(run)
 
 
 def test_an_unknown_variable_is_refused_with_the_nearest(tmp_path: Path) -> None:

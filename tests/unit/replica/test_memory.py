@@ -68,7 +68,7 @@ def test_a_peer_takes_what_was_estimated(overrides: tuple[str, ...]) -> None:
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout.splitlines()[-1])["resident"]
-    asked = config(*overrides)
+    asked = config(*overrides, "run.exchange.overlap=false")
     memory = estimate(asked.run, asked.peer)
     assert memory.device_bytes + memory.host_bytes == pytest.approx(measured, rel=0.15)
 
@@ -84,8 +84,6 @@ def test_the_parts_add_up_and_say_what_the_settings_change() -> None:
     alone = config(*MIDDLE, "run.outer={name: local}")
     without = estimate(alone.run, alone.peer)
     assert without.parts["momentum"] == 0
-    group = config(*MIDDLE, "run.outer={name: diloco}")
-    assert estimate(group.run, group.peer).parts["swap_buffer"] == 2 * plain.parts["swap_buffer"]
     muon = config(*MIDDLE, "run.inner.optimizer=muon")
     hidden = 4 * sum(it.numel() for it in hidden_matrices(model.outline(muon.run)))
     assert 2 * hidden > plain.parts["weights"]  # the matrices of the layers are most of it
@@ -93,6 +91,9 @@ def test_the_parts_add_up_and_say_what_the_settings_change() -> None:
         adamw, one = estimate(asked.run, asked.peer, ranks), estimate(muon.run, muon.peer, ranks)
         assert one.parts["moments"] == pytest.approx(adamw.parts["moments"] - hidden / ranks, abs=32)
         assert one.parts["checkpoint"] == adamw.parts["checkpoint"] - (hidden if ranks > 1 else 0)
+    group, waits = (config(*MIDDLE, it) for it in ("run.outer={name: diloco}", "run.exchange.overlap=false"))
+    buffers = [estimate(it.run, it.peer).parts["swap_buffer"] for it in (group, waits)]
+    assert buffers == [4 * plain.parts["swap_buffer"], 2 * plain.parts["swap_buffer"]]  # overlapped: in bf16
     assert plain.giving_bytes == 2 * without.giving_bytes == 2 * plain.parts["weights"]
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from peer.config.schema import RunConfig
 from peer.errors import UserError
+from peer.exchange.codec import size
 
 MAX_PEERS = 10_000
 Times = NDArray[np.float64]
@@ -23,7 +24,7 @@ class Conditions:
     peers: int
     rounds: int
     inner_steps: int  # H
-    payload: int  # of one contribution
+    payload: int  # of one contribution in fp32
     step_seconds: float  # median
     step_sigma: float = 0.2
     speeds: Sequence[float] = (1.0,)  # repeated over the peers
@@ -35,7 +36,8 @@ class Conditions:
     churn: float = 0.0  # share of the peers that newcomers replace in a round
     stall: float = 10.0  # seconds without a byte until a swap ends
     max_phases: float = 4.0  # inner phases that a swap may take
-    overlap: bool = False
+    overlap: bool = False  # of noloco's swaps, like coded
+    coded: float = 1.0  # share of the payload that the codec sends
     window: float = 0.5
 
     def check(self) -> None:
@@ -56,19 +58,21 @@ class Conditions:
             raise UserError("--speeds: each from 0.01 to 100")
 
 
-def conditions(run: RunConfig, payload: int, args: argparse.Namespace) -> Conditions:
+def conditions(run: RunConfig, numel: int, args: argparse.Namespace) -> Conditions:
     """The conditions that the options and the run's configuration describe. Raises :class:`UserError`."""
+    whole, coded = size("none", numel), size(run.exchange.codec, numel)
     found = Conditions(
         **{it.name: getattr(args, it.name) for it in fields(Conditions) if it.name in args},
         peers=args.replicas,
         inner_steps=run.inner_steps,
-        payload=payload,
+        payload=whole,
         latency=args.latency_ms / 1000,
         up=args.up_mbit * 125_000,
         down=args.down_mbit * 125_000,
         stall=run.exchange.stall,
         max_phases=run.exchange.max_phases,
         overlap=run.exchange.overlap,
+        coded=coded / whole,
         window=run.rendezvous.window,
     )
     found.check()

@@ -55,7 +55,7 @@ class _Pairs:
                 self._seek(peer, time + sum(PROPOSAL_PAUSE) / 2 * self.phase[peer])
         idle = 1 - float(self.trained.sum()) / float(self.left.sum())
         merged = self.merged / (it.peers * it.rounds)
-        return Figures("noloco", float(self.left.max()), idle, merged, merged * it.payload)
+        return Figures("noloco", float(self.left.max()), idle, merged, merged * it.payload * it.coded)
 
     def _begin(self, peer: int, time: float) -> None:
         """Begin an inner phase."""
@@ -110,7 +110,7 @@ class _Pairs:
 
     def _swap(self, phase: float) -> float:
         """Seconds until it has ended. ``phase``: the shorter one of the two peers."""
-        it, seconds = self.it, transfer(self.it, self.it.payload)
+        it, seconds = self.it, transfer(self.it, self.it.payload * self.it.coded)
         limit = swap_limit(it.stall, it.max_phases, phase)
         if seconds > limit:
             return limit / CHECKS
@@ -127,7 +127,7 @@ def transfer(it: Conditions, payload: float) -> float:
 
 
 def groups(it: Conditions, seed: int = 0) -> Figures:
-    """DiLoCo: one group of all peers; a round that loses a member is repeated without it, who does not merge."""
+    """DiLoCo in fp32: one group of all peers. A round that loses a member is repeated without it: it does not merge."""
     chance = Chance(it, seed)
     trained = clock = 0.0
     done, sent = 0, 2 * (it.peers - 1) / it.peers * it.payload
@@ -151,7 +151,7 @@ def _join(it: Conditions, chance: Chance) -> float:
 
 
 def pairs_by_round(it: Conditions, seed: int = 0) -> Figures:
-    """The paper's pairs: random in every round, whatever their speed; each waits for its partner."""
+    """The paper's pairs: random in every round, whatever their speed; each waits for its partner, and swaps in fp32."""
     chance = Chance(it, seed)
     clock, trained = np.zeros(it.peers), np.zeros(it.peers)
     for _ in range(it.rounds):
