@@ -262,8 +262,9 @@ def test_a_donor_serves_two_newcomers_at_a_time(thread: LoopThread) -> None:
     """Each costs it a copy of its state and a share of its uplink. Five come at once; then one is done."""
     phi = torch.randn(1000)
 
-    async def come(donor: Donor) -> tuple[Stream, asyncio.Future[None], bool]:
+    async def come(donor: Donor, name: str) -> tuple[Stream, asyncio.Future[None], bool]:
         ours, theirs = await stream_pair()
+        theirs.remote = name
         serving = asyncio.ensure_future(donor.serve(theirs))
         await ours.send(StateRequest(), 5)
         return ours, serving, isinstance(await ours.receive(STATE_ANSWER, 5), DonorFull)
@@ -280,12 +281,29 @@ def test_a_donor_serves_two_newcomers_at_a_time(thread: LoopThread) -> None:
 
     async def scene() -> None:
         donor = Donor(lambda: State(30, 3, [phi]))
-        first, *others = [await come(donor) for _ in range(5)]
+        first, *others = [await come(donor, f"newcomer {number}") for number in range(5)]
         assert [full for *_, full in (first, *others)] == [False, False, True, True, True]
         await end(*first)
-        later = await come(donor)
+        later = await come(donor, "later")
         assert not later[2]
         for newcomer in (*others, later):
             await end(*newcomer)
+
+    thread.call(scene(), 30)
+
+
+def test_one_newcomer_cannot_take_both_places_of_a_donor(thread: LoopThread) -> None:
+    """One that opened stream after stream, and never said that the weights had come, kept others from joining."""
+
+    async def scene() -> None:
+        donor = Donor(lambda: State(30, 3, [torch.randn(1000)]))
+        full = []
+        for name in ("greedy", "greedy", "greedy", "newcomer"):
+            ours, theirs = await stream_pair()
+            theirs.remote = name
+            thread.background(donor.serve(theirs))
+            await ours.send(StateRequest(), 5)
+            full.append(isinstance(await ours.receive(STATE_ANSWER, 5), DonorFull))
+        assert full == [False, True, True, False]
 
     thread.call(scene(), 30)
