@@ -8,8 +8,8 @@ one; ``idle``, their share of time in match and exchange. ``rss_growth_mib``: th
 of a node with its daemon. ``loss_ratio``: mean training loss during the attack over that before. ``joined_seconds``:
 until a newcomer had the weights of a member. ``monitor``: did the bootstrap's page answer? ``forged_lines``: nodes with
 an escape character in their output. ``tried``, ``taken``: requests of the attacker, and those that were answered with
-something. ``met``: rounds with a hostile member. It takes the place of one of the six, which has left before: of five
-one peer is alone in each round of pairs.
+something. ``met``: ended rounds with a hostile member as partner. It takes the place of one of the six, which has left
+before: of five one peer is alone in each round of pairs.
 
 A FILE keeps runs of one commit with one setting: what it has is not run again.
 """
@@ -44,7 +44,8 @@ Cell = tuple[bool, Swarm, str]  # against a group of everyone?
 def main() -> None:
     args = _arguments()
     settings = {"seconds": args.seconds, "peers": PEERS, "quick": args.quick}
-    found = _known(args.json, settings)
+    made = made_by("siege", **settings)  # now: a commit that is made meanwhile is not what runs
+    found = _known(args.json, made, settings)
     cells = [
         (attack.group, swarm, name)
         for name, attack in ATTACKS.items()
@@ -54,7 +55,7 @@ def main() -> None:
     left = [it for it in cells if f"{it[2]}, {it[1]}" not in found]
     for group, swarm in product((False, True), BOTH):
         same = [it for it in left if it[:2] == (group, swarm)]
-        siege(same, args.seconds, found, args.json, settings)
+        siege(same, args.seconds, found, args.json, made)
     _finish(found, check=args.check)
 
 
@@ -68,7 +69,7 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
-def siege(cells: Sequence[Cell], seconds: float, found: dict[str, Any], file: Path | None, settings: Any) -> None:
+def siege(cells: Sequence[Cell], seconds: float, found: dict[str, Any], file: Path | None, made: Any) -> None:
     """These attacks on swarms of one kind. Each row is written as soon as it is there."""
     waiting = list(cells)
     while waiting:
@@ -81,7 +82,7 @@ def siege(cells: Sequence[Cell], seconds: float, found: dict[str, Any], file: Pa
                 except AssertionError as error:
                     print(f"{name}, {swarm}: not measured: {error}", flush=True)
                     break
-                found[f"{name}, {swarm}"] = {**row, "made_by": made_by("siege", **settings)}
+                found[f"{name}, {swarm}"] = {**row, "made_by": made}
                 print(f"{name}, {swarm}: {row}", flush=True)
                 if file is not None:
                     file.parent.mkdir(parents=True, exist_ok=True)
@@ -90,16 +91,14 @@ def siege(cells: Sequence[Cell], seconds: float, found: dict[str, Any], file: Pa
                     break
 
 
-def _known(file: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
+def _known(file: Path | None, made: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """The rows in ``file``, all of this commit and these settings; otherwise the program ends."""
     found: dict[str, Any] = json.loads(file.read_text())["attacks"] if file is not None and file.exists() else {}
-    now = made_by("siege", **settings)
     for name, row in found.items():
         for key in ("commit", *settings):
-            if row["made_by"].get(key) != now[key]:
-                sys.exit(
-                    f"--json {file}: {name} ran with {key} {row['made_by'].get(key)}, not {now[key]}: name another file"
-                )
+            kept = row["made_by"].get(key)
+            if kept != made[key]:
+                sys.exit(f"--json {file}: {name} ran with {key} {kept}, not {made[key]}: name another file")
     return found
 
 

@@ -50,7 +50,7 @@ ATTACKS: dict[str, Attack] = {
     "false donor": Attack("2", "member", invited=True),
     "donors": Attack("20", "member", invited=True),
     # groups of everyone
-    "nobody, group": Attack("control", "none", group=True),
+    "nobody (group)": Attack("control", "none", group=True),
     "false mean": Attack("5", "member", invited=True, group=True),
     "absent": Attack("6", "member", invited=True, group=True),
     "crowd": Attack("6, 14", "member", invited=True, swarms=("open",), group=True),

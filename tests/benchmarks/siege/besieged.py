@@ -132,15 +132,13 @@ class Besieged:
         if attack.program == "member":
             arguments = self._arguments(called)
             arguments[1] = "tests.benchmarks.siege.member"
-            process = self.swarm.start(called, arguments, {"ATTACK": name})
-            process.line("ready:", 60)
-            return process
-        invitation = "-"
-        if attack.invited and self._kind == "invited":
-            invitation = self._invite("revoked" if name == "revoked" else called)
-        key = str(self._folder / f"{called}.key")
-        program = ["-m", "tests.benchmarks.siege.outsider", name, key, invitation, self._address, *self._addresses()]
-        process = self.swarm.start(called, program)
+        else:
+            invitation = "-"
+            if attack.invited and self._kind == "invited":
+                invitation = self._invite("revoked" if name == "revoked" else called)
+            arguments = ["-m", "tests.benchmarks.siege.outsider", name, str(self._folder / f"{called}.key")]
+            arguments += [invitation, self._address, *self._addresses()]
+        process = self.swarm.start(called, arguments, {"ATTACK": name})
         process.line("attacks", 60)
         return process
 
@@ -174,7 +172,7 @@ def _end(process: Process, number: int = signal.SIGTERM) -> None:
         root = psutil.Process(process.pid)
         family = [root, *root.children(recursive=True)]
         process.signal(number)
-        _, left = psutil.wait_procs(family, timeout=10)
+        _, left = psutil.wait_procs(family, timeout=5)
         for member in left:
             if harness.running(member):
                 member.kill()

@@ -8,9 +8,11 @@ Its lies are those of tests/simulated/harm/lies.py where they have the name; the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.types import Group, Seat
 from peer.swarm.grouping.messages import JOIN_ANSWER, Admitted, JoinGroup
 from peer.swarm.grouping.roster import GATHER_PROTOCOL
-from peer.swarm.state_transfer.donor import STATE_PROTOCOL, StateRequest
+from peer.swarm.state_transfer.donor import STATE_ANSWER, STATE_PROTOCOL, StateHeader, StateRequest
 from peer.training.trainer import Trainer
 from tests.simulated.harm import lies
 from tests.swarm.support.attacks import Hostile, gradient, uphill
@@ -30,7 +32,7 @@ from tests.swarm.support.attacks import Hostile, gradient, uphill
 TOKENS = 2**53
 LENGTH = 20.0  # of the change, along the gradient
 IDS = 8  # of a crowd
-STREAMS = 4  # at once, to a donor
+STREAMS = 4  # at once, to each donor
 SECONDS = 5.0  # for one message
 FOREVER = 1e6  # seconds
 Target = Callable[[MemberNode, Seat], Coroutine[Any, Any, None]]
@@ -51,6 +53,7 @@ def attacking(trainer: Trainer) -> None:
     if name == "tokens":
         swap = boundary.exchange.average
         boundary.exchange.average = lambda own, group: swap(own, _boasting(group))
+    print("attacks", flush=True)
     honest(trainer)
 
 
@@ -63,28 +66,25 @@ async def _attack(attack: Target, trainer: Trainer, nodes: list[MemberNode]) -> 
     await asyncio.sleep(2.0)  # until the directory was read
     records = trainer.member.presence.others()
     seats = [Seat(it.peer_id, it.name, tuple(it.addresses)) for it in records]
-    print(f"{len(nodes)} ids attack {len(seats)} members", flush=True)
-    await asyncio.gather(*(_for_ever(attack, node, seat) for node in nodes for seat in seats))
+    print(f"attacks {len(seats)} members by {len(nodes)} ids", flush=True)
+    each = product(nodes, seats, range(STREAMS if attack is donors else 1))
+    await asyncio.gather(*(_for_ever(attack, node, seat) for node, seat, _ in each))
 
 
 async def _for_ever(attack: Target, node: MemberNode, seat: Seat) -> None:
     while True:
-        try:
+        with contextlib.suppress(StreamLost, BadMessage, TimeoutError, OSError):
             await attack(node, seat)
-        except (StreamLost, BadMessage, TimeoutError, OSError):
-            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)
 
 
 async def donors(node: MemberNode, seat: Seat) -> None:
-    """Threat 20: takes the weights of everybody, as often as it can at once, and never says that they came."""
-    await asyncio.gather(*(_take(node, seat) for _ in range(STREAMS)))
-
-
-async def _take(node: MemberNode, seat: Seat) -> None:
+    """Threat 20: takes the weights of everybody, by several streams at once, and never says that they came."""
     stream = await node.open_to_member(seat.peer_id, STATE_PROTOCOL, seat.addresses)
     try:
         await stream.send(StateRequest(), SECONDS)
-        await stream.until_closed(60.0)
+        if isinstance(await stream.receive(STATE_ANSWER, SECONDS), StateHeader):
+            await stream.until_closed(60.0)
     finally:
         stream.close()
 
@@ -99,7 +99,6 @@ async def attend(node: MemberNode, seat: Seat) -> None:
             await stream.until_closed(600.0)
     finally:
         stream.close()
-    await asyncio.sleep(0.1)
 
 
 def _another(trainer: Trainer, number: int) -> MemberNode:
