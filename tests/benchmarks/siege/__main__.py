@@ -11,7 +11,8 @@ an escape character in their output. ``tried``, ``taken``: requests of the attac
 something. ``met``: ended rounds with a hostile member as partner. It takes the place of one of the six, which has left
 before: of five one peer is alone in each round of pairs.
 
-A FILE keeps runs of one commit with one setting: what it has is not run again.
+A FILE keeps runs of one setting, each with its commit. What it has is not run again but with ``--only``; without that,
+all must be of this commit.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ def main() -> None:
     args = _arguments()
     settings = {"seconds": args.seconds, "peers": PEERS, "quick": args.quick}
     made = made_by("siege", **settings)  # now: a commit that is made meanwhile is not what runs
-    found = _known(args.json, made, settings)
+    found = _known(args.json, made, (*settings, *(() if args.only else ("commit",))))
     cells = [
         (attack.group, swarm, name)
         for name, attack in ATTACKS.items()
         for swarm in (BOTH[:1] if args.quick else BOTH)
         if swarm in attack.swarms and name in (args.only or (QUICK if args.quick else ATTACKS))
     ]
-    left = [it for it in cells if f"{it[2]}, {it[1]}" not in found]
+    left = [it for it in cells if args.only or f"{it[2]}, {it[1]}" not in found]
     for group, swarm in product((False, True), BOTH):
         same = [it for it in left if it[:2] == (group, swarm)]
         siege(same, args.seconds, found, args.json, made)
@@ -91,11 +92,11 @@ def siege(cells: Sequence[Cell], seconds: float, found: dict[str, Any], file: Pa
                     break
 
 
-def _known(file: Path | None, made: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """The rows in ``file``, all of this commit and these settings; otherwise the program ends."""
+def _known(file: Path | None, made: dict[str, Any], alike: Sequence[str]) -> dict[str, Any]:
+    """The rows in ``file``. The program ends when one was made otherwise, by the keys in ``alike``."""
     found: dict[str, Any] = json.loads(file.read_text())["attacks"] if file is not None and file.exists() else {}
     for name, row in found.items():
-        for key in ("commit", *settings):
+        for key in alike:
             kept = row["made_by"].get(key)
             if kept != made[key]:
                 sys.exit(f"--json {file}: {name} ran with {key} {kept}, not {made[key]}: name another file")

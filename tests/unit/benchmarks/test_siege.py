@@ -12,8 +12,7 @@ from tests.benchmarks.siege import __main__ as siege
 from tests.benchmarks.siege import member, requests, streams
 from tests.benchmarks.siege.attacks import ATTACKS, QUICK
 
-SETTINGS = {"seconds": 60.0, "peers": 6, "quick": False}
-MADE = {"commit": "abc", **SETTINGS}
+MADE = {"commit": "abc", "seconds": 60.0, "peers": 6, "quick": False}
 GOOD: dict[str, Any] = {
     **{"died": 0, "merged_before": 1.0, "merged_during": 0.9, "rss_growth_mib": 64.0, "joined_seconds": 30.0},
     **{"loss_ratio": 1.05, "monitor": True, "forged_lines": 0},
@@ -62,10 +61,9 @@ def test_a_missed_goal_is_named_and_decides_the_exit_code(
 @pytest.mark.parametrize("changed", [{"quick": True}, {"seconds": 20.0}, {"commit": "def"}])
 def test_runs_of_another_kind_or_commit_are_never_mixed(tmp_path: Path, changed: dict[str, Any]) -> None:
     file = tmp_path / "siege.json"
-    assert siege._known(file, MADE, SETTINGS) == {}
+    assert siege._known(file, MADE, tuple(MADE)) == {}
     found = {"nested, open": {**GOOD, "made_by": MADE}}
     file.write_text(json.dumps({"attacks": found}))
-    assert siege._known(file, MADE, SETTINGS) == found
-    now = MADE | changed
+    assert siege._known(file, MADE, tuple(MADE)) == found
     with pytest.raises(SystemExit, match="name another file"):
-        siege._known(file, now, {key: now[key] for key in SETTINGS})
+        siege._known(file, MADE | changed, tuple(MADE))
