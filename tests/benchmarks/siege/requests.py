@@ -17,6 +17,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.p2p import PeerID
 from hivemind.proto.dht_pb2 import FindRequest, StoreRequest
+from hivemind.utils import MSGPackSerializer
 
 from dht_bootstrap import owner
 from peer.p2p import identity
@@ -75,16 +76,16 @@ class Attacker:
     async def replayed(self) -> AsyncIterator[StoreRequest]:
         """Threat 15: what members have signed before, again, and the owner's older list of revocations far ahead."""
         key = records.members_key(RUN, buckets.own_buckets(self.me)[0])
-        found = await self._node.get(key, latest=True)
-        old = [] if found is None else [(who, it.value, it.expiration_time) for who, it in found.value.items()]
+        find = self._with_pass(FindRequest(keys=[DHTID.generate(source=key).to_bytes()]))
+        answer = await self._node.protocol.get_stub(self._targets[0]).rpc_find(find, timeout=5.0)
+        found = [MSGPackSerializer.loads(it.value) for it in answer.results if it.value]
+        old = [(msgpack.packb(who), *it) for kept in found for who, it in kept.items()]
         print(f"{len(old)} records of members", flush=True)
         book = self._folder / "owner.key"
         listed = owner.load_or_create(book).revoke(1, []).model_dump_json() if book.exists() else "{}"
         while True:
-            for who, value, expires in old:
-                subkey = who if isinstance(who, bytes) else msgpack.packb(who)
-                data = value if isinstance(value, bytes) else msgpack.packb(value)
-                yield self._store(key, [(subkey, data, expires)])
+            for row in old:
+                yield self._store(key, [row])
             ahead = time.time() + REVOCATIONS_LIFETIME
             yield self._store(REVOCATIONS, [(DHTProtocol.IS_REGULAR_VALUE, msgpack.packb(listed), ahead)])
 
