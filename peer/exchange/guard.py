@@ -68,12 +68,13 @@ class Guard:
         return Judgement(self, partner, numel, known=partner in self._known)
 
     def reach(self, start: int, change: float) -> float:
-        """How far a partner may be in the part that begins at element ``start``; infinite when nothing is known.
+        """How far a partner may be in the part that begins at element ``start``.
 
-        ``change``: this peer's own ‖βΔ‖ of it.
+        ``change``: this peer's own ‖βΔ‖ of it. A newcomer without inner steps has none, or one of rounding, and has met
+        nobody: it knows no distance by which to judge, so it takes nothing at its first boundary.
         """
         lengths = [change, *(self._change * it.get(start, 0.0) for it in self._partners.values())]
-        return max(2 * change, CLIP * median_low(list(filter(None, lengths)) or [math.inf]))
+        return max(2 * change, CLIP * median_low(list(filter(None, lengths)) or [0.0]))
 
     def learn(self, judgement: Judgement) -> None:
         """A contribution has been judged, in part or whole, whatever the verdict."""

@@ -62,7 +62,9 @@ class Presence:
         inner_steps: int,
         vitals: Callable[[], Vitals],
         metrics_address: str | None,
+        tokens: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """``tokens``: of an inner step, 0 when unknown."""
         self._node, self._counters = node, counters
         self._vitals, self._metrics_address = vitals, metrics_address
         self.origin, self._divergence = Origin(), DivergenceTracker()
@@ -70,7 +72,12 @@ class Presence:
         self._members = Members(node, node.member.run, self._record)
         self._context = SwarmContext(node, self._members, BoundaryClock(loop.progress), loop, counters)
         self.join = partial(
-            take_state, node, self._members, inner_steps=inner_steps, stopped=lambda: self._context.stopping
+            take_state,
+            node,
+            self._members,
+            inner_steps=inner_steps,
+            tokens=tokens,
+            stopped=lambda: self._context.stopping,
         )
         self._matching = Matching()
         if grouping is Grouping.PAIR:

@@ -7,6 +7,7 @@ import json
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,21 @@ def finish(name: str, figures: dict[str, Any], words: str, file: Path | None) ->
     """Write the JSON and print ``words`` as the last line."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-        made_by = {
-            "command": f"python -m tests.benchmarks.{name} {' '.join(sys.argv[1:])}".strip(),
-            "commit": head.stdout.strip(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        }
-        file.write_text(json.dumps({**figures, "made_by": made_by}, indent=1) + "\n", encoding="utf-8")
+        file.write_text(json.dumps({**figures, "made_by": made_by(name)}, indent=1) + "\n", encoding="utf-8")
     print(words)
+
+
+def made_by(name: str, **settings: Any) -> dict[str, Any]:
+    """What made a result: command, commit, day, versions and ``settings``."""
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "command": f"python -m tests.benchmarks.{name} {' '.join(sys.argv[1:])}".strip(),
+        "commit": head.stdout.strip(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **settings,
+    }
 
 
 class Known:

@@ -88,7 +88,7 @@ class Requests:
                 continue
             if owner_of_subkey(split_text(subkey)[0]).peer_id != peer_id:
                 raise RefusedRequest("a record is taken from its author")
-            if not self._kept.room(key, peer_id, expires):
+            if not self._kept.room(key, peer_id, expires, subkey):
                 raise RefusedRequest("too many records")
 
     def check_answer(self, answer: Any, remote: PeerID) -> None:
@@ -105,33 +105,36 @@ class Requests:
 
 
 class _Kept:
-    """Which records the node may keep: expirations by key and author."""
+    """Which records the node may keep: expirations by key, author and subkey.
+
+    An author can write its subkey in many ways: its certificate is JSON, and its key may end with more padding.
+    """
 
     def __init__(self) -> None:
-        self._by_key: dict[bytes, dict[str, float]] = {}
+        self._by_key: dict[bytes, dict[tuple[str, bytes], float]] = {}
         self._by_author: Counter[str] = Counter()
         self._pruned = 0.0
 
-    def room(self, key: bytes, author: str, expires: float) -> bool:
+    def room(self, key: bytes, author: str, expires: float, subkey: bytes = b"") -> bool:
         """Is there room for this record? Then it counts from now on."""
         self._prune()
-        under = self._by_key.get(key, {})
-        if author not in under:
+        under, record = self._by_key.get(key, {}), (author, subkey)
+        if record not in under:
             total = self._by_author.total()
             if len(under) >= KEY_RECORDS or self._by_author[author] >= RECORDS.each or total >= RECORDS.all:
                 return False
             self._by_author[author] += 1
         latest = min(expires, clock.unix() + RECORD.lifetime + CLOCKS)
-        self._by_key.setdefault(key, {})[author] = latest
+        self._by_key.setdefault(key, {})[record] = latest
         return True
 
     def _prune(self) -> None:
         if clock.monotonic() < self._pruned + PRUNE_SECONDS:
             return
         self._pruned, now = clock.monotonic(), clock.unix()
-        live = {key: {who: end for who, end in held.items() if end > now} for key, held in self._by_key.items()}
+        live = {key: {it: end for it, end in held.items() if end > now} for key, held in self._by_key.items()}
         self._by_key = {key: held for key, held in live.items() if held}
-        self._by_author = Counter(chain.from_iterable(self._by_key.values()))
+        self._by_author = Counter(author for author, _ in chain.from_iterable(self._by_key.values()))
 
 
 def fitting(answer: FindResponse) -> FindResponse:

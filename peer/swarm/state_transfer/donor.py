@@ -29,7 +29,7 @@ STATE_PROTOCOL = "noloco/state/5"
 STATE_TIMEOUT = 10.0  # seconds for one message
 STATE_STALL = 10.0  # seconds without a byte
 STATE_LEAST = 600.0  # seconds that any state may take; a large one takes longer
-CLIENTS = 2  # newcomers served at once
+CLIENTS = 2  # newcomers served at once, each by one stream
 
 
 class StateRequest(Message):
@@ -79,19 +79,19 @@ class Donor:
 
     def __init__(self, snapshot: Callable[[], State]) -> None:
         self._snapshot = snapshot
-        self._clients = 0
+        self._clients: set[str] = set()  # ids
 
     async def serve(self, stream: Stream) -> None:
         """One newcomer's stream, from request to acknowledgement."""
         request = await stream.receive(StateRequest, STATE_TIMEOUT)
-        if self._clients >= CLIENTS:
+        if stream.remote in self._clients or len(self._clients) >= CLIENTS:
             await stream.send_last(DonorFull(), STATE_TIMEOUT)
             return
-        self._clients += 1
+        self._clients.add(stream.remote)
         try:
             await self._give(stream, request)
         finally:
-            self._clients -= 1
+            self._clients.discard(stream.remote)
             stream.close()
 
     async def _give(self, stream: Stream, request: StateRequest) -> None:

@@ -40,7 +40,8 @@ WAIT_LOG_PERIOD = 60.0  # seconds between two log lines about waiting
 HURRY = 80.0  # seconds that any state may take while there are other donors
 SLOW_DONORS = 2  # donors that are left because they are slower; after them our own link counts as slow
 DONOR_AHEAD = 128  # rounds that a member may have done since it wrote its record
-FURTHER, MORE_ROUNDS = 10, 1000  # no donor is beyond FURTHER times the second furthest round, and MORE_ROUNDS
+FURTHER = 2  # no donor is beyond so many times the second furthest round, and what it may have done alone since then
+ALONE_SECONDS, ALONE_ROUNDS = 3600.0, 1000  # the others were away for an hour at most; rounds where that is not known
 NEAR_ROUNDS = 5  # a member less than so many rounds behind the furthest one is as good a donor
 
 
@@ -51,6 +52,7 @@ def take_state(
     timeout: float,
     *,
     inner_steps: int,
+    tokens: Callable[[], float] = lambda: 0.0,
     above: int,
     reached: int = 0,
     among: Collection[str] = (),
@@ -60,7 +62,8 @@ def take_state(
     """The verified state of a random member among the furthest; ``None`` when no member is beyond round ``above`` or
     this peer is ``stopped``.
 
-    ``inner_steps``: of a round. ``room``: a flat fp32 host vector for each vector of the state; it is filled.
+    ``inner_steps``: of a round. ``tokens``: of an inner step, 0 when unknown. ``room``: a flat fp32 host vector for
+    each vector of the state; it is filled.
     ``reached``: see :func:`donors_of`.
     ``among``: ids of the only possible donors, whatever their round; ``without``: ids of impossible ones.
     ``timeout``: seconds of trying since the last part arrived or a donor was busy; with 0 all are asked once.
@@ -79,9 +82,9 @@ def take_state(
         # a member with another configuration must not block the join; when all have another, the user must learn it
         ours = [it for it in present if it.config == node.member.config and it.peer_id not in without]
         if among:
-            donors = plausible([it for it in ours if it.peer_id in among], inner_steps)
+            donors = plausible([it for it in ours if it.peer_id in among], inner_steps, tokens())
         else:
-            donors = donors_of(plausible(ours, inner_steps), above, reached) if ours or without else present
+            donors = donors_of(plausible(ours, inner_steps, tokens()), above, reached) if ours or without else present
         if not donors:
             return None
         random.shuffle(donors)
@@ -193,15 +196,21 @@ async def _until_stopped(work: Coroutine[Any, Any, State], stopped: Callable[[],
         task.cancel()
 
 
-def plausible(records: Sequence[MemberRecord], inner_steps: int) -> list[MemberRecord]:
+def plausible(records: Sequence[MemberRecord], inner_steps: int, tokens: float) -> list[MemberRecord]:
     """Without members that say to be much further than all others, in rounds or steps, where there are three or more.
 
-    ``inner_steps``: of a round. The step that a newcomer takes decides its learning rate and when its run ends.
+    The step that a newcomer takes decides its learning rate and when its run ends. Who is faster than the second
+    furthest gets further and further ahead; who was alone has done what fits into the time, at the second highest rate.
+
+    ``inner_steps``: of a round. ``tokens``: of an inner step, 0 when unknown.
     """
     if len(records) < 3:
         return list(records)
-    rounds, steps = (sorted(values)[-2] for values in zip(*((it.round, it.step) for it in records), strict=True))
-    most = FURTHER * rounds + MORE_ROUNDS, FURTHER * steps + MORE_ROUNDS * inner_steps  # others may be frozen
+    said = ((it.round, it.step, it.tokens_per_second) for it in records)
+    rounds, steps, rate = (sorted(values)[-2] for values in zip(*said, strict=True))
+    phases = ALONE_SECONDS * rate / (tokens * inner_steps) if rate and tokens else ALONE_ROUNDS
+    alone = min(phases, ALONE_ROUNDS)
+    most = FURTHER * rounds + alone, FURTHER * steps + alone * inner_steps
     return [it for it in records if it.round <= most[0] and it.step <= most[1]]
 
 

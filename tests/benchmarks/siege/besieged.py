@@ -4,128 +4,176 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import time
 from pathlib import Path
-from statistics import mean
 from types import TracebackType
 from typing import Any, Self
 
 import psutil
 
-from peer.p2p import identity
-from tests.benchmarks.siege import outsider
-from tests.swarm.support.harness import Process, Swarm, wait_for
+from dht_bootstrap import owner
+from tests.benchmarks.siege.attacks import ATTACKS, Attack, Swarm
+from tests.benchmarks.siege.figures import Memory, met, monitor_answers, watched
+from tests.swarm.support import harness
+from tests.swarm.support.harness import Process, wait_for
 
 PEERS = 6
-SWARMS = ("open", "invited")
-MEMBERS = ("random", "silent", "no-show", "boast", "false donor")  # what a hostile member does (simulated/harm/lies.py)
-ATTACKS = (*outsider.REQUESTS, *outsider.STREAMS, *MEMBERS)
-QUICK = ("nested", "ghosts", "silent")
+LAST = f"peer{PEERS - 1}"  # leaves its place to a hostile member
 WARM_ROUNDS = 6
-SETS = ("run.inner_steps=100", "run.steps=1000000", "run.inner.learning_rate=3e-4", f"peer.start_with={PEERS}")
-JOIN = 120.0  # seconds for a newcomer
+SETTLE = 2.0  # seconds after an attack
+JOIN = 45.0  # seconds after which a newcomer is given up
+RUN = (
+    *("run.inner_steps=100", "run.steps=1000000", "run.inner.learning_rate=3e-4"),
+    *("run.exchange.overlap=false", "run.exchange.codec=none", "peer.checkpoint.every_rounds=4"),
+)
+GROUP = ("run.outer={name: diloco, momentum: 0.5}", "run.exchange.stall=3")
+TOGETHER = (f"peer.start_with={PEERS}", "peer.start_patience=120")
 
 
 class Besieged:
-    """A bootstrap node and honest peers, until the end of the context."""
+    """A bootstrap node and honest peers, until the end of the context. ``group``: of everyone (DiLoCo)."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.swarm, self.folder, self._kind = Swarm(folder), folder, kind
-        self._invited: list[str] = []
+    def __init__(self, folder: Path, kind: Swarm, *, group: bool) -> None:
+        self.swarm, self._folder, self._kind = harness.Swarm(folder), folder, kind
+        self._sets = (*RUN, *(GROUP if group else ()))
+        self._number = 0
         self.nodes: dict[str, Process] = {}
 
     def __enter__(self) -> Self:
-        self._begin()
+        owned: tuple[str, ...] = ()
+        if self._kind == "invited":
+            owned = ("--owner", str(self._owner))
+            self._invite("revoked")
+            owner.revoke(self._owner, "revoked")
+        try:
+            self.nodes["bootstrap"], self._address = self.swarm.bootstrap(*owned)
+            names = [f"peer{number}" for number in range(PEERS)]
+            self.nodes |= {name: self._peer(name, *TOGETHER) for name in names}
+            for name in names:
+                self.swarm.wait_for_rounds(name, WARM_ROUNDS, 120)
+        except BaseException:
+            self.swarm.end()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.swarm.end()
 
-    def _begin(self) -> None:
-        owner = self.folder / "owner.key"
-        names = [*(f"peer{number}" for number in range(PEERS)), "newcomer", "hostile"]
-        arguments: list[str] = []
-        if self._kind == "invited":
-            from dht_bootstrap import owner as book
-
-            said = [book.invite(owner, name, 1, self.folder / f"{name}.invitation") for name in names]
-            public = re.search(r"run\.owner=(\S+)", said[0])
-            assert public is not None
-            self._invited = ["run.admission=invite", f"run.owner={public[1]}"]
-            arguments = ["--owner", str(owner)]
-        self.nodes["bootstrap"], self.address = self.swarm.bootstrap(*arguments)
-        for name in names[:PEERS]:
-            self.nodes[name] = self.swarm.peer(name, *SETS, *self._sets(name), address=self.address)
-        for name in names[:PEERS]:
-            self.swarm.wait_for_rounds(name, WARM_ROUNDS, 120)
-
-    def _sets(self, name: str) -> list[str]:
-        return [*self._invited, f"peer.invitation={self.folder}/{name}.invitation"] if self._invited else []
-
     def attack(self, name: str, seconds: float) -> dict[str, Any]:
-        """The figures before and during it."""
-        before = self._window(seconds)
-        start = {node: _memory(process) for node, process in self.nodes.items()}
-        attacker = self._attacker(name)
-        began, merged = time.monotonic(), len(self.swarm.rounds("peer0"))
-        newcomer = self.swarm.peer("newcomer", *SETS[:3], *self._sets("newcomer"), address=self.address)
-        joined = self._joined(newcomer, began)
-        during = self._window(max(0.0, seconds - (time.monotonic() - began)), merged)
+        """The figures of ``seconds`` before it and during it. A newcomer joins and leaves before these begin."""
+        attack = ATTACKS[name]
+        self._number += 1
+        judged = [it for it in self.nodes if it not in ("bootstrap", LAST)] if attack.trains else [*self.nodes][1:]
+        if attack.trains:
+            _end(self.nodes.pop(LAST))
+        with watched(self.swarm, judged) as before:
+            time.sleep(seconds)
+        memory, attacker = Memory(self.nodes.values()), self._attacker(name, attack)
+        joined = self._newcomer()
+        with watched(self.swarm, judged) as during:
+            until = time.monotonic() + seconds
+            while (left := until - time.monotonic()) > 0:
+                time.sleep(min(1.0, left))
+                memory.look()
+        loss = during.pop("loss"), before.pop("loss")
         died = sum(process.popen.poll() is not None for process in self.nodes.values())
-        growth = max((_memory(it) - start[node]) / 2**20 for node, it in self.nodes.items())
-        attacker.popen.send_signal(9)
-        return {
+        row = {
             "swarm": self._kind,
-            "merged_before": before[0],
-            "merged_during": during[0],
-            "rss_growth_mib": round(growth, 1),
+            "threat": attack.threat,
+            **{f"{key}_before": value for key, value in before.items()},
+            **{f"{key}_during": value for key, value in during.items()},
+            "rss_growth_mib": memory.growth,
             "died": died,
-            "loss_ratio": round(during[1] / before[1], 3),
+            "loss_ratio": _ratio(*loss),
             "joined_seconds": joined,
+            "monitor": monitor_answers(self.nodes["bootstrap"]),
+            "forged_lines": sum("\x1b" in process.output() for process in self.nodes.values()),
         }
+        if attacker is not None:
+            assert attacker.popen.poll() is None, f"the attacker has ended:\n{attacker.output()}"
+            said = re.findall(r"tried (\d+), taken (\d+)", attacker.output())
+            row |= {"tried": int(said[-1][0]), "taken": int(said[-1][1])} if said else {}
+            row |= {"met": met(self.swarm, judged, f"hostile{self._number}")} if attack.trains else {}
+            _end(attacker, signal.SIGTERM if attack.trains else signal.SIGKILL)
+        if not died and LAST not in self.nodes:
+            self.nodes[LAST] = self._peer(LAST)
+            self.swarm.wait_for_rounds(LAST, len(self.swarm.rounds(LAST)) + 1, 60)
+        time.sleep(SETTLE)
+        return row
 
-    def _attacker(self, name: str) -> Process:
-        if name in MEMBERS:
-            sets = (*SETS[:3], *self._sets("hostile"))
-            arguments = self.swarm.train("hostile", *sets, address=self.address)
-            arguments[1] = "tests.swarm.programs.hostile_peer"
-            hostile = self.swarm.start("hostile", arguments, {"LIE": name})
-            wait_for(lambda: len(self.swarm.rounds("hostile")) > 0, 60, hostile.output)
-            return hostile
-        key = self.folder / "outsider.key"
-        identity.load_or_create(key)
-        arguments = ["-m", "tests.benchmarks.siege.outsider", name, str(key), self.address, *self._addresses()]
-        attacker = self.swarm.start("outsider", arguments)
-        attacker.line("attacks", 60)
-        return attacker
+    # -- processes
+
+    @property
+    def _owner(self) -> Path:
+        return self._folder / "owner.key"
+
+    def _invite(self, name: str) -> str:
+        """The file with a new invitation."""
+        file = self._folder / f"{name}.invitation"
+        if not file.exists():
+            said = owner.invite(self._owner, name, 1, file)
+            public = re.search(r"run\.owner=(\S+)", said)
+            assert public is not None
+            self._admission = ("run.admission=invite", f"run.owner={public[1]}")
+        return str(file)
+
+    def _arguments(self, name: str, *sets: str) -> list[str]:
+        invited = (*self._admission, f"peer.invitation={self._invite(name)}") if self._kind == "invited" else ()
+        return self.swarm.train(name, *self._sets, *sets, *invited, address=self._address)
+
+    def _peer(self, name: str, *sets: str) -> Process:
+        return self.swarm.start(name, self._arguments(name, *sets))
+
+    def _attacker(self, name: str, attack: Attack) -> Process | None:
+        called = f"hostile{self._number}"
+        if attack.program == "none":
+            return None
+        if attack.program == "member":
+            arguments = self._arguments(called)
+            arguments[1] = "tests.benchmarks.siege.member"
+        else:
+            invitation = "-"
+            if attack.invited and self._kind == "invited":
+                invitation = self._invite("revoked" if name == "revoked" else called)
+            arguments = ["-m", "tests.benchmarks.siege.outsider", name, str(self._folder / f"{called}.key")]
+            arguments += [invitation, self._address, *self._addresses()]
+        process = self.swarm.start(called, arguments, {"ATTACK": name})
+        process.line("attacks", 60)
+        return process
 
     def _addresses(self) -> list[str]:
         """Of the peers, as everybody can read them in the directory of an open swarm."""
-        found = [re.search(r"address=(/ip4/\S+)", self.nodes[f"peer{number}"].output()) for number in range(PEERS)]
+        found = [
+            re.search(r"address=(/ip4/\S+)", it.output()) for name, it in self.nodes.items() if name != "bootstrap"
+        ]
         return [it[1] for it in found if it is not None]
 
-    def _window(self, seconds: float, since: int | None = None) -> tuple[float, float]:
-        """Share of merged rounds and mean training loss in the next ``seconds``."""
-        first = {f"peer{number}": len(self.swarm.rounds(f"peer{number}")) for number in range(PEERS)}
-        if since is not None:
-            first = dict.fromkeys(first, since)
-        time.sleep(seconds)
-        rows = [row for name, start in first.items() for row in self.swarm.rounds(name)[start:]]
-        assert rows, "no peer has ended a round"
-        share = sum(row["outcome"] == "merged" for row in rows) / len(rows)
-        return round(share, 3), mean(row["train_loss"] for row in rows)
-
-    def _joined(self, newcomer: Process, began: float) -> float | None:
-        while time.monotonic() < began + JOIN:
-            if "took the state of a member" in newcomer.output():
-                return round(time.monotonic() - began, 1)
-            time.sleep(0.2)
-        return None
+    def _newcomer(self) -> float | None:
+        """Seconds until a newcomer had the weights of a member; ``None``: it had none when it was given up."""
+        name, began = f"newcomer{self._number}", time.monotonic()
+        process = self._peer(name)
+        joined = None
+        while joined is None and time.monotonic() < began + JOIN and process.popen.poll() is None:
+            if "took the state of a member" in process.output():
+                joined = round(time.monotonic() - began, 1)
+            time.sleep(0.1)
+        _end(process)
+        return joined
 
 
-def _memory(process: Process) -> int:
-    """Resident bytes of a process and its children."""
+def _ratio(during: float, before: float) -> float | None:
+    return round(during / before, 3) if during == during else None
+
+
+def _end(process: Process, number: int = signal.SIGTERM) -> None:
+    """Ask it to leave, and end it with its children, by id, when it does not."""
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(process.pid)
-        return sum(it.memory_info().rss for it in (root, *root.children(recursive=True)))
-    return 0
+        family = [root, *root.children(recursive=True)]
+        process.signal(number)
+        _, left = psutil.wait_procs(family, timeout=5)
+        for member in left:
+            if harness.running(member):
+                member.kill()
+    wait_for(lambda: process.popen.poll() is not None, 10, process.output)

@@ -217,5 +217,5 @@ class Conduct:
         if not donor._clients or STATE_PROTOCOL in streams:
             self._busy.pop(peer.name, None)
         elif now - self._busy.setdefault(peer.name, now) > BUSY:
-            self._world.violation(f"{peer.name} serves {donor._clients} newcomers, and none is connected")
+            self._world.violation(f"{peer.name} serves {len(donor._clients)} newcomers, and none is connected")
             del self._busy[peer.name]

@@ -158,8 +158,8 @@ def test_a_donor_that_sends_too_slowly_is_left_for_another(tmp_path: Path, monke
 def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
     """The others read nothing here, so the donor drops them after ten seconds."""
 
-    async def begin(donor: Peer) -> Stream:
-        stream = await scene.node.open_to_member(donor.node.peer_id, STATE_PROTOCOL, addresses)
+    async def begin(newcomer: MemberNode) -> Stream:
+        stream = await newcomer.open_to_member(scene.one.node.peer_id, STATE_PROTOCOL, addresses)
         await stream.send(StateRequest(), 10)
         assert isinstance(await stream.receive(STATE_ANSWER, 10), StateHeader)
         return stream
@@ -167,7 +167,9 @@ def test_a_newcomer_waits_for_donors_that_serve_others(tmp_path: Path) -> None:
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack, state(1.0), state(2.0))
         addresses = tuple(it.partition("/p2p/")[0] for it in scene.one.node.addresses)
-        others = [scene.node.call(begin(scene.one), 20) for _ in range(CLIENTS)]
+        newcomers = (scene.two.node, scene.node)
+        assert len(newcomers) == CLIENTS
+        others = [it.call(begin(it), 20) for it in newcomers]
         listed = Listed(scene.one)
         with pytest.raises(RunError, match="one: serves other newcomers"):
             take_state(scene.node, listed, scene.partial.room, 0.0, inner_steps=100, above=0)  # type: ignore[arg-type]

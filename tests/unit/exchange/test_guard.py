@@ -106,6 +106,17 @@ def test_whatever_a_partner_sends_it_changes_no_more_than_the_own_inner_steps(
     assert averaged.detail.startswith("clipped to") == clipped
 
 
+@pytest.mark.parametrize("rounding", [0.0, 1e-8])
+def test_a_newcomer_without_inner_steps_takes_nothing_of_a_false_contribution(
+    thread: LoopThread, rounding: float
+) -> None:
+    """It has no change of its own by which to judge. Exactly 0 (β = γ) was an unbounded reach."""
+    swarm = Swarm()
+    own = Trained(swarm.phi, swarm.noise(rounding))
+    averaged = Both(thread, Hostile(Attack.HUGE)).swap(own, swarm.peer())
+    assert float((averaged.mean - own.all()).norm()) <= 2e-6 * float(own.all().norm())
+
+
 def along(place: int, length: float) -> Tensor:
     """One of three directions at right angles."""
     third, out = NUMEL // 3, torch.zeros(NUMEL)
@@ -226,16 +237,13 @@ def test_one_with_nothing_in_common_stays_outside_however_often_it_comes() -> No
         assert meet(guard, "far", swarm.peer(), swarm.peer(apart=12.0)) is Outcome.POISONED
 
 
-def test_a_newcomer_that_has_trained_nothing_yet_can_be_told_everything() -> None:
+def test_a_newcomer_that_has_trained_nothing_yet_takes_much_after_its_first_inner_steps() -> None:
     swarm, guard = Swarm(), Guard()
-    newcomer = Trained(swarm.phi.clone(), torch.zeros(NUMEL))
-    for number in range(3):
-        peer = swarm.peer()
-        judgement, mean = guard.judgement(f"peer-{number}", NUMEL), peer.all()
+    for change, clipped in ((torch.zeros(NUMEL), True), (swarm.way + swarm.noise(0.05), False)):
+        newcomer = Trained(swarm.phi.clone(), change)
+        judgement, mean = guard.judgement("peer", NUMEL), swarm.peer().all()
         assert judge(newcomer, mean, judgement).outcome is Outcome.MERGED
-        assert judgement.least == 1
-        torch.testing.assert_close(mean, (newcomer.all() + peer.all()) / 2)
-        assert meet(Guard(), "c", swarm.peer(), newcomer) is Outcome.MERGED
+        assert (judgement.least < 1) == clipped
 
 
 def test_what_is_remembered_is_bounded() -> None:

@@ -91,6 +91,16 @@ def test_one_author_has_a_number_of_records_and_a_key_has_too(authors: Sequence[
     assert not kept.room(KEY, "another", later) and kept.room(KEY, "0", later) and kept.room(b"k", "another", later)
 
 
+def test_each_way_to_write_a_subkey_counts_as_a_record(authors: Sequence[tuple[PeerID, Author]]) -> None:
+    """Padding after the own key, or spaces in the certificate, gave one author any number of records under one key."""
+    one, author = authors[0]
+    checks, mine = Requests(author, Proven()), one.to_base58() + author.tag.removesuffix("]")
+    for number in range(RECORDS.each):
+        checks.check_request(store(f"{mine}{'=' * number}]"), one)
+    with pytest.raises(RefusedRequest, match="too many records"):
+        checks.check_request(store(f"{mine}{'=' * RECORDS.each}]"), one)
+
+
 def test_an_expired_record_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(requests.clock, "unix", lambda: now[0])

@@ -168,15 +168,16 @@ def test_a_donor_leaves_its_newcomer_and_has_room_for_another(
     with pytest.raises(TimeoutError):
         thread.call(serve(), 1e5)
     assert clock.monotonic() - began == took(seconds, more=0.1)  # of five parts
-    assert serving._clients == 0
+    assert not serving._clients
 
 
 def test_a_donor_that_is_full_says_so_at_once_and_waits_for_no_answer(thread: LoopThread) -> None:
     serving = Donor(lambda: State(1, 1, [torch.randn(NUMEL)]))
 
     async def ask() -> None:
-        for _ in range(CLIENTS):
+        for number in range(CLIENTS):
             ours, theirs = await stream_pair()
+            ours.remote = f"newcomer {number}"
             thread.background(serving.serve(ours))
             thread.background(takes_nothing(theirs))
         await asyncio.sleep(1.0)

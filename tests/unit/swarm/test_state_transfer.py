@@ -76,17 +76,36 @@ def test_newcomers_spread_and_who_comes_back_takes_what_it_had() -> None:
     assert rounds([12, 16, 17, 20], above=20, reached=30) == []
 
 
-def test_who_says_to_be_much_further_than_all_others_is_no_donor() -> None:
-    def left(*members: tuple[int, int]) -> list[int]:
-        said = [{"round": round, "step": step} for round, step in members]
-        records = [record(number, 5).model_copy(update=it) for number, it in enumerate(said)]
-        return [records.index(it) for it in plausible(records, 10)]
+def left(*members: tuple[int, int], rate: float = 0.0, tokens: float = 0.0) -> list[int]:
+    """The places of those that are plausible, of rounds and steps; H is 10. ``rate``: of each, in tokens a second."""
+    said = [{"round": round, "step": step, "tokens_per_second": rate} for round, step in members]
+    records = [record(number, 5).model_copy(update=it) for number, it in enumerate(said)]
+    return [records.index(it) for it in plausible(records, 10, tokens)]
 
+
+def test_who_says_to_be_much_further_than_all_others_is_no_donor() -> None:
     assert left((17, 170), (16, 160), (10**9, 170)) == [0, 1]
     assert left((17, 170), (16, 160), (16, 10**9)) == [0, 1]
     assert left((17, 170), (22, 220), (18, 180)) == [0, 1, 2]
     assert left((17, 170), (10**9, 10**9)) == [0, 1], "of two, nobody knows which is right"
     assert left() == []
+
+
+def test_a_member_that_was_alone_has_done_no_more_rounds_than_time_allows() -> None:
+    """A round of 10 steps with 5 tokens each takes ten seconds: 360 of them in an hour."""
+    paced = {"rate": 5.0, "tokens": 5.0}
+    assert left((0, 0), (0, 0), (360, 3600), **paced) == [0, 1, 2]
+    assert left((0, 0), (0, 0), (361, 3600), **paced) == [0, 1]
+    assert left((0, 0), (0, 0), (360, 3601), **paced) == [0, 1]
+    assert left((500, 5000), (500, 5000), (1360, 13600), **paced) == [0, 1, 2], "it may be faster than the others"
+    assert left((500, 5000), (500, 5000), (1400, 14000), **paced) == [0, 1]
+    assert left((0, 0), (0, 0), (1001, 10010), rate=1e9, tokens=5.0) == [0, 1]
+
+
+def test_one_member_cannot_raise_the_bound_by_its_own_rate() -> None:
+    honest = [record(number, 20).model_copy(update={"tokens_per_second": 5.0}) for number in range(2)]
+    liar = record(2, 600).model_copy(update={"tokens_per_second": 1e12})
+    assert plausible([*honest, liar], 10, 5.0) == honest
 
 
 class Listed:
@@ -244,8 +263,9 @@ def test_a_donor_serves_two_newcomers_at_a_time(thread: LoopThread) -> None:
     """Each costs it a copy of its state and a share of its uplink. Five come at once; then one is done."""
     phi = torch.randn(1000)
 
-    async def come(donor: Donor) -> tuple[Stream, asyncio.Future[None], bool]:
+    async def come(donor: Donor, name: str) -> tuple[Stream, asyncio.Future[None], bool]:
         ours, theirs = await stream_pair()
+        theirs.remote = name
         serving = asyncio.ensure_future(donor.serve(theirs))
         await ours.send(StateRequest(), 5)
         return ours, serving, isinstance(await ours.receive(STATE_ANSWER, 5), DonorFull)
@@ -262,12 +282,29 @@ def test_a_donor_serves_two_newcomers_at_a_time(thread: LoopThread) -> None:
 
     async def scene() -> None:
         donor = Donor(lambda: State(30, 3, [phi]))
-        first, *others = [await come(donor) for _ in range(5)]
+        first, *others = [await come(donor, f"newcomer {number}") for number in range(5)]
         assert [full for *_, full in (first, *others)] == [False, False, True, True, True]
         await end(*first)
-        later = await come(donor)
+        later = await come(donor, "later")
         assert not later[2]
         for newcomer in (*others, later):
             await end(*newcomer)
+
+    thread.call(scene(), 30)
+
+
+def test_one_newcomer_cannot_take_both_places_of_a_donor(thread: LoopThread) -> None:
+    """One that opened stream after stream, and never said that the weights had come, kept others from joining."""
+
+    async def scene() -> None:
+        donor = Donor(lambda: State(30, 3, [torch.randn(1000)]))
+        full = []
+        for name in ("greedy", "greedy", "greedy", "newcomer"):
+            ours, theirs = await stream_pair()
+            theirs.remote = name
+            thread.background(donor.serve(theirs))
+            await ours.send(StateRequest(), 5)
+            full.append(isinstance(await ours.receive(STATE_ANSWER, 5), DonorFull))
+        assert full == [False, True, True, False]
 
     thread.call(scene(), 30)
