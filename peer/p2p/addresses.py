@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 CIRCUIT = "/p2p-circuit"
 LONGEST = 128  # characters of an address in a record
@@ -52,6 +53,7 @@ def tcp_place(host: str, port: int) -> str:
     return f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{port}"
 
 
+@lru_cache(1024)  # a record is made every five seconds
 def is_loopback(address: str) -> bool:
     """Does it lead to this machine only?"""
     found = tcp_of(address)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivemind.dht.node import DHTNode
-from hivemind.p2p import P2P, PeerID
+from hivemind.p2p import P2P
 
 from peer.config.schema import NetworkConfig
 from peer.errors import RunError, UserError, one_line
@@ -25,7 +25,7 @@ from peer.p2p.dht.authors import Author
 from peer.p2p.dht.join import asked_in_vain, join_dht, keep_in_touch, notice_of
 from peer.p2p.dht.requests import Requests, attach
 from peer.p2p.dht.whereabouts import KADEMLIA, Whereabouts
-from peer.p2p.dial import ATTEMPT_SECONDS, Unreachable, connect_any, dial, disconnect
+from peer.p2p.dial import ATTEMPT_SECONDS, Unreachable, connect_any, dial, disconnect, parsed_id
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.reachability import circuit_messages, dialback, relay
 from peer.p2p.reachability.decide import Reachability, decide
@@ -195,7 +195,7 @@ class Node(LoopThread):
         """As :meth:`open` to a peer that is connected, without our certificate."""
         async with asyncio.timeout(OPEN_TIMEOUT):
             try:
-                _, reader, writer = await self.p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), protocol)
+                _, reader, writer = await self.p2p.call_binary_stream_handler(parsed_id(peer_id), protocol)
             except TimeoutError:
                 raise
             except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from heapq import nsmallest
-from itertools import chain
+from itertools import chain, islice
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -50,6 +50,7 @@ class SimulatedDHT:
     ) -> None:
         self.network, self.host, self._everyone, self._admission = network, host, everyone, admission
         self.known: dict[str, str] = {}  # hivemind's routing table: ids by place
+        self._near: dict[str, list[str]] = {}  # by key, until another node becomes known
         self.records: dict[str, dict[str, Value]] = {}
         self.blacklist = SimpleNamespace(ban_counter=Counter[PeerID](), clear=self._forgive)
         table = SimpleNamespace(uid_to_peer_id=self.known)
@@ -86,7 +87,7 @@ class SimulatedDHT:
         nearest = {key: self._nearest(key) for key in keys}
         answers = await self._ask(list(chain.from_iterable(nearest.values())))
         for node in answers.values():
-            self._learn(list(node.known)[:COPIES])
+            self._learn(islice(node.known, COPIES))
         return {key: self._newest(key, [answers[it] for it in nearest[key] if it in answers]) for key in keys}
 
     async def get(self, key: str, **_: Any) -> Value | None:
@@ -94,14 +95,24 @@ class SimulatedDHT:
 
     async def shutdown(self) -> None:
         self.known.clear()
+        self._near.clear()
 
     # -- requests
 
-    def _learn(self, peer_ids: Sequence[str]) -> None:
-        self.known |= {it: it for it in peer_ids if it != self.host.peer_id}
+    def _learn(self, peer_ids: Iterable[str]) -> None:
+        new = [it for it in peer_ids if it not in self.known and it != self.host.peer_id]
+        if new:
+            self.known |= {it: it for it in new}
+            self._near.clear()
+
+    def _forget(self, peer_id: str) -> None:
+        if self.known.pop(peer_id, None) is not None:
+            self._near.clear()
 
     def _nearest(self, key: str) -> list[str]:
-        return nsmallest(COPIES, [*self.known, self.host.peer_id], key=lambda it: _distance(key, it))
+        if key not in self._near:
+            self._near[key] = nsmallest(COPIES, [*self.known, self.host.peer_id], key=lambda it: _distance(key, it))
+        return self._near[key]
 
     async def _ask(self, peer_ids: Sequence[str]) -> dict[str, SimulatedDHT]:
         """One request to each, at once: the nodes that answer. A silent one costs ``TIMEOUT``, and is forgotten."""
@@ -114,7 +125,7 @@ class SimulatedDHT:
             await asyncio.sleep(TIMEOUT)
         for other in others:
             if other in silent:
-                self.known.pop(other.peer_id, None)
+                self._forget(other.peer_id)
                 self.blacklist.ban_counter[PeerID.from_base58(other.peer_id)] += 1
                 continue
             node = answers[other.peer_id] = self._everyone[other.peer_id]
@@ -161,7 +172,7 @@ class SimulatedDHT:
         answers = await self._ask([peer_id.to_base58()])
         for node in answers.values():
             self.blacklist.ban_counter.pop(peer_id, None)
-            self._learn(list(node.known))
+            self._learn(node.known)
         return peer_id if answers else None
 
     def _forgive(self) -> None:

@@ -108,8 +108,10 @@ class _Call:
         self._cancelled = True
 
     def run(self) -> None:
-        """Unless its process cannot."""
+        """Unless it is cancelled or its process cannot."""
         process = self._process
+        if self._cancelled:
+            return
         if process is not None and (process.dead or process.frozen):
             process.hold(self)
             return
@@ -171,19 +173,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         """All callbacks of this moment or, when there are none, of the next one that has some."""
-        soon = self._soon
-        while self._timers and self._timers[0][2].cancelled():
-            heapq.heappop(self._timers)
+        soon, timers = self._soon, self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
         if not soon and not self._stopping:  # type: ignore[attr-defined]
-            if not self._timers:
+            if not timers:
                 raise Stuck
-            self.now = max(self.now, self._timers[0][0])
-        while self._timers and self._timers[0][0] <= self.now:
-            soon.append(heapq.heappop(self._timers)[2])
+            self.now = max(self.now, timers[0][0])
+        while timers and timers[0][0] <= self.now:
+            soon.append(heapq.heappop(timers)[2])
         for _ in range(len(soon)):
-            call = soon.popleft()
-            if not call.cancelled():
-                call.run()
+            soon.popleft().run()
 
     def set_exception_handler(self, handler: Any) -> None:
         """``complain`` gets what the product would only log."""

@@ -18,7 +18,8 @@ INVITED = 0.2  # share of the swarms that have invitations
 OUTSIDER = 0.25  # share of the swarms that an outsider troubles
 LIAR = 0.25  # share of the swarms of pairs that have a hostile member
 CALM = 60.0  # seconds without a fault at the end, in which all wounds must heal
-ROUNDS = 150  # of all peers together, about
+SECONDS, ROUNDS = (90.0, 180.0, 360.0), 110  # without the calm; of all peers together, about
+LONG_SECONDS, LONG_ROUNDS = (120.0, 240.0, 600.0), 150
 MOST_OF_A_GROUP = 16  # peers
 
 
@@ -84,8 +85,8 @@ class Scenario:
         return self.inner_steps * max(machine.step_seconds for machine in self.machines)
 
 
-def scenario(seed: int, peers: int | None = None, kind: Kind | None = None) -> Scenario:
-    """The scenario of ``seed``; ``peers`` and ``kind`` fix what it would draw."""
+def scenario(seed: int, peers: int | None = None, kind: Kind | None = None, *, long: bool = False) -> Scenario:
+    """The scenario of ``seed``; ``peers`` and ``kind`` fix what it would draw. ``long``: half as long again."""
     chance = random.Random(seed)
     kinds: tuple[Kind, ...] = ("blocking", "overlapped", "group")
     drawn = chance.choices(kinds, (4, 4, 2))[0]
@@ -93,8 +94,9 @@ def scenario(seed: int, peers: int | None = None, kind: Kind | None = None) -> S
     count = peers or round(4 * 16 ** (chance.random() ** 4))
     if kind == "group":
         count = min(count, MOST_OF_A_GROUP)
-    seconds = chance.choice((120.0, 240.0, 600.0))
-    phase = min(max(seconds * count / ROUNDS * chance.uniform(0.5, 2.0), 0.5), 30.0)
+    seconds = chance.choice(LONG_SECONDS if long else SECONDS)
+    rounds = LONG_ROUNDS if long else ROUNDS
+    phase = min(max(seconds * count / rounds * chance.uniform(0.5, 2.0), 0.5), 30.0)
     inner_steps = chance.choice((10, 20) if kind == "overlapped" else (5, 10, 20))  # parts of a swap need some steps
     liar = chance.choice(GROUP_LIES if kind == "group" else LIES) if chance.random() < LIAR else ""
     machines = _machines(chance, count, phase / inner_steps, liar)

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import BadMessage, Stream
@@ -51,13 +50,13 @@ class FlowControlledStream:
     async def send(self, payload: Readable, turns: asyncio.Semaphore, ready: asyncio.Event | None = None) -> None:
         """Send a payload once it is ``ready`` and has its turn; returns when the other side has it."""
         if ready is not None:
-            await self._wait_for(ready.wait())
-        await self._wait_for(turns.acquire())
+            await self._wait_for(ready.wait)
+        await self._wait_for(turns.acquire)
         self._sent += 1
         try:
             self.sending = True
             await send_parts(self, fp32_parts(payload), self._stall)
-            await self._wait_for(self._arrived.acquire())
+            await self._wait_for(self._arrived.acquire)
             self.sending = False
         finally:
             turns.release()
@@ -73,7 +72,7 @@ class FlowControlledStream:
         The receiving coroutine cannot do this: two sides that both wait to write would not read.
         """
         for _ in range(payloads):
-            await self._wait_for(self._owed.acquire())
+            await self._wait_for(self._owed.acquire)
             await self._frame(ACKNOWLEDGED)
 
     async def settle(self, payloads: int) -> None:
@@ -120,15 +119,11 @@ class FlowControlledStream:
             self._arrived.release()
         return kind
 
-    async def _wait_for(self, event: Coroutine[Any, Any, Any]) -> None:
-        """Wait for ``event`` however long it takes, and send keep-alives."""
-        waited = asyncio.ensure_future(event)
-        try:
-            while not waited.done():
-                await asyncio.wait([waited], timeout=self._stall / SIGNS_OF_LIFE)
-                if not waited.done():
-                    await self._frame(ALIVE)
-        finally:
-            waited.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await waited
+    async def _wait_for(self, event: Callable[[], Awaitable[object]]) -> None:
+        """Wait for ``event`` however long it takes, and send keep-alives. One that is cancelled takes nothing."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._stall / SIGNS_OF_LIFE):
+                    await event()
+                return
+            await self._frame(ALIVE)

@@ -46,19 +46,21 @@ class Sketches:
 
     def __init__(self, seed: str, numel: int) -> None:
         # r is the outer product of two sign vectors: a matrix of elements is multiplied from both sides
-        self._across = _signs(f"{seed} across", WIDTH)
-        self._down = _signs(f"{seed} down", math.ceil(numel / WIDTH))
+        self._width = max(1, min(WIDTH, numel))
+        self._across = _signs(f"{seed} across", self._width)
+        self._down = _signs(f"{seed} down", math.ceil(numel / self._width))
 
     def of(self, vector: Readable) -> Sketch:
         """Reads the vector once, part by part."""
-        room, square, projections = torch.empty(HEIGHT * WIDTH), 0.0, np.zeros(PROJECTIONS)
+        width, height = self._width, min(HEIGHT, len(self._down))
+        room, square, projections = torch.empty(height * width), 0.0, np.zeros(PROJECTIONS)
         for first in range(0, len(self._down), HEIGHT):
-            start, down = first * WIDTH, self._down[first : first + HEIGHT]
+            start, down = first * width, self._down[first : first + HEIGHT]
             part = room[: min(vector.numel - start, len(room))]
             vector.read(start, part)
             room[len(part) :] = 0
             square += float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
-            matrix = room.numpy().reshape(HEIGHT, WIDTH)[: len(down)]
+            matrix = room.numpy().reshape(height, width)[: len(down)]
             projections += ((matrix @ self._across) * down).sum(0, dtype=np.float64)
         return Sketch(math.sqrt(square), projections)
 

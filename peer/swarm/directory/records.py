@@ -95,16 +95,16 @@ def decode(subkey: object, value: object) -> MemberRecord | None:
     """A checked record; ``None`` for anything else that is stored there."""
     if not isinstance(value, str) or len(value) > RECORD_BYTES or not isinstance(subkey, str):
         return None
-    record = _checked(value)
-    return record if record is not None and record.peer_id == owner_of_subkey(subkey).peer_id else None
+    return _checked(subkey, value)
 
 
 @lru_cache(READ_TWICE)
-def _checked(text: str) -> MemberRecord | None:
+def _checked(subkey: str, text: str) -> MemberRecord | None:
     try:
-        return MemberRecord.model_validate_json(text)
+        record = MemberRecord.model_validate_json(text)
     except ValidationError:
         return None
+    return record if record.peer_id == owner_of_subkey(subkey).peer_id else None
 
 
 def program_of(subkey: object, value: object) -> tuple[str, str] | None:

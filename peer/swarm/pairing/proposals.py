@@ -27,6 +27,7 @@ MEET_PROTOCOL = "noloco/meet/2"
 MEET_TIMEOUT = 5.0  # seconds for one message
 ASK_TIMEOUT = 3.0  # seconds for proposals at a boundary
 PAUSE_SECONDS = (0.01, 0.3)  # between proposals, whatever the phase
+LONGEST_PAUSE = 5.0  # seconds, while nobody is to be asked: a request to stop has no event
 ANSWER_SECONDS = 1.0  # after so long without an answer, a proposal of who was asked is accepted
 ANSWER_PHASES = 0.5  # inner phases after which an answer is of no use
 WARY_ROUNDS = 4  # after a member that was never met has not answered
@@ -65,7 +66,7 @@ class Proposals:
         agreement = self._agreement
         round, opens = agreement.round, random.uniform(*OPENS)
         while not self._context.stopping:
-            await asyncio.sleep(self.pause())
+            await self._rest(opens)
             if round != agreement.round:
                 self._asked, round, opens = {}, agreement.round, random.uniform(*OPENS)
             if agreement.meeting is not None or self._boundary.here:
@@ -78,6 +79,18 @@ class Proposals:
                 await self._propose(candidate)
         if agreement.meeting is not None and not self._boundary.here:
             agreement.cancel(agreement.meeting)  # before the checkpoint: the partner can find another one
+
+    async def _rest(self, opens: float) -> None:
+        """A pause. It is longer while this peer has a meeting, or is far from the time from which it asks others."""
+        meeting, eta, phase = self._agreement.meeting, self._boundary.eta(), self._boundary.progress.phase_seconds
+        idle = 0.0
+        if eta is not None and phase:
+            idle = eta if meeting is not None else (eta - max(opens, LAST_CALL) * phase) / 2
+        seconds = max(self.pause(), min(idle, LONGEST_PAUSE))
+        if meeting is not None and not meeting.came.done():
+            await asyncio.wait([meeting.came], timeout=seconds)  # it may be cancelled
+        else:
+            await asyncio.sleep(seconds)
 
     async def ask_around(self) -> None:
         """At the boundary without a meeting: propose to one member after the other."""

@@ -28,7 +28,6 @@ from peer.swarm.pairing.proposals import MEET_PROTOCOL, MEET_TIMEOUT, Proposals
 log = get_logger("rendezvous")
 
 PARTNER_SLACK = 2.0  # seconds that a partner may be late, in addition to half of the time that it announced
-STOP_SLICE = 0.2  # between two looks at whether this peer was asked to stop
 MISSED_PHASES = 1.0  # inner phases for which a partner that did not come is left out, doubled each time
 LINGER_PHASES = 0.25  # inner phases for which an overlapped peer looks for a partner at its boundary
 
@@ -92,7 +91,7 @@ class PairMatching(Matching):
         reason = "left"
         try:
             await meeting.stream.send(PartnerReady(), MEET_TIMEOUT)
-            for patience in clock.slices(1.5 * meeting.their_eta() + PARTNER_SLACK + linger, STOP_SLICE):
+            for patience in clock.slices(1.5 * meeting.their_eta() + PARTNER_SLACK + linger):
                 await asyncio.wait([meeting.came], timeout=patience)
                 if meeting.came.done() or self._context.stopping:
                     break

@@ -43,6 +43,7 @@ class Conduct:
         self._avoids: dict[tuple[str, str], tuple[tuple[int, float], float]] = {}
         self._busy: dict[str, float] = {}  # since when a donor serves nobody
         self._joined: dict[str, float] = {}  # when, by name
+        self._late: dict[str, set[tuple[str, str]]] = {}  # streams that came too late for a group's round, by name
         for peer in world.peers:
             peer.born = self._born
         world.loop.complain = self._complain
@@ -95,6 +96,8 @@ class Conduct:
             ended(averaged)
             self._check_backoff(peer, presence)
             self._check_bounds(peer, boundary)
+            if isinstance(presence._matching, GroupMatching) and averaged.partners:
+                self._check_late(peer, set(boundary.exchange._incoming._waiting))
 
         presence.ended = noted
 
@@ -207,6 +210,12 @@ class Conduct:
         for what, size in sizes.items():
             if size > count + 2:
                 self._world.violation(f"{peer.name} keeps {size} {what}")
+
+    def _check_late(self, peer: SimulatedPeer, waiting: set[tuple[str, str]]) -> None:
+        """Streams that nobody takes end with the round: what has waited since the round before is kept for ever."""
+        if waiting & self._late.get(peer.name, set()):
+            self._world.violation(f"{peer.name} keeps waiting streams of an earlier round")
+        self._late[peer.name] = waiting
 
     def _check_donor(self, peer: SimulatedPeer) -> None:
         """Its places for newcomers are free again some time after the last download."""

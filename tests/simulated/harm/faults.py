@@ -100,9 +100,9 @@ class Faults:
         )
 
     def _narrow(self, peers: list[SimulatedPeer], seconds: float) -> None:
-        """Its buffers are small: it waits in the middle of what it sends."""
+        """Its buffers are full: after each write it waits until the bytes have arrived."""
         for peer in peers:
-            peer.host.window = 512
+            peer.host.window = 0
             self._world.loop.call_later(seconds, setattr, peer.host, "window", WINDOW)
 
     def _bootstrap(self, peers: list[SimulatedPeer], seconds: float) -> None:
