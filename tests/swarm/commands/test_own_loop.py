@@ -250,6 +250,7 @@ def test_a_different_configuration_is_one_line(scene: Scene) -> None:
 def test_a_check_of_its_settings_finds_its_swarm(scene: Scene, swarm: Swarm) -> None:
     scene.start(Program(), "one", tag="bytes")
     sets = ("run.name=own", f"run.inner_steps={H}", "run.tag=bytes", "peer.network.host=127.0.0.1")
+    sets = (*sets, "run.exchange.overlap=false", "run.exchange.codec=none")  # as in Scene
 
     def check(*others: str) -> tuple[int, str]:
         words = [word for it in (*sets, *others) for word in ("--set", it)]
