@@ -26,8 +26,7 @@ log = get_logger("rendezvous")
 MEET_PROTOCOL = "noloco/meet/2"
 MEET_TIMEOUT = 5.0  # seconds for one message
 ASK_TIMEOUT = 3.0  # seconds for proposals at a boundary
-PAUSE_SECONDS = (0.01, 0.3)  # between proposals, whatever the phase
-LONGEST_REST = 5.0  # seconds, while nobody is to be asked: a request to stop has no event
+PAUSE_SECONDS = (0.01, 0.3)  # between two looks or proposals, whatever the phase
 ANSWER_SECONDS = 1.0  # after so long without an answer, a proposal of who was asked is accepted
 ANSWER_PHASES = 0.5  # inner phases after which an answer is of no use
 WARY_ROUNDS = 4  # after a member that was never met has not answered
@@ -86,7 +85,7 @@ class Proposals:
         idle = 0.0
         if eta is not None and phase:
             idle = eta if meeting is not None else (eta - max(opens, LAST_CALL) * phase) / 2
-        seconds = max(self.pause(), min(idle, LONGEST_REST))
+        seconds = max(self.pause(), min(idle, PAUSE_SECONDS[1]))  # a request to stop has no event
         if meeting is not None and not meeting.came.done():
             await asyncio.wait([meeting.came], timeout=seconds)  # it may be cancelled
         else:
