@@ -173,6 +173,7 @@ class Conduct:
             honest = peer.honest and other.honest and not other.damaged
             honest = honest and other.training and self._ran(other, now - LONGEST_BACKOFF)
             reachable = self._world.network.reachable(peer.host, other.host)
+            reachable = reachable and not any(self._spoilt(it) for it in (peer, other))  # each call may time out again
             if other is peer or not honest or not reachable or not backoff.avoided(other.host.peer_id):
                 self._avoids.pop(pair, None)
                 continue
@@ -185,6 +186,10 @@ class Conduct:
                 self._avoids[pair] = event, now
             elif now - since > max(LONGEST_BACKOFF, 8 * phase) + 10:
                 self._world.violation(f"{peer.name} avoids {other.name} since {self._avoids.pop(pair)[1]:.0f} s")
+
+    def _spoilt(self, peer: SimulatedPeer) -> bool:
+        """Does a fault spoil its line now?"""
+        return self._world.scenario.spoilt(self._world.peers.index(peer), self._world.loop.time())
 
     def _refuses(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
         presence: Any = one.trainer.member.presence if one.trainer is not None else None
