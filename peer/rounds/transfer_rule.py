@@ -9,6 +9,8 @@ from __future__ import annotations
 CHECKS = 4  # looks at a transfer within its limit: the first at a quarter of it
 UNSEEN_PHASE = 30.0  # seconds that are assumed for an inner phase before the first inner step
 STATE_RATE = 2**20 / 20  # bytes a second (0.42 Mbit/s): a state that comes more slowly is not worth waiting for
+COPY_RATE = 100e6  # bytes a second at which even a busy machine copies the state that it gives away
+CATCH_UP_LEAST = 60.0  # seconds that a group gives each member to take the group's state
 
 
 def swap_limit(stall: float, max_phases: float, phase: float | None) -> float:
@@ -23,3 +25,16 @@ def swap_limit(stall: float, max_phases: float, phase: float | None) -> float:
 def state_limit(size: int, least: float) -> float:
     """Seconds that a state of ``size`` bytes may take at ``STATE_RATE``; a small one ``least``."""
     return max(least, size / STATE_RATE)
+
+
+def copy_limit(size: int, least: float) -> float:
+    """Seconds until a donor must have copied its state of ``size`` bytes; a small one ``least``."""
+    return max(least, size / COPY_RATE)
+
+
+def catch_up_limit(phase: float | None) -> float:
+    """Seconds that a group waits for a member that takes the group's state: an inner phase of ``phase`` seconds.
+
+    A state that takes longer is out of date when it has come. ``phase``: ``None`` or 0 before the first inner step.
+    """
+    return max(CATCH_UP_LEAST, phase or 0.0)

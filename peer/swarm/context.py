@@ -16,9 +16,12 @@ from peer.rounds.backoff import PeerBackoff
 from peer.rounds.contribution import Averaged
 from peer.rounds.progress import Progress
 from peer.rounds.state import Lineage
+from peer.rounds.transfer_rule import UNSEEN_PHASE
 from peer.rounds.types import Group
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
+
+LONGER_PHASE = 4.0  # times this peer's own may be another member's inner phase, by which a round is measured
 
 Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 
@@ -52,6 +55,11 @@ class BoundaryClock:
     def between(self) -> bool:
         """A boundary is over and the next inner phase has not begun: its end is not known yet."""
         return self.progress.phases == self._left_phase
+
+    @property
+    def longest_phase(self) -> float:
+        """Seconds of the longest inner phase that another member is believed to have."""
+        return LONGER_PHASE * (self.progress.phase_seconds or UNSEEN_PHASE)
 
     def eta(self) -> float | None:
         """Seconds until the boundary of the next meeting; ``None`` before the first step."""

@@ -19,13 +19,13 @@ from peer.p2p.node import OPEN_TIMEOUT
 from peer.process import LoopContext
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import State
+from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.swarm.context import BoundaryClock, Matching, OwnCounters, SwarmContext
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
 from peer.swarm.directory.records import NO_REPORT, MemberRecord, Report
 from peer.swarm.grouping.gathering import GroupMatching
-from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT
 from peer.swarm.healing import STALE_ROUNDS, DivergenceTracker, Origin, Replacement
 from peer.swarm.pairing.rendezvous import PairMatching
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL, Donor
@@ -201,7 +201,8 @@ class Presence:
 
     def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:
         """The verified state of a member of the group in ``room``, or ``None``."""
-        state = take_from(self._node, donor, room, CATCH_UP_TIMEOUT, lambda: self._context.stopping)
+        limit = catch_up_limit(self._context.boundary.progress.phase_seconds)
+        state = take_from(self._node, donor, room, limit, lambda: self._context.stopping)
         if state is None:
             self._matching.gave_no_state(donor.peer_id)
         return state

@@ -16,10 +16,11 @@ from peer import clock
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged
+from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Group, Outcome
 from peer.swarm.context import Decline, Matching, SwarmContext
 from peer.swarm.directory.records import LIFETIME
-from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT, MEMBER_SLACK, GroupLeader
+from peer.swarm.grouping.leader import MEMBER_SLACK, GroupLeader
 from peer.swarm.grouping.member import LEADER_PERIOD, LEADER_TRIES, GroupMember
 from peer.swarm.grouping.messages import (
     GROUP_CALL,
@@ -58,7 +59,7 @@ class GroupMatching(Matching):
         """All members that are at this boundary too; waits for those that announced it."""
         assert after is None, "a group of everyone cannot overlap with inner steps"
         self._round = round
-        return self._node.call(self._gather(), self._patience + CATCH_UP_TIMEOUT + 60.0)
+        return self._node.call(self._gather(), self._longest() + 60.0)
 
     def avoid(self, peer_id: str, *, offence: bool) -> None:
         self._known.made_fail(peer_id, offence=offence)
@@ -71,11 +72,15 @@ class GroupMatching(Matching):
         leader = "" if group.assembly is None else group.assembly.seats[0].peer_id
         self._known.ended(leader, merged=averaged.outcome is Outcome.MERGED)
 
+    def _longest(self) -> float:
+        """Seconds that a round may wait: for members, and once until all caught up."""
+        return self._patience + catch_up_limit(self._boundary.longest_phase)
+
     # -- on the network thread: the boundary
 
     async def _gather(self) -> Group:
         lost = "no member could be met"
-        until = clock.monotonic() + self._patience + CATCH_UP_TIMEOUT  # the longest wait
+        until = clock.monotonic() + self._longest()
         with self._boundary.at_end_of(self._boundary.progress.phases):
             for _ in range(LEADER_TRIES):
                 leader = self._known.leader()

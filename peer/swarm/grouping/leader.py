@@ -20,6 +20,7 @@ from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.state import Lineage
+from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Assembly, Group, Link, Seat
 from peer.swarm.grouping.messages import (
     MAX_MEMBERS,
@@ -38,7 +39,6 @@ log = get_logger("gathering")
 
 MEMBER_SLACK = 2.0  # seconds that a member may be late, in addition to half of the time that it announced
 KEEP_ALIVE = 1.0  # seconds between two messages to waiting members
-CATCH_UP_TIMEOUT = 60.0  # seconds for a member to take the state of another
 
 
 @dataclass(eq=False)
@@ -116,10 +116,10 @@ class GroupLeader:
         known; ``equal``: all need the same lineage.
 
         Members come while it waits, and may have to take weights: all of that lasts for the longest wait for a member
-        and once ``CATCH_UP_TIMEOUT``, as each member expects.
+        and once as long as catching up may take, as each member expects.
         """
-        self._gathering = True
-        until = clock.monotonic() + self._patience(me.peer_id) + CATCH_UP_TIMEOUT
+        self._gathering, catch_up = True, catch_up_limit(phase)
+        until = clock.monotonic() + self._patience(me.peer_id) + catch_up
         while True:
             self._news.clear()
             late = self._awaited(round)
@@ -130,10 +130,10 @@ class GroupLeader:
                 reference, outdated_members = outdated
                 if own != reference:
                     self._gathering = False
-                    self._spawn(self._keep_waiting(me))
+                    self._spawn(self._keep_waiting(me, catch_up))
                     held = [it.seat for it in self._joined.values() if it.ready and it.ready.lineage == reference]
                     return Group(round, behind=random.choice(held))  # the next time another one, if this one fails
-                await self._update(me, reference, outdated_members)
+                await self._update(me, reference, outdated_members, catch_up)
                 continue
             if self._due_to_tell():
                 seconds = max(member.until for member in late) - clock.monotonic()
@@ -195,9 +195,9 @@ class GroupLeader:
             if member.ready is not None:
                 await _tell(member, WaitFor(seconds=max(0.0, seconds), names=names[:128]))
 
-    async def _keep_waiting(self, me: Seat) -> None:
+    async def _keep_waiting(self, me: Seat, seconds: float) -> None:
         """Send the others signs of life while this peer takes the group's weights."""
-        until = clock.monotonic() + CATCH_UP_TIMEOUT
+        until = clock.monotonic() + seconds
         while not self._gathering and clock.monotonic() < until:
             await self._tell_to_wait(until - clock.monotonic(), me.name)
             await asyncio.sleep(KEEP_ALIVE)
@@ -215,8 +215,8 @@ class GroupLeader:
         outdated_members = [it for it in self._joined.values() if it.ready and it.ready.lineage != reference]
         return (reference, outdated_members) if outdated_members or own != reference else None
 
-    async def _update(self, me: Seat, reference: Lineage, outdated_members: list[JoinedMember]) -> None:
-        """Tell them to take the state of a member that has the right slow weights, and wait for them."""
+    async def _update(self, me: Seat, reference: Lineage, outdated_members: list[JoinedMember], seconds: float) -> None:
+        """Tell them to take the state of a member that has the right slow weights, within so many ``seconds``."""
         holders = [me, *(it.seat for it in self._joined.values() if it.ready and it.ready.lineage == reference)]
         for member, donor in zip(outdated_members, cycle(holders), strict=False):
             if member.updated:  # and still has other weights
@@ -224,7 +224,7 @@ class GroupLeader:
                 member.leave()
                 continue
             log.info("must take the group's weights: %s", fields(peer=member.seat.name, donor=donor.name))
-            member.ready, member.until, member.updated = None, clock.monotonic() + CATCH_UP_TIMEOUT, True
+            member.ready, member.until, member.updated = None, clock.monotonic() + seconds, True
             await _tell(member, OutOfDate(donor=donor))
             member.changed.set()
 

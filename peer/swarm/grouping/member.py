@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
-from peer.rounds.transfer_rule import UNSEEN_PHASE
+from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Assembly, Group, Link, Seat
 from peer.swarm.context import Decline, SwarmContext
-from peer.swarm.grouping.leader import CATCH_UP_TIMEOUT
 from peer.swarm.grouping.messages import (
     JOIN_ANSWER,
     LEADER_MESSAGE,
@@ -31,7 +30,6 @@ log = get_logger("gathering")
 
 LEADER_SILENCE = 10.0  # seconds without a message from the leader at a boundary
 LEADER_PERIOD = 0.25  # seconds between two looks for the leader
-LONGER_PHASE = 4.0  # times this peer's own may be the leader's inner phase, by which a round is measured
 LEADER_TRIES = 12  # leaders asked at a boundary, redirections included
 REDIRECT_PAUSE = (LEADER_SILENCE + 2 * GATHER_TIMEOUT) / LEADER_TRIES  # seconds, after a redirection to a lost leader
 
@@ -102,9 +100,13 @@ class GroupMember:
         await asyncio.sleep(LEADER_PERIOD)
         return f"{leader.name}: {reason}"
 
+    def _longest(self, peer_id: str) -> float:
+        """Seconds that a round of this member may make others wait: for members, and once until all caught up."""
+        return self._known.patience(peer_id) + catch_up_limit(self._boundary.longest_phase)
+
     async def _hear(self, current: LeaderStream) -> None:
         """Queue the leader's messages. During the inner steps, leave when it does not lead any longer."""
-        longest = self._known.patience(self._node.peer_id) + CATCH_UP_TIMEOUT
+        longest = self._longest(self._node.peer_id)
         try:
             while True:
                 message = await current.stream.receive(LEADER_MESSAGE, longest)
@@ -139,7 +141,7 @@ class GroupMember:
     async def _decision(self, current: LeaderStream, round: int, until: float) -> Group | str:
         """The leader's decision. Raises :class:`StreamLost` or ``TimeoutError`` when the leader is gone."""
         leader = current.seat.peer_id
-        until = min(until, clock.monotonic() + self._known.patience(leader) + CATCH_UP_TIMEOUT)
+        until = min(until, clock.monotonic() + self._longest(leader))
         while True:
             if clock.monotonic() >= until:
                 self._known.missed(leader)
@@ -167,5 +169,5 @@ class GroupMember:
             return f"{current.seat.name} sent a roster without this peer or itself"
         me = ids.index(self._node.peer_id)
         links = tuple(Link(seat.peer_id, seat.name) for index, seat in enumerate(seats) if index != me)
-        phase = min(roster.phase, LONGER_PHASE * (self._boundary.progress.phase_seconds or UNSEEN_PHASE))
+        phase = min(roster.phase, self._boundary.longest_phase)
         return Group(round, links, Assembly(roster.token, seats, me, {0: current.stream}, phase))

@@ -17,7 +17,7 @@ from peer.p2p.greeting import MemberNode
 from peer.p2p.payload import fp32_rooms, receive_parts
 from peer.p2p.stream import BadMessage, Refused, Stream
 from peer.rounds.state import NO_ROUNDS, Lineage, State
-from peer.rounds.transfer_rule import CHECKS, state_limit
+from peer.rounds.transfer_rule import CHECKS, copy_limit, state_limit
 from peer.rounds.types import Seat
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer.donor import (
@@ -42,6 +42,11 @@ class PartialState:
     have: int = 0
     lineage: Lineage = NO_ROUNDS
     round: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole state."""
+        return sum(vector.nbytes for vector in self.room)
 
     def missing(self) -> list[memoryview]:
         """The places of the parts that have not come."""
@@ -76,7 +81,7 @@ async def download(
     try:
         request = StateRequest(have=partial.have, lineage=partial.lineage, round=partial.round)
         await stream.send(request, STATE_TIMEOUT)
-        answer = await stream.receive(STATE_ANSWER, STATE_TIMEOUT)
+        answer = await stream.receive(STATE_ANSWER, copy_limit(partial.size, STATE_TIMEOUT))
         if isinstance(answer, DonorFull):
             raise DonorBusy("serves other newcomers")
         if (answer.vectors, answer.numel) != (len(partial.room), partial.room[0].numel()):

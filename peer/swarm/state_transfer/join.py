@@ -23,7 +23,7 @@ from peer.p2p.greeting import MemberNode
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.state import State
-from peer.rounds.transfer_rule import state_limit
+from peer.rounds.transfer_rule import copy_limit, state_limit
 from peer.rounds.types import Seat
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import MemberRecord
@@ -131,7 +131,6 @@ class _DonorSearch:
         self._ahead = ahead  # steps that a donor may have done since it wrote its record
         self._node, self._members, self._partial, self._stopped = node, members, partial, stopped
         now = clock.monotonic()
-        self._size = sum(vector.nbytes for vector in partial.room)
         self._timeout, self._deadline, self._end = timeout, now + timeout, now + LONGEST_WAIT
         self._slow, self._most, self._logged = 0, 0, float("-inf")
         self.reasons: list[str] = []
@@ -164,7 +163,8 @@ class _DonorSearch:
             patience = HURRY if hurry else STATE_LEAST
             most = record.round + DONOR_AHEAD, record.step + self._ahead
             work = download(self._node, record, self._partial, least, patience, most)
-            longest = state_limit(self._size, patience) + OPEN_TIMEOUT + 4 * STATE_TIMEOUT
+            size = self._partial.size
+            longest = state_limit(size, patience) + OPEN_TIMEOUT + copy_limit(size, 0.0) + 4 * STATE_TIMEOUT
             try:
                 return self._node.call(_until_stopped(work, self._stopped), longest)
             except DonorBehind:

@@ -11,6 +11,7 @@ import pytest
 from peer import clock
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.state import Lineage
+from peer.rounds.transfer_rule import CATCH_UP_LEAST
 from peer.rounds.types import Group, Seat
 from peer.swarm.grouping import leader
 from peer.swarm.grouping.leader import GroupLeader
@@ -54,8 +55,8 @@ class Harness:
         await asyncio.sleep(5 * LATENCY)  # it has arrived
         return end
 
-    async def gather(self, lineage: Lineage = X, *, equal: bool = True, round: int = 3) -> Group:
-        return await self.leader.gather(ME, lineage, round, 0.0, equal=equal, stopped=lambda: False)
+    async def gather(self, lineage: Lineage = X, *, equal: bool = True, round: int = 3, phase: float = 0.0) -> Group:
+        return await self.leader.gather(ME, lineage, round, phase, equal=equal, stopped=lambda: False)
 
     async def close(self) -> None:
         for task in self.tasks:
@@ -161,7 +162,7 @@ def test_members_that_come_one_after_the_other_keep_the_others_no_longer_than_al
             await harness.join(f"stray {number + 1}", eta=1e6)
             await harness.ready(f"stray {number}", lineage=OTHER)
         assert [link.peer_id for link in (await gathering).links] == ["b"]
-        assert ended == [took(50.0 + leader.CATCH_UP_TIMEOUT, more=leader.KEEP_ALIVE)]
+        assert ended == [took(50.0 + CATCH_UP_LEAST, more=leader.KEEP_ALIVE)]
 
     run(scene, patience=50.0)
 
@@ -192,15 +193,18 @@ def test_who_waits_hears_every_second_that_the_leader_lives() -> None:
     run(scene, patience=20.0)
 
 
-def test_a_stray_that_does_not_come_back_with_the_weights_is_left_out() -> None:
+@pytest.mark.parametrize(("phase", "wait"), [(0.0, CATCH_UP_LEAST), (30.0, CATCH_UP_LEAST), (900.0, 900.0)])
+def test_a_stray_that_does_not_come_back_with_the_weights_is_left_out(phase: float, wait: float) -> None:
+    """A large model has long inner phases, and its state takes as long."""
+
     async def scene(harness: Harness) -> None:
         stray = await harness.ready("b", lineage=OTHER)
         await harness.ready("c")
         began = clock.monotonic()
-        gathering = asyncio.ensure_future(harness.gather())
+        gathering = asyncio.ensure_future(harness.gather(phase=phase))
         assert isinstance(await decision(stray), OutOfDate)
         assert [link.peer_id for link in (await gathering).links] == ["c"]
-        assert clock.monotonic() - began == took(leader.CATCH_UP_TIMEOUT)
+        assert clock.monotonic() - began == took(wait)
 
     run(scene)
 

@@ -114,6 +114,15 @@ def test_a_newcomer_leaves_its_donor(
     assert newcomer.have == have
 
 
+def test_a_large_state_may_take_its_donor_longer_to_copy(thread: LoopThread) -> None:
+    """Of 10 GB, on the meta device."""
+    newcomer = PartialState([torch.empty(2_500_000_000, device="meta")])
+    began = clock.monotonic()
+    with pytest.raises(TimeoutError):
+        thread.call(download(OneDonor(never), Seat("Qm", "donor"), newcomer), 1e5)  # type: ignore[arg-type]
+    assert clock.monotonic() - began == took(100.0)
+
+
 @pytest.mark.parametrize("most", [(0, 10), (10, 0)])
 def test_a_state_of_a_later_round_or_step_than_can_be_is_not_received(
     most: tuple[int, int], thread: LoopThread
