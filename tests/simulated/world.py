@@ -259,6 +259,7 @@ def in_a_folder(scenario: Scenario, say: Callable[[str], None] | None = None, *,
         product.handlers, product.propagate = [_Trace(world)], False
         product.setLevel(logging.DEBUG if log else logging.CRITICAL)
         yield world
+        world.loop.complain = lambda context: None  # of what the collection below finds
     finally:
         product.handlers, product.propagate = handlers, propagate
         product.setLevel(level)

@@ -1,8 +1,8 @@
 """The possible members of a group of everyone, from the directory and from messages of others, and who of them leads.
 
-The member with the smallest id leads, but who has led a round that failed leads again after all others, until one has
-succeeded: a leader can make others look guilty. All members of a round see the same, so as a rule they have the same
-leader. Where they have not, the one that is asked names its own.
+The member with the smallest id leads. Who has led a round that failed leads again after all others, until a round has
+succeeded or had no group: a leader can make others look guilty. All members of a round see the same, so as a rule they
+have the same leader. Where they have not, the one that is asked names its own.
 """
 
 from __future__ import annotations
@@ -63,11 +63,14 @@ class KnownMembers:
         self._elected = seat.peer_id
 
     def ended(self, leader: str, *, merged: bool) -> None:
-        """A round has ended that ``leader`` led, if anybody."""
+        """A round has ended that ``leader`` led, if anybody.
+
+        Without a group, others may see other failures than this peer, as one that has come back: each would lead.
+        """
         self._elected = ""
-        if merged:
+        if merged or not leader:
             self._failed_leaders.clear()
-        elif leader:
+        else:
             self._failed_leaders.add(leader)
 
     # -- who is there

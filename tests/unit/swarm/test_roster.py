@@ -57,6 +57,15 @@ def test_who_has_led_a_round_that_failed_leads_again_after_the_others() -> None:
     assert leader(it) == "b", "a round has succeeded"
 
 
+def test_after_a_round_without_a_group_the_smallest_id_leads_again() -> None:
+    """Others may not have seen that it failed, as one that has come back: it would lead, and this peer too."""
+    it = group("b", "z")
+    it.ended("b", merged=False)
+    assert leader(it) == "me"
+    it.ended("", merged=False)
+    assert leader(it) == "b"
+
+
 def test_whom_the_asked_one_names_leads_until_the_round_has_ended() -> None:
     it = group("b", "z")
     it.elected(Seat("z", "z"))
