@@ -144,7 +144,7 @@ def main() -> None:
         f"(which are {found['store_to_rest']:.3f} of those at rest); {found['states']['peer']} states of 8 MB at "
         f"10 Mbit/s, {found['phases']['peer']} inner phases of 5 steps"
     )
-    finish("donor", found, words, args.json)
+    finish("donor", found, words, args)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,13 @@ in FILE's .runs.json are not repeated.
 
 from __future__ import annotations
 
-import json
+import math
 import multiprocessing
 import os
 import random
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -29,7 +28,7 @@ from peer.commands.simulate.simulation import Simulation
 from peer.config.schema import LlamaModel
 from peer.errors import RunError
 from peer.rounds.types import Outcome
-from tests.benchmarks.common import command_line, finish
+from tests.benchmarks.common import Known, command_line, finish, parse
 from tests.benchmarks.convergence.cases import NOLOCO, SWEEP_STEPS, Case, Size
 from tests.swarm.support.attacks import Attack, Falsehood, Hostile, Unguarded, gradient, mixture, uphill
 
@@ -122,26 +121,23 @@ def run_one(battle: Battle) -> dict[str, Any]:
     try:
         peers = simulation.run(lambda line: None)["peers"]
     except RunError as error:  # a diverged model is a result
-        return {"key": battle.key, "val_loss": None, "end": str(error)}
+        return {"val_loss": None, "end": str(error)}
     honest = [peers[f"replica-{index}"] for index in range(battle.liars, case.replicas)]
     rounds = {it.value: sum(row["rounds"][it] for row in honest) for it in Outcome}
     merged_with_it = sum(row["partners"].get("replica-0", 0) for row in honest)
     loss = mean(row["val_loss"] for row in honest)
-    return {"key": battle.key, "val_loss": loss, "rounds": rounds, "merged_with_hostile": merged_with_it}
+    return {"val_loss": loss, "rounds": rounds, "merged_with_hostile": merged_with_it}
 
 
-def run_all(battles: list[Battle], file: Path | None) -> dict[str, dict[str, Any]]:
-    """Rows by key."""
-    rows = {row["key"]: row for row in json.loads(file.read_text())} if file and file.exists() else {}
+def run_all(battles: list[Battle], known: Known) -> dict[str, dict[str, Any]]:
+    """Rows by key; those that are known are not repeated."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, max_tasks_per_child=1) as pool:
-        for future in as_completed([pool.submit(run_one, it) for it in battles if it.key not in rows]):
-            row = future.result()
-            rows[row["key"]] = row
-            print(row, flush=True)
-            if file is not None:
-                file.write_text(json.dumps(list(rows.values()), indent=1) + "\n")
-    return rows
+        futures = {pool.submit(run_one, it): it.key for it in battles if it.key not in known.found}
+        for future in as_completed(futures):
+            known.add(futures[future], future.result())
+            print(f"{futures[future]}: {future.result()}", flush=True)
+    return known.found
 
 
 def figures(rows: dict[str, dict[str, Any]], steps: int, seeds: tuple[int, ...]) -> dict[str, Any]:
@@ -186,7 +182,7 @@ def in_words(found: dict[str, Any]) -> str:
     return f"loss with one hostile peer in eight, guarded (not guarded): {attacks}; no hostile peer {honest}"
 
 
-def search(count: int, file: Path | None) -> dict[str, Any]:
+def search(count: int, known: Known) -> dict[str, Any]:
     """The worst of ``count`` random mixtures, by the mean loss of the others against that of honest runs."""
     drawn = random.Random(0)
     mixtures = [
@@ -194,7 +190,7 @@ def search(count: int, file: Path | None) -> dict[str, Any]:
         for _ in range(count)
     ]
     battles = [Battle(attack, True, TINY_STEPS, 0, tiny=True) for attack in (None, *mixtures)]
-    rows = run_all(battles, file)
+    rows = run_all(battles, known)
     honest = rows[battles[0].key]["val_loss"]
     ratios = {str(it.attack): (rows[it.key]["val_loss"] or float("inf")) / honest for it in battles[1:]}
     worst = max(ratios, key=lambda it: ratios[it])
@@ -204,14 +200,14 @@ def search(count: int, file: Path | None) -> dict[str, Any]:
 def main() -> None:
     parser = command_line(__doc__ or "")
     parser.add_argument("--search", type=int, default=0, metavar="N")
-    args = parser.parse_args()
-    runs = args.json.with_suffix(".runs.json") if args.json else None
+    args = parse(parser)
+    known = Known("hostile", args)
     if args.search:
-        worst = search(args.search, runs)
+        worst = search(args.search, known)
         words = (
             f"the worst of {args.search} mixtures of s, βΔ and noise, {worst['worst']}: {worst['worst_ratio'] - 1:+.2%}"
         )
-        finish("hostile_search", worst, words, args.json)
+        finish("hostile_search", worst, words, args)
         return
     steps, seeds = (60, (0,)) if args.quick else (SWEEP_STEPS, SEEDS)
     attacks = (None, *SHOWN, *SUBTLE)
@@ -220,8 +216,13 @@ def main() -> None:
     battles += [Battle(None, False, steps, seed) for seed in seeds[1:]]
     battles += [Battle(attack, True, steps, seed, 2) for seed in seeds for attack in SUBTLE]
     battles += [Battle(it, True, steps, seed, overlap=True) for seed in seeds for it in (None, *OVERLAPPED)]
-    found = figures(run_all(battles, runs), steps, seeds)
-    finish("hostile", found, in_words(found), args.json)
+    found = figures(run_all(battles, known), steps, seeds)
+    ratios = [*found["attacked_ratio"].values(), *found["overlapped_ratio"].values()]
+    goals = {
+        "nothing false costs at most 0.2%": (found["honest_ratio"] or math.inf) <= 1.002,
+        "one of eight costs at most 5%": all((ratio or math.inf) <= 1.05 for ratio in ratios),
+    }
+    finish("hostile", found, in_words(found), args, goals)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from tests.benchmarks.common import finish, options
+from tests.benchmarks.common import Known, finish, options
 from tests.benchmarks.hostile import SHOWN
 from tests.swarm.support.attacks import Attack
 from tests.swarm.support.harness import Swarm
@@ -64,19 +65,13 @@ def _battle(swarm: Swarm, attack: Attack | None, guarded: bool, steps: int) -> d
 def main() -> None:
     args = options("seven honest real peers with one hostile peer")
     steps, attacks = (1000, SHOWN[:1]) if args.quick else (3000, SHOWN)
-    found: dict[str, Any] = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
-    found.pop("made_by", None)
+    known, found = Known("hostile_real", args), dict[str, Any]()
     for attack in (None, *attacks):
         for guarded in (True, False) if attack else (True,):
             name = f"{attack or 'honest'}{'' if guarded else ', no guard'}"
-            if name in found:
-                continue
-            found[name] = battle(attack, guarded, steps)
-            print(f"{name}: {json.dumps(found[name])}", flush=True)
-            if args.json:
-                args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            found[name] = known.get(name, partial(battle, attack, guarded, steps))
     words = "; ".join(f"{name} {_beside(row, found['honest'])}" for name, row in found.items())
-    finish("hostile_real", found, f"validation loss against that of eight honest peers: {words}", args.json)
+    finish("hostile_real", found, f"validation loss against that of eight honest peers: {words}", args)
 
 
 def _beside(row: dict[str, Any], honest: dict[str, Any]) -> str:

@@ -8,12 +8,11 @@ peer's own outer step and codecs. Runs in FILE are not repeated.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from statistics import mean
 from typing import Any
 
-from tests.benchmarks.common import finish, options
+from tests.benchmarks.common import Known, finish, options
 from tests.benchmarks.convergence.cases import NOLOCO, SWEEP_STEPS, Case
 from tests.benchmarks.convergence.comparison import run_all
 
@@ -51,16 +50,14 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     args = options("the cost in loss of overlap and of few bits")
-    runs_file = args.json.with_suffix(".runs.json") if args.json else None
-    known = json.loads(runs_file.read_text())["runs"] if runs_file and runs_file.exists() else []
     if args.quick:
         cases = [replace(case, steps=100) for case in CASES if case.overlap in (0, 10) and case.delay in (0, 10)]
     else:
         cases = [replace(case, seed=seed) for seed in (0, 1) for case in CASES]
-    result = figures(run_all(cases, known, runs_file))
+    result = figures(run_all(cases, Known("overlap", args)))
     table = result["table"]
     words = "; ".join(f"{label} {row['ratio'] - 1:+.2%}" for label, row in table.items() if label != BASE.label)
-    finish("overlap", result, f"validation loss against a blocking swap: {words}", args.json)
+    finish("overlap", result, f"validation loss against a blocking swap: {words}", args)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,9 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.common import Known, command_line, finish
+from tests.benchmarks.common import Known, command_line, finish, parse
 
 SEEDS, QUICK = 10_000, 40
 BLOCK = 50  # seeds of one process: a killed process' memory comes back with it
@@ -26,29 +25,32 @@ def main() -> None:
     parser = command_line(__doc__ or "")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
-    args = parser.parse_args()
+    args = parse(parser)
     count = QUICK if args.quick else args.seeds
     starts = range(args.first, args.first + count, BLOCK)
     blocks = [range(start, min(start + BLOCK, args.first + count)) for start in starts]
-    found = total(measured(blocks, args.json))
+    found = total(measured(blocks, Known("schedules", args)))
     words = (
         f"{found['seeds']} seeds, {found['virtual_hours']:.0f} virtual hours of {found['peers']} peers, "
         f"{found['events']:,} events, {sum(found['faults'].values())} faults, {found['merges']:,} merges: "
         f"{found['violations']} violations"
     )
-    finish("schedules", found, words, args.json)
+    goals = {
+        "no promise is broken": found["violations"] == 0,
+        "a million merges": args.quick or found["merges"] >= 1_000_000,
+    }
+    finish("schedules", found, words, args, goals)
 
 
-def measured(blocks: list[range], file: Path | None) -> list[dict[str, Any]]:
-    """The figures of each block; those that a file has already are not made again."""
-    known = Known(file)
+def measured(blocks: list[range], known: Known) -> list[dict[str, Any]]:
+    """The figures of each block; those that are known already are not made again."""
     missing = [block for block in blocks if _name(block) not in known.found]
     os.environ["PYTHONHASHSEED"] = "0"  # of the processes that start from now on: one seed is one trace
     context = multiprocessing.get_context("spawn")
     with context.Pool(os.cpu_count(), maxtasksperchild=1) as pool:
         for block, figures in zip(missing, pool.imap(run_block, missing), strict=True):
             known.get(_name(block), partial(dict, figures))
-    return [known.found[_name(block)] for block in blocks]
+    return [known.get(_name(block), dict) for block in blocks]
 
 
 def run_block(seeds: range) -> dict[str, Any]:

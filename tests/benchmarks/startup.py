@@ -99,7 +99,7 @@ def main() -> None:
         f"{middle['imports_text_weights']:.1f} imports, text and weights, {middle['join']:.1f} joining, "
         f"{middle['eval']:.1f} evaluation, {middle['inner']:.1f} the step itself"
     )
-    finish("startup", {"seconds": middle, "runs": runs}, words, args.json)
+    finish("startup", {"seconds": middle, "runs": runs}, words, args)
 
 
 if __name__ == "__main__":

@@ -9,17 +9,14 @@ core. Runs in FILE are not repeated, so an interrupted benchmark can be continue
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from tests.benchmarks.common import finish
+from tests.benchmarks.common import Known, command_line, finish, parse
 from tests.benchmarks.convergence.cases import STAGES, Case, comparison, quick_comparison
 from tests.benchmarks.convergence.plot import plot
 
@@ -42,7 +39,6 @@ def run_one(case: Case) -> Row:
     swarm, curves = summary["swarm"], summary["curves"]
     kept = ("tokens", "val_loss_mean", "val_loss_worst", "val_loss_averaged_model", "spread", "wall_seconds")
     return {
-        "key": case.key,
         "label": case.label,
         "replicas": case.replicas,
         "seed": case.seed,
@@ -52,19 +48,17 @@ def run_one(case: Case) -> Row:
     }
 
 
-def run_all(cases: Sequence[Case], known: Sequence[Row], file: Path | None) -> list[Row]:
-    """Rows of ``cases`` in their order; those in ``known`` are not repeated. Each new row is written to ``file``."""
-    rows = {row["key"]: row for row in known}
-    todo = [case for case in cases if case.key not in rows]
+def run_all(cases: Sequence[Case], known: Known) -> list[Row]:
+    """Rows of ``cases`` in their order; those that are known are not repeated."""
+    todo = {case.key: case for case in cases if case.key not in known.found}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, max_tasks_per_child=1) as pool:
-        for future in as_completed([pool.submit(run_one, case) for case in todo]):
-            row = future.result()
-            rows[row["key"]] = row
-            print(f"{row['key']}: {row['val_loss_mean']:.4f} in {row['wall_seconds']:.0f} s", flush=True)
-            if file is not None:
-                file.write_text(json.dumps({"runs": list(rows.values())}, indent=1) + "\n", encoding="utf-8")
-    return [rows[case.key] for case in cases]
+        futures = {pool.submit(run_one, case): key for key, case in todo.items()}
+        for future in as_completed(futures):
+            key, row = futures[future], future.result()
+            known.add(key, row)
+            print(f"{key}: {row['val_loss_mean']:.4f} in {row['wall_seconds']:.0f} s", flush=True)
+    return [known.found[case.key] for case in cases]
 
 
 def figures(rows: Sequence[Row]) -> dict[str, Any]:
@@ -107,23 +101,22 @@ def in_words(result: Row) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="the methods compared at equal tokens and equal bytes")
-    parser.add_argument("--quick", action="store_true", help="less work, the same code")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    parser = command_line("the methods compared at equal tokens and equal bytes")
     parser.add_argument("--sweep", choices=list(STAGES), help="run a stage of the sweep instead")
-    args = parser.parse_args()
-    runs_file = args.json.with_suffix(".runs.json") if args.json else None
-    known = json.loads(runs_file.read_text())["runs"] if runs_file and runs_file.exists() else []
+    args = parse(parser)
+    known = Known("convergence", args)
     if args.sweep:
-        for row in sorted(run_all(STAGES[args.sweep](), known, runs_file), key=lambda row: row["val_loss_mean"]):
-            print(f"{row['val_loss_mean']:.4f} (averaged {row['val_loss_averaged_model']:.4f})  {row['key']}")
+        cases = STAGES[args.sweep]()
+        by_key = zip((case.key for case in cases), run_all(cases, known), strict=True)
+        for key, row in sorted(by_key, key=lambda it: it[1]["val_loss_mean"]):
+            print(f"{row['val_loss_mean']:.4f} (averaged {row['val_loss_averaged_model']:.4f})  {key}")
         return
-    cases = quick_comparison() if args.quick else comparison()
-    rows = run_all(cases, known, runs_file)
+    rows = run_all(quick_comparison() if args.quick else comparison(), known)
     result = figures(rows)
     if args.json:
         plot(rows, args.json.with_suffix(".png"))
-    finish("convergence", result, in_words(result), args.json)
+    goals = {"30% dropped swaps cost at most 2% of loss": result["drop30_ratio"] <= 1.02}
+    finish("convergence", result, in_words(result), args, goals)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from peer.data import open
-from tests.benchmarks.common import Known, command_line, finish
+from tests.benchmarks.common import Known, command_line, finish, parse
 from tests.benchmarks.convergence.cases import CHOSEN, SMALL, Case
 from tests.benchmarks.downstream.questions import ANSWERS, make
 
@@ -123,8 +123,7 @@ def run_all(todo: list[Job], known: Known, workers: int) -> list[Row]:
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = {pool.submit(run_one, job): job for job in todo if job.key not in known.found}
         for future in as_completed(futures):
-            known.found[futures[future].key] = {"rows": future.result()}
-            known.save()
+            known.add(futures[future].key, {"rows": future.result()})
             for row in future.result():
                 found = f"{row['right']:.1%} right, {row['loss']:.4f} nats a byte at {row['rate']:g}"
                 print(f"seed {row['seed']}, {row['start']}: {found}", flush=True)
@@ -171,10 +170,10 @@ def main() -> None:
     parser = command_line("pre-training by ddp, diloco and noloco, compared after the same fine-tuning")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes with one thread each")
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {SEEDS}, --quick: {SEEDS[0]}")
-    args = parser.parse_args()
+    args = parse(parser)
     seeds = args.seeds or (SEEDS[:1] if args.quick else SEEDS)
-    result = figures(run_all(jobs(seeds, quick=args.quick), Known(args.json), args.workers))
-    finish("downstream", result, in_words(result), args.json)
+    result = figures(run_all(jobs(seeds, quick=args.quick), Known("downstream", args), args.workers))
+    finish("downstream", result, in_words(result), args)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def dht_of(size: int, rounds: int) -> dict[str, float]:
 def main() -> None:
     args = options("the network model against the laboratory")
     sizes, rounds = ((4,), 3) if args.quick else ((8, 16), 12)
-    known = Known(args.json)
+    known = Known("network_model", args)
     table = {
         name: known.get(name, partial(compared, size, method, rounds))
         for size in sizes
@@ -176,7 +176,7 @@ def main() -> None:
         "network_model",
         {"table": table, "worst": worst, "dht_a_minute": dht, "directory_a_minute": many},
         words,
-        args.json,
+        args,
     )
 
 

@@ -64,7 +64,6 @@ def _arguments() -> argparse.Namespace:
     parser = command_line(__doc__ or "")
     parser.add_argument("--only", nargs="+", choices=ATTACKS, metavar="ATTACK", help=", ".join(ATTACKS))
     parser.add_argument("--seconds", type=float, help="before and during an attack (default 60, with --quick 10)")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a goal is missed")
     args = parser.parse_args()
     args.seconds = args.seconds or (10.0 if args.quick else 60.0)
     return args
