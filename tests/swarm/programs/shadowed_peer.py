@@ -1,43 +1,101 @@
-"""A peer that writes its contribution and the mean of each swap to files, so that a test can check the arithmetic.
+"""A peer that writes parts of its overlapped swaps to files, so that a test can check the arithmetic.
 
 python -m tests.swarm.programs.shadowed_peer train ...        SHADOW=<folder> in the environment
 
-Before a swap it saves the contribution, after a merge the mean. It changes nothing. See tests/swarm/support/shadow.py.
+Of each pair of peers one part in ``EACH`` is looked at: what is sent, before it is sent, and what is decoded from the
+partner's bytes with the correction that is taken from it. It changes nothing. See tests/swarm/support/shadow.py.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import xxhash
+from torch import Tensor
 
 from peer.commands.cli import main
-from peer.exchange.pair.blocking import PairExchange
-from peer.rounds.contribution import Averaged, Contribution
-from peer.rounds.types import Group, Outcome
+from peer.config.schema import CodecName
+from peer.exchange.codec import BLOCK, Buffer
+from peer.exchange.modulo import Modulo
+from peer.exchange.pair.mailbox import SwapMailbox, overlapped_parts
+from peer.exchange.pair.overlapped import OverlappedPairExchange
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Group
+from tests.swarm.support.shadow import EACH, sent_file
 
-honest = PairExchange.average
+swap, encode, decode = OverlappedPairExchange._swap, Modulo.encode, Modulo.decode
+take_corrections = SwapMailbox.take_corrections
 
 
-def average(self: PairExchange, contribution: Contribution, group: Group) -> Averaged:
-    folder, name = Path(os.environ["SHADOW"]), f"{time.time_ns()}"
-    own = torch.empty(contribution.numel)
-    contribution.read(0, own)
-    if group.links:
-        np.save(folder / f"{name}-own-{group.tokens}.npy", own.numpy())
-    averaged = honest(self, contribution, group)
-    if averaged.outcome is Outcome.MERGED:
-        np.save(folder / f"{name}-mean.npy", averaged.mean.numpy())
-        row = {"time": int(name), "own": f"{name}-own-{group.tokens}.npy", "mean": f"{name}-mean.npy"}
-        with (folder / "merges.jsonl").open("a") as file:
-            file.write(json.dumps({**row, "partner": group.links[0].name, "clipped": bool(averaged.detail)}) + "\n")
-    return averaged
+@dataclass
+class Shadow:
+    """Of the swap that runs: ``partner``, and what was decoded by the first element of its part."""
+
+    folder: Path
+    me: str
+    partner: str = ""
+    size: int = BLOCK  # elements of a part
+    decoded: dict[int, dict[str, Any]] = field(default_factory=dict)
+    numbers: count[int] = field(default_factory=count)
+
+    def begin(self, partner: str, numel: int) -> None:
+        self.partner, self.decoded = partner, {}
+        self.size = overlapped_parts(numel)[0][1]
+
+    def looks_at(self, start: int) -> bool:
+        """The same parts on both sides."""
+        pair = xxhash.xxh32_intdigest(" ".join(sorted((self.me, self.partner))).encode())
+        return (start // self.size + pair) % EACH == 0
+
+    def write(self, start: int, correction: Tensor) -> None:
+        """A correction is taken. Renamed when it is whole: the peer may be killed at any time."""
+        file = self.folder / f"taken-{os.getpid()}-{next(self.numbers)}.npz"
+        with file.with_suffix(".tmp").open("wb") as out:
+            np.savez(out, correction=correction.numpy(), partner=self.partner, **self.decoded.pop(start))
+        file.with_suffix(".tmp").rename(file)
+
+
+def main_with(shadow: Shadow) -> None:
+    def shadowed_swap(self: OverlappedPairExchange, group: Group, *more: Any) -> Averaged:
+        shadow.begin(group.links[0].name, self._numel)
+        return swap(self, group, *more)
+
+    def shadowed_encode(self: Modulo, start: int, part: Tensor) -> bytes:
+        data = encode(self, start, part)
+        if shadow.looks_at(start):
+            np.save(shadow.folder / sent_file(data, shadow.partner), part.numpy())
+        return data
+
+    def shadowed_decode(self: Modulo, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> None:
+        decode(self, name, start, data, own, out)
+        if shadow.looks_at(start):
+            row = {"codec": name, "data": np.frombuffer(bytes(data), np.uint8)}
+            shadow.decoded[start] = {**row, "own": own.numpy().copy(), "decoded": out.numpy().copy()}
+
+    def shadowed_corrections(self: SwapMailbox) -> list[tuple[int, Tensor]]:
+        taken = take_corrections(self)
+        for index, correction in taken:
+            start = self.parts[index][0]
+            if shadow.looks_at(start):
+                shadow.write(start, correction)
+        return taken
+
+    replace: Callable[[Any, str, Any], None] = setattr
+    replace(OverlappedPairExchange, "_swap", shadowed_swap)
+    replace(Modulo, "encode", shadowed_encode)
+    replace(Modulo, "decode", shadowed_decode)
+    replace(SwapMailbox, "take_corrections", shadowed_corrections)
+    main()
 
 
 if __name__ == "__main__":
-    PairExchange.average = average  # type: ignore[method-assign]
-    main()
+    torch.set_num_threads(1)
+    here = Path(os.environ["SHADOW"])
+    main_with(Shadow(here, here.name))

@@ -1,68 +1,87 @@
-"""Checks that every merge is the mean of two contributions that the peers wrote down. Recomputes each in numpy."""
+"""Checks that what peers take from one another is what the partner sent in the same meeting. Computes each in numpy.
+
+A correction is a share of the distance of the two contributions. The receiver's bytes name the file in which its
+partner wrote its contribution, before it was coded for this receiver: no other contribution counts.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import xxhash
 
-NEAR = 300 * 10**9  # ns between the two sides' boundaries
-LEAST, MOST = 0.1, 0.5  # share of the partner in a mean of two
+EACH = 16  # one part in so many is looked at
+BLOCK = 256
+MOST = 0.5  # share of the partner in a mean of two
+EXACT = 2.0**-20  # of the largest element: rounding of fp32
 
 
-@dataclass(frozen=True)
+@dataclass
 class Found:
-    """``wrong``: merges that are the mean of no two contributions, as ``peer: file``."""
+    """``parts`` that were taken; ``wrong``: files, and why; ``left``: share of blocks whose range was too small."""
 
-    merges: int
-    wrong: list[str]
+    parts: int = 0
+    wrong: list[str] = field(default_factory=list)
+    blocks: int = 0
+    unresolved: int = 0
+
+    @property
+    def left(self) -> float:
+        return self.unresolved / self.blocks if self.blocks else 0.0
+
+
+def sent_file(data: bytes | np.ndarray, to: str) -> str:
+    """Name of the file of a part that was sent as ``data`` to the peer ``to``."""
+    return f"sent-{xxhash.xxh3_128_hexdigest(data)}-{to}.npy"
 
 
 def check(folder: Path, names: Sequence[str]) -> Found:
     """``folder / name`` holds the files of a shadowed peer."""
-    merges, wrong = 0, []
-    offers = {name: _offers(folder / name) for name in names}
+    found = Found()
     for name in names:
-        file = folder / name / "merges.jsonl"
-        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-        for row in (json.loads(line) for line in lines if line.endswith("\n")):
-            merges += 1
-            own, mean = folder / name / row["own"], np.load(folder / name / row["mean"])
-            near = [it for it in offers[row["partner"]] if abs(_time(it) - row["time"]) < NEAR]
-            near.sort(key=lambda it: abs(_time(it) - row["time"]))
-            if not any(_is_mean(mean, own, other, row["clipped"]) for other in near):
-                wrong.append(f"{name}: {row['mean']}")
-    return Found(merges, wrong)
+        for file in sorted((folder / name).glob("taken-*.npz")):
+            found.parts += 1
+            with np.load(file) as row:
+                wrong = _objection(row, folder / str(row["partner"]), name, found)
+            if wrong:
+                found.wrong.append(f"{name}/{file.name}: {wrong}")
+    return found
 
 
-def _offers(folder: Path) -> list[Path]:
-    return list(folder.glob("*-own-*.npy"))
+def _objection(row: Any, partner: Path, me: str, found: Found) -> str:
+    """Why the correction is wrong; empty if it is right."""
+    sent = partner / sent_file(row["data"], me)
+    if not sent.exists():
+        return f"{partner.name} sent it nothing of the kind"
+    theirs, own, decoded, correction = np.load(sent), row["own"], row["decoded"], row["correction"]
+    least = EXACT * np.abs(theirs).max(initial=0.0)
+    step = _step(str(row["codec"]), row["data"], theirs)
+    kept = _by_block(decoded == own).all(1) & (_by_block(np.abs(theirs - own)).max(1) > step / 2 + least)
+    off = np.where(kept, 0.0, _by_block(np.abs(decoded - theirs)).max(1))
+    found.blocks, found.unresolved = found.blocks + len(kept), found.unresolved + int(kept.sum())
+    if (off > step / 2 * 1.01 + least).any():
+        return "what was decoded is not what was sent"
+    apart = (decoded - own).astype(np.float64)
+    share = float(correction @ apart / max(apart @ apart, 1e-300))
+    if not -1e-6 <= share <= MOST + 1e-6:
+        return f"a share of {share:.3f} of the partner"
+    near = np.allclose(correction, share * apart, rtol=1e-4, atol=1e-5 * np.abs(apart).max(initial=0.0) + 1e-12)
+    return "" if near else "the correction is no share of the distance"
 
 
-def _time(file: Path) -> int:
-    return int(file.name.partition("-")[0])
+def _step(codec: str, data: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """The quantisation step of each block: from its first two bytes, or that of fp16."""
+    if codec == "fp16":
+        return 2 * 2.0**-11 * np.maximum(_by_block(np.abs(theirs)).max(1), 2.0**-14)
+    scales = data.reshape(-(-theirs.size // BLOCK), -1)[:, :2].astype(np.uint32)
+    return ((scales[:, 0] | scales[:, 1] << 8) << 16).astype(np.uint32).view(np.float32).astype(np.float64)
 
 
-def _tokens(file: Path) -> int:
-    return int(file.stem.rpartition("-")[2])
-
-
-def _is_mean(mean: np.ndarray, own: Path, theirs: Path, clipped: bool) -> bool:
-    """Bit-exact if both weights are equal. A clipped one has a smaller share of the partner, the same in each element:
-    the contribution is one part.
-    """
-    total = _tokens(own) + _tokens(theirs)
-    share = min(max(_tokens(theirs) / total, LEAST), MOST) if total else MOST
-    one, two = np.load(own), np.load(theirs)
-    if clipped:
-        apart = (two - one).astype(np.float64)
-        taken = float((mean - one) @ apart / (apart @ apart))
-        rounding = 1e-6 * float(np.linalg.norm(one) / np.linalg.norm(apart))  # of a mean that is as good as its own
-        near = bool(np.allclose(one + taken * apart, mean, rtol=1e-5, atol=1e-6))
-        return near and -rounding <= taken <= share + rounding
-    if share == MOST:
-        return bool(np.array_equal((one + two) * np.float32(0.5), mean))
-    return bool(np.allclose((1 - share) * one + share * two, mean, rtol=1e-5, atol=1e-6))
+def _by_block(values: np.ndarray) -> np.ndarray:
+    """``[n, BLOCK]``, padded with zeros, which are ``True`` for booleans."""
+    padded = np.pad(values, (0, -values.size % BLOCK), constant_values=values.dtype == bool)
+    return padded.reshape(-1, BLOCK)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,19 +24,20 @@ from peer.commands.local_swarm.tail import Tail
 from peer.swarm.healing import STALE_ROUNDS
 from tests.netlab.peers import Child, LabSwarm
 from tests.netlab.plan import load
-from tests.swarm.support.harness import TINY
 from tests.swarm.support.shadow import check
 
 HANG = 60.0  # seconds without a round: more than all deadlines of a round, for peers that share two cores
 EXIT = 40.0  # seconds to end after SIGTERM
-SETS = ("run.steps=100000000", "run.inner_steps=40", "run.evaluation.every_rounds=100000", "run.exchange.stall=4")
+SETS = ("run.steps=100000000", "run.evaluation.every_rounds=100000")
 WEIGHED = 12  # least rounds of a process whose memory is checked
 GROWTH = 1.3  # allowed growth of a process's memory after its first third
 
 
 @dataclass
 class Member:
-    """``away``: until then, or until its next round, it is excused. ``since``: when it made its last round."""
+    """``away``: until then, or until its next round, it is excused. ``since``: when it made its last round or was
+    excused; ``last``: when it made its last round or was started.
+    """
 
     host: int
     name: str
@@ -44,6 +45,7 @@ class Member:
     tail: Tail
     rows: int = 0
     since: float = 0.0
+    last: float = 0.0
     away: float = 0.0
     memory: list[int] = field(default_factory=list)  # samples of resident bytes
     stopped: bool = False  # until it is restarted: its last round must not end its excuse
@@ -67,13 +69,16 @@ class Left:
 class Soak:
     """Makes faults for ``seconds``, one every ``pause`` seconds on average."""
 
-    def __init__(self, swarm: LabSwarm, peers: int, seconds: float, pause: float, seed: int) -> None:
-        self._swarm, self._seconds, self._pause = swarm, seconds, pause
+    def __init__(
+        self, swarm: LabSwarm, peers: int, seconds: float, pause: float, seed: int, sets: Sequence[str]
+    ) -> None:
+        self._swarm, self._seconds, self._pause, self._sets = swarm, seconds, pause, sets
         self._chance = random.Random(seed)
         self._later: list[tuple[float, Callable[[], None]]] = []
         self.faults: Counter[str] = Counter()
         self.hangs: list[str] = []
-        self.longest = 0.0
+        self.longest = self.longest_in_all = 0.0  # seconds without a round: while not excused, and with that time
+        self.frozen = self.cut_off = 0.0  # seconds, of all peers
         self.growth = 1.0
         self.set_back: list[int] = []  # rounds that a peer repeated after a restart
         self.too_far: list[str] = []  # repetitions of more rounds than necessary
@@ -86,7 +91,7 @@ class Soak:
         """Make faults until the time is up, then ask all to end."""
         for member in self.members:
             self._swarm.wait_for(lambda member=member: bool(member.tail.poll() or member.tail.rounds))  # type: ignore[misc]
-            member.since = time.monotonic()
+            member.since = member.last = time.monotonic()
         until, strike = time.monotonic() + self._seconds, 0.0
         while (now := time.monotonic()) < until or self._later:
             if strike < now < until:
@@ -137,11 +142,13 @@ class Soak:
         member.left = Left(len(rows), rows[-1]["round"], self._others(member)) if rows else None
         member.process, member.stopped = self._start(member.host, member.name), False
         member.memory.clear()
+        member.last = time.monotonic()
         member.away = time.monotonic() + 60  # it loads its libraries while all others train
 
     def _freeze(self, member: Member) -> None:
         seconds = self._chance.uniform(2, 15)
         member.away = time.monotonic() + seconds + 1
+        self.frozen += seconds
         member.process.send_signal(signal.SIGSTOP)
         process = member.process
 
@@ -154,6 +161,7 @@ class Soak:
     def _cut(self, member: Member) -> None:
         seconds = self._chance.uniform(3, 15)
         member.away = time.monotonic() + seconds + 1
+        self.cut_off += seconds
         self._swarm.lab.cut(member.host)
         self._in(seconds, self._swarm.lab.cut)
 
@@ -173,7 +181,7 @@ class Soak:
             host,
             name,
             "configs/demo.yaml",
-            (*TINY, *SETS),
+            (*SETS, *self._sets),
             module="tests.swarm.programs.shadowed_peer",
             environment={"SHADOW": str(self._swarm.folder / "shadow" / name)},
         )
@@ -184,8 +192,11 @@ class Soak:
             member.tail.poll()
             self._compare(member)
             count = len(member.tail.rounds)
+            if member.process.poll() is None and not member.stopped:
+                self.longest_in_all = max(self.longest_in_all, now - member.last)
             if count != member.rows:
                 self._weigh(member)
+                member.last = now
                 member.away = min(member.away, now)
             if count != member.rows or member.away > now or member.process.poll() is not None:
                 member.rows, member.since = count, now
@@ -246,22 +257,28 @@ class Soak:
         return first, mean(mean(row["train_loss"] for row in rows[-5:]) for rows in trained)
 
 
-def soak(folder: Path, *, peers: int, seconds: float, pause: float, seed: int) -> dict[str, Any]:
-    """The figures of ``churn.json``."""
+def soak(
+    folder: Path, *, peers: int, seconds: float, pause: float, seed: int, sets: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The figures of ``churn.json``. ``sets``: settings other than the demo's."""
     with LabSwarm(load("lan"), peers, folder, warm=True) as swarm:
-        run = Soak(swarm, peers, seconds, pause, seed)
+        run = Soak(swarm, peers, seconds, pause, seed, sets)
         run.run()
     left = _left(folder) + run.running()
     found = check(folder / "shadow", [f"peer-{host}" for host in range(1, peers + 1)])
     first, last = run.losses()
+    outcomes = Counter(row["outcome"] for member in run.members for row in member.tail.rounds)
     return {
         "faults": sum(run.faults.values()),
         "kinds": dict(run.faults),
         "hangs": len(run.hangs),
         "which": run.hangs,
-        "rounds": sum(len(member.tail.rounds) for member in run.members),
-        "merges": found.merges,
-        "wrong_merges": len(found.wrong),
+        "rounds": sum(outcomes.values()),
+        "outcomes": dict(outcomes),
+        "merged_share": outcomes["merged"] / sum(outcomes.values()),
+        "parts": found.parts,
+        "wrong_parts": found.wrong,
+        "unresolved_share": found.left,
         "processes_left": len(left),
         "memory_growth": run.growth,
         "restarts": len(run.set_back),
@@ -269,7 +286,10 @@ def soak(folder: Path, *, peers: int, seconds: float, pause: float, seed: int) -
         "lost_too_many": run.too_far,
         "first_loss": first,
         "last_loss": last,
+        "frozen_s": run.frozen,
+        "cut_s": run.cut_off,
         "longest_stall_s": run.longest,
+        "longest_stall_with_faults_s": run.longest_in_all,
     }
 
 

@@ -1,53 +1,89 @@
-"""The check of the churn soak finds a merge that is not the mean of two contributions."""
+"""The check of the churn soak finds a correction that is no share of the distance to what the partner sent."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
-from tests.swarm.support.shadow import check
+from peer.exchange.modulo import Modulo
+from tests.swarm.support.shadow import check, sent_file
 
-ONE, TWO = np.float32([1, 2, 3]), np.float32([3, 2, 2])
+NUMEL = 600
+SHARE = 0.3
 
 
-def write(folder: Path, mean: np.ndarray, tokens: int = 10, clipped: bool = False) -> None:
-    for name, own, weight in (("a", ONE, 10), ("b", TWO, tokens)):
+def write(
+    folder: Path,
+    *,
+    codec: Literal["int8", "int4"] = "int8",
+    apart: float = 0.01,
+    shown: float = 1.0,
+    share: float = SHARE,
+    bent: float = 0.0,
+    decoded: Tensor | None = None,
+    to: str = "a",
+    steps: int = 2,
+) -> None:
+    """``a`` takes a correction from a part of ``b``; ``shown``: times what b wrote down. ``steps``: 1 is fp16."""
+    torch.manual_seed(0)
+    own = torch.randn(NUMEL)
+    theirs = own + apart * torch.randn(NUMEL)
+    sender, receiver = Modulo(codec, NUMEL), Modulo(codec, NUMEL)
+    for it in (sender, receiver):
+        it.begin()
+        it.learn(0, torch.full((NUMEL,), 0.02))
+    if steps == 1:
+        sender.sends = "fp16"
+    data, out = bytearray(sender.encode(0, theirs)), torch.empty(NUMEL)
+    receiver.decode(sender.sends, 0, data, own, out)
+    out = out if decoded is None else decoded
+    for name in "ab":
         (folder / name).mkdir()
-        np.save(folder / name / f"5-own-{weight}.npy", own)
-    np.save(folder / "a" / "5-mean.npy", mean)
-    row = {"time": 5, "own": "5-own-10.npy", "mean": "5-mean.npy", "partner": "b", "clipped": clipped}
-    (folder / "a" / "merges.jsonl").write_text(json.dumps(row) + "\n" + '{"cut off')
+    np.save(folder / "b" / sent_file(data, to), (theirs * shown).numpy())
+    correction = (out - own) * share
+    correction[7] += bent
+    row = {"codec": sender.sends, "data": np.frombuffer(data, np.uint8), "own": own.numpy(), "decoded": out.numpy()}
+    np.savez(folder / "a" / "taken-1-0.npz", correction=correction.numpy(), partner="b", **row)  # type: ignore[arg-type]
 
 
-def test_a_right_merge_is_accepted(tmp_path: Path) -> None:
-    write(tmp_path, (ONE + TWO) / 2)
-    assert check(tmp_path, ["a", "b"]).merges == 1
-    assert not check(tmp_path, ["a", "b"]).wrong
+def objections(folder: Path) -> str:
+    found = check(folder, ["a", "b"])
+    assert found.parts == 1
+    return " ".join(found.wrong)
 
 
-@pytest.mark.parametrize("mean", [ONE, TWO, np.nextafter((ONE + TWO) / 2, np.float32(9))])
-def test_a_merge_that_is_wrong_in_one_bit_is_found(tmp_path: Path, mean: np.ndarray) -> None:
-    write(tmp_path, mean)
-    assert check(tmp_path, ["a", "b"]).wrong == ["a: 5-mean.npy"]
-
-
-def test_a_mean_with_another_weight_is_found(tmp_path: Path) -> None:
-    write(tmp_path, np.float32(0.75) * ONE + np.float32(0.25) * TWO, tokens=0)
-    assert check(tmp_path, ["a", "b"]).wrong, "0.1 at least"
-
-
-def test_a_weighted_mean_is_accepted_up_to_a_half(tmp_path: Path) -> None:
-    write(tmp_path, np.float32(0.9) * ONE + np.float32(0.1) * TWO, tokens=0)
-    assert not check(tmp_path, ["a", "b"]).wrong
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
+def test_a_share_of_the_distance_is_right(
+    codec: Literal["int8", "int4"], steps: int, share: float, tmp_path: Path
+) -> None:
+    write(tmp_path, codec=codec, share=share, steps=steps)
+    assert not objections(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("taken", "bent", "right"), [(0.3, 0, True), (0.0, 0, True), (0.6, 0, False), (-0.1, 0, False), (0.3, 0.01, False)]
+    ("wrong", "said"),
+    [
+        ({"to": "c"}, "sent it nothing of the kind"),  # to another one, or in another meeting
+        ({"shown": 1.01}, "is not what was sent"),
+        ({"decoded": torch.zeros(NUMEL)}, "is not what was sent"),
+        ({"share": 0.6}, "a share of 0.600"),
+        ({"share": -0.1}, "a share of -0.100"),
+        ({"bent": 0.001}, "no share of the distance"),
+    ],
 )
-def test_a_clipped_merge_lies_between_the_two(tmp_path: Path, taken: float, bent: float, right: bool) -> None:
-    mean = np.float32((1 - taken) * ONE + taken * TWO + [0, 0, bent])
-    write(tmp_path, mean, clipped=True)
-    assert (not check(tmp_path, ["a", "b"]).wrong) is right
+def test_what_is_wrong_is_found(wrong: dict[str, object], said: str, tmp_path: Path) -> None:
+    write(tmp_path, **wrong)  # type: ignore[arg-type]
+    assert said in objections(tmp_path)
+
+
+def test_blocks_that_were_too_far_apart_are_counted_and_not_wrong(tmp_path: Path) -> None:
+    write(tmp_path, apart=1.0)
+    found = check(tmp_path, ["a", "b"])
+    assert not found.wrong and found.left > 0.5
