@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from math import sqrt
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -97,14 +97,15 @@ class RendezvousConfig(Section):
 
 
 CodecName = Literal["none", "fp16", "bf16", "int8", "int4"]
+CODECS = {"noloco": get_args(CodecName), "diloco": ("none", "bf16", "int8", "int4")}  # by method
 
 
 class ExchangeConfig(Section):
     """The bytes on the wire, and the bounds of one swap."""
 
-    # of noloco's swap; with another method, which has neither, the defaults are false and none (SwarmRunConfig)
-    overlap: bool = True  # the swap runs during the next inner steps, part by part
-    codec: CodecName = "int8"  # none: fp32; int8 and int4: exchange/modulo.py
+    # the defaults are noloco's; with another method they are false and none (SwarmRunConfig)
+    overlap: bool = True  # the swap runs during the next inner steps, part by part; noloco only
+    codec: CodecName = "int8"  # none: fp32; int8 and int4: exchange/modulo.py, for diloco exchange/group/rounding.py
     stall: Positive = 10.0  # seconds without one byte from the partner
     max_phases: Positive = 4.0  # inner phases that a swap may take; one that would take longer is ended early
     # norm of a member's contribution over the median norm of a group of everyone
@@ -137,7 +138,7 @@ class SwarmRunConfig(Section):
     @field_validator("exchange", mode="before")
     @classmethod
     def _without_overlap_and_codec(cls, value: Any, info: ValidationInfo) -> Any:
-        """The defaults of a method that has neither. What is given stays, and :meth:`_fits` refuses it."""
+        """The defaults of the other methods. What is given stays, and :meth:`_fits` may refuse it."""
         if isinstance(info.data.get("outer"), NoLoCoConfig) or not isinstance(value, dict | ExchangeConfig):
             return value
         given = value if isinstance(value, dict) else value.model_dump(exclude_unset=True)
@@ -147,8 +148,9 @@ class SwarmRunConfig(Section):
     def _fits(self) -> Self:
         if (self.admission == "invite") != (self.owner is not None):
             raise ValueError("admission: invite and owner: KEY belong together")
-        if self.exchange.codec != "none" and not isinstance(self.outer, NoLoCoConfig):
-            raise ValueError(f"exchange.codec {self.exchange.codec} is for noloco's swap; {self.outer.name} has none")
+        codec, takes = self.exchange.codec, CODECS.get(self.outer.name, ("none",))
+        if codec not in takes:
+            raise ValueError(f"exchange.codec {codec} is not for {self.outer.name}, which takes {', '.join(takes)}")
         if self.inner_time and not isinstance(self.outer, NoLoCoConfig):
             raise ValueError(f"inner_time is for noloco, whose swaps are weighted by tokens, not for {self.outer.name}")
         if self.exchange.overlap and not isinstance(self.outer, NoLoCoConfig):

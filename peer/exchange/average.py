@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from peer.rounds.contribution import Averaged, Contribution, Readable, SparseContribution, parts, scratch
+from peer.rounds.contribution import Averaged, Readable, SparseContribution, parts
 from peer.rounds.types import Group, Outcome, Reason
 
 Given = TypeVar("Given", contravariant=True)
@@ -41,17 +41,6 @@ def blend(own: Tensor, theirs: Tensor, share: float) -> None:
         theirs.add_(own).mul_(0.5)  # the same bits on both sides
     else:
         theirs.mul_(share).add_(own, alpha=1 - share)
-
-
-def mean_of(group: Sequence[Contribution], out: Tensor) -> None:
-    """``out`` ← mean over ``group``, summed in the group's order. For two the same bits as :func:`blend`."""
-    room = scratch(out.numel())
-    for start, stop in parts(out.numel()):
-        total = out[start:stop].zero_()
-        for contribution in group:
-            contribution.read(start, room[: stop - start])
-            total.add_(room[: stop - start])
-        total.mul_(1 / len(group))
 
 
 def mean_of_senders(group: Sequence[SparseContribution], out: Tensor) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from peer.commands.simulate.replica import Replica
 from peer.config.schema import CodecName
-from peer.exchange.average import Verdict, mean_of, mean_of_senders
+from peer.exchange.average import Verdict, mean_of_senders
 from peer.exchange.codec import COEFFICIENT_BYTES, Codec, prepare, size
+from peer.exchange.group.rounding import Rounding, mean_of_slices
 from peer.exchange.guard import Judgement, judge, share
 from peer.exchange.pair.mailbox import overlapped_parts
 from peer.rounds.contribution import Contribution, SparseContribution, parts
@@ -22,10 +23,10 @@ from peer.rounds.types import Outcome, Reason
 MERGED = Verdict(Outcome.MERGED)
 
 
-def average(group: Sequence[Replica]) -> tuple[Tensor, int]:
+def average(group: Sequence[Replica], codec: CodecName = "none") -> tuple[Tensor, int]:
     """The mean that every member of ``group`` gets, flat fp32, and the bytes that each member sends and receives.
 
-    The bytes leave out digests and headers of about 300 bytes.
+    ``codec``: of dense contributions of more than one. The bytes leave out digests and headers of about 300 bytes.
     """
     contributions = [replica.state.outer.contribution() for replica in group]
     out, others = torch.empty(contributions[0].numel), len(group) - 1
@@ -33,8 +34,9 @@ def average(group: Sequence[Replica]) -> tuple[Tensor, int]:
     if sparse:
         mean_of_senders(sparse, out)
         return out, others * COEFFICIENT_BYTES * sparse[0].values.numel()
-    mean_of([it for it in contributions if not isinstance(it, SparseContribution)], out)
-    return out, round(2 * others / len(group) * out.nbytes)
+    rounding = Rounding(codec if others else "none")
+    mean_of_slices([it for it in contributions if not isinstance(it, SparseContribution)], rounding, out)
+    return out, round(2 * others / len(group) * rounding.size(out.numel()))
 
 
 def swap(one: Replica, two: Replica) -> tuple[tuple[Tensor, Tensor], tuple[Verdict, Verdict]]:

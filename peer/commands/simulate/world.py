@@ -174,7 +174,7 @@ class World:
                 if replica.merged < merged:
                     replica.state.catch_up(newest.state.snapshot())
                 replica.merged = merged + 1
-        mean, size = average(group)
+        mean, size = average(group, self._config.run.exchange.codec)
         for replica in group:
             replica.apply(mean, self._options.delay)
             replica.bytes_sent += size

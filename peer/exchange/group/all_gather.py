@@ -15,7 +15,7 @@ from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.sketch import factors
 from peer.exchange.group.streams import GroupStreams
 from peer.p2p.deadline import together
-from peer.p2p.payload import receive_fp32
+from peer.p2p.payload import fp32_parts, receive_fp32
 from peer.rounds.contribution import SparseContribution, Vector
 
 
@@ -33,7 +33,7 @@ class AllGatherExchange(GroupProtocol[SparseContribution]):
         order = turns(packed.nbytes)
 
         async def swap(place: int) -> SparseContribution:
-            stream = streams.flow(place, packed)
+            stream = streams.flow(place, packed.nbytes)
 
             async def inward() -> SparseContribution:
                 room = torch.empty_like(packed)
@@ -48,7 +48,9 @@ class AllGatherExchange(GroupProtocol[SparseContribution]):
                 return theirs
 
             theirs: SparseContribution
-            theirs, *_ = await together([inward(), stream.send(Vector(packed), order), stream.acknowledge(1)])
+            theirs, *_ = await together(
+                [inward(), stream.send(fp32_parts(Vector(packed)), order), stream.acknowledge(1)]
+            )
             return theirs
 
         by_place = {streams.assembly.me: own, **await streams.with_all(swap)}

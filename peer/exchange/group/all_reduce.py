@@ -1,8 +1,9 @@
 """The average of dense contributions: reduce-scatter, then all-gather, then a check of the means.
 
 Member i averages slice i of the vector. Every other member sends it its slice i, receives the mean, and checks it by
-what member i shows of all contributions (sketch.py). So each member sends 2 (n − 1) / n of the vector, whatever n, and
-(n − 1) (132 n + 32) bytes. It needs room for one more vector.
+what member i shows of all contributions (sketch.py). So each member sends 2 (n − 1) / n of the vector, whatever n, both
+times with the bits of the codec (rounding.py), and (n − 1) (132 n + 164) bytes. It needs room for one more vector, and
+for another slice where means are rounded.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from itertools import pairwise
 from statistics import median
 
 import torch
@@ -21,10 +21,11 @@ from peer.config.schema import ExchangeConfig
 from peer.exchange.average import copy_own
 from peer.exchange.group.flow_control import turns
 from peer.exchange.group.protocol import GroupProtocol
-from peer.exchange.group.sketch import Sketch, Sketches, empty_table, factors, objection, table
+from peer.exchange.group.rounding import Rounded, Rounding, Slice, borders, encoded, receive
+from peer.exchange.group.sketch import NOTHING_LOST, Sketch, Sketches, empty_table, factors, objection, table
 from peer.exchange.group.streams import GroupStreams
 from peer.p2p.deadline import together
-from peer.p2p.payload import receive_fp32
+from peer.p2p.payload import fp32_parts, receive_fp32
 from peer.rounds.contribution import Contribution, Vector, parts
 
 
@@ -53,11 +54,12 @@ class _Reduction:
         self._streams, self._digest_of_result = streams, digest
         self._stall, self._ratio = settings.stall, settings.max_norm_ratio
         count, self._me = len(streams.assembly.seats), streams.assembly.me
-        self._borders = list(pairwise(own.numel * place // count for place in range(count + 1)))
-        self._own = [_Slice(own, start, stop) for start, stop in self._borders]
-        self._means = [result[start:stop] for start, stop in self._borders]
+        self._rounding = Rounding(settings.codec)
+        self._own = [Slice(own, start, stop) for start, stop in borders(own.numel, count)]
+        self._means = [result[start:stop] for start, stop in borders(own.numel, count)]
         self._mean = self._means[self._me]
-        self._order = turns(self._mean.nbytes)
+        self._lost: Tensor | None = None  # by rounding our mean
+        self._order = turns(self._rounding.size(self._mean.numel()))
         self._given = {place: torch.empty(self._mean.numel()) for place in range(count)}  # contributions to our slice
         self._arrived, self._reduced = asyncio.Semaphore(0), asyncio.Event()
         self._gathered, self._sketched = asyncio.Semaphore(0), asyncio.Event()
@@ -66,7 +68,7 @@ class _Reduction:
 
     async def reduce(self) -> None:
         """Average our slice when all have sent theirs; show what was averaged when all means are there."""
-        copy_own(self._own[self._me], self._given[self._me])
+        copy_own(Rounded(self._own[self._me], self._rounding), self._given[self._me])
         for _ in range(len(self._given) - 1):
             await self._arrived.acquire()
         norms = await clock.in_thread(lambda: [_norm(self._given[place]) for place in sorted(self._given)])
@@ -82,23 +84,25 @@ class _Reduction:
 
     async def exchange(self, place: int) -> None:
         """With the member at ``place``: contributions, means and tables, both ways."""
-        stream = self._streams.flow(place, self._given[place], self._means[place], self._table)
+        size, rounding = self._rounding.size, self._rounding
+        payloads = size(self._mean.numel()) + size(self._means[place].numel()) + self._table.nbytes
+        stream = self._streams.flow(place, payloads)
 
         async def outward() -> None:
-            await stream.send(self._own[place], self._order)
-            await stream.send(Vector(self._mean), self._order, ready=self._reduced)
-            await stream.send(Vector(self._table), self._order, ready=self._sketched)
+            await stream.send(encoded(rounding, self._own[place]), self._order)
+            await stream.send(encoded(rounding, Vector(self._mean)), self._order, ready=self._reduced)
+            await stream.send(fp32_parts(Vector(self._table)), self._order, ready=self._sketched)
 
         async def inward() -> None:
             shown = empty_table(len(self._given))
             for room, next_step in (self._given[place], self._arrived), (self._means[place], self._gathered):
-                await receive_fp32(stream, room, self._stall)
+                await receive(stream, rounding, room, self._stall)
                 stream.received()
                 next_step.release()
             await receive_fp32(stream, shown, self._stall)
             stream.received()
             await self._sketched.wait()
-            wrong = objection(shown, self._digest, place, self._me, *self._sketches[place])
+            wrong = objection(shown, self._digest, place, self._me, *self._sketches[place], rounding.most_lost)
             self._streams.require(not wrong, place, wrong)
             await stream.settle(3)
 
@@ -120,27 +124,22 @@ class _Reduction:
             for place, weight in enumerate(weights):
                 total.add_(self._given[place][start:stop], alpha=weight)
             total.mul_(1 / len(weights))
+        if not self._rounding.exact:
+            exact = self._mean.clone()
+            self._rounding.apply(self._mean)
+            self._lost = exact.sub_(self._mean)
 
     def _sketch(self) -> None:
         self._digest = self._digest_of_result()
         for place, (own, mean) in enumerate(zip(self._own, self._means, strict=True)):
             sketches = Sketches(f"{self._digest} {place}", own.numel)
-            self._sketches.append((sketches.of(own), sketches.of(Vector(mean))))
+            sent = sketches.of(Rounded(own, self._rounding))
+            self._sketches.append((sent, sketches.of(Vector(mean))))
             if place == self._me:
                 given = [sketches.of(Vector(self._given[other])) for other in sorted(self._given)]
-                self._table.copy_(table(self._digest, given))
+                lost = NOTHING_LOST if self._lost is None else sketches.of(Vector(self._lost))
+                self._table.copy_(table(self._digest, given, lost))
 
 
 def _norm(vector: Tensor) -> float:
     return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
-
-
-class _Slice:
-    """Elements ``start : stop`` of a contribution."""
-
-    def __init__(self, whole: Contribution, start: int, stop: int) -> None:
-        self._whole, self._start = whole, start
-        self.numel = stop - start
-
-    def read(self, start: int, out: Tensor) -> None:
-        self._whole.read(self._start + start, out)

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
-from peer.p2p.payload import fp32_parts, send_parts
+from peer.p2p.payload import send_parts
 from peer.p2p.stream import BadMessage, Stream
-from peer.rounds.contribution import Readable
 
 DATA, ACKNOWLEDGED, ALIVE = 1, 2, 3  # bytes of a payload; a payload has arrived; keep-alive
 FRAME_HEAD = 5  # bytes
@@ -47,15 +46,17 @@ class FlowControlledStream:
         self._sent = self._confirmed = self.came = 0  # payloads
         self.coming = self.sending = False
 
-    async def send(self, payload: Readable, turns: asyncio.Semaphore, ready: asyncio.Event | None = None) -> None:
-        """Send a payload once it is ``ready`` and has its turn; returns when the other side has it."""
+    async def send(
+        self, payload: AsyncIterator[bytes], turns: asyncio.Semaphore, ready: asyncio.Event | None = None
+    ) -> None:
+        """Send the parts of a payload once it is ``ready`` and has its turn; returns when the other side has it."""
         if ready is not None:
             await self._wait_for(ready.wait)
         await self._wait_for(turns.acquire)
         self._sent += 1
         try:
             self.sending = True
-            await send_parts(self, fp32_parts(payload), self._stall)
+            await send_parts(self, payload, self._stall)
             await self._wait_for(self._arrived.acquire)
             self.sending = False
         finally:

@@ -3,9 +3,11 @@
 A sketch of a vector x is :data:`PROJECTIONS` random projections ⟨r, x⟩ with signs r (Alon, Matias and Szegedy, 1996):
 it is linear in x, and its mean square is near ‖x‖². The signs come from the digest of the whole result, so nobody knows
 them before all means are fixed. A member's own row must be that of what it has sent, and the rows must add up to the
-mean. Only the row of who averaged is compared with nothing but its norm, which is clipped as all norms are. So a false
-mean passes when it changes the model by at most :data:`LOOSE` times what a false contribution can, in a group of three
-or more. Who averages last can try many means for signs that suit it: 32 projections make a large gain improbable.
+mean and what was lost by rounding it, which has a row of its own. Only that row and the one of who averaged are
+compared with nothing but their norms: the first may have a share of the contributions' (rounding.py), the second is
+clipped as all norms are. So a false mean passes when it changes the model by at most :data:`LOOSE` times what a false
+contribution and the rounding can, in a group of three or more. Who averages last can try many means for signs that suit
+it: 32 projections make a large gain improbable.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ PROJECTIONS = 32  # with these the mean square is within a quarter of ‖x‖²,
 LONGEST_CONTRIBUTION = 1.5  # times the median norm of the contributions to a slice
 LOOSE = 2.0  # times its norm: so long may a contribution be by its sketch
 ROUNDING = 1e-4  # of the norms: fp32 sums were off by at most 6e-7 (8 members, 4M elements)
-WIDTH, HEIGHT = 4093, 64  # of a matrix of elements; a prime, so that no weight matrix is one of its rows
+WIDTH = 4093  # of a matrix of elements; a prime, so that no weight matrix is one of its rows
+HEIGHT = 256  # rows that are read at once: whole blocks of a codec
 DIGEST_PLACES = 8  # of 16 bits each
 
 
@@ -39,6 +42,9 @@ class Sketch(NamedTuple):
     def row(self) -> np.ndarray:
         """Norm and projections, fp64 ``[1 + PROJECTIONS]``."""
         return np.concatenate([[self.norm], self.projections])
+
+
+NOTHING_LOST = Sketch(0.0, np.zeros(PROJECTIONS))  # of zeros
 
 
 class Sketches:
@@ -74,36 +80,49 @@ def factors(norms: Sequence[float]) -> list[float]:
     return [min(1.0, reach / norm) if reach and norm else 1.0 for norm in norms]
 
 
-def table(digest: str, sketches: Sequence[Sketch]) -> Tensor:
-    """fp32: the digest of the whole result (hex, 128 bits), then the sketch of each member's contribution."""
-    words = np.frombuffer(bytes.fromhex(digest), np.uint16)
-    return torch.from_numpy(np.concatenate([words, *(sketch.row() for sketch in sketches)]).astype(np.float32))
+def table(digest: str, sketches: Sequence[Sketch], lost: Sketch) -> Tensor:
+    """fp32: the digest of the whole result (hex, 128 bits), then the sketch of each member's contribution, and of what
+    was ``lost`` by rounding their mean.
+    """
+    rows = [sketch.row() for sketch in (*sketches, lost)]
+    return torch.from_numpy(np.concatenate([_words(digest), *rows]).astype(np.float32))
 
 
 def empty_table(members: int) -> Tensor:
     """Room for the :func:`table` of another member."""
-    return torch.empty(DIGEST_PLACES + members * (1 + PROJECTIONS))
+    return torch.empty(DIGEST_PLACES + (members + 1) * (1 + PROJECTIONS))
 
 
-def objection(shown: Tensor, digest: str, place: int, me: int, sent: Sketch, mean: Sketch) -> str:
+def objection(
+    shown: Tensor, digest: str, place: int, me: int, sent: Sketch, mean: Sketch, most_lost: float = 0.0
+) -> str:
     """Why the mean of slice ``place`` must not be used, by the :func:`table` of who averaged it; empty if it may.
 
-    ``sent``: of this peer's contribution to the slice. With another digest nothing can be said: the results differ.
+    ``sent``: of this peer's contribution to the slice. ``most_lost``: by rounding the mean, as a share of the mean norm
+    of the contributions.
     """
-    if not torch.equal(shown[:DIGEST_PLACES], table(digest, [])):
-        return ""
-    rows = shown[DIGEST_PLACES:].double().numpy().reshape(-1, 1 + PROJECTIONS)
+    if not np.array_equal(shown[:DIGEST_PLACES].numpy(), _words(digest)):
+        return "the result of {} differs from this peer's"  # a leader may say that all are equal
+    table_rows = shown[DIGEST_PLACES:].double().numpy().reshape(-1, 1 + PROJECTIONS)
+    rows, lost = table_rows[:-1], table_rows[-1]
     norms, projections = rows[:, 0], rows[:, 1:]
-    if not np.isfinite(rows).all() or (norms < 0).any():
+    if not np.isfinite(table_rows).all() or (table_rows[:, 0] < 0).any():
         return "the sketches of {} are no numbers"
     if np.abs(rows[me] - sent.row()).max() > ROUNDING * sent.norm:
         return "{} has averaged something else than this peer has sent"
     if math.sqrt(np.square(projections[place]).mean()) > LOOSE * norms[place]:
         return "the contribution of {} to its own mean is longer than it says"
     weights = np.array(factors(norms.tolist()))
-    if np.abs(weights @ projections - len(rows) * mean.projections).max() > ROUNDING * (weights @ norms):
+    total = weights @ norms
+    if max(lost[0], math.sqrt(np.square(lost[1:]).mean()) / LOOSE) > (most_lost / len(rows) + ROUNDING) * total:
+        return "the mean from {} is rounded by more than its bits explain"
+    if np.abs(weights @ projections - len(rows) * (mean.projections + lost[1:])).max() > ROUNDING * total:
         return "the mean from {} is not the mean of what it shows"
     return ""
+
+
+def _words(digest: str) -> np.ndarray:
+    return np.frombuffer(bytes.fromhex(digest), np.uint16).astype(np.float32)
 
 
 def _signs(seed: str, rows: int) -> np.ndarray:

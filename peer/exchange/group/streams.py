@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from torch import Tensor
-
 from peer.exchange.codec import size
 from peer.exchange.group.flow_control import FlowControlledStream
 from peer.exchange.group.wire import GroupFailure, Hello
@@ -69,9 +67,8 @@ class GroupStreams:
         """Raises :class:`GroupFailure` with the member that was not reached or that expects another payload."""
         await self.with_all(lambda place: self._connect(place, round))
 
-    def flow(self, place: int, *payloads: Tensor) -> FlowControlledStream:
-        """The stream to the member at ``place``, from when on payloads are sent; it sends as many as ``payloads``."""
-        left = sum(payload.nbytes for payload in payloads)
+    def flow(self, place: int, left: int) -> FlowControlledStream:
+        """The stream to the member at ``place``, from when on payloads are sent; it sends ``left`` bytes of them."""
         self.flows[place] = FlowControlledStream(self.by_place[place], self._stall, left)
         return self.flows[place]
 

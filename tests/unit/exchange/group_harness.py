@@ -23,6 +23,7 @@ from tests.unit.exchange.pair_harness import FAST
 from tests.unit.virtual import End, line, virtual_time, within
 
 T = TypeVar("T")
+EXACT = FAST.model_copy(update={"codec": "none"})
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Many:
         count: int,
         numel: int,
         result: int | None = None,
-        settings: ExchangeConfig = FAST,
+        settings: ExchangeConfig = EXACT,
         phase: float = 0.0,
     ) -> None:
         kind: type[GroupProtocol[Any]] = AllGatherExchange if result else AllReduceExchange
@@ -130,7 +131,7 @@ def many(
     count: int,
     numel: int,
     result: int | None = None,
-    settings: ExchangeConfig = FAST,
+    settings: ExchangeConfig = EXACT,
     *,
     phase: float = 0.0,
     real: bool = False,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from peer.exchange.group import all_reduce, flow_control
 from peer.exchange.group.flow_control import ACKNOWLEDGED, DATA, FlowControlledStream, turns
-from peer.p2p.payload import Channel, receive_fp32
+from peer.p2p.payload import Channel, fp32_parts, receive_fp32
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.contribution import PART, Vector
 from peer.rounds.types import Outcome
@@ -33,7 +33,7 @@ def test_two_sides_swap_payloads_of_any_length_at_once() -> None:
             stream.received()
             await stream.settle(1)
 
-        await asyncio.gather(inward(), stream.send(Vector(own), order), stream.acknowledge(1))
+        await asyncio.gather(inward(), stream.send(fp32_parts(Vector(own)), order), stream.acknowledge(1))
 
     async def swap() -> None:
         left, right = [FlowControlledStream(it, STALL) for it in await stream_pair()]
@@ -50,7 +50,7 @@ def test_a_payload_that_is_not_there_yet_keeps_the_other_side_waiting_for_longer
         streams = await stream_pair()
         sender, receiver = (FlowControlledStream(stream, STALL) for stream in streams)
         ready, own, out = asyncio.Event(), torch.randn(10), torch.empty(10)
-        sending = asyncio.gather(sender.send(Vector(own), turns(40), ready), sender.settle(1))
+        sending = asyncio.gather(sender.send(fp32_parts(Vector(own)), turns(40), ready), sender.settle(1))
         receiving = asyncio.gather(receive_fp32(receiver, out, STALL), receiver.acknowledge(1))
         await asyncio.sleep(2.5 * STALL)
         ready.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -22,6 +22,7 @@ from peer.exchange.codec import pack, unpack
 from peer.exchange.group import all_gather, all_reduce, flow_control
 from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.exchange.group.flow_control import ACKNOWLEDGED, FlowControlledStream
+from peer.exchange.group.rounding import Rounding, Slice
 from peer.exchange.group.streams import GroupStreams
 from peer.exchange.group.wire import GroupFailure, GroupVerdict, MemberReport
 from peer.p2p.payload import Channel
@@ -157,23 +158,26 @@ class Dribble:
 
 def slow_line(monkeypatch: pytest.MonkeyPatch, seconds: float, sender: int, receiver: int) -> None:
     """In the first half."""
-    send, fp32_parts = flow_control.send_parts, flow_control.fp32_parts
+    send, encoded, late = flow_control.send_parts, all_reduce.encoded, list[Any]()
 
-    async def slow(stream: FlowControlledStream, contribution: Readable, stall: float) -> None:
-        first = torch.empty(1)
-        contribution.read(0, first)
-        to = stream._stream.remote
-        late = isinstance(contribution, all_reduce._Slice) and (float(first), to) == (sender, "abc"[receiver])
-        await send(Dribble(stream, seconds) if late else stream, fp32_parts(contribution), stall)
+    def told(rounding: Rounding, payload: Readable) -> AsyncIterator[bytes]:
+        found, first = encoded(rounding, payload), torch.empty(1)
+        payload.read(0, first)
+        late.extend([found] if isinstance(payload, Slice) and float(first) == sender else [])
+        return found
 
-    monkeypatch.setattr(flow_control, "fp32_parts", lambda contribution: contribution)
+    async def slow(stream: FlowControlledStream, data: AsyncIterator[bytes], stall: float) -> None:
+        here = any(it is data for it in late) and stream._stream.remote == "abc"[receiver]
+        await send(Dribble(stream, seconds) if here else stream, data, stall)
+
+    monkeypatch.setattr(all_reduce, "encoded", told)
     monkeypatch.setattr(flow_control, "send_parts", slow)
 
 
 def test_a_member_that_waits_for_others_between_the_two_halves_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has all of one member's data and waits for another's: on slow links that takes longer than a stall."""
     slow_line(monkeypatch, 1.5, sender=5, receiver=1)
-    with many(3, 1000, settings=ExchangeConfig(stall=0.5)) as group:
+    with many(3, 1000, settings=ExchangeConfig(codec="none", stall=0.5)) as group:
         averaged = group.average([Vector(torch.full((1000,), float(place))) for place in (3, 4, 5)])
         assert [it.outcome for it in averaged if it] == [Outcome.MERGED] * 3, averaged
         assert seconds(averaged) == [took(2 * 1.5)] * 3  # its part, and the part's digest
@@ -193,7 +197,7 @@ def test_a_member_that_freezes_between_the_two_halves_costs_a_stall(monkeypatch:
         await frame(stream, kind, data)
 
     monkeypatch.setattr(FlowControlledStream, "_frame", freezes)
-    with many(2, 1000, settings=ExchangeConfig(stall=0.5)) as group:
+    with many(2, 1000, settings=ExchangeConfig(codec="none", stall=0.5)) as group:
         averaged = group.average(contributions(vectors(2, 1000)))
         assert seconds(averaged) == [took(0.5)] * 2
         assert [it.outcome for it in averaged if it] == [Outcome.TIMEOUT] * 2, averaged
@@ -251,7 +255,7 @@ def test_who_is_too_slow_for_the_deadline_is_named(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(all_reduce._Reduction, "exchange", marked)
     monkeypatch.setattr(flow_control, "send_parts", trickle)
-    with many(4, 1000, settings=ExchangeConfig(stall=10.0), phase=1.0) as group:
+    with many(4, 1000, settings=ExchangeConfig(codec="none", stall=10.0), phase=1.0) as group:
         results = group.average(contributions(vectors(4, 1000)))
     assert {it.culprits for it in results if it} == {("abcd"[slow],)}, results
     name = f"peer-{'abcd'[slow]}"
@@ -272,7 +276,7 @@ def test_who_is_silent_after_its_last_bytes_costs_a_stall(monkeypatch: pytest.Mo
         return await settle(exchange, work, assembly, limit)
 
     monkeypatch.setattr(AllReduceExchange, names[silent], says_nothing)
-    with many(3, 1000, settings=ExchangeConfig(stall=2.0), phase=1000.0) as group:
+    with many(3, 1000, settings=ExchangeConfig(codec="none", stall=2.0), phase=1000.0) as group:
         results = group.average(contributions(vectors(3, 1000)))
     others = [it for place, it in enumerate(results) if place != silent]
     assert {it.culprits for it in others if it} == {("abc"[silent],)}, results
@@ -282,7 +286,7 @@ def test_who_is_silent_after_its_last_bytes_costs_a_stall(monkeypatch: pytest.Mo
 def test_a_slow_member_is_waited_for_as_long_as_it_will_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others wait for it in the middle of a round of 400 s, without a payload from one another."""
     slow_line(monkeypatch, 80.0, sender=5, receiver=1)
-    with many(3, 1000, settings=ExchangeConfig(stall=11.0), phase=100.0) as group:
+    with many(3, 1000, settings=ExchangeConfig(codec="none", stall=11.0), phase=100.0) as group:
         averaged = group.average([Vector(torch.full((1000,), float(place))) for place in (3, 4, 5)])
     assert [it.outcome for it in averaged if it] == [Outcome.MERGED] * 3, averaged
     assert seconds(averaged) == [took(2 * 80.0, more=0.1)] * 3  # its part, and the part's digest

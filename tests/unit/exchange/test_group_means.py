@@ -14,15 +14,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from peer.config.schema import CodecName
 from peer.exchange.group import sketch
 from peer.exchange.group.all_reduce import AllReduceExchange, _Reduction
 from peer.exchange.group.protocol import Settled
-from peer.exchange.group.sketch import DIGEST_PLACES, LOOSE, PROJECTIONS, Sketches, factors, objection, table
+from peer.exchange.group.rounding import MOST_LOST, Rounding
+from peer.exchange.group.sketch import (
+    DIGEST_PLACES,
+    LOOSE,
+    NOTHING_LOST,
+    PROJECTIONS,
+    Sketches,
+    factors,
+    objection,
+    table,
+)
 from peer.exchange.group.wire import GroupVerdict, MemberReport
 from peer.rounds.contribution import Vector
 from peer.rounds.types import Assembly, Outcome
 from tests.simulated.checks.ledger import group_mean
-from tests.unit.exchange.group_harness import many
+from tests.unit.exchange.group_harness import EXACT, many
 
 DIGEST = "0123456789abcdef" * 2
 LIAR = 2
@@ -43,7 +54,7 @@ def shown(work: _Reduction) -> None:
 
 def own_row_fits(work: _Reduction) -> None:
     """Its own contribution is said to be what its mean would need."""
-    rows, mean = rows_of(work), work._sketches[LIAR][1]
+    rows, mean = rows_of(work)[:-1], work._sketches[LIAR][1]
     rest = rows[:, 1:].sum(0) - rows[LIAR, 1:]
     rows[LIAR, 1:] = len(rows) * torch.from_numpy(mean.projections).float() - rest
 
@@ -63,6 +74,13 @@ def another_row_fits(work: _Reduction) -> None:
     rows[LIAR, 1:] = honest
 
 
+def rounding_fits(work: _Reduction) -> None:
+    """It says that its mean was rounded so far."""
+    rows, mean = rows_of(work), work._sketches[LIAR][1]
+    rows[-1, 1:] = rows[:-1, 1:].mean(0) - torch.from_numpy(mean.projections).float()
+    rows[-1, 0] = rows[-1, 1:].square().mean().sqrt()
+
+
 def no_numbers(work: _Reduction) -> None:
     rows_of(work)[LIAR] = math.nan
 
@@ -74,12 +92,18 @@ def no_numbers(work: _Reduction) -> None:
         (own_row_fits, "the contribution of peer-c to its own mean is longer"),
         (own_norm_fits, "the mean from peer-c is not the mean"),
         (another_row_fits, "(the mean from peer-c is not the mean|peer-c has averaged something else)"),
+        (rounding_fits, "the mean from peer-c is rounded by more than its bits explain"),
         (no_numbers, "the sketches of peer-c are no numbers"),
     ],
 )
 @pytest.mark.parametrize("lie", [lambda mean: mean.neg_(), lambda mean: mean.add_(noise(len(mean), 9), alpha=3)])
+@pytest.mark.parametrize("codec", ["none", "int8", "int4"])
 def test_a_false_mean_is_used_by_nobody_and_its_author_is_named(
-    monkeypatch: pytest.MonkeyPatch, hide: Callable[[_Reduction], None], why: str, lie: Callable[[Tensor], Tensor]
+    monkeypatch: pytest.MonkeyPatch,
+    hide: Callable[[_Reduction], None],
+    why: str,
+    lie: Callable[[Tensor], Tensor],
+    codec: CodecName,
 ) -> None:
     average, sketched = _Reduction._average, _Reduction._sketch
 
@@ -87,6 +111,7 @@ def test_a_false_mean_is_used_by_nobody_and_its_author_is_named(
         average(work, weights)
         if work._me == LIAR:
             lie(work._mean)
+            work._rounding.apply(work._mean)
 
     def hidden(work: _Reduction) -> None:
         sketched(work)
@@ -96,7 +121,7 @@ def test_a_false_mean_is_used_by_nobody_and_its_author_is_named(
     monkeypatch.setattr(_Reduction, "_average", false)
     monkeypatch.setattr(_Reduction, "_sketch", hidden)
     tensors = [noise(20_000, seed) + 0.5 * noise(20_000, 99) for seed in range(5)]
-    with many(5, 20_000) as group:
+    with many(5, 20_000, settings=EXACT.model_copy(update={"codec": codec})) as group:
         results = group.average([Vector(it) for it in tensors])
     for tensor, it in zip(tensors, results, strict=True):
         assert it is not None
@@ -148,22 +173,32 @@ def test_a_contribution_counts_as_far_as_usual_ones_are_long() -> None:
     numel=st.sampled_from([0, 1, 2, 100, 4093, 4094, 300_001]),
     scale=st.sampled_from([1e-12, 1.0, 1e12]),
     longest=st.sampled_from([0.0, 1.0, 50.0]),
+    tailed=st.booleans(),
+    codec=st.sampled_from(list(MOST_LOST)),
     seed=st.integers(0, 10**6),
 )
-def test_an_honest_mean_is_never_objected_to(count: int, numel: int, scale: float, longest: float, seed: int) -> None:
+def test_an_honest_mean_is_never_objected_to(
+    count: int, numel: int, scale: float, longest: float, tailed: bool, codec: CodecName, seed: int
+) -> None:
+    rounding = Rounding(codec)
     tensors = [noise(numel, seed + place) * scale for place in range(count)]
     tensors[0] *= longest
+    for tensor in tensors:
+        if tailed:  # few elements are much larger than all others
+            tensor.mul_(noise(numel, seed + 99).abs_().pow_(4))
+        rounding.apply(tensor)
     weights = factors([float(it.norm()) for it in tensors])
     mean = torch.zeros(numel)
     for tensor, weight in zip(tensors, weights, strict=True):
         mean.add_(tensor, alpha=weight)
-    mean.mul_(1 / count)
+    exact = mean.mul_(1 / count).clone()
+    rounding.apply(mean)
     sketches = Sketches("seed", numel)
-    given = [sketches.of(Vector(it)) for it in tensors]
+    given, shown = [sketches.of(Vector(it)) for it in tensors], sketches.of(Vector(mean))
+    rows = table(DIGEST, given, sketches.of(Vector(exact - mean)))
     for place in range(count):
         for me in range(count):
-            wrong = objection(table(DIGEST, given), DIGEST, place, me, given[me], sketches.of(Vector(mean)))
-            assert not wrong
+            assert not objection(rows, DIGEST, place, me, given[me], shown, rounding.most_lost)
 
 
 @pytest.mark.parametrize("shape", ["dense", "one row", "one element", "rank one"])
@@ -184,12 +219,12 @@ def test_a_sketch_knows_the_length(shape: str) -> None:
     assert max(found) < LOOSE * 0.8
 
 
-def test_who_has_another_result_is_not_judged_by_its_sketches() -> None:
-    """Then the members' digests differ, and the leader finds it."""
+def test_who_shows_sketches_of_another_result_is_not_believed() -> None:
+    """A leader may give each member another mean, and say that all have the same."""
     sketches = [Sketches("seed", 100).of(Vector(noise(100, seed))) for seed in range(3)]
-    other = table("f" * 32, sketches)
-    assert not objection(other, DIGEST, 0, 1, sketches[0], sketches[0])
-    assert objection(table(DIGEST, sketches), DIGEST, 0, 1, sketches[0], sketches[0])
+    other = table("f" * 32, sketches, NOTHING_LOST)
+    assert "result of {} differs" in objection(other, DIGEST, 0, 1, sketches[0], sketches[0])
+    assert objection(table(DIGEST, sketches, NOTHING_LOST), DIGEST, 0, 1, sketches[0], sketches[0])
 
 
 def test_the_signs_are_the_same_on_every_machine() -> None:

@@ -7,7 +7,8 @@ only the parts before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import struct
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 import pytest
@@ -20,13 +21,13 @@ from peer.exchange.group.flow_control import FlowControlledStream
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import Channel
 from peer.p2p.stream import BadMessage, Stream, StreamLost
-from peer.rounds.contribution import PART, Readable, Vector
+from peer.rounds.contribution import PART, Vector
 from peer.rounds.state import State
 from peer.rounds.types import Group, Link, Outcome, Seat
 from peer.swarm.state_transfer.donor import Donor
 from peer.swarm.state_transfer.download import PartialState, download
-from tests.unit.exchange.group_harness import Wires, many
-from tests.unit.exchange.pair_harness import FAST, at_once, pair_exchange
+from tests.unit.exchange.group_harness import EXACT, Wires, many
+from tests.unit.exchange.pair_harness import at_once, pair_exchange
 from tests.unit.exchange.test_pair_overlapped import NUMEL as OVERLAPPED_NUMEL
 from tests.unit.exchange.test_pair_overlapped import Trainee, both, changed
 from tests.unit.virtual import stream_pair
@@ -106,22 +107,26 @@ def test_an_overlapped_swap_uses_the_parts_before(thread: LoopThread, fault: str
 def test_a_group_uses_nothing(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     numel = 9 * PART  # three parts for each of three members
     tensors = [torch.full((numel,), 1.0 + place) for place in range(3)]
-    send, fp32_parts = flow_control.send_parts, flow_control.fp32_parts
+    send = flow_control.send_parts
 
-    async def faulty(stream: FlowControlledStream, vector: Readable, stall: float) -> None:
-        first = torch.empty(1)
-        vector.read(0, first)
-        bad = float(first) == 3.0 and fault != "oversized"  # of the third member
+    async def faulty(stream: FlowControlledStream, data: AsyncIterator[bytes], stall: float) -> None:
+        first = await anext(data)
+        bad = struct.unpack_from("<f", first)[0] == 3.0 and fault != "oversized"  # of the third member
         channel = Faulty(stream, fault, stream._stream) if bad else stream
-        await send(channel, fp32_parts(vector), stall)
 
-    monkeypatch.setattr(flow_control, "fp32_parts", lambda vector: vector)
+        async def all_parts() -> AsyncIterator[bytes]:
+            yield first
+            async for part in data:
+                yield part
+
+        await send(channel, all_parts(), stall)
+
     monkeypatch.setattr(flow_control, "send_parts", faulty)
     with many(3, numel) as group:
         if fault == "oversized":
             tensors[2], last = torch.ones(2 * numel), group.members[2]
             wires = Wires(last, group.members)
-            group.exchanges[2] = AllReduceExchange(wires, last.incoming, 2 * numel, 2 * numel, FAST)
+            group.exchanges[2] = AllReduceExchange(wires, last.incoming, 2 * numel, 2 * numel, EXACT)
         results = group.average([Vector(tensor) for tensor in tensors])
     for it, tensor in zip(results, tensors, strict=True):
         assert it is not None and it.outcome in REFUSED[fault], it

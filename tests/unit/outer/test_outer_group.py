@@ -14,7 +14,8 @@ from scipy.fft import dctn, idctn
 from torch import Tensor, nn
 
 from peer.config.schema import DecoupledConfig, DiLoCoConfig, NoLoCoConfig
-from peer.exchange.average import mean_of, mean_of_senders
+from peer.exchange.average import mean_of_senders
+from peer.exchange.group.rounding import Rounding, mean_of_slices
 from peer.outer.dct import basis, tilings
 from peer.outer.decoupled import Decoupled
 from peer.outer.diloco import DiLoCo
@@ -48,7 +49,7 @@ def train(outer: OuterMethod, seed: int) -> Tensor:
 
 def average_all(group: list[DiLoCo]) -> None:
     mean = torch.empty(group[0].slow.numel)
-    mean_of([outer.contribution() for outer in group], mean)
+    mean_of_slices([outer.contribution() for outer in group], Rounding("none"), mean)
     for outer in group:
         outer.apply(mean)
 
@@ -96,7 +97,7 @@ def test_two_noloco_peers_from_one_start_are_heavy_ball_diloco(alpha: float, bet
         reference.grad = before - torch.stack(moved).mean(0)
         sgd.step()
         mean = torch.empty(pair[0].slow.numel)
-        mean_of([outer.contribution() for outer in pair], mean)
+        mean_of_slices([outer.contribution() for outer in pair], Rounding("none"), mean)
         for outer in pair:
             outer.apply(mean)
     for outer in pair:

@@ -1,0 +1,86 @@
+"""Few bits in a group: all members have the same mean, as exact as the bits allow, and send as many bytes as said."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from peer.config.schema import CodecName
+from peer.exchange.codec import BLOCK
+from peer.exchange.group.rounding import MOST_LOST, Rounding, mean_of_slices
+from peer.rounds.contribution import PART, Vector
+from peer.rounds.types import Outcome
+from tests.unit.exchange.group_harness import EXACT, many
+
+CODECS: list[CodecName] = list(MOST_LOST)
+BITS: dict[CodecName, float] = {"none": 32, "bf16": 16, "int8": 8, "int4": 4}
+LEVELS: dict[CodecName, float] = {"int8": 127, "int4": 7}
+
+
+def noise(numel: int, seed: int) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@given(numel=st.integers(0, 3000), seed=st.integers(0, 10**6), scale=st.sampled_from([1e-20, 1e-6, 1.0, 1e6]))
+@settings(deadline=None, max_examples=40)
+def test_an_element_is_off_by_at_most_half_a_step_of_its_block(
+    codec: CodecName, numel: int, seed: int, scale: float
+) -> None:
+    part, rounding, out = noise(numel, seed) * scale, Rounding(codec), torch.full((numel,), math.nan)
+    data = bytearray(rounding.encode(part))
+    assert len(data) == rounding.size(numel)
+    rounding.decode(data, out)
+    for first in range(0, numel, BLOCK):
+        here, there = part[first : first + BLOCK], out[first : first + BLOCK]
+        largest = float(here.abs().max())
+        allowed = largest / LEVELS[codec] * 0.51 + 0.004 * largest if codec in LEVELS else largest / 256
+        assert float((here - there).abs().max()) <= (0.0 if codec == "none" else allowed)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_is_rounded_stays_as_it_is(codec: CodecName) -> None:
+    once = noise(5000, 1) * noise(5000, 2).abs_().pow_(3)
+    Rounding(codec).apply(once)
+    twice = once.clone()
+    Rounding(codec).apply(twice)
+    assert torch.equal(once, twice)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_is_not_finite_is_seen(codec: CodecName) -> None:
+    for wrong in (math.nan, math.inf, -math.inf):
+        part = noise(1000, 3)
+        part[700] = wrong
+        Rounding(codec).apply(part)
+        assert part[:512].isfinite().all() and not part[700].isfinite()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("count", "numel"), [(2, 1), (2, 5000), (3, 3 * PART + 700), (5, 2000)])
+def test_all_members_get_the_same_mean_and_it_is_the_simulators(codec: CodecName, count: int, numel: int) -> None:
+    tensors, mean = [noise(numel, seed) for seed in range(count)], torch.empty(numel)
+    with many(count, numel, settings=EXACT.model_copy(update={"codec": codec})) as group:
+        results = group.average([Vector(it) for it in tensors])
+    mean_of_slices([Vector(it) for it in tensors], Rounding(codec), mean)
+    for it in results:
+        assert it is not None and it.outcome is Outcome.MERGED, it
+        assert torch.equal(it.mean, mean)
+    if numel > 1:
+        exact = torch.stack(tensors).mean(0)
+        assert float((mean - exact).norm() / exact.norm()) <= {"none": 1e-6, "bf16": 0.01, "int8": 0.02}.get(codec, 0.3)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_bytes_are_those_of_the_bits(codec: CodecName) -> None:
+    numel, count = 400_000, 4
+    with many(count, numel, settings=EXACT.model_copy(update={"codec": codec})) as group:
+        results = group.average([Vector(noise(numel, seed)) for seed in range(count)])
+    fair = 2 * (count - 1) / count * numel * BITS[codec] / 8
+    for it in results:
+        assert it is not None and fair < it.bytes_sent < 1.03 * fair + 20_000
