@@ -110,9 +110,15 @@ def scenario(seed: int, peers: int | None = None, kind: Kind | None = None, *, l
         seconds=seconds + CALM + 6 * phase,
         inner_steps=inner_steps,
         numel=chance.choice((300, 2000)),
-        codec="none" if kind == "group" or liar else chance.choice(("none", "none", "fp16", "int8", "int4")),
+        codec=_codec(chance, seed, kind, liar),
         invited=invited,
     )
+
+
+def _codec(chance: random.Random, seed: int, kind: Kind, liar: str) -> str:
+    if kind == "group":
+        return ("none", "int8", "none", "int4")[seed % 4]  # drawn from nothing: the seeds of before stay what they were
+    return "none" if liar else chance.choice(("none", "none", "fp16", "int8", "int4"))
 
 
 def _machines(chance: random.Random, count: int, step: float, liar: str) -> tuple[Machine, ...]:

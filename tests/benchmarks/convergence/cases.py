@@ -183,11 +183,19 @@ def confirmation() -> list[Case]:
     return [replace(case, size=DEMO, steps=DEMO_STEPS) for case in CHOSEN if case.label in ("noloco_h25", "diloco_h50")]
 
 
+def group_codecs() -> list[Case]:
+    """DiLoCo with few bits, at a quarter of the tokens: 5.4 a parameter."""
+    quarter = Case("", "diloco", outer=DILOCO, steps=325)
+    codecs: tuple[CodecName, ...] = ("none", "int8", "int4")
+    return [replace(quarter, label=f"diloco_h{h}_{it}", h=h, codec=it) for h in (50, 12) for it in codecs]
+
+
 STAGES: dict[str, Callable[[], list[Case]]] = {
     "lr": lr_sweep,
     "outer": outer_sweep,
     "noloco": noloco_sweep,
     "optimizer": optimizer_sweep,
     "optimizers": optimizers,
+    "group_codecs": group_codecs,
     "confirm": confirmation,
 }

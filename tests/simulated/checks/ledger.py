@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peer.config.schema import CodecName
 from peer.exchange.codec import BLOCK
+from peer.exchange.group.rounding import Rounding
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.rounds.contribution import Averaged
@@ -24,6 +26,7 @@ from peer.rounds.types import Group, Outcome
 from tests.simulated.peer import SimulatedPeer
 
 EXACT = {"none": 2e-6, "fp16": 1e-3, "bf16": 8e-3}  # of the largest element
+STEPS = {"int8": 1 / 120, "int4": 1 / 6.9}  # of a group's codec: a step of a block, of its largest element
 LEAST_SHARE, MOST_SHARE = 0.1, 0.5  # of a partner in a mean of two
 LONGEST_REACH = 6.0  # times a peer's own change: so far away is nobody whose contribution is merged in full
 NEAR = 1.9  # times as far away as a peer's own inner steps went: merged in full
@@ -304,22 +307,28 @@ class Ledger:
             self.violation(f"{peer.name} merged, and a member of its group has no result")
         if len({put_in[seat.peer_id].lineage for seat in seats}) > 1:
             self.violation(f"{peer.name} merged with members of another lineage")
-        mean = group_mean([put_in[seat.peer_id].own for seat in seats])
-        worst = float((averaged.mean - mean).abs().max())
-        if worst > EXACT["none"] * float(mean.abs().max() + 1e-9) * 4:
+        codec = peer.config.run.exchange.codec
+        mean = group_mean([put_in[seat.peer_id].own for seat in seats], codec)
+        worst, largest = float((averaged.mean - mean).abs().max()), float(mean.abs().max())
+        if worst > EXACT["none"] * (largest + 1e-9) * 4 + STEPS.get(codec, 0.0) * largest:
             self.violation(f"{peer.name} merged what is not its group's mean: off by {worst:.3g}")
         if self._digests.setdefault(token, averaged.digest) != averaged.digest:
             self.violation(f"{peer.name} merged another result than the rest of its group")
 
 
-def group_mean(group: Sequence[Tensor]) -> Tensor:
-    """Slice by slice; of three and more, no part of a slice is longer than ``GROUP_CLIP`` times the median one."""
+def group_mean(group: Sequence[Tensor], codec: CodecName = "none") -> Tensor:
+    """Slice by slice; of three and more, no part of a slice is longer than ``GROUP_CLIP`` times the median one. Up to a
+    step of the codec, as a sum in another order may be rounded to the next one.
+    """
     slices = torch.stack(list(group)).tensor_split([len(group[0]) * n // len(group) for n in range(1, len(group))], 1)
     means = []
     for part in slices:
+        for row in part:
+            Rounding(codec).apply(row)
         norms = part.norm(dim=1)
         reach = GROUP_CLIP * median(norms.tolist()) if len(group) > 2 else 0.0
         means.append((part * (reach / norms).clamp(max=1)[:, None] if reach else part).mean(0))
+        Rounding(codec).apply(means[-1])
     return torch.cat(means)
 
 
