@@ -114,17 +114,21 @@ class PairProtocol:
 async def both_ways(receiving: Coroutine[Any, Any, bytes], sending: Coroutine[Any, Any, None]) -> bytes:
     """Run both at once; returns what ``receiving`` returns, and leaves nothing running.
 
-    A failed send does not end the receive: a partner that refuses this peer's parts closes the stream, and the parts
-    that it sent before must still be judged.
+    A lost stream does not end the receive: a partner that refuses this peer's parts closes it, and the parts that it
+    sent before must still be judged. Another failure of the send is a defect of this peer.
     """
-    task = asyncio.ensure_future(sending)
+    receive, send = asyncio.ensure_future(receiving), asyncio.ensure_future(sending)
     try:
-        received = await receiving
-        await task
+        await asyncio.wait([receive, send], return_when=asyncio.FIRST_EXCEPTION)
+        if send.done() and not isinstance(send.exception(), StreamLost | TimeoutError):
+            await send
+        received = await receive
+        await send
         return received
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for task in (receive, send):
+            task.cancel()
+        await asyncio.gather(receive, send, return_exceptions=True)
 
 
 async def guarded(swap: Coroutine[Any, Any, Verdict], stream: Stream, stall: float) -> Verdict:

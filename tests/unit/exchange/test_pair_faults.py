@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 
+from peer import clock
 from peer.config.schema import CodecName
 from peer.exchange.average import Verdict
 from peer.exchange.codec import size
@@ -256,3 +257,20 @@ def test_parts_that_have_arrived_are_judged_although_the_partner_has_closed_the_
 
     with pytest.raises(Unusable):
         run(both_ways(receiving(), sending()))
+
+
+def test_a_defect_of_the_sending_side_is_not_hidden_behind_the_time_out_of_the_receiving_side() -> None:
+    async def receiving() -> bytes:
+        await asyncio.sleep(100.0)
+        raise TimeoutError
+
+    async def sending() -> None:
+        raise ValueError("a defect")
+
+    async def scene() -> None:
+        began = clock.monotonic()
+        with pytest.raises(ValueError, match="a defect"):
+            await both_ways(receiving(), sending())
+        assert clock.monotonic() - began == took(0.0)
+
+    run(scene())
