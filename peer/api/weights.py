@@ -26,11 +26,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         compiled = getattr(model, "_orig_mod", None)
         if isinstance(compiled, nn.Module):
             model = compiled
-        elif isinstance(model, nn.parallel.DistributedDataParallel):
-            if (ranks := torch.distributed.get_world_size(model.process_group)) > 1:
-                raise UserError(f"OuterLoop: the model is spread over {ranks} ranks (DDP); a peer is one process")
-            model = model.module
-        elif isinstance(model, nn.DataParallel):
+        elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
         else:
             return model
@@ -40,6 +36,11 @@ def trained(model: nn.Module) -> Named:
     """The trained parameters, each once, in the model's order. Raises :class:`UserError`."""
     if not isinstance(model, nn.Module):
         raise UserError(f"OuterLoop: the model is a {type(model).__name__}, not a torch.nn.Module")
+    if torch.distributed.is_initialized() and (ranks := torch.distributed.get_world_size()) > 1:
+        raise UserError(
+            f"OuterLoop: this process is one of {ranks} ranks, and each would be a peer that the others change: start "
+            "the program as one process, without torchrun"
+        )
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise UserError("OuterLoop: the model is spread over several ranks (FSDP); a peer is one process")
     named = [it for it in _named(unwrapped(model)) if it[1].requires_grad]

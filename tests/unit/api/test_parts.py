@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from peer.api.account import StepAccount
 from peer.api.config import OwnConfig, resolve
@@ -148,6 +149,22 @@ def test_data_parallelism_of_one_rank_is_looked_through_and_shards_are_refused(o
     sharded = fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (1,)))
     with pytest.raises(UserError, match="weight is spread over several ranks"):
         trained(sharded)
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    """A process group of two that talks to nobody."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("wrap", [nn.Module.train, nn.parallel.DistributedDataParallel])
+def test_one_of_several_ranks_is_refused_however_they_communicate(
+    two_ranks: None, wrap: Callable[[nn.Module], nn.Module]
+) -> None:
+    with pytest.raises(UserError, match=r"is one of 2 ranks.*without torchrun"):
+        trained(wrap(Tied()))
 
 
 def channels_last() -> nn.Module:
