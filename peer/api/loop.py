@@ -59,6 +59,7 @@ class OuterLoop:
             self._state = OwnState(outer, optimizers, digest(config.run))
             if state is not None:
                 self._state.load_state_dict(state)
+            self._before = 0  # rounds that had ended when the last step began
             self._phase, self._progress = resources.phase, resources.context.progress
             self._member = Membership(
                 resources, self._state, total=self._total, tokens=lambda: self._account.tokens_per_step
@@ -116,8 +117,9 @@ class OuterLoop:
     def step(self, tokens: int = 1, loss: float | Tensor | None = None) -> Round | None:
         """The optimizer has made a step on ``tokens`` tokens. Every H-th call is a boundary and takes the outer step.
 
-        Returns a round in the call in which it ends. ``loss`` (nats a token) is read at the boundary, for reports, and
-        in the first calls after a merge: without it a merge that does harm is not undone.
+        Returns a round in the call in which it ends; with the last step two may end, see :attr:`ended`. ``loss`` (nats
+        a token) is read at the boundary, for reports, and in the first calls after a merge: without it a merge that
+        does harm is not undone.
         Raises :class:`peer.RunError` when this peer cannot continue.
         """
         if self._stop.requested:
@@ -127,7 +129,8 @@ class OuterLoop:
         tokens = int(tokens)  # a tensor too
         if tokens < 0:
             raise UserError(f"OuterLoop.step: tokens is {tokens}; how many has this step trained on?")
-        before, counters = self._member.reporter.last, self._state.counters
+        counters = self._state.counters
+        self._before = self._member.reporter.count
         self._state.inner.step += 1
         self._state.inner.loss = loss.detach() if isinstance(loss, Tensor) else loss
         counters.tokens += tokens
@@ -140,7 +143,7 @@ class OuterLoop:
             self._cross()
             if self.done:
                 self.close()
-        return self.last if self._member.reporter.last is not before else None
+        return self.last if self.ended else None
 
     def close(self) -> None:
         """Wait for a running swap and leave the swarm. The model keeps its weights. A second call does nothing."""
@@ -208,6 +211,13 @@ class OuterLoop:
         """How the last round ended: ``outcome``, ``partners``, ``seconds`` by phase."""
         report = self._member.reporter.last
         return None if report is None else Round.of(report)
+
+    @property
+    def ended(self) -> tuple[Round, ...]:
+        """The rounds that have ended since the last call of :meth:`step` began, in their order."""
+        reporter = self._member.reporter
+        recent = list(reporter.recent)
+        return tuple(map(Round.of, recent[len(recent) - (reporter.count - self._before) :]))
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +50,8 @@ class RoundReport:
 
 
 class Reporter:
-    """Appends to the files in ``folder``; a resumed peer continues them. ``last``: the last round of this process.
+    """Appends to the files in ``folder``; a resumed peer continues them. ``recent``: the last of the ``count`` rounds
+    of this process.
 
     The training thread reports. The network thread reads :meth:`status`, so its fields are replaced as a whole.
     """
@@ -65,7 +66,11 @@ class Reporter:
         self._rounds.touch()
         self._evals.touch()
         self._reported = self.reached()
-        self.last: RoundReport | None = None
+        self.count, self.recent = 0, deque[RoundReport](maxlen=4)  # one call of a program's own loop ends two at most
+
+    @property
+    def last(self) -> RoundReport | None:
+        return self.recent[-1] if self.recent else None
 
     def reached(self) -> int:
         """The last round in ``rounds.jsonl``; 0 when there is none. Call it before :meth:`rewind`."""
@@ -92,7 +97,8 @@ class Reporter:
         boundary, averaged = report.boundary, report.averaged
         if boundary.round <= self._reported:  # the peer took the weights of a member with fewer rounds
             self.rewind(boundary.round - 1, boundary.step)
-        self._reported, self.last = boundary.round, report
+        self._reported, self.count = boundary.round, self.count + 1
+        self.recent.append(report)
         row = _row(report)
         _append(self._rounds, row)
         self._count(report)

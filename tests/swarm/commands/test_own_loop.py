@@ -241,6 +241,15 @@ def test_a_peer_leaves_after_its_last_step(scene: Scene) -> None:
     assert outer._member.node._daemon.failure  # type: ignore[union-attr]
 
 
+def test_two_rounds_that_end_with_the_last_step_are_both_told(scene: Scene) -> None:
+    program = Program()
+    outer = scene.start(program, "one", {"run.exchange.overlap": True}, steps=2)  # two inner phases of one step
+    assert outer.step(tokens=32, loss=program.step()) is None and outer.ended == ()
+    last = outer.step(tokens=32, loss=program.step())
+    assert outer.done and [it.round for it in outer.ended] == [1, 2]
+    assert last == outer.ended[-1] == outer.last
+
+
 def test_a_different_configuration_is_one_line(scene: Scene) -> None:
     scene.start(Program(), "one", tag="bytes")
     with pytest.raises(UserError, match=r"run\.tag is"):
