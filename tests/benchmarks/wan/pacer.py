@@ -2,8 +2,8 @@
 
 It is the one ruler of this benchmark: the same code paces and measures our peers (paced_peer.py) and those of the other
 libraries (reference.py). A step is forward, backward and the local optimizer's update; the rest of its set time passes
-in sleep, with the cores free. The step ends in a hook of the local optimizer, before the hook or the wrapper in which a
-library waits for others.
+in sleep, with the cores free. The update is timed by hooks of the local optimizer, so the time for which a library waits
+before or after it is none of the step's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Pacer:
 
     def __init__(self, pace: float, file: Path) -> None:
         self._pace, self._file = pace, file
-        self._begin = self._late = self._work = 0.0
+        self._begin = self._pause = self._late = self._work = 0.0
         self._first: float | None = None
         self._overran = 0
         self.ends: list[float] = []
@@ -36,6 +36,15 @@ class Pacer:
         """An inner step starts."""
         self._begin = time.monotonic()
         self._first = self._first if self._first is not None else self._begin
+
+    def computed(self) -> None:
+        """The gradient is there."""
+        self._pause = time.monotonic()
+
+    def updates(self) -> None:
+        """The local optimizer begins its update."""
+        if self._first is not None:
+            self._begin += time.monotonic() - self._pause
 
     def end(self) -> None:
         """The step's arithmetic is done. (hivemind makes an update of zeros before the first step.)"""
@@ -71,6 +80,7 @@ class Paced(InnerLoop):
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self.pacer = Pacer(float(os.environ["PACE"]), Path(os.environ["PACER_FILE"]))
+        self.optimizer.register_step_pre_hook(lambda *_: self.pacer.updates())
         self.optimizer.register_step_post_hook(lambda *_: self.pacer.end())
 
     def _train_step(self, batch: Tensor, rate: float) -> tuple[Tensor, Tensor]:
@@ -78,3 +88,7 @@ class Paced(InnerLoop):
         done = super()._train_step(batch, rate)
         self.pacer.losses.append(float(done[0]))
         return done
+
+    def _update(self, rate: float) -> None:
+        self.pacer.computed()
+        super()._update(rate)

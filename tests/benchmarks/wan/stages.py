@@ -104,20 +104,19 @@ class Stage:
 
 
 CABLE = Plan(access=Access(up_mbit=40, down_mbit=200), path=Path_(rtt_ms=30))
-SMALL = ("run.batch_size=1", "run.data.sequence_length=64")
 LIGHT = ("run.batch_size=1", "run.data.sequence_length=32")
 BIG = (*LIGHT, *(f"run.model.{it}" for it in ("hidden_size=384", "intermediate_size=1024", "layers=12", "heads=6")))
 
 
 def stages(*, quick: bool) -> dict[str, Stage]:
-    """By name. An inner step's arithmetic takes about a tenth (``home``) or a quarter (``cable``) of its set time."""
+    """By name. An inner step's arithmetic takes about a twentieth (``home``) or a quarter (``cable``) of its set time."""
     if quick:
         made = [Stage(name, load("home"), LIGHT, 3, 60, 0.15, 0) for name in ("home", "home" + STRAGGLER)]
     else:
         made = [
             Stage(f"{name}{kind}", plan, sets, peers, 400, pace, delay)
             for name, plan, sets, peers, pace, delay in (
-                ("home", load("home"), SMALL, 8, 0.25, 20),
+                ("home", load("home"), LIGHT, 6, 0.3, 16),
                 ("cable", CABLE, BIG, 4, 0.5, 20),
             )
             for kind in ("", STRAGGLER)
