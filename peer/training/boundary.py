@@ -103,6 +103,10 @@ class PhaseLength:
         """The run has at most one more inner phase."""
         return self._total - self._state.inner.step <= self._run.inner_steps
 
+    def run_is_over(self) -> bool:
+        """The run has no further inner step."""
+        return self._total <= self._state.inner.step
+
     @property
     def time_up(self) -> bool:
         """The phase's time is over, whatever number of steps was made."""

@@ -6,8 +6,8 @@ Each peer has its own host in the network laboratory (tests/netlab) and, in effe
 takes a set time, with the cores mostly free (pacer.py). All methods train the same model on the same text for the same
 number of inner steps, and all figures are taken by the same code (figures.py). Stages and methods: stages.py.
 
-In a stage with a straggler the last peer takes twice the time for a step. Figures are of the faster peers, each against
-its own computing alone; the run ends with the last of them. Runs in FILE's ``.runs.json`` are not repeated, so an
+In a stage with a straggler there is one peer more, which takes twice the time for a step. Figures are of the faster
+peers, each against its own computing alone; the run ends with the last of them. Runs in FILE's ``.runs.json`` are not repeated, so an
 interrupted benchmark can be continued. ``--check`` measures nothing: it exits with 1 when a goal (goals.py) is missed.
 """
 

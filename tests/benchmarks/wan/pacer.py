@@ -2,8 +2,8 @@
 
 It is the one ruler of this benchmark: the same code paces and measures our peers (paced_peer.py) and those of the other
 libraries (reference.py). A step is forward, backward and the local optimizer's update; the rest of its set time passes
-in sleep, with the cores free. The update is timed by hooks of the local optimizer, so the time for which a library waits
-before or after it is none of the step's.
+in sleep, with the cores free. Hooks of the local optimizer time the update: the time for which a library waits before
+or after it is none of the step's.
 """
 
 from __future__ import annotations

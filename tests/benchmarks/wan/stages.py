@@ -11,7 +11,7 @@ from peer.config.schema import RunConfig
 from peer.replica import model
 from tests.netlab.plan import Access, Path_, Plan, load
 
-STRAGGLER = "_straggler"  # at the end of a stage's name: its last peer runs at half speed
+STRAGGLER = "_straggler"  # at the end of a stage's name: one peer more, the last one, runs at half speed
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,14 @@ BIG = (*LIGHT, *(f"run.model.{it}" for it in ("hidden_size=384", "intermediate_s
 
 
 def stages(*, quick: bool) -> dict[str, Stage]:
-    """By name. An inner step's arithmetic takes about a twentieth (``home``) or a quarter (``cable``) of its set time."""
+    """By name. A step's arithmetic takes about a thirtieth (``home``) or a quarter (``cable``) of its set time."""
     if quick:
-        made = [Stage(name, load("home"), LIGHT, 3, 60, 0.15, 0) for name in ("home", "home" + STRAGGLER)]
+        made = [Stage(f"home{kind}", load("home"), LIGHT, 2 + bool(kind), 60, 0.15, 0) for kind in ("", STRAGGLER)]
     else:
         made = [
-            Stage(f"{name}{kind}", plan, sets, peers, 400, pace, delay)
+            Stage(f"{name}{kind}", plan, sets, peers + bool(kind), 400, pace, delay)
             for name, plan, sets, peers, pace, delay in (
-                ("home", load("home"), LIGHT, 6, 0.3, 16),
+                ("home", load("home"), LIGHT, 4, 0.4, 11),
                 ("cable", CABLE, BIG, 4, 0.5, 20),
             )
             for kind in ("", STRAGGLER)
