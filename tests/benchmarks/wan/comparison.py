@@ -7,8 +7,9 @@ takes a set time, with the cores mostly free (pacer.py). All methods train the s
 number of inner steps, and all figures are taken by the same code (figures.py). Stages and methods: stages.py.
 
 In a stage with a straggler there is one peer more, which takes twice the time for a step. Figures are of the faster
-peers, each against its own computing alone; the run ends with the last of them. Runs in FILE's ``.runs.json`` are not repeated, so an
-interrupted benchmark can be continued. ``--check`` measures nothing: it exits with 1 when a goal (goals.py) is missed.
+peers, each against its own computing alone; the run ends with the last of them. Runs in FILE's ``.runs.json`` are not
+repeated, so an interrupted benchmark can be continued. ``--check`` measures nothing: it exits with 1 when a goal
+(goals.py) is missed.
 """
 
 from __future__ import annotations
