@@ -26,12 +26,23 @@ from tests.benchmarks.wan.plot import plot
 from tests.benchmarks.wan.runs import Run, Runs
 from tests.benchmarks.wan.stages import METHODS, STRAGGLER, Method, Stage, stages
 
-MORE = ("end_seconds", "exchange_end_seconds", "wire_bytes", "payload_bytes", "val_loss", "rounds", "staleness_steps")
+MORE = (
+    "end_seconds",
+    "exchange_end_seconds",
+    "wire_bytes",
+    "payload_bytes",
+    "val_loss",
+    "train_loss",
+    "rounds",
+    "staleness_steps",
+)
+LAST = 5  # points of the curve, 100 inner steps: the validation set is small
 FIGURES = (*(it.figure for it in GOALS), *MORE, "overran_share", "work_share")
 
 
 def compare(runs: Runs, stage: Stage) -> dict[str, list[Run]]:
-    """The runs of a stage by method, with the ratios to computing alone: ``wall_ratio``, ``wire_ratio``, ``end_swaps``.
+    """The runs of a stage by method, with the ratios to computing alone: ``wall_ratio``, ``wire_ratio``, ``end_swaps``;
+    and ``train_loss``, the mean of the last inner steps.
 
     A swap takes its bytes over the line's upload rate and a round trip. The end of a run is what it takes longer than
     that of a peer which computes alone: that one's checkpoint and evaluation are no swap's.
@@ -41,7 +52,7 @@ def compare(runs: Runs, stage: Stage) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {}
     for method in METHODS:
         for run in runs.of(stage.name, method):
-            more = {}
+            more = {"train_loss": mean(loss for _, loss in run["losses"][-LAST:])} if run["losses"] else {}
             if alone:
                 more["wall_ratio"] = run["wall_seconds"] / mean(it["wall_seconds"] for it in alone)
             if run.get("payload_bytes"):
