@@ -24,7 +24,7 @@ from peer.training.outer_state import JUDGES, OuterState, Trial
 USUAL_STEPS = 16  # recent inner steps whose losses are usual, or those of the last phase
 JUMP = 1.1  # times their mean: so much may the loss be; after honest merges the median is 0.97
 SPREADS = 4.0  # and so many standard deviations above it, of a mean of as many losses: single batches scatter
-HARM = 1.02  # times the loss without the merge, on the same batches
+HARM = 1.02  # times the loss without the merge, on the same batches, for a whole merge; half of one may do some harm
 
 
 class Rollback:
@@ -82,7 +82,7 @@ class Rollback:
         trial, self._state.trial = self._state.trial, None
         if trial is None or not trial.corrections or (trial.judged > trial.applied and not closely):
             return
-        if sampled and self._sample is not None and (detail := self._taken_back(trial, self._sample)):
+        if sampled and self._sample is not None and (detail := self._taken_back(trial, self._sample, HARM)):
             self._undone(trial, detail)
 
     def _judge(self, trial: Trial, step: int, loss: float) -> None:
@@ -94,7 +94,7 @@ class Rollback:
             detail = _words(mean, trial.usual)
             if self._sample is None:
                 self._amend(trial, -1.0)
-            elif not (detail := self._taken_back(trial, self._sample)):
+            elif not (detail := self._taken_back(trial, self._sample, JUMP)):
                 trial.losses.clear()
                 return
             for start, correction in trial.corrections:
@@ -104,12 +104,14 @@ class Rollback:
         elif trial.merge is not None and step >= trial.applied + JUDGES:
             self._state.trial = None
 
-    def _taken_back(self, trial: Trial, sample: Callable[[], float]) -> str:
-        """Takes the corrections back if the loss is lower without them. Returns why, in words, or ``""``."""
+    def _taken_back(self, trial: Trial, sample: Callable[[], float], bound: float) -> str:
+        """Takes the corrections back if the loss with them is more than ``bound`` times that without. Returns why, in
+        words, or ``""``.
+        """
         merged = sample()
         self._amend(trial, -1.0)
         without = sample()
-        if merged <= HARM * without:
+        if merged <= bound * without:
             self._amend(trial, 1.0)
             return ""
         return _words(merged, without)

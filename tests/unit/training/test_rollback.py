@@ -195,6 +195,17 @@ def test_a_batch_of_unusual_text_undoes_nothing_when_the_loss_on_others_is_no_hi
             torch.testing.assert_close(one, two, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize(("ratio", "undone"), [(1.05, False), (1.15, True)])
+def test_a_jump_is_confirmed_by_as_much_as_it_takes_to_be_one(peer: Peer, ratio: float, undone: bool) -> None:
+    """While the parts of a swap come, a model that has half of them may be a little worse."""
+    losses = iter([ratio, 1.0])
+    peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of), lambda: next(losses))
+    peer.train(STEPS)
+    peer.merge(torch.zeros(peer.outer.slow.numel))
+    peer.step_with(1e9)
+    assert bool(peer.undone) == undone
+
+
 def test_weights_that_replace_all_end_the_trial(peer: Peer) -> None:
     peer.merge(peer.harm())
     peer.state.adopt(Peer().state.snapshot())
