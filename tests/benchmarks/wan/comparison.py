@@ -20,6 +20,7 @@ import sys
 from statistics import mean, median
 from typing import Any
 
+from peer.errors import UserError
 from tests.benchmarks.common import command_line, finish
 from tests.benchmarks.wan.goals import GOALS, OURS, missed
 from tests.benchmarks.wan.plot import plot
@@ -104,7 +105,10 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     args = parsed()
     every = stages(quick=args.quick)
-    runs = Runs(args.json.with_suffix(".runs.json") if args.json else None, every)
+    try:
+        runs = Runs(args.json.with_suffix(".runs.json") if args.json else None, every)
+    except UserError as error:
+        sys.exit(str(error))
     if not args.check:
         for number in range(1 if args.quick else args.runs):
             for stage, method in wanted(every, args.only):
