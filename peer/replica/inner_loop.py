@@ -129,9 +129,14 @@ class InnerLoop:
 
 @torch.no_grad()
 def mean_loss(model: nn.Module, batches: Iterable[Tensor], device: torch.device, autocast: bool = False) -> float:
-    """Mean loss in nats a token of ``model`` over ``batches`` (``[B, T + 1]`` token ids each)."""
+    """Mean loss in nats a token of ``model`` over ``batches`` (``[B, T + 1]`` token ids each); also between two inner
+    steps.
+    """
+    training = model.training
     model.eval()
-    return float(torch.stack([batch_loss(model, batch, device, autocast) for batch in batches]).mean())
+    loss = float(torch.stack([batch_loss(model, batch, device, autocast) for batch in batches]).mean())
+    model.train(training)
+    return loss
 
 
 def batch_loss(model: Callable[..., Any], batch: Tensor, device: torch.device, autocast: bool) -> Tensor:

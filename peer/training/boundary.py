@@ -37,7 +37,7 @@ class Boundary(ABC):
     def __post_init__(self) -> None:
         self.outer, self.counters = self.state.outer, self.state.counters
         self.phase, self.context = self.resources.phase, self.resources.context
-        self.rollback = Rollback(self.state, self._undone)
+        self.rollback = Rollback(self.state, self._undone, self.validation.sample_loss if self.validation else None)
 
     def between_steps(self) -> None:
         """Call it before each inner step."""
@@ -56,8 +56,7 @@ class Boundary(ABC):
 
     def judge(self) -> None:
         """Judge the last merge before the next one; closely at the end of the run, when no time is left to mend it."""
-        validation = None if self.context.stop.requested else self.validation
-        self.rollback.end(validation.sample_loss if validation else None, closely=self.phase_length.run_ends())
+        self.rollback.end(closely=self.phase_length.run_ends(), sampled=not self.context.stop.requested)
 
     def _undone(self, trial: Trial, detail: str) -> None:
         if trial.merge is not None:
@@ -102,6 +101,10 @@ class PhaseLength:
     def run_ends(self) -> bool:
         """The run has at most one more inner phase."""
         return self._total - self._state.inner.step <= self._run.inner_steps
+
+    def run_is_over(self) -> bool:
+        """The run has no further inner step."""
+        return self._total <= self._state.inner.step
 
     @property
     def time_up(self) -> bool:

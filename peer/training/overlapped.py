@@ -59,10 +59,10 @@ class Overlapped(Boundary):
 
     def cross(self, inner: InnerReport) -> bool:
         """The round is over. Its swap begins with the next inner step, so that no partner waits while this peer
-        evaluates. While the last swap runs the boundary is postponed, unless the run ends before the next one.
+        evaluates. While the last swap runs the boundary is postponed, unless the run has no further inner step.
         """
         self.rollback.trained(inner)
-        if self._swap is not None and not self.phase_length.run_ends():
+        if self._swap is not None and not self.phase_length.run_is_over():
             self.state.begin_phase()
             return False
         self._complete()
@@ -99,8 +99,10 @@ class Overlapped(Boundary):
             return
         round, progress = self.counters.round - 1, self.context.progress
 
+        after = ended.number if progress.phases > ended.number else None  # None: no inner steps run meanwhile
+
         def meet() -> Group:
-            group = self.presence.group_for(round, ended.number)
+            group = self.presence.group_for(round, after)
             return replace(group, tokens=ended.tokens, phase=progress.phase_seconds)
 
         mailbox = self.exchange.start(progress.step_seconds, meet)

@@ -1,9 +1,10 @@
 """Takes a merge of two peers back when the training loss jumps after it.
 
 The guard bounds how far a contribution moves the weights, not in which direction. Along the gradient of the loss a
-hostile one can double the loss within the distance that honest peers need. The first loss after the merge shows that,
-at no cost. The outer step is linear in the mean, so until the next boundary the merge can be undone: its corrections
-are subtracted from θ, φ and δ (:meth:`NoLoCo.amend`), and what was trained since remains.
+hostile one can double the loss within the distance that honest peers need. The first losses after the merge show that
+at no cost. A batch of unusual text shows the same, so the loss with and without the merge decides, on the same
+validation batches, where there are any. The outer step is linear in the mean, so until the next boundary the merge can
+be undone: its corrections are subtracted from θ, φ and δ (:meth:`NoLoCo.amend`), and what was trained since remains.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ from peer.training.outer_state import JUDGES, OuterState, Trial
 USUAL_STEPS = 16  # recent inner steps whose losses are usual, or those of the last phase
 JUMP = 1.1  # times their mean: so much may the loss be; after honest merges the median is 0.97
 SPREADS = 4.0  # and so many standard deviations above it, of a mean of as many losses: single batches scatter
-HARM = 1.02  # times the loss without the merge, on the same batches
+HARM = 1.02  # times the loss without the merge, on the same batches, for a whole merge; half of one may do some harm
 
 
 class Rollback:
-    """The last merge of one peer. Used by its training thread. ``undone``: gets what was undone, and why in words."""
+    """The last merge of one peer. Used by its training thread. ``undone``: gets what was undone, and why in words.
+    ``sample``: the loss of the current weights on some validation batches (nats a token).
+    """
 
-    def __init__(self, state: OuterState, undone: Callable[[Trial, str], None]) -> None:
-        self._state, self._undone = state, undone
+    def __init__(
+        self, state: OuterState, undone: Callable[[Trial, str], None], sample: Callable[[], float] | None = None
+    ) -> None:
+        self._state, self._undone, self._sample = state, undone, sample
         self._recent: deque[InnerReport] = deque()
 
     def trained(self, inner: InnerReport) -> None:
@@ -69,21 +74,16 @@ class Rollback:
             step, _ = trial.arriving.popleft()
             self._judge(trial, step, loss)
 
-    def end(self, loss: Callable[[], float] | None, *, closely: bool) -> None:
-        """Judge the merge before the next one. If no inner step has followed it, or ``closely`` if few have: by
-        ``loss`` with it and without it.
+    def end(self, *, closely: bool, sampled: bool = True) -> None:
+        """Judge the merge before the next one. If no inner step has followed it, or ``closely`` if few have: by the
+        validation batches, unless there is no time for them (not ``sampled``).
         """
         self.look(wait=True)
         trial, self._state.trial = self._state.trial, None
-        if trial is None or loss is None or not trial.corrections or (trial.judged > trial.applied and not closely):
+        if trial is None or not trial.corrections or (trial.judged > trial.applied and not closely):
             return
-        merged = loss()
-        self._amend(trial, -1.0)
-        without = loss()
-        if merged <= HARM * without:
-            self._amend(trial, 1.0)
-        else:
-            self._undone(trial, _words(merged, without))
+        if sampled and self._sample is not None and (detail := self._taken_back(trial, self._sample, HARM)):
+            self._undone(trial, detail)
 
     def _judge(self, trial: Trial, step: int, loss: float) -> None:
         if not trial.corrections:
@@ -91,13 +91,30 @@ class Rollback:
         trial.judged = step
         trial.losses.append(loss)
         if (mean := _jumped(trial)) is not None:
-            self._amend(trial, -1.0)
+            detail = _words(mean, trial.usual)
+            if self._sample is None:
+                self._amend(trial, -1.0)
+            elif not (detail := self._taken_back(trial, self._sample, JUMP)):
+                trial.losses.clear()
+                return
             for start, correction in trial.corrections:
                 self._state.outer.slow.write_fast(start, start + correction.numel())
             self._state.trial = None
-            self._undone(trial, _words(mean, trial.usual))
+            self._undone(trial, detail)
         elif trial.merge is not None and step >= trial.applied + JUDGES:
             self._state.trial = None
+
+    def _taken_back(self, trial: Trial, sample: Callable[[], float], bound: float) -> str:
+        """Takes the corrections back if the loss with them is more than ``bound`` times that without. Returns why, in
+        words, or ``""``.
+        """
+        merged = sample()
+        self._amend(trial, -1.0)
+        without = sample()
+        if merged <= bound * without:
+            self._amend(trial, 1.0)
+            return ""
+        return _words(merged, without)
 
     def _amend(self, trial: Trial, sign: float) -> None:
         assert isinstance(self._state.outer, NoLoCo)

@@ -4,6 +4,7 @@ One link has a delay from the delay line, a process on the same cores. The other
 
 After each swap the same bytes go over a bare hivemind stream and over plain TCP: the limit of link and cores.
 
+python -m tests.benchmarks.wan_goodput [--quick] [--json FILE]
 python -m tests.benchmarks.wan_goodput serve HOST KEY          answers swaps and bare exchanges
 python -m tests.benchmarks.wan_goodput swap HOST KEY ADDRESS PORT NUMEL COUNT     one line of JSON
 """
@@ -29,6 +30,7 @@ from peer.p2p.node import Node, NodeSettings
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Vector
 from peer.rounds.types import Outcome
+from tests.benchmarks.common import finish, options
 from tests.benchmarks.swap_partner import WAIT, bench_exchange, group_of
 from tests.netlab.lab import ROOT, Lab
 from tests.netlab.plan import Access, Path_, Plan
@@ -172,9 +174,18 @@ def _shares(seconds: dict[str, list[float]]) -> dict[str, float]:
     return {names[kind]: 32e-6 * NUMEL / median(it) / MBIT for kind, it in seconds.items()}
 
 
+def main() -> None:
+    args = options("the goodput of a swap")
+    found = measure(quick=args.quick)
+    words = f"a swap gets {found['link_100mbit']:.0%} of 100 Mbit/s and {found['loopback']:.0%} of a bare stream"
+    finish("wan_goodput", {"goodput_share": found}, f"{words} on loopback", args.json)
+
+
 if __name__ == "__main__":
     logs.quiet_libraries()
-    if sys.argv[1] == "serve":
+    if sys.argv[1:2] == ["serve"]:
         serve(sys.argv[2], Path(sys.argv[3]))
+    elif sys.argv[1:2] != ["swap"]:
+        main()
     else:
         print(json.dumps(swap(sys.argv[2], Path(sys.argv[3]), sys.argv[4], *map(int, sys.argv[5:8]))))

@@ -57,7 +57,7 @@ class LabSwarm:
         self,
         host: int,
         name: str,
-        config: str,
+        config: str | Sequence[str],
         overrides: Sequence[str],
         *,
         module: str = "peer",
@@ -67,7 +67,8 @@ class LabSwarm:
         own = [f"run.dir={self.folder}", f"peer.name={name}", f"peer.network.host={self.lab.inside(host)}"]
         own += ["peer.threads=1", "peer.metrics.port=0", "peer.network.upnp=false", f"peer.start_with={self._peers}"]
         sets = [word for it in (*own, *overrides) for word in ("--set", it)]
-        arguments = ["train", "--config", config, *sets, "--initial-peers", self.address, "--stop-with-parent"]
+        files = [config] if isinstance(config, str) else config
+        arguments = ["train", "--config", *files, *sets, "--initial-peers", self.address, "--stop-with-parent"]
         return self.start(host, module, arguments, self.folder / f"{name}.log", environment)
 
     def tail(self, name: str) -> Tail:

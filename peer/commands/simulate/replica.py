@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,7 +47,7 @@ class Replica:
     inner_steps: int
     codec: Codec
     guard: Guard
-    validation: Sequence[Tensor] = ()  # batches that judge a merge after which no inner step follows
+    validation: Sequence[Tensor] = ()  # batches that judge a merge when losses jump after it or no inner step follows
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     partners: Counter[str] = field(default_factory=Counter)
     met: dict[str, int] = field(default_factory=dict)  # the round in which a partner was met last
@@ -63,7 +64,8 @@ class Replica:
     harm: str = ""  # why the corrections of the swap that runs were undone
 
     def __post_init__(self) -> None:
-        self.rollback = Rollback(self.state, self._undone)
+        sample = partial(self.state.inner.evaluate, self.validation) if self.validation else None
+        self.rollback = Rollback(self.state, self._undone, sample)
 
     @property
     def done(self) -> bool:
@@ -158,7 +160,7 @@ class Replica:
     def judge(self) -> None:
         """Judge the last merge before the next one."""
         run_ends = self.steps - self.state.inner.step <= self.inner_steps
-        self.rollback.end(lambda: self.state.inner.evaluate(self.validation), closely=run_ends)
+        self.rollback.end(closely=run_ends)
 
     def _batches(self, steps: int) -> Iterator[Tensor]:
         for batch in self.state.stream.take(steps):

@@ -1,107 +1,133 @@
-"""Methods compared by real peers on a slow network: idle time, bytes sent and loss.
+"""Methods compared by real peers on slow networks: wall time, idle time, bytes, merges and loss.
 
-python -m tests.benchmarks.wan [--quick] [--json FILE]
+python -m tests.benchmarks.wan [--quick] [--json FILE] [--runs N] [--only STAGE[/METHOD] ...] [--check]
 
-Each peer has its own host in the network laboratory (tests/netlab); the last one runs at half speed. All methods train
-the same model on the same text for the same number of steps, in three stages (stages.py):
+Each peer has its own host in the network laboratory (tests/netlab) and, in effect, its own accelerator: an inner step
+takes a set time, with the cores mostly free (pacer.py). All methods train the same model on the same text for the same
+number of inner steps, and all figures are taken by the same code (figures.py). Stages and methods: stages.py.
 
-demo    the demo's model on links of 10 Mbit/s up, 50 down and 60 ms. Two libraries are compared too: hivemind's own
-        Optimizer and torchft's DiLoCo (``pip install torchft==0.2.0``; left out where it is not installed)
-21M     a model of 21 million parameters on links of 25 Mbit/s up
-eu      the demo's model on links of 100 Mbit/s and 20 ms, for the time spent waiting for a straggler. In the stages
-        above eight peers share two cores, so a peer that is stopped half of the time has a core for itself while the
-        others wait. Here an inner step takes a fixed time (paced_peer.py), and twice that at the last peer. All make
-        the same number of steps. With NoLoCo the straggler is half through when the others end, and goes on alone.
-
-Also measured: the goodput of a swap and the time from a boundary to the partner. Runs in FILE's ``.runs.json`` are not
-repeated, so an interrupted benchmark can be continued.
+In a stage with a straggler there is one peer more, which takes twice the time for a step. Figures are of the faster
+peers, each against its own computing alone; the run ends with the last of them. Runs in FILE's ``.runs.json`` are not
+repeated, so an interrupted benchmark can be continued. ``--check`` measures nothing: it exits with 1 when a goal
+(goals.py) is missed.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
-import tempfile
-from pathlib import Path
+import sys
+from statistics import mean, median
 from typing import Any
 
-from tests.benchmarks import wan_goodput
-from tests.benchmarks.common import Known, finish, options
-from tests.benchmarks.wan import match as wan_match
-from tests.benchmarks.wan import others, swarm
+from peer.errors import UserError
+from tests.benchmarks.common import command_line, finish
+from tests.benchmarks.wan.goals import GOALS, OURS, missed
 from tests.benchmarks.wan.plot import plot
-from tests.benchmarks.wan.stages import OTHERS, Stage, stages
-from tests.benchmarks.wan.swarm import Job
+from tests.benchmarks.wan.runs import Run, Runs
+from tests.benchmarks.wan.stages import METHODS, STRAGGLER, Method, Stage, stages
 
-TARGET = 1.02  # times the highest final loss, which all methods reach
+MORE = (
+    "end_seconds",
+    "exchange_end_seconds",
+    "wire_bytes",
+    "payload_bytes",
+    "val_loss",
+    "train_loss",
+    "rounds",
+    "staleness_steps",
+)
+LAST = 5  # points of the curve, 100 inner steps: the validation set is small
+FIGURES = (*(it.figure for it in GOALS), *MORE, "overran_share", "work_share")
 
 
-def run_one(stage: Stage, job: Job) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix=f"wan-{job.name}-") as folder:
-        if job.name in OTHERS:
-            return others.run(OTHERS[job.name], stage.plan, job, Path(folder))
-        return swarm.run(stage.plan, job, Path(folder))
+def compare(runs: Runs, stage: Stage) -> dict[str, list[Run]]:
+    """The runs of a stage by method, with the ratios to computing alone: ``wall_ratio``, ``wire_ratio``, ``end_swaps``;
+    and ``train_loss``, the mean of the last inner steps.
 
-
-def runs(stage: Stage, known: Known) -> dict[str, dict[str, Any]]:
-    """Figures by method; a library that fails is left out with a message."""
-    found: dict[str, dict[str, Any]] = known.found.setdefault(stage.name, {})
-    for job in stage.jobs():
-        library = OTHERS.get(job.name)
-        if job.name in found or (library and importlib.util.find_spec(library) is None):
-            continue
-        try:
-            found[job.name] = run_one(stage, job)
-        except RuntimeError as error:
-            if library is None:
-                raise
-            print(f"{stage.name} {job.name}: {error}", flush=True)
-            continue
-        words = {key: value for key, value in found[job.name].items() if key != "losses"}
-        print(
-            f"{stage.name} {job.name}: " + ", ".join(f"{key} {value:.4g}" for key, value in words.items()), flush=True
-        )
-        known.save()
-    time_to_target(found)
+    A swap takes its bytes over the line's upload rate and a round trip. The end of a run is what it takes longer than
+    that of a peer which computes alone: that one's checkpoint and evaluation are no swap's.
+    """
+    plain = stage.name.removesuffix(STRAGGLER)
+    alone = runs.of(stage.name, "alone") or runs.of(plain, "alone")
+    found: dict[str, list[Run]] = {}
+    for method in METHODS:
+        for run in runs.of(stage.name, method):
+            more = {"train_loss": mean(loss for _, loss in run["losses"][-LAST:])} if run["losses"] else {}
+            if alone:
+                more["wall_ratio"] = run["wall_seconds"] / mean(it["wall_seconds"] for it in alone)
+            if run.get("payload_bytes"):
+                more["wire_ratio"] = run["wire_bytes"] / run["payload_bytes"]
+                swap = 8e-6 * run["swap_bytes"] / (stage.plan.access.up_mbit or 1.0) + stage.plan.path.rtt_ms / 1000
+                more["swap_seconds"] = swap
+                if alone:
+                    more["end_swaps"] = (run["end_seconds"] - mean(it["end_seconds"] for it in alone)) / swap
+            found.setdefault(method, []).append({**run, **more})
     return found
 
 
-def time_to_target(found: dict[str, dict[str, Any]]) -> None:
-    """Add to each run when the mean training loss of its peers reached the target that all methods reach."""
-    target = TARGET * max(run["losses"][-1][1] for run in found.values())
-    for run in found.values():
-        run["seconds_to_target"] = next(seconds for seconds, loss in run["losses"] if loss <= target)
-        run["target"] = target
+def result(runs: Runs, every: dict[str, Stage]) -> dict[str, Any]:
+    """``{figure: {stage: {method: median}}}``, least and most in ``ranges``, and the number of runs of each cell."""
+    cells = {name: compare(runs, stage) for name, stage in every.items()}
+    table: dict[str, Any] = {figure: {} for figure in FIGURES}
+    table["ranges"], table["runs"] = {figure: {} for figure in FIGURES}, {}
+    for stage, methods in cells.items():
+        for method, found in methods.items():
+            table["runs"].setdefault(stage, {})[method] = len(found)
+            for figure in FIGURES:
+                values = [run[figure] for run in found if figure in run]
+                if values and not (method == "alone" and figure == "merged_share"):
+                    table[figure].setdefault(stage, {})[method] = median(values)
+                    table["ranges"][figure].setdefault(stage, {})[method] = [min(values), max(values)]
+    table["stages"] = {name: every[name].settings(METHODS[OURS]) for name, methods in cells.items() if methods}
+    return table
 
 
-def figures(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    keys = ("idle_share", "val_loss", "bytes_per_round", "seconds_to_target")
-    return {key: {name: run[key] for name, run in found.items()} for key in keys}
+def wanted(every: dict[str, Stage], only: list[str]) -> list[tuple[Stage, Method]]:
+    """All cells, or those that ``only`` names as STAGE or STAGE/METHOD. A library that is not installed is left out."""
+    cells = [(stage, method) for stage in every.values() for method in METHODS.values()]
+    if only:
+        cells = [(stage, method) for stage, method in cells if {stage.name, f"{stage.name}/{method.name}"} & {*only}]
+    missing = {it.library for _, it in cells if it.library and importlib.util.find_spec(it.library) is None}
+    for library in missing:
+        print(f"{library} is not installed: its rows are left out", flush=True)
+    return [(stage, method) for stage, method in cells if method.library not in missing]
+
+
+def parsed() -> argparse.Namespace:
+    parser = command_line("methods compared by real peers on slow networks")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="runs of each cell (3; --quick: 1)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="STAGE[/METHOD]", help="measure only these")
+    parser.add_argument("--check", action="store_true", help="measure nothing; exit with 1 when a goal is missed")
+    return parser.parse_args()
 
 
 def main() -> None:
-    args = options("methods compared by real peers on a slow network")
-    known, every = Known(args.json), stages(quick=args.quick)
-    found = {stage.name: runs(stage, known) for stage in every}
-    goodput = known.get("goodput", lambda: wan_goodput.measure(quick=args.quick))
-    match = known.get("match", lambda: wan_match.measure((4, 8), 2) if args.quick else wan_match.measure((4, 8, 24), 5))
-    result = {
-        **figures(found["demo"]),
-        "parameters": every[0].parameters(),
-        "goodput_share": goodput,
-        **match,
-        "stages": {it.name: {"parameters": it.parameters(), **figures(found[it.name])} for it in every},
-        "runs": found,
-    }
-    if args.json:
-        plot(found, args.json.with_suffix(".png"))
-    idle, waiting = result["idle_share"], result["stages"]["eu"]["idle_share"]
-    words = (
-        f"idle share on 10 Mbit/s: NoLoCo {idle['noloco']:.1%}, int4 {idle['noloco_int4']:.1%}, "
-        f"overlapped int4 {idle['noloco_overlap']:.2%}, DiLoCo {idle['diloco']:.1%}; on 100 Mbit/s with a paced "
-        f"straggler: NoLoCo {waiting['noloco']:.1%}, DiLoCo {waiting['diloco']:.1%}; a swap gets "
-        f"{goodput['link_100mbit']:.0%} of 100 Mbit/s and {goodput['loopback']:.0%} of a bare stream on loopback"
-    )
-    finish("wan", result, words, args.json)
+    args = parsed()
+    every = stages(quick=args.quick)
+    try:
+        runs = Runs(args.json.with_suffix(".runs.json") if args.json else None, every)
+    except UserError as error:
+        sys.exit(str(error))
+    if not args.check:
+        for number in range(1 if args.quick else args.runs):
+            for stage, method in wanted(every, args.only):
+                runs.make(stage, method, number)
+    table = result(runs, every)
+    lines = missed(table)
+    words = "; ".join(_words(table, stage) for stage in table["wall_ratio"]) or "no runs"
+    if args.json and not args.check:
+        plot(table, args.json.with_suffix(".png"))
+    finish("wan", {**table, "missed": lines}, words, None if args.check else args.json)
+    if args.check:
+        print("\n".join(lines) or "all goals are met")
+        sys.exit(bool(lines) or not table["wall_ratio"])
+
+
+def _words(table: dict[str, Any], stage: str) -> str:
+    """A stage's wall ratios and idle shares."""
+    walls, idle = table["wall_ratio"][stage], table["idle_share"][stage]
+    return f"{stage}: " + ", ".join(f"{it} {walls[it]:.3f} ({idle[it]:.1%} idle)" for it in walls)
 
 
 if __name__ == "__main__":

@@ -1,79 +1,83 @@
-"""The figures of a run, idle time, bytes and loss, from the rounds that peers have written."""
+"""The figures of one run, by the same code for every method, from what the pacers of its peers have written."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from statistics import mean, median
+from collections.abc import Sequence
+from statistics import mean
 from typing import Any
 
-from peer.commands.local_swarm.tail import Row, Tail
+from peer.commands.local_swarm.tail import Tail
 from peer.rounds.types import Outcome
+from tests.benchmarks.wan.processes import PeerRun
+from tests.benchmarks.wan.stages import Stage
+
+CURVE = 20  # inner steps for one point of the curve
 
 
-def figures(tails: Sequence[Tail], inner_steps: int) -> dict[str, Any]:
-    """The figures of one run, whose last peer is the slow one. Shares of idle time:
+def figures(stage: Stage, peers: Sequence[PeerRun]) -> dict[str, Any]:
+    """Means over the peers; with a straggler over the faster ones, in all but the bytes.
 
-    ``idle_share``  all peers, without the first round and the last H steps, in which every method waits for its last
-                    swap; ``_fast`` and ``_straggler`` are its two parts
-    ``_together``   the same until the first peer reaches its last H steps: from then on the straggler of a pairwise
-                    method has fewer partners, and at last none to wait for
-    ``_of_all``     all rounds
+    ``wall_seconds``    from a peer's first inner step until its last exchange has ended
+    ``idle_share``      1 - (time in inner steps, at their set time) / wall
+    ``end_seconds``     from the last inner step to the process's exit: last exchange, checkpoint, evaluation, leaving
+    ``exchange_end_seconds``  the part of it until the last exchange has ended
+    ``wire_bytes``      that a peer's device has sent in the whole run, with all headers
+    ``payload_bytes``   of the swaps in it
+    ``merged_share``    rounds that merged / rounds
+    ``overran_share``   inner steps whose arithmetic took longer than their set time, because of this machine's load
+    ``work_share``      of the set time that the arithmetic took
     """
+    fast = peers[:-1] if stage.straggler else peers
+    told = [it.pacer for it in fast]
+    walls = [it["over"] - it["first"] for it in told]
+    steps = [len(it["ends"]) for it in told]
+    if min(steps) != stage.steps:
+        raise RuntimeError(f"a peer made {min(steps)} of {stage.steps} steps")
+    paced = [count * it["pace"] for count, it in zip(steps, told, strict=True)]
+    found = {
+        "wall_seconds": mean(walls),
+        "slowest_wall_seconds": max(walls),
+        "idle_share": mean(1 - busy / wall for busy, wall in zip(paced, walls, strict=True)),
+        "end_seconds": mean(it.exited - it.pacer["ends"][-1] for it in fast),
+        "exchange_end_seconds": mean(it.pacer["over"] - it.pacer["ends"][-1] for it in fast),
+        "wire_bytes": mean(it.sent for it in peers),
+        "overran_share": sum(it["overran"] for it in told) / sum(steps),
+        "work_share": sum(it["work"] for it in told) / sum(paced),
+        "losses": _curve(told),
+    }
+    tails = [it.tail for it in fast if it.tail is not None]
+    return {**found, **(_of_tails(tails, peers) if tails else _of_library(told))}
+
+
+def _of_tails(tails: Sequence[Tail], peers: Sequence[PeerRun]) -> dict[str, Any]:
     rows = [row for tail in tails for row in tail.rounds]
     merged = [row for row in rows if row["outcome"] == Outcome.MERGED]
+    everyone = [it.tail for it in peers if it.tail is not None]
     return {
-        "idle_share": _idle(_middle(tails, inner_steps) or rows),
-        "idle_share_fast": _idle(_middle(tails[:-1], inner_steps) or rows),
-        "idle_share_straggler": _idle(_middle(tails[-1:], inner_steps) or tails[-1].rounds),
-        "idle_share_together": _idle(_middle(tails, inner_steps, _first_end(tails, inner_steps)) or rows),
-        "idle_share_of_all": _idle(rows),
-        "step_seconds_fast": _step_seconds(tails[:-1]),
-        "step_seconds_straggler": _step_seconds(tails[-1:]),
         "val_loss": mean(tail.evals[-1]["val_loss"] for tail in tails),
-        "bytes_per_round": median(row["bytes_sent"] for row in merged) if merged else 0,
-        "rounds_merged": len(merged) / len(rows),
+        "rounds": len(rows) / len(tails),
+        "merged_share": len(merged) / len(rows),
+        "swap_bytes": mean(row["bytes_sent"] for row in merged) if merged else 0.0,
+        "payload_bytes": mean(sum(row["bytes_sent"] for row in tail.rounds) for tail in everyone),
         "staleness_steps": mean(row["staleness"] for row in merged) if merged else 0.0,
-        "seconds": max(tail.seconds for tail in tails),
-        "losses": mean_curve([_curve(tail) for tail in tails]),
+        "outcomes": [[f"{row['step']}:{row['outcome']}:{row['partner']}" for row in tail.rounds] for tail in tails],
     }
 
 
-def mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Seconds and training loss by round, both means over the peers, up to the last round that all have made."""
-    return [(round(mean(it[0] for it in row), 2), mean(it[1] for it in row)) for row in zip(*curves, strict=False)]
+def _of_library(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "val_loss": mean(it["val_loss"] for it in told),
+        "rounds": mean(it["rounds"] for it in told),
+        "merged_share": sum(it["merged"] for it in told) / max(1, sum(it["rounds"] for it in told)),
+    }
 
 
-def _curve(tail: Tail) -> list[tuple[float, float]]:
-    return [(end, row["train_loss"]) for row, end in _ends(tail) if row["train_loss"] is not None]
-
-
-def _middle(tails: Sequence[Tail], inner_steps: int, until: float = math.inf) -> list[Row]:
-    """Rounds that ended before ``until`` (seconds of the run), without the first and those of the last H steps."""
+def _curve(told: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Seconds since the first step and training loss, means over the peers and over ``CURVE`` steps."""
     return [
-        row
-        for tail in tails
-        for row, end in list(_ends(tail))[1:]
-        if row["step"] <= tail.rounds[-1]["step"] - inner_steps and end <= until
+        (
+            round(mean(it["ends"][stop - 1] - it["first"] for it in told), 2),
+            round(mean(mean(it["losses"][stop - CURVE : stop]) for it in told), 4),
+        )
+        for stop in range(CURVE, min(len(it["ends"]) for it in told) + 1, CURVE)
     ]
-
-
-def _first_end(tails: Sequence[Tail], inner_steps: int) -> float:
-    """When the first peer ended a round of its last H steps."""
-    return min(end for tail in tails for row, end in _ends(tail) if row["step"] > tail.rounds[-1]["step"] - inner_steps)
-
-
-def _ends(tail: Tail) -> Iterator[tuple[Row, float]]:
-    """Each round and its end in seconds since the peer began; all peers begin together."""
-    return zip(tail.rounds, accumulate(sum(row["seconds"].values()) for row in tail.rounds), strict=True)
-
-
-def _idle(rows: Sequence[Row]) -> float:
-    idle = sum(row["seconds"]["match"] + row["seconds"]["exchange"] for row in rows)
-    return idle / sum(sum(row["seconds"].values()) for row in rows)
-
-
-def _step_seconds(tails: Sequence[Tail]) -> float:
-    inner = sum(row["seconds"]["inner"] for tail in tails for row in tail.rounds)
-    return inner / sum(tail.rounds[-1]["step"] for tail in tails)

@@ -1,30 +1,54 @@
-"""The stages of the wan benchmark: each has one model on one network, and a job for each method."""
+"""The stages of the wan benchmark (a model on a network, and the set time of an inner step) and its methods."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from peer.config import load as settings
+from peer.config.schema import RunConfig
 from peer.replica import model
-from tests.benchmarks.wan.swarm import Job
 from tests.netlab.plan import Access, Path_, Plan, load
 
-OURS = {
-    "noloco": ("run.exchange.overlap=false", "run.exchange.codec=none"),
-    "noloco_int4": ("run.exchange.overlap=false", "run.exchange.codec=int4"),
-    "noloco_overlap": ("run.exchange.overlap=true", "run.exchange.codec=int4"),
+STRAGGLER = "_straggler"  # at the end of a stage's name: one peer more, the last one, runs at half speed
+
+
+@dataclass(frozen=True)
+class Method:
+    """``config``: the files that peers are given. ``pairs``: NoLoCo swaps twice as often as a group of all averages, as
+    an all-reduce moves nearly twice the bytes. ``library``: whose optimizer it is, where it is not ours.
+    """
+
+    name: str
+    config: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
+    library: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+DEMO, DILOCO = "configs/demo.yaml", "configs/demo-diloco.yaml"
+H, GROUP_H = 25, 50
+ONCE, TWICE = (f"run.inner_steps={H}",), (f"run.inner_steps={GROUP_H}",)
+BEST = {"fragments": 2, "fragment_update_alpha": 0.5}
+METHODS = {
+    it.name: it
+    for it in (
+        Method("alone", (DEMO,), (*ONCE, "run.outer={name: local}")),
+        Method("noloco_default", (DEMO,), ONCE),
+        Method("noloco_paper", (DEMO, "configs/paper.yaml")),
+        Method("diloco", (DILOCO,), TWICE),
+        Method("torchft_buckets", (DEMO,), TWICE, "torchft", {"fragments": 1}),
+        Method("torchft_best", (DEMO,), TWICE, "torchft", BEST),
+        Method("hivemind", (DEMO,), TWICE, "hivemind", {"matchmaking_time": 5.0, "averaging_timeout": 60.0}),
+    )
 }
-OTHERS = {"torchft_diloco": "torchft", "hivemind_optimizer": "hivemind"}
-BIG = ("hidden_size=384", "intermediate_size=1024", "layers=12", "heads=6")
-PATIENCE = 420.0  # seconds for another library
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One model on one network. NoLoCo swaps after ``h`` steps, groups of all peers average after ``2 h``: equal bytes.
-
-    ``pace``: as in :class:`Job`; only our methods can be paced.
+    """``pace``: seconds of an inner step; the straggler's are twice as long. ``delay``: inner steps in which torchft's
+    fragments travel at its best, a third more than their bytes take over the line.
     """
 
     name: str
@@ -32,40 +56,69 @@ class Stage:
     sets: tuple[str, ...]
     peers: int
     steps: int
-    h: int
-    seconds: float
-    methods: tuple[str, ...] = (*OURS, "diloco", *OTHERS)
-    pace: float = 0.0
+    pace: float
+    delay: int
 
-    def jobs(self) -> list[Job]:
+    @property
+    def straggler(self) -> bool:
+        return self.name.endswith(STRAGGLER)
+
+    def paces(self) -> list[float]:
+        """By peer."""
+        return [self.pace] * (self.peers - 1) + [self.pace * (2 if self.straggler else 1)]
+
+    def overrides(self, method: Method) -> tuple[str, ...]:
         common = (f"run.steps={self.steps}", "run.inner.warmup_steps=20", "run.evaluation.every_rounds=1000")
-        common += ("run.evaluation.batches=4", *self.sets)
-        once, twice = (*common, f"run.inner_steps={self.h}"), (*common, f"run.inner_steps={2 * self.h}")
-        demo, everyone = "configs/demo.yaml", "configs/demo-diloco.yaml"
-        jobs = [
-            *(Job(name, demo, (*once, *it), self.peers, self.seconds, self.h, self.pace) for name, it in OURS.items()),
-            Job("diloco", everyone, twice, self.peers, self.seconds, 2 * self.h, self.pace),
-            *(Job(name, demo, twice, self.peers, min(self.seconds, PATIENCE), 2 * self.h) for name in OTHERS),
-        ]
-        return [job for job in jobs if job.name in self.methods]
+        common += ("run.evaluation.batches=4", "peer.checkpoint.every_rounds=1000", "peer.threads=1")
+        return (*common, *self.sets, *method.overrides)
+
+    def options(self, method: Method) -> dict[str, Any]:
+        return (
+            {**method.options, "fragment_sync_delay": self.delay}
+            if "fragment_update_alpha" in method.options
+            else (method.options)
+        )
+
+    def run(self, method: Method) -> RunConfig:
+        return settings.load([Path(it) for it in method.config], self.overrides(method)).run
 
     def parameters(self) -> int:
-        run = settings.load(Path("configs/demo.yaml"), list(self.sets)).run
-        return model.parameters_of(run)
+        return model.parameters_of(self.run(METHODS["alone"]))
+
+    def settings(self, method: Method) -> dict[str, Any]:
+        """All that a run rests on; a run with others is another measurement."""
+        return {
+            "stage": self.name,
+            "method": method.name,
+            "peers": self.peers,
+            "steps": self.steps,
+            "pace": self.pace,
+            "up_mbit": self.plan.access.up_mbit,
+            "down_mbit": self.plan.access.down_mbit,
+            "rtt_ms": self.plan.path.rtt_ms,
+            "parameters": self.parameters(),
+            "config": list(method.config),
+            "overrides": list(self.overrides(method)),
+            "options": self.options(method),
+        }
 
 
-def stages(*, quick: bool) -> list[Stage]:
-    small, light = ("run.batch_size=4",), ("run.batch_size=2",)  # light: paced peers leave the cores idle time
-    waiting = ("noloco", "diloco")
+CABLE = Plan(access=Access(up_mbit=40, down_mbit=200), path=Path_(rtt_ms=30))
+LIGHT = ("run.batch_size=1", "run.data.sequence_length=32")
+BIG = (*LIGHT, *(f"run.model.{it}" for it in ("hidden_size=384", "intermediate_size=1024", "layers=12", "heads=6")))
+
+
+def stages(*, quick: bool) -> dict[str, Stage]:
+    """By name. A step's arithmetic takes about a thirtieth (``home``) or a quarter (``cable``) of its set time."""
     if quick:
-        return [
-            Stage("demo", load("home"), small, peers=3, steps=60, h=10, seconds=120.0),
-            Stage("eu", load("eu"), light, peers=3, steps=30, h=5, seconds=120.0, methods=waiting, pace=0.25),
+        made = [Stage(f"home{kind}", load("home"), LIGHT, 2 + bool(kind), 60, 0.15, 0) for kind in ("", STRAGGLER)]
+    else:
+        made = [
+            Stage(f"{name}{kind}", plan, sets, peers + bool(kind), 400, pace, delay)
+            for name, plan, sets, peers, pace, delay in (
+                ("home", load("home"), LIGHT, 4, 0.4, 11),
+                ("cable", CABLE, BIG, 4, 0.5, 20),
+            )
+            for kind in ("", STRAGGLER)
         ]
-    faster = Plan(access=Access(up_mbit=25, down_mbit=50), path=Path_(rtt_ms=60))
-    big = ("run.batch_size=1", "run.data.sequence_length=64", *(f"run.model.{it}" for it in BIG))
-    return [
-        Stage("demo", load("home"), small, peers=8, steps=240, h=20, seconds=900.0),
-        Stage("21M", faster, big, peers=8, steps=40, h=10, seconds=1200.0, methods=(*OURS, "diloco")),
-        Stage("eu", load("eu"), light, peers=8, steps=160, h=20, seconds=600.0, methods=waiting, pace=0.7),
-    ]
+    return {it.name: it for it in made}

@@ -172,15 +172,25 @@ def test_while_a_swap_is_on_its_way_the_boundary_is_postponed(scene: Scene) -> N
     assert scene.reporter.last is not None and scene.reporter.last.boundary.round == 2
 
 
-def test_before_the_last_inner_phase_of_the_run_a_swap_is_waited_for(scene: Scene) -> None:
+def test_a_running_swap_is_waited_for_only_after_the_last_inner_step_of_the_run(scene: Scene) -> None:
     exchange = Exchange()
     boundary = overlapped(scene, exchange)
     assert boundary.cross(scene.train())
     boundary.between_steps()
-    scene.state.inner.step = TOTAL - 2 * H - 1
-    assert not boundary.cross(scene.train())
+    scene.state.inner.step = TOTAL - H
+    scene.state.begin_phase()
+    while not boundary.cross(scene.train()):
+        assert scene.state.inner.step < TOTAL and exchange.mailboxes[0].waits == 0
+    assert scene.state.inner.step == TOTAL and exchange.mailboxes[0].waits > 2
+
+
+def test_after_the_last_inner_step_nobody_looks_long_for_a_partner(scene: Scene) -> None:
+    boundary = overlapped(scene, Exchange())
+    scene.state.inner.step = TOTAL - 1
+    scene.state.begin_phase()
     assert boundary.cross(scene.train())
-    assert exchange.mailboxes[0].waits > 2 and scene.state.counters.round == 2
+    boundary.finish()
+    assert scene.presence.asked == [(0,)]  # without an inner phase that runs meanwhile
 
 
 @pytest.mark.parametrize(("culprits", "tries"), [(("another",), 2), (("another", "me"), 2), (("me",), 1), ((), 1)])

@@ -126,7 +126,8 @@ def test_without_a_further_step_the_merge_is_judged_by_a_validation(peer: Peer, 
     batches = [*parts.stream(5).take(4)]
     peer.merge(peer.harm() if harmful else torch.zeros(peer.outer.slow.numel))
     before = peer.tensors()
-    peer.rollback.end(lambda: peer.state.inner.evaluate(batches), closely=False)
+    peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of), lambda: peer.state.inner.evaluate(batches))
+    peer.rollback.end(closely=False)
     assert len(peer.undone) == harmful and peer.state.trial is None
     for one, two in zip(before, peer.tensors(), strict=True):
         assert torch.allclose(one, two, atol=1e-6) != harmful
@@ -137,7 +138,8 @@ def test_at_the_end_of_a_run_a_few_steps_are_not_enough_to_judge(peer: Peer, clo
     peer.merge(0.01 * peer.harm())
     peer.train(1)
     losses = iter([1.1, 1.0])
-    peer.rollback.end(lambda: next(losses), closely=closely)
+    peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of), lambda: next(losses))
+    peer.rollback.end(closely=closely)
     assert len(peer.undone) == closely
 
 
@@ -173,6 +175,34 @@ def test_single_losses_scatter_so_a_jump_is_more_than_their_noise(
     assert trial is not None and 2.5 * trial.spread > 0.1 * trial.usual
     for factor in factors:
         peer.step_with(trial.usual + factor * trial.spread)
+    assert bool(peer.undone) == undone
+
+
+@pytest.mark.parametrize("harmful", [False, True])
+def test_a_batch_of_unusual_text_undoes_nothing_when_the_loss_on_others_is_no_higher(peer: Peer, harmful: bool) -> None:
+    batches = [*parts.stream(5).take(4)]
+    inner = peer.state.inner
+    peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of), lambda: inner.evaluate(batches))
+    peer.train(STEPS)
+    peer.merge(peer.harm() if harmful else torch.zeros(peer.outer.slow.numel))
+    before, trial = peer.tensors(), peer.state.trial
+    assert trial is not None and inner.model.training
+    peer.step_with(trial.usual + 10 * trial.spread)
+    assert len(peer.undone) == harmful and inner.model.training
+    if not harmful:
+        assert peer.state.trial is trial and not trial.losses  # the next losses judge it
+        for one, two in zip(before, peer.tensors(), strict=True):
+            torch.testing.assert_close(one, two, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("ratio", "undone"), [(1.05, False), (1.15, True)])
+def test_a_jump_is_confirmed_by_as_much_as_it_takes_to_be_one(peer: Peer, ratio: float, undone: bool) -> None:
+    """While the parts of a swap come, a model that has half of them may be a little worse."""
+    losses = iter([ratio, 1.0])
+    peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of), lambda: next(losses))
+    peer.train(STEPS)
+    peer.merge(torch.zeros(peer.outer.slow.numel))
+    peer.step_with(1e9)
     assert bool(peer.undone) == undone
 
 

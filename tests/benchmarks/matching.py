@@ -1,5 +1,7 @@
 """The time from a boundary to the partner on real nodes, by the number of peers.
 
+python -m tests.benchmarks.matching [--quick] [--json FILE]
+
 The inner steps are sleeps, so that 24 trainers on two cores do not distort the measurement.
 """
 
@@ -12,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tests.benchmarks.common import finish, options
 from tests.swarm.support.node_peer import Peer, in_threads, join_all
 
 PACE = 10.0  # inner phases of 10 s: 3 s are too few for the proposals of 24 nodes on two cores
@@ -37,3 +40,14 @@ def measure(sizes: tuple[int, ...], rounds: int) -> dict[str, Any]:
             seconds[str(size)] = median(waits)
             found[str(size)] = len(waits) / sum(len(peer.waits) for peer in peers)
     return {"match_seconds": seconds, "found_share": found}
+
+
+def main() -> None:
+    args = options("the time from a boundary to the partner")
+    found = measure((4, 8), 2) if args.quick else measure((4, 8, 24), 5)
+    words = ", ".join(f"{1000 * seconds:.0f} ms among {size}" for size, seconds in found["match_seconds"].items())
+    finish("matching", found, f"from a boundary to the partner: {words}", args.json)
+
+
+if __name__ == "__main__":
+    main()
