@@ -46,7 +46,7 @@ def main() -> None:
     args = options("the time from a boundary to the partner")
     found = measure((4, 8), 2) if args.quick else measure((4, 8, 24), 5)
     words = ", ".join(f"{1000 * seconds:.0f} ms among {size}" for size, seconds in found["match_seconds"].items())
-    finish("matching", found, f"from a boundary to the partner: {words}", args.json)
+    finish("matching", found, f"from a boundary to the partner: {words}", args)
 
 
 if __name__ == "__main__":

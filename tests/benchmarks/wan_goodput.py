@@ -178,7 +178,7 @@ def main() -> None:
     args = options("the goodput of a swap")
     found = measure(quick=args.quick)
     words = f"a swap gets {found['link_100mbit']:.0%} of 100 Mbit/s and {found['loopback']:.0%} of a bare stream"
-    finish("wan_goodput", {"goodput_share": found}, f"{words} on loopback", args.json)
+    finish("wan_goodput", {"goodput_share": found}, f"{words} on loopback", args)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from statistics import mean, median
 from typing import Any
 
 from peer.errors import UserError
-from tests.benchmarks.common import command_line, finish
+from tests.benchmarks.common import Known, command_line, finish, parse
 from tests.benchmarks.wan.goals import GOALS, OURS, missed
 from tests.benchmarks.wan.plot import plot
 from tests.benchmarks.wan.runs import Run, Runs
@@ -98,30 +98,28 @@ def parsed() -> argparse.Namespace:
     parser = command_line("methods compared by real peers on slow networks")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="runs of each cell (3; --quick: 1)")
     parser.add_argument("--only", nargs="+", default=[], metavar="STAGE[/METHOD]", help="measure only these")
-    parser.add_argument("--check", action="store_true", help="measure nothing; exit with 1 when a goal is missed")
-    return parser.parse_args()
+    return parse(parser)
 
 
 def main() -> None:
     args = parsed()
     every = stages(quick=args.quick)
     try:
-        runs = Runs(args.json.with_suffix(".runs.json") if args.json else None, every)
+        runs = Runs(Known("wan", args), every)
     except UserError as error:
         sys.exit(str(error))
-    if not args.check:
+    if args.check:
+        args.json = None  # nothing is measured, and nothing written
+    else:
         for number in range(1 if args.quick else args.runs):
             for stage, method in wanted(every, args.only):
                 runs.make(stage, method, number)
     table = result(runs, every)
     lines = missed(table)
     words = "; ".join(_words(table, stage) for stage in table["wall_ratio"]) or "no runs"
-    if args.json and not args.check:
+    if args.json:
         plot(table, args.json.with_suffix(".png"))
-    finish("wan", {**table, "missed": lines}, words, None if args.check else args.json)
-    if args.check:
-        print("\n".join(lines) or "all goals are met")
-        sys.exit(bool(lines) or not table["wall_ratio"])
+    finish("wan", {**table, "missed": lines}, words, args, dict.fromkeys(lines, False))
 
 
 def _words(table: dict[str, Any], stage: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from peer.errors import UserError
-from tests.benchmarks.common import made_by
+from tests.benchmarks.common import Known
 from tests.benchmarks.wan.figures import figures
 from tests.benchmarks.wan.processes import run
 from tests.benchmarks.wan.stages import METHODS, Method, Stage
@@ -25,20 +25,19 @@ Run = dict[str, Any]
 
 
 class Runs:
-    """``file``: of all runs (``None``: nowhere)."""
+    """All of ``known``. Raises :class:`UserError`."""
 
-    def __init__(self, file: Path | None, stages: dict[str, Stage]) -> None:
-        self._file, self._stages = file, stages
-        self.found: dict[str, Run] = json.loads(file.read_text()) if file and file.exists() else {}
-        for key, entry in self.found.items():
+    def __init__(self, known: Known, stages: dict[str, Stage]) -> None:
+        self._known, self._stages = known, stages
+        for key, entry in known.found.items():
             stage, method, _ = key.split("/")
             known = stage in stages and method in METHODS
             if not known or entry["settings"] != _plain(stages[stage].settings(METHODS[method])):
-                raise UserError(f"{file}: {key} was made with other settings than today's; give another --json")
+                raise UserError(f"{key} was made with other settings than today's; give another --json")
 
     def of(self, stage: str, method: str) -> list[Run]:
         """The runs of a cell of the table."""
-        return [run for key, run in self.found.items() if key.rpartition("/")[0] == f"{stage}/{method}"]
+        return [run for key, run in self._known.found.items() if key.rpartition("/")[0] == f"{stage}/{method}"]
 
     def cells(self) -> Iterator[tuple[str, str, list[Run]]]:
         """Stage, method and runs, of all cells with a run."""
@@ -50,7 +49,7 @@ class Runs:
     def make(self, stage: Stage, method: Method, number: int) -> None:
         """Measure run ``number``, unless it is there."""
         key = f"{stage.name}/{method.name}/{number}"
-        if key in self.found:
+        if key in self._known.found:
             return
         for _ in range(TRIES):
             with tempfile.TemporaryDirectory(prefix="wan-") as folder:
@@ -62,10 +61,7 @@ class Runs:
             print(f"{key}: discarded, {measured['overran_share']:.1%} of the steps overran their time", flush=True)
         else:
             raise RuntimeError(f"{key}: this machine is too loaded for the set time of an inner step")
-        self.found[key] = {**measured, "settings": _plain(stage.settings(method)), "made_by": made_by("wan")}
-        if self._file is not None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._file.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
+        self._known.add(key, {**measured, "settings": _plain(stage.settings(method))})
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from peer.errors import UserError
+from tests.benchmarks.common import Known
 from tests.benchmarks.wan import goals, pacer
 from tests.benchmarks.wan.comparison import compare, result
 from tests.benchmarks.wan.figures import figures
@@ -111,8 +113,13 @@ def entry(stage: str, method: str, **figures: float) -> dict[str, Any]:
     return {**values, **figures, "settings": json.loads(json.dumps(QUICK[stage].settings(METHODS[method])))}
 
 
+def known(folder: Path, entries: dict[str, Any]) -> Known:
+    """Full runs, as of a file without a word about it."""
+    (folder / "wan.runs.json").write_text(json.dumps(entries))
+    return Known("wan", Namespace(json=folder / "wan.json", quick=False))
+
+
 def test_what_misses_a_goal_is_said_with_its_stage(tmp_path: Path) -> None:
-    file = tmp_path / "wan.runs.json"
     swap = {"payload_bytes": 1e6, "swap_bytes": 1e6}
     entries = {
         "home/alone/0": entry("home", "alone", wall_seconds=100.0),
@@ -121,23 +128,22 @@ def test_what_misses_a_goal_is_said_with_its_stage(tmp_path: Path) -> None:
             "home_straggler", "noloco_default", wall_seconds=103.0, end_seconds=3 + 3 * 0.86, **swap
         ),
     }
-    file.write_text(json.dumps(entries))
-    table = result(Runs(file, QUICK), QUICK)
+    runs = Runs(known(tmp_path, entries), QUICK)
+    table = result(runs, QUICK)
     assert table["wall_ratio"]["home_straggler"]["noloco_default"] == pytest.approx(1.03)
     assert table["end_swaps"]["home_straggler"]["noloco_default"] == pytest.approx(3)  # 8 Mbit at 10 Mbit/s, and 60 ms
     assert [line.split(":")[:2] for line in goals.missed(table)] == [
         ["home_straggler", " wall seconds over those of computing alone"],
         ["home_straggler", " swaps that the end of a run takes"],
     ]
-    assert "alone" in compare(Runs(file, QUICK), QUICK["home"])
+    assert "alone" in compare(runs, QUICK["home"])
 
 
 def test_runs_with_other_settings_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "wan.runs.json"
-    file.write_text(json.dumps({"home/alone/0": entry("home", "alone", wall_seconds=1.0)}))
-    assert Runs(file, QUICK).of("home", "alone")
+    found = known(tmp_path, {"home/alone/0": entry("home", "alone", wall_seconds=1.0)})
+    assert Runs(found, QUICK).of("home", "alone")
     with pytest.raises(UserError, match="home/alone/0 was made with other settings"):
-        Runs(file, stages(quick=False))
+        Runs(found, stages(quick=False))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
