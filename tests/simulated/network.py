@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ WINDOW = 256 * 1024  # bytes of a stream that may be under way or unread, as yam
 DIAL_BACKOFF = 5.0  # seconds after a failed dial, as libp2p has it
 LOST_TAIL = 0.002  # probability that a close cuts off the bytes under way
 DEAD_CONNECTION = 60.0  # seconds of a cut after which a connection may be dead
+CALL = 1100  # bytes of a request or a new stream besides what they carry, as measured between real nodes
 BULK = 64  # bytes: more, and no message, is a part of a tensor
 NOBODY = contextvars.Context()
 LoopHandler = Callable[[Any, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -76,6 +78,7 @@ class Network:
         self.hosts: dict[str, Host] = {}
         self._cuts: dict[frozenset[str], int] = {}
         self.lost_tails = self.streams = self.damaged = self.snapped = 0
+        self.sent: Counter[str] = Counter()  # bytes by protocol
 
     def add(self, latency: float, up: float, down: float) -> Host:
         number = len(self.hosts) + 1
@@ -211,6 +214,7 @@ class Connection:
         there, back = Pipe(self, caller, called), Pipe(self, called, caller)
         there.partner, back.partner = back, there
         self.network.streams += 1
+        self.network.sent[protocol] += CALL
         there.number = back.number = self.network.streams
         there.protocol = back.protocol = protocol
         return there, back
@@ -256,6 +260,7 @@ class Pipe:
         if self.closed or not self.sender.alive:
             return
         data, size = self.network.worn(self, data), self.sender.chunk
+        self.network.sent[self.protocol] += len(data)
         for start in range(0, len(data), size):
             self._put(bytes(data[start : start + size]))
 

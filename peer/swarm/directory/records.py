@@ -22,11 +22,11 @@ from peer.swarm.directory.buckets import Bucket
 
 RECORD_BYTES = 1024
 LIFETIME = 30.0  # seconds
-ANNOUNCE_SECONDS = 5.0
+ANNOUNCE_SECONDS = 5.0  # between two looks; a record is written again when half of its lifetime is over
 READ_TWICE = 4096  # records that are remembered: most of what a reader finds is what it found before
 RUNS = "runs"  # key under which some members write the name of their run: a node without a run finds it there
 RUNS_LIFETIME = RECORD.lifetime  # the longest that a node stores
-RUNS_WRITERS = 2.0  # about how many members of a run write it in one period
+RUNS_WRITERS = 2.0  # about how many members of a run write it in half of a lifetime
 
 Text = Annotated[str, Field(max_length=128)]
 OneLine = Annotated[str, Field(pattern=r"^[ -~]*$")]
