@@ -50,6 +50,7 @@ class Known(NamedTuple):
 SAID: ContextVar[Known | None] = ContextVar("what the next request says of the records that it does not need")
 
 
+@lru_cache(2**16)
 def fingerprint(key: bytes, subkey: str, expires: float) -> bytes:
     """Of a record: a newer one of the same author expires later."""
     text = key + struct.pack(">d", expires) + subkey.encode(errors="surrogatepass")
@@ -88,7 +89,8 @@ async def _search(dht: DHTNode, key: DHTID, held: dict[str, Held] | None, count:
         wanted = count - (len(nearest) - len(left))
         if not left or wanted <= 0 or len(answered) >= MOST_ASKED:
             break
-        nodes = random.sample(left, min(wanted, len(left)))  # at once: one that does not answer costs seconds
+        # one after the other, as each has what the last one has told; at once when one was silent, which costs seconds
+        nodes = random.sample(left, 1 if all(answered.values()) else min(wanted, len(left)))
         answers = await asyncio.gather(*(_ask(dht, near[node], key, held) for node in nodes))
         for node, answer in zip(nodes, answers, strict=True):
             answered[node] = answer is not None
@@ -123,9 +125,10 @@ def _take(held: dict[str, Held], records: Any) -> None:
         return
     now = clock.unix()
     for subkey, (value, expires) in records.items():
-        text = split_text(value)[0]
-        if text is not None and expires > now and (subkey not in held or held[subkey].expires < expires):
-            held[subkey] = Held(text, expires)
+        if expires > now and (subkey not in held or held[subkey].expires < expires):
+            text = split_text(value)[0]
+            if text is not None:
+                held[subkey] = Held(text, expires)
 
 
 async def write(dht: DHTNode, key: str, subkey: str, record: Held, nodes: Iterable[PeerID]) -> set[PeerID]:

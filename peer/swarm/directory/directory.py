@@ -133,11 +133,12 @@ class Members:
                     await get_in_touch(self._node.p2p, self._node.dht, member.peer_id, member.addresses)
 
     async def _store(self, record: MemberRecord) -> None:
-        """Write the record when it has changed or half of its lifetime is over; otherwise to nodes that lack it."""
+        """Write the record when it has changed or is old; otherwise to nodes that lack it."""
         said = record.model_copy(update={"step": 0, "round": 0, "tokens_per_second": 0.0, "report": NO_REPORT})
         now, left, works = clock.unix(), record.state == "left", []
         buckets = [*directory.writes(self._node.peer_id, self._reader.members), *(self._copies if left else ())]
-        if said != self._said or self._written.expires < now + records.LIFETIME / 2:
+        old = self._written.expires < now + records.LIFETIME - records.WRITTEN_FOR
+        if said != self._said or old:
             # the DHT rejects a record that does not expire later than the one that it replaces
             expires = max(now + records.LIFETIME, self._written.expires + 0.01)
             self._said, self._written, self._copies = said, search.Held(records.encode(record), expires), {}
