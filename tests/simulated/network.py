@@ -70,6 +70,11 @@ def new_id(chance: random.Random) -> str:
     return PeerID(b"\x12\x20" + hashlib.sha256(chance.randbytes(16)).digest()).to_base58()
 
 
+def _is_part(data: bytes) -> bool:
+    """Of a tensor, and no message."""
+    return len(data) > BULK and data[4:5] != b"{"
+
+
 class Network:
     """All hosts. ``cuts``: pairs of hosts without a way between them."""
 
@@ -78,7 +83,7 @@ class Network:
         self.hosts: dict[str, Host] = {}
         self._cuts: dict[frozenset[str], int] = {}
         self.lost_tails = self.streams = self.damaged = self.snapped = 0
-        self.sent: Counter[str] = Counter()  # bytes by protocol
+        self.sent: Counter[str] = Counter()  # bytes by protocol; "parts" of tensors
 
     def add(self, latency: float, up: float, down: float) -> Host:
         number = len(self.hosts) + 1
@@ -131,7 +136,7 @@ class Network:
         The link is encrypted: what is damaged is a buffer before it, half-filled or with a wrong byte.
         """
         sender = pipe.sender
-        if len(data) <= BULK or data[4:5] == b"{":
+        if not _is_part(data):
             return data
         if sender.snap and self.chance.random() < sender.snap:
             self.snapped += 1
@@ -260,7 +265,7 @@ class Pipe:
         if self.closed or not self.sender.alive:
             return
         data, size = self.network.worn(self, data), self.sender.chunk
-        self.network.sent[self.protocol] += len(data)
+        self.network.sent["parts" if _is_part(data) else self.protocol] += len(data)
         for start in range(0, len(data), size):
             self._put(bytes(data[start : start + size]))
 

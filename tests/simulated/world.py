@@ -263,9 +263,9 @@ def in_a_folder(scenario: Scenario, say: Callable[[str], None] | None = None, *,
         product.handlers, product.propagate = handlers, propagate
         product.setLevel(level)
         shutil.rmtree(folder)
-        gc.enable()
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # killed before its first await
             gc.collect()
+        gc.enable()
         sys.unraisablehook = hook
 
 
