@@ -165,8 +165,8 @@ def main() -> None:
     }
     many = {str(size): directory_traffic(size) for size in (8, 16, 64, 256, 1024, 10_000)}
     worst = max(abs(value) for row in table.values() for value in row["off"].values())
-    words = f"the model is within {worst:.0%} of what real peers did, in time and in idle share; a peer sends for the swarm "
-    words += ", ".join(f"{it['median']:.2f} MB a minute among {size}" for size, it in own.items())
+    words = f"the model is within {worst:.0%} of what real peers did, in time and in idle share; a peer sends for the "
+    words += "swarm " + ", ".join(f"{it['median']:.2f} MB a minute among {size}" for size, it in own.items())
     finish(
         "network_model",
         {"table": table, "worst": worst, "directory_mb_per_minute": own, "directory_a_minute": many},
