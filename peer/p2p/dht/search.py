@@ -47,7 +47,8 @@ class Known(NamedTuple):
     everything: bool = False
 
 
-SAID: ContextVar[Known | None] = ContextVar("what the next request says of the records that it does not need")
+# what the next request says of the records that it does not need; nothing, where hivemind asks by itself
+SAID: ContextVar[Known | None] = ContextVar("known records", default=None)
 
 
 @lru_cache(2**16)
