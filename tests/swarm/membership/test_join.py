@@ -33,6 +33,7 @@ from peer.swarm.state_transfer.donor import (
 )
 from peer.swarm.state_transfer.download import PartialState, download
 from peer.swarm.state_transfer.join import take_state
+from tests.swarm.support.harness import wait_for
 from tests.swarm.support.node_peer import Peer
 
 PARTS = 96
