@@ -25,8 +25,8 @@ from peer import clock
 from peer.p2p.dht.limits import split_text
 
 COPIES = 5  # nodes nearest to a key that keep its records
-ASKED = 2  # of them, at random, for one look
-NEIGHBOURS = 8  # nearer nodes in an answer
+ASKED_NODES = 2  # of them, at random, for one look
+NEIGHBOURS = 8  # nodes in an answer; a node should know as many
 FIRST_NODES = 20  # nodes from which a search starts
 MOST_ASKED = 32  # nodes of one search
 KNOWN_RECORDS = 256  # that a request names at most
@@ -64,7 +64,7 @@ def id_of(key: str) -> DHTID:
     return DHTID.generate(source=key)
 
 
-async def read(dht: DHTNode, key: str, held: dict[str, Held], asked: int = ASKED) -> list[PeerID]:
+async def read(dht: DHTNode, key: str, held: dict[str, Held], asked: int = ASKED_NODES) -> list[PeerID]:
     """Bring ``held``, the records under ``key`` by subkey, up to date at ``asked`` nodes; returns the nodes that keep
     the key, nearest first, this one among them.
     """
@@ -76,7 +76,7 @@ async def read(dht: DHTNode, key: str, held: dict[str, Held], asked: int = ASKED
 
 async def keepers(dht: DHTNode, key: str) -> list[PeerID]:
     """The nodes that keep a key, nearest first, this one among them."""
-    return await _search(dht, id_of(key), None, ASKED)
+    return await _search(dht, id_of(key), None, ASKED_NODES)
 
 
 async def _search(dht: DHTNode, key: DHTID, held: dict[str, Held] | None, count: int) -> list[PeerID]:

@@ -24,7 +24,6 @@ from peer.swarm.directory.records import NO_REPORT, MemberRecord
 log = get_logger("members")
 
 WAITING_SECONDS = 1.0  # the period while others are awaited
-NEIGHBOURS = 8  # nodes that our DHT should know
 MET_LIFETIME = 2 * records.LIFETIME  # seconds, at least, for which a partner stays a candidate without a record
 
 
@@ -126,7 +125,7 @@ class Members:
         """One member that our DHT does not know, as long as it knows few: who told us of both may be gone."""
         known = neighbours(self._node.dht)
         dialled = [it for it in self.live() if it.peer_id not in known and not any(map(is_circuit, it.addresses))]
-        if dialled and len(known) < NEIGHBOURS:
+        if dialled and len(known) < search.NEIGHBOURS:
             member = self._reader.chance.choice(dialled)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RPC_TIMEOUT):

@@ -56,12 +56,12 @@ class Reader:
 
     async def look(self, count: int) -> None:
         """Read ``count`` buckets, and sometimes one of each level that others may use."""
-        self._size.learn(await self._take_in(self._size.look(count, self.chance), search.ASKED))
+        self._size.learn(await self._take_in(self._size.look(count, self.chance), search.ASKED_NODES))
 
     async def look_around(self, count: int) -> None:
         """As a newcomer: estimate the number of members, then read ``count`` buckets."""
         for _ in range(LOOKS):
-            found = await self._take_in(directory.probes(self.chance), search.ASKED)
+            found = await self._take_in(directory.probes(self.chance), search.ASKED_NODES)
             self._size = directory.Size(directory.estimate(found))
             await self._take_in(directory.reads(self.members, count, self.chance), search.COPIES)
             if self.known or not await self._node.asked_in_vain():
