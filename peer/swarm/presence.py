@@ -36,7 +36,7 @@ log = get_logger("presence")
 RETRY_ROUNDS = 2  # rounds until a peer that could not get weights asks again; twice as many after each failure
 RETRY_DOUBLINGS = 6
 KEPT_PHASES = 4  # inner phases for which a partner stays a candidate without a record
-START_PERIOD = 0.5  # seconds between two reads of the directory while others are awaited
+START_PERIOD = 0.2  # seconds between two looks at the members that are known, while others are awaited
 
 
 class Vitals(NamedTuple):
@@ -152,9 +152,6 @@ class Presence:
     def _wait(self, count: int, until: float) -> None:
         began = clock.unix()
         while not self._context.stopping:
-            with contextlib.suppress(TimeoutError, RunError):  # the directory may answer the next time
-                self._members.announce()
-                self._members.refresh_all()
             others = self.others(since=began)  # an older record may be that of a killed peer
             if len(others) + 1 >= count or any(record.state == "training" for record in others):
                 return

@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ WINDOW = 256 * 1024  # bytes of a stream that may be under way or unread, as yam
 DIAL_BACKOFF = 5.0  # seconds after a failed dial, as libp2p has it
 LOST_TAIL = 0.002  # probability that a close cuts off the bytes under way
 DEAD_CONNECTION = 60.0  # seconds of a cut after which a connection may be dead
+CALL = 1100  # bytes of a request or a new stream besides what they carry, as measured between real nodes
 BULK = 64  # bytes: more, and no message, is a part of a tensor
 NOBODY = contextvars.Context()
 LoopHandler = Callable[[Any, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -68,6 +70,11 @@ def new_id(chance: random.Random) -> str:
     return PeerID(b"\x12\x20" + hashlib.sha256(chance.randbytes(16)).digest()).to_base58()
 
 
+def _is_part(data: bytes) -> bool:
+    """Of a tensor, and no message."""
+    return len(data) > BULK and data[4:5] != b"{"
+
+
 class Network:
     """All hosts. ``cuts``: pairs of hosts without a way between them."""
 
@@ -76,6 +83,7 @@ class Network:
         self.hosts: dict[str, Host] = {}
         self._cuts: dict[frozenset[str], int] = {}
         self.lost_tails = self.streams = self.damaged = self.snapped = 0
+        self.sent: Counter[str] = Counter()  # bytes by protocol; "parts" of tensors
 
     def add(self, latency: float, up: float, down: float) -> Host:
         number = len(self.hosts) + 1
@@ -128,7 +136,7 @@ class Network:
         The link is encrypted: what is damaged is a buffer before it, half-filled or with a wrong byte.
         """
         sender = pipe.sender
-        if len(data) <= BULK or data[4:5] == b"{":
+        if not _is_part(data):
             return data
         if sender.snap and self.chance.random() < sender.snap:
             self.snapped += 1
@@ -211,6 +219,7 @@ class Connection:
         there, back = Pipe(self, caller, called), Pipe(self, called, caller)
         there.partner, back.partner = back, there
         self.network.streams += 1
+        self.network.sent[protocol] += CALL
         there.number = back.number = self.network.streams
         there.protocol = back.protocol = protocol
         return there, back
@@ -256,6 +265,7 @@ class Pipe:
         if self.closed or not self.sender.alive:
             return
         data, size = self.network.worn(self, data), self.sender.chunk
+        self.network.sent["parts" if _is_part(data) else self.protocol] += len(data)
         for start in range(0, len(data), size):
             self._put(bytes(data[start : start + size]))
 

@@ -267,6 +267,7 @@ def in_a_folder(scenario: Scenario, say: Callable[[str], None] | None = None, *,
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # killed before its first await
             gc.enable()  # from here on an allocation may collect
             gc.collect()
+        gc.enable()
         sys.unraisablehook = hook
 
 

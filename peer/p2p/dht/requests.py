@@ -13,22 +13,31 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import DecodeError
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2P, PeerID
-from hivemind.proto.dht_pb2 import NOT_FOUND, FindRequest, FindResponse, StoreRequest, StoreResponse
+from hivemind.proto.dht_pb2 import FOUND_DICTIONARY, NOT_FOUND, FindRequest, FindResponse, StoreRequest, StoreResponse
+from hivemind.utils import MSGPackSerializer
 from hivemind.utils.multiaddr import Multiaddr
 
 from peer import clock
 from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, RECORDS, Proven, Spending
 from peer.p2p.dht.authors import Author, owner_of_subkey
 from peer.p2p.dht.limits import CLOCKS, RECORD, split_text
+from peer.p2p.dht.search import FINGERPRINT_BYTES, KNOWN_RECORDS, NEIGHBOURS, SAID, Known, without
+from peer.p2p.protobuf import BYTES_FIELD, INT_FIELD, ONE, message_classes
 
 KEYS = 128  # of one search
 RECORDS_EACH = 64  # of one request
 KEY_RECORDS = 256  # that a node keeps under one key; a bucket of the directory has about 24
 ANSWER_BYTES = 1_500_000  # hivemind refuses to send more than 2 MiB
 PRUNE_SECONDS = 5.0
+# a field that hivemind's FindRequest does not have, and that who does not know it skips
+_KNOWN = message_classes(
+    "noloco", {"Known": [("fingerprints", 15, BYTES_FIELD, ONE), ("everything", 16, INT_FIELD, ONE)]}
+)["Known"]
 SHOWN = 4096  # certificates
 
 
@@ -148,6 +157,34 @@ def fitting(answer: FindResponse) -> FindResponse:
     return answer
 
 
+def add_known(request: FindRequest, known: Known) -> None:
+    """Say in a request what the answer may leave out."""
+    said = _KNOWN(fingerprints=known.fingerprints, everything=int(known.everything))
+    request.MergeFromString(said.SerializeToString())
+
+
+def leave_out(request: FindRequest, answer: FindResponse) -> None:
+    """Take out of our answer what the request says to be known, and the nodes farther away."""
+    try:
+        said = _KNOWN.FromString(request.SerializeToString())
+    except DecodeError:
+        return
+    data = said.fingerprints[: FINGERPRINT_BYTES * KNOWN_RECORDS]
+    if not said.HasField("fingerprints"):
+        return
+    known = {data[at : at + FINGERPRINT_BYTES] for at in range(0, len(data), FINGERPRINT_BYTES)}
+    for key, result in zip(request.keys, answer.results, strict=False):
+        del result.nearest_node_ids[NEIGHBOURS:], result.nearest_peer_ids[NEIGHBOURS:]
+        if result.type != FOUND_DICTIONARY:
+            continue
+        left = DictionaryDHTValue()
+        for row in [] if said.everything else without(MSGPackSerializer.loads(result.value), key, known):
+            left.store(*row)
+        result.value = MSGPackSerializer.dumps(left) if left else b""
+        if not left:
+            result.type = NOT_FOUND
+
+
 class CheckedP2P(P2P):
     """hivemind's client of the p2p daemon, with ``requests`` around all that its DHT receives and sends."""
 
@@ -160,6 +197,7 @@ class CheckedP2P(P2P):
             self.requests.check_request(request, context.remote_id)
             answer = await handler(request, context)
             if isinstance(answer, FindResponse):
+                leave_out(request, answer)
                 fitting(answer)
             self.requests.ours(answer)
             return answer
@@ -169,6 +207,8 @@ class CheckedP2P(P2P):
     async def call_protobuf_handler(self, peer_id: PeerID, name: str, input: Any, output_protobuf_type: Any) -> Any:
         if isinstance(input, StoreRequest) and DHTProtocol.IS_DICTIONARY in input.subkeys:
             return StoreResponse(store_ok=[False] * len(input.keys))  # records of others, for a node that is new
+        if isinstance(input, FindRequest) and (known := SAID.get()) is not None:
+            add_known(input, known)
         self.requests.ours(input)
         answer = await super().call_protobuf_handler(peer_id, name, input, output_protobuf_type)
         self.requests.check_answer(answer, peer_id)

@@ -6,21 +6,24 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
+from typing import Any
 
 from peer import clock
 from peer.errors import RunError, one_line
 from peer.logs import get_logger
 from peer.p2p.addresses import is_circuit
+from peer.p2p.dht import search
 from peer.p2p.dht.join import get_in_touch, neighbours
 from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm.directory import buckets as directory
 from peer.swarm.directory import records
 from peer.swarm.directory.buckets import Bucket
-from peer.swarm.directory.reader import BEAM, LOOKS, Reader
-from peer.swarm.directory.records import MemberRecord
+from peer.swarm.directory.reader import LOOKS, Reader
+from peer.swarm.directory.records import NO_REPORT, MemberRecord
 
 log = get_logger("members")
 
+WAITING_SECONDS = 1.0  # the period while others are awaited
 MET_LIFETIME = 2 * records.LIFETIME  # seconds, at least, for which a partner stays a candidate without a record
 
 
@@ -30,8 +33,9 @@ class Members:
     def __init__(self, node: Node, run: str, describe: Callable[[], MemberRecord]) -> None:
         self._node, self._run, self._describe = node, run, describe
         self._reader = Reader(node, run)
-        self._expiration = 0.0
-        self._written: list[Bucket] = []
+        self._said: MemberRecord | None = None  # as it was written last, without its counters
+        self._written = search.Held("", 0.0)
+        self._copies: dict[Bucket, set[Any]] = {}  # ids of the nodes that have it
 
     # -- from the main thread
 
@@ -51,7 +55,7 @@ class Members:
         return self.live()
 
     def announce(self) -> None:
-        """Write this peer's record now."""
+        """Write this peer's record now, if others would learn something from it."""
         self._node.call(self._store(self._describe()), 2 * RPC_TIMEOUT)
 
     def leave(self) -> None:
@@ -101,39 +105,62 @@ class Members:
 
     async def _keep_announcing(self) -> None:
         while True:
-            began = clock.monotonic()
-            work = self._store(self._describe()), self._reader.look(directory.READS), self._get_to_know()
-            done = await asyncio.gather(*work, return_exceptions=True)
-            for error in done:  # hivemind raises many types; the next period may succeed
-                if isinstance(error, BaseException):
+            began, waits = clock.monotonic(), self._describe().state == "waiting"
+            for work in (self._look, self._tell, self._get_to_know):
+                try:
+                    await work()
+                except Exception as error:  # noqa: BLE001 - hivemind raises many types; the next period may succeed
                     log.warning("the directory does not answer, trying again: %s", one_line(error))
-            pause = records.ANNOUNCE_SECONDS * random.uniform(0.8, 1.2) - (clock.monotonic() - began)
+            period = WAITING_SECONDS if waits else records.ANNOUNCE_SECONDS
+            pause = period * random.uniform(0.8, 1.2) - (clock.monotonic() - began)
             await asyncio.sleep(max(0.5, pause))
+
+    async def _look(self) -> None:
+        await self._reader.look(directory.READS)
+
+    async def _tell(self) -> None:
+        await self._store(self._describe())
 
     async def _get_to_know(self) -> None:
         """One member that our DHT does not know, as long as it knows few: who told us of both may be gone."""
         known = neighbours(self._node.dht)
         dialled = [it for it in self.live() if it.peer_id not in known and not any(map(is_circuit, it.addresses))]
-        if dialled and len(known) < BEAM:
+        if dialled and len(known) < search.NEIGHBOURS:
             member = self._reader.chance.choice(dialled)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RPC_TIMEOUT):
                     await get_in_touch(self._node.p2p, self._node.dht, member.peer_id, member.addresses)
 
     async def _store(self, record: MemberRecord) -> None:
-        # the DHT rejects a record that does not expire later than the one that it replaces
-        self._expiration = max(clock.unix() + records.LIFETIME, self._expiration + 0.01)
-        before, self._written = self._written, directory.writes(self._node.peer_id, self._reader.members)
-        buckets = {*before, *self._written} if record.state == "left" else self._written
-        text = records.encode(record)
-        stored = {records.members_key(self._run, bucket): (text, self._expiration) for bucket in buckets}
-        if self._reader.chance.random() * self._reader.members < records.RUNS_WRITERS and record.state != "left":
-            stored[records.RUNS] = (self._run, self._expiration - records.LIFETIME + records.RUNS_LIFETIME)
+        """Write the record when it has changed or is old; otherwise to nodes that lack it."""
+        said = record.model_copy(update={"step": 0, "round": 0, "tokens_per_second": 0.0, "report": NO_REPORT})
+        now, left, works = clock.unix(), record.state == "left", []
+        buckets = [*directory.writes(self._node.peer_id, self._reader.members), *(self._copies if left else ())]
+        old = self._written.expires < now + records.LIFETIME - records.WRITTEN_FOR
+        if said != self._said or old:
+            # the DHT rejects a record that does not expire later than the one that it replaces
+            expires = max(now + records.LIFETIME, self._written.expires + 0.01)
+            self._said, self._written, self._copies = said, search.Held(records.encode(record), expires), {}
+            if self._reader.chance.random() * self._reader.members < records.RUNS_WRITERS and not left:
+                works.append(self._name_run(expires - records.LIFETIME + records.RUNS_LIFETIME))
+        works += [self._copy(bucket) for bucket in dict.fromkeys(buckets)]
         async with asyncio.timeout(2 * RPC_TIMEOUT):
-            await self._node.dht.store_many(
-                list(stored),
-                [value for value, _ in stored.values()],
-                expiration_time=[expires for _, expires in stored.values()],
-                subkeys=[self._node.subkey] * len(stored),
-                beam_size=BEAM,
-            )
+            await asyncio.gather(*works)
+
+    async def _copy(self, bucket: Bucket) -> None:
+        """Write this peer's record to the nodes that keep ``bucket`` and lack it."""
+        key, record, copies = (
+            records.members_key(self._run, bucket),
+            self._written,
+            self._copies.setdefault(bucket, set()),
+        )
+        nodes = self._reader.keepers.get(bucket, [])
+        if not nodes and not copies:
+            nodes = await search.keepers(self._node.dht, key)
+        missing = [node for node in nodes if node not in copies]
+        if missing:
+            copies |= await search.write(self._node.dht, key, self._node.subkey, record, missing)
+
+    async def _name_run(self, expires: float) -> None:
+        nodes = await search.keepers(self._node.dht, records.RUNS)
+        await search.write(self._node.dht, records.RUNS, self._node.subkey, search.Held(self._run, expires), nodes)

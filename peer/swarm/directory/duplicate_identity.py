@@ -18,9 +18,9 @@ from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm.directory import buckets, records
 from peer.swarm.directory.records import MemberRecord
 
-DUPLICATE_LOOK = 1.6 * records.ANNOUNCE_SECONDS  # seconds: a record is written every 0.8 to 1.2 periods
+DUPLICATE_LOOK = records.WRITTEN_FOR + 1.6 * records.ANNOUNCE_SECONDS  # seconds in which a record is written again
 DUPLICATE_TIMEOUT = DUPLICATE_LOOK + 60.0  # seconds for a caller of :func:`duplicate_of`
-LOOK_PAUSE = 0.5  # seconds between two looks
+LOOK_PAUSE = 2.0  # seconds between two looks
 CONNECT_TIMEOUT = 2.0  # seconds
 
 

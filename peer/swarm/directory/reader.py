@@ -6,11 +6,12 @@ import asyncio
 import itertools
 import random
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from peer import __version__, clock
 from peer.logs import get_logger
+from peer.p2p.dht import search
 from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.rounds.types import NAME
 from peer.swarm.directory import buckets as directory
@@ -20,7 +21,6 @@ from peer.swarm.directory.records import MemberRecord
 
 log = get_logger("members")
 
-BEAM = 8  # nodes nearest to a key that are asked; five of them store it, and each answers with all that it has
 LOOKS = 3  # attempts to read a directory that seems empty while a node has not answered
 FOREIGN_PEERS = 1000  # peers of other versions that the log names
 ONLOOKER_READS = 64  # buckets an onlooker reads at once: all of a swarm of about 1,500, a part of a larger one
@@ -48,19 +48,22 @@ class Reader:
         self._node, self._run = node, run
         self.known: dict[str, Entry] = {}  # by peer id
         self.kept: dict[str, float] = {}  # unix seconds until which an entry of a peer is not dropped, by its id
+        self._held: dict[Bucket, dict[str, search.Held]] = {}  # what was read, by subkey, until it expires
+        self.keepers: dict[Bucket, list[Any]] = {}  # ids of the nodes that keep the buckets of the last look
         self._size = directory.Size()
         self.chance = random.Random(random.getrandbits(64))
         self._foreign: set[object] = set()  # subkeys of other versions' records
 
     async def look(self, count: int) -> None:
         """Read ``count`` buckets, and sometimes one of each level that others may use."""
-        self._size.learn(await self._take_in(self._size.look(count, self.chance)))
+        self._size.learn(await self._take_in(self._size.look(count, self.chance), search.ASKED_NODES))
 
     async def look_around(self, count: int) -> None:
         """As a newcomer: estimate the number of members, then read ``count`` buckets."""
         for _ in range(LOOKS):
-            self._size = directory.Size(directory.estimate(await self._take_in(directory.probes(self.chance))))
-            await self._take_in(directory.reads(self.members, count, self.chance))
+            found = await self._take_in(directory.probes(self.chance), search.ASKED_NODES)
+            self._size = directory.Size(directory.estimate(found))
+            await self._take_in(directory.reads(self.members, count, self.chance), search.COPIES)
             if self.known or not await self._node.asked_in_vain():
                 return
 
@@ -69,34 +72,42 @@ class Reader:
         """About how many members there are."""
         return self._size.members
 
-    async def _take_in(self, buckets: Sequence[Bucket]) -> dict[Bucket, int]:
-        """Read these buckets; returns how many live records of others each has."""
-        found = await self._read(buckets)
-        now = clock.unix()
-        for entry in itertools.chain.from_iterable(found.values()):
-            known = self.known.get(entry.record.peer_id)
-            if known is None or known.expires < entry.expires:
-                self.known[entry.record.peer_id] = entry
-        self.kept = {key: until for key, until in list(self.kept.items()) if until > now}
-        self.known = {key: entry for key, entry in self.known.items() if entry.expires > now or key in self.kept}
+    async def _take_in(self, buckets: Sequence[Bucket], asked: int) -> dict[Bucket, int]:
+        """Read these buckets at ``asked`` nodes each; returns how many live records of others each has."""
+        try:
+            async with asyncio.timeout(2 * RPC_TIMEOUT):
+                keepers = await asyncio.gather(*(self._read(bucket, asked) for bucket in buckets))
+            self.keepers = dict(zip(buckets, keepers, strict=True))
+        finally:
+            now = clock.unix()
+            for bucket, held in list(self._held.items()):
+                self._held[bucket] = {subkey: it for subkey, it in held.items() if it.expires > now}
+            found = {bucket: list(self._entries(bucket)) for bucket in buckets}
+            self._held = {bucket: held for bucket, held in self._held.items() if held}
+            for entry in itertools.chain.from_iterable(found.values()):
+                known = self.known.get(entry.record.peer_id)
+                if known is None or known.expires < entry.expires:
+                    self.known[entry.record.peer_id] = entry
+            self.kept = {key: until for key, until in list(self.kept.items()) if until > now}
+            self.known = {key: entry for key, entry in self.known.items() if entry.expires > now or key in self.kept}
         return {bucket: sum(entry.is_live(now) for entry in entries) for bucket, entries in found.items()}
 
-    async def _read(self, buckets: Sequence[Bucket]) -> dict[Bucket, list[Entry]]:
-        """The records in each of these buckets without this node's own. Raises what hivemind raises."""
-        keys = {records.members_key(self._run, bucket): bucket for bucket in buckets}
-        entries: dict[Bucket, list[Entry]] = {bucket: [] for bucket in buckets}
-        async with asyncio.timeout(3 * RPC_TIMEOUT):
-            found = await self._node.dht.get_many(list(keys), sufficient_expiration_time=float("inf"), beam_size=BEAM)
-        for key, answer in found.items():
-            if answer is None or not isinstance(answer.value, dict):
-                continue
-            for subkey, entry in answer.value.items():
-                record = records.decode(subkey, entry.value)
-                if record is None:
-                    self._warn_of_version(subkey, entry.value)
-                elif record.peer_id != self._node.peer_id:
-                    entries[keys[key]].append(Entry(record, entry.expiration_time))
-        return entries
+    async def _read(self, bucket: Bucket, asked: int) -> list[Any]:
+        """Ask for what is new in a bucket; returns the nodes that keep it. Raises what hivemind raises."""
+        held = dict(self._held.get(bucket, {}))
+        try:
+            return await search.read(self._node.dht, records.members_key(self._run, bucket), held, asked)
+        finally:
+            self._held[bucket] = held
+
+    def _entries(self, bucket: Bucket) -> Iterator[Entry]:
+        """The records of a bucket without this node's own."""
+        for subkey, held in self._held.get(bucket, {}).items():
+            record = records.decode(subkey, held.text)
+            if record is None:
+                self._warn_of_version(subkey, held.text)
+            elif record.peer_id != self._node.peer_id:
+                yield Entry(record, held.expires)
 
     def _warn_of_version(self, subkey: object, value: object) -> None:
         """Log once for each peer that it runs another version; nothing else in its record is believed."""

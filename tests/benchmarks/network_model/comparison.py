@@ -1,15 +1,16 @@
-"""``simulate --network`` against real peers in the network laboratory, and the DHT traffic of a peer.
+"""``simulate --network`` against real peers in the network laboratory, and what a peer sends for the swarm itself.
 
 python -m tests.benchmarks.network_model [--quick] [--json FILE]
 
 The peers' inner steps are log-normal sleeps (sleeping_peer.py); every fourth peer has 0.6 of the speed. The links have
 10 Mbit/s up, 50 down and 60 ms. Model and measurement have the same number of rounds. Their total time and their idle
-share must agree within 15%. Runs in FILE's ``.runs.json`` are not repeated.
+share must agree within 15%. The swarm's own traffic is that of presences without weights (presence.py), three runs of
+each size. Runs in FILE's ``.runs.json`` are not repeated.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import random
 import tempfile
 import time
@@ -27,7 +28,7 @@ from peer.replica import model
 from peer.swarm.directory import buckets as directory
 from peer.swarm.directory import records
 from tests.benchmarks.common import Known, finish, options
-from tests.netlab.lab import Lab
+from tests.benchmarks.network_model.presence import in_a_network
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import load
 
@@ -35,7 +36,6 @@ SPEEDS = (1.0, 1.0, 1.0, 0.6)
 STEP, SIGMA, H = 0.3, 0.2, 25
 SEEDS = 20  # of the model
 METHODS = {"noloco": ("configs/demo.yaml", pairs), "diloco": ("configs/demo-diloco.yaml", groups)}
-TINY = ("run.model.hidden_size=8", "run.model.intermediate_size=8", "run.model.layers=1", "run.model.heads=1")
 WAIT = 120.0  # seconds on top of the model's time
 
 
@@ -66,7 +66,7 @@ def conditions(peers: int, rounds: int) -> Conditions:
 
 def measured(name: str, it: Conditions, folder: Path) -> dict[str, float]:
     """The model's figures, measured on real peers."""
-    rows, _ = run(METHODS[name][0], overrides(it.rounds), it, folder)
+    rows = run(METHODS[name][0], overrides(it.rounds), it, folder)
     peers = [[row for row in peer if row["step"] <= it.rounds * H] for peer in rows]
     seconds = [sum(sum(row["seconds"].values()) for row in peer) for peer in peers]
     idle = sum(row["seconds"]["match"] + row["seconds"]["exchange"] for peer in peers for row in peer)
@@ -80,42 +80,30 @@ def measured(name: str, it: Conditions, folder: Path) -> dict[str, float]:
     }
 
 
-def run(config: str, sets: tuple[str, ...], it: Conditions, folder: Path) -> tuple[list[Any], dict[str, float]]:
-    """Each peer's rounds, and its DHT calls and bytes per minute."""
+def run(config: str, sets: tuple[str, ...], it: Conditions, folder: Path) -> list[Any]:
+    """Each peer's rounds."""
     names = [f"peer-{index}" for index in range(it.peers)]
     with LabSwarm(load("home"), it.peers, folder) as swarm:
         processes = []
         for index, name in enumerate(names):
             speed = it.speeds[index % len(it.speeds)]
             own = {"STEP_SECONDS": str(it.step_seconds / speed), "STEP_SIGMA": str(it.step_sigma)}
-            own["DHT_CALLS"] = str(folder / f"{name}.dht")
             module = "tests.benchmarks.network_model.sleeping_peer"
             processes.append(swarm.peer(index + 1, name, config, sets, module=module, environment=own))
         swarm.wait_for(lambda: all((folder / name / "rounds.jsonl").exists() for name in names), 240)
-        began, before = time.monotonic(), _traffic(swarm.lab, folder, names)
+        began = time.monotonic()
         slowest = (it.rounds + 2) * (H * STEP / min(it.speeds) + 10)
         while any(process.poll() is None for process in processes):
             if time.monotonic() - began > slowest + WAIT:
                 raise RuntimeError(f"not done within {slowest + WAIT:.0f} s; see {folder}")
-            if all(process.poll() is None for process in processes):
-                ended, after = time.monotonic(), _traffic(swarm.lab, folder, names)
             time.sleep(1)
-        tails = [swarm.tail(name) for name in names]
-    minutes = (ended - began) / 60 * it.peers
-    sent = sum(row["bytes_sent"] for tail in tails for row in tail.rounds[1:])
-    dht = {"calls": (after[0] - before[0]) / minutes, "bytes": (after[1] - before[1] - sent) / minutes}
-    return [tail.rounds for tail in tails], dht
-
-
-def _traffic(lab: Lab, folder: Path, names: list[str]) -> tuple[int, int]:
-    """DHT calls and bytes sent so far, on all hosts except the bootstrap's."""
-    calls = sum(sum(json.loads((folder / f"{name}.dht").read_text()).values()) for name in names)
-    return calls, lab.sent(*range(1, len(names) + 1))
+        return [swarm.tail(name).rounds for name in names]
 
 
 def directory_traffic(members: int) -> dict[str, float]:
     """A peer's directory writes and reads per minute, by the rules of swarm/directory."""
     ids, periods = [str(index) for index in range(members)], 60 / records.ANNOUNCE_SECONDS
+    renewals = periods / math.ceil(records.WRITTEN_FOR / records.ANNOUNCE_SECONDS)
     full = Counter(bucket for peer in ids for bucket in directory.writes(peer, members))
     chance, sample = random.Random(0), ids[:: max(1, members // 100)]
     buckets = []
@@ -125,7 +113,7 @@ def directory_traffic(members: int) -> dict[str, float]:
             buckets.append(size.look(directory.READS, chance))
             size.learn({bucket: full[bucket] - (bucket in own) for bucket in buckets[-1]})
     return {
-        "records_written": periods * mean(len(directory.writes(peer, members)) for peer in sample),
+        "records_written": renewals * mean(len(directory.writes(peer, members)) for peer in sample),
         "buckets_read": periods * mean(len(it) for it in buckets),
         "records_read": periods * mean(sum(full[bucket] for bucket in it) for it in buckets),
     }
@@ -150,11 +138,9 @@ def compared(size: int, name: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def dht_of(size: int, rounds: int) -> dict[str, float]:
-    """DHT calls and bytes per peer and minute."""
-    with tempfile.TemporaryDirectory(prefix="model-dht-") as folder:
-        it = conditions(size, rounds)
-        return run(METHODS["noloco"][0], (*overrides(it.rounds), *TINY), it, Path(folder))[1]
+def spread(values: list[float]) -> dict[str, float]:
+    """Least, median and most."""
+    return {"least": min(values), "median": median(values), "most": max(values)}
 
 
 def main() -> None:
@@ -167,14 +153,23 @@ def main() -> None:
         for method in METHODS
         for name in [f"{method} N={size}"]
     }
-    small = ((3,), 2) if args.quick else ((4, 8, 16), 8)
-    dht = {str(size): known.get(f"dht N={size}", partial(dht_of, size, small[1])) for size in small[0]}
+    small, runs = ((4,), 1) if args.quick else ((4, 8, 16, 24), 3)
+    own = {
+        str(size): spread(
+            [
+                known.get(f"presence N={size} run {number}", partial(in_a_network, size))["mb_per_minute"]
+                for number in range(runs)
+            ]
+        )
+        for size in small
+    }
     many = {str(size): directory_traffic(size) for size in (8, 16, 64, 256, 1024, 10_000)}
     worst = max(abs(value) for row in table.values() for value in row["off"].values())
-    words = f"the model is within {worst:.0%} of what real peers did, in time and in idle share"
+    words = f"the model is within {worst:.0%} of what real peers did, in time and in idle share; a peer sends for the "
+    words += "swarm " + ", ".join(f"{it['median']:.2f} MB a minute among {size}" for size, it in own.items())
     finish(
         "network_model",
-        {"table": table, "worst": worst, "dht_a_minute": dht, "directory_a_minute": many},
+        {"table": table, "worst": worst, "directory_mb_per_minute": own, "directory_a_minute": many},
         words,
         args,
     )

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from hivemind.utils import MSGPackSerializer
+
 from peer.config.digest import digest
+from peer.p2p.dht.search import id_of
 from peer.swarm.directory import buckets, records
 from tests.simulated.dht import Value
 from tests.simulated.runtime import EPOCH
@@ -111,8 +114,8 @@ def test_members_that_do_not_exist_displace_none_of_those_that_were_met() -> Non
                 said = member_record(ghost.peer_id).model_copy(update={"config": digest(world.peers[0].config.run)})
                 for bucket in buckets.own_buckets(ghost.peer_id)[:8]:
                     for node in world.nodes.values():
-                        value = Value(records.encode(said), until)
-                        node._keep(records.members_key("simulated", bucket), ghost.peer_id, value, until - 1)
+                        value = Value(MSGPackSerializer.dumps(records.encode(said)), until)
+                        node._keep(id_of(records.members_key("simulated", bucket)), ghost.peer_id, value, until - 1)
             world.loop.call_later(records.LIFETIME, flood)
 
         world.loop.call_later(100.0, flood)

@@ -183,9 +183,11 @@ class Ledger:
         sent, mine = theirs.whole(), own.whole()
         if not torch.isfinite(sent).all():
             self.violation(f"{peer.name} merged what is not finite")
-        full = any(taken >= share_of(own, theirs) for taken, _ in own.taken.values())
+        share = share_of(own, theirs)
+        full = any(taken >= share for taken, _ in own.taken.values())
         stepped = math.hypot(*(changed for _, changed in own.taken.values()))
-        if full and float(sent.norm()) > 1.01 * (float(mine.norm()) + LONGEST_REACH * stepped):
+        reach = LONGEST_REACH * stepped * MOST_SHARE / share  # of few tokens a mean takes less
+        if full and float(sent.norm()) > 1.01 * (float(mine.norm()) + reach):
             self.violation(f"{peer.name} merged in full what is out of proportion")
         if own.round > SETTLED and float(sent @ mine) < LEAST_COMMON * float(sent.norm() * mine.norm()):
             self.violation(f"{peer.name} merged what has nothing in common with its own")

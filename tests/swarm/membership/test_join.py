@@ -33,6 +33,7 @@ from peer.swarm.state_transfer.donor import (
 )
 from peer.swarm.state_transfer.download import PartialState, download
 from peer.swarm.state_transfer.join import take_state
+from tests.swarm.support.harness import wait_for
 from tests.swarm.support.node_peer import Peer
 
 PARTS = 96
@@ -112,10 +113,9 @@ def test_a_state_that_is_not_finite_is_never_taken(tmp_path: Path) -> None:
     with ExitStack() as stack:
         scene = Scene(tmp_path, stack, bad, bad)
         scene.one.round = scene.two.round = 3
-        for donor in (scene.one, scene.two):
-            donor.presence._members.refresh_all()
-        time.sleep(6.5)  # until both have announced that they have made a round
         members = Members(scene.node, "test", lambda: None)  # type: ignore[arg-type, return-value]
+        # until both have announced that they have made a round
+        wait_for(lambda: [it.round for it in members.refresh_all()] == [3, 3], 30)
         with pytest.raises(RunError, match="not finite"):
             take_state(scene.node, members, scene.partial.room, 3, inner_steps=100, above=0)
 

@@ -8,15 +8,27 @@ from collections.abc import Sequence
 import msgpack
 import pytest
 from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
-from hivemind.proto.dht_pb2 import FindRequest, FindResponse, FindResult, NodeInfo, PingRequest, StoreRequest
+from hivemind.proto.dht_pb2 import NOT_FOUND, FindRequest, FindResponse, FindResult, NodeInfo, PingRequest, StoreRequest
+from hivemind.utils import MSGPackSerializer
 
 from peer.p2p import identity
 from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, RECORDS, Proven
 from peer.p2p.dht import requests
 from peer.p2p.dht.authors import Author
-from peer.p2p.dht.requests import KEY_RECORDS, KEYS, RefusedRequest, Requests, fitting, place_of_node
+from peer.p2p.dht.requests import (
+    KEY_RECORDS,
+    KEYS,
+    RefusedRequest,
+    Requests,
+    add_known,
+    fitting,
+    leave_out,
+    place_of_node,
+)
+from peer.p2p.dht.search import NEIGHBOURS, Known, fingerprint
 
 KEY = bytes(20)
 
@@ -161,3 +173,44 @@ def test_an_answer_that_is_too_large_loses_values_and_not_the_answer() -> None:
     answer = fitting(FindResponse(results=results))
     assert [it.type for it in answer.results] == [dht_pb2.FOUND_DICTIONARY] * 2 + [dht_pb2.NOT_FOUND] * 3
     assert answer.ByteSize() < 2**21 and all(it.nearest_node_ids for it in answer.results)
+
+
+def answer(*subkeys: str, expires: float) -> FindResponse:
+    """Of a node that has records under :data:`KEY` and knows 20 others."""
+    held = DictionaryDHTValue()
+    for subkey in subkeys:
+        held.store(subkey, b"signed", expires)
+    nodes = [bytes([it]) * 20 for it in range(20)]
+    value = MSGPackSerializer.dumps(held)
+    found = FindResult(type=dht_pb2.FOUND_DICTIONARY, value=value, nearest_node_ids=nodes, nearest_peer_ids=nodes)
+    return FindResponse(results=[found])
+
+
+def test_an_answer_leaves_out_what_the_request_says_to_be_known() -> None:
+    now = time.time() + 20
+    request = FindRequest(keys=[KEY])
+    add_known(request, Known(fingerprint(KEY, "one", now) + fingerprint(KEY, "two", now - 5)))
+    asked = FindRequest.FromString(request.SerializeToString())  # as it arrives
+    reply = answer("one", "two", expires=now)
+    leave_out(asked, reply)
+    left = MSGPackSerializer.loads(reply.results[0].value)
+    assert [subkey for subkey, _ in left.items()] == ["two"]  # the asker has an older one
+    assert len(reply.results[0].nearest_node_ids) == len(reply.results[0].nearest_peer_ids) == NEIGHBOURS
+    reply = answer("one", expires=now)
+    leave_out(asked, reply)
+    assert reply.results[0].type == NOT_FOUND and not reply.results[0].value
+    asked.keys[0] = bytes([1]) * 20
+    reply = answer("one", expires=now)
+    leave_out(asked, reply)
+    assert reply.results[0].value  # known under another key
+
+
+def test_who_asks_for_nodes_gets_no_records_and_who_says_nothing_gets_all() -> None:
+    request = FindRequest(keys=[KEY])
+    whole = answer("one", expires=time.time() + 20)
+    reply = FindResponse.FromString(whole.SerializeToString())
+    leave_out(request, reply)
+    assert reply == whole
+    add_known(request, Known(everything=True))
+    leave_out(request, reply)
+    assert reply.results[0].type == NOT_FOUND and not reply.results[0].value

@@ -6,15 +6,18 @@ import asyncio
 import json
 import logging
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-from hivemind.utils import ValueWithExpiration
+from hivemind.dht.routing import DHTID
+from hivemind.utils import MSGPackSerializer, ValueWithExpiration
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from peer import __version__, clock
+from peer.p2p.dht.search import id_of
 from peer.p2p.stream import MESSAGE_CAP, Message
 from peer.rounds.progress import Progress
 from peer.rounds.types import NAME, Seat
@@ -84,7 +87,7 @@ def test_a_name_is_one_plain_word_in_every_message(name: str) -> None:
 @pytest.mark.parametrize("name", [*ODD_NAMES, 7, None])
 def test_an_onlooker_reads_only_runs_with_a_plain_name(name: object) -> None:
     """Anybody writes names of runs; they become headings, labels and keys."""
-    asked: set[str] = set()
+    asked: set[DHTID] = set()
 
     class Dht:
         async def get(self, key: str, **how: object) -> object:
@@ -92,13 +95,22 @@ def test_an_onlooker_reads_only_runs_with_a_plain_name(name: object) -> None:
                 {"1": ValueWithExpiration(name, 1e12), "2": ValueWithExpiration("demo", 1e12)}, 1
             )
 
-        async def get_many(self, keys: list[str], **how: object) -> dict[str, None]:
-            asked.update(key.partition("/members/")[0] for key in keys)
-            return dict.fromkeys(keys)
+    def get(key: DHTID) -> None:
+        asked.add(key)
 
-    node = SimpleNamespace(dht=Dht(), peer_id="QmMe")
+    dht = Dht()
+    dht.__dict__ |= alone(get).__dict__
+    node = SimpleNamespace(dht=dht, peer_id="QmMe")
     assert asyncio.run(reader.Onlooker(node).look()) == {}  # type: ignore[arg-type]
-    assert asked == {"demo"}
+    assert id_of("demo/members/0/0") in asked
+    assert id_of(f"{name}/members/0/0") not in asked
+
+
+def alone(get: Callable[[DHTID], object]) -> SimpleNamespace:
+    """hivemind's DHT node without neighbours; ``get``: what it has itself."""
+    table = SimpleNamespace(get_nearest_neighbors=lambda *_, **__: [])
+    protocol = SimpleNamespace(routing_table=table, storage=SimpleNamespace(get=get), client_mode=True)
+    return SimpleNamespace(protocol=protocol, node_id=DHTID.generate(source="me"), peer_id="QmMe")
 
 
 HUGE = (
@@ -165,14 +177,13 @@ def test_a_peer_of_another_version_is_told_of_once(
     logging.getLogger("noloco").propagate = True
     own = OLD.replace("QmA", "QmMe")
 
-    class Directory:
-        async def get_many(self, keys: list[str], **options: object) -> dict[str, object]:
-            stored = {f"Qm{n}": OLD.replace("QmA", f"Qm{n}") for n in range(5)}
-            values = {subkey: ValueWithExpiration(text, 2e9) for subkey, text in [*stored.items(), ("QmMe", own)]}
-            return {key: ValueWithExpiration(values, 2e9) for key in keys}
+    def stored(key: DHTID) -> ValueWithExpiration[object]:
+        texts = {f"Qm{n}": OLD.replace("QmA", f"Qm{n}") for n in range(5)} | {"QmMe": own}
+        packed = {subkey: (MSGPackSerializer.dumps(text), 2e9) for subkey, text in texts.items()}
+        return ValueWithExpiration(packed, 2e9)
 
     monkeypatch.setattr(reader, "FOREIGN_PEERS", 3)
-    node = SimpleNamespace(dht=Directory(), peer_id="QmMe", subkey="QmMe")
+    node = SimpleNamespace(dht=alone(stored), peer_id="QmMe", subkey="QmMe")
     found = Reader(node, "run")  # type: ignore[arg-type]
     for _ in range(2):
         asyncio.run(found.look(1))
