@@ -7,7 +7,7 @@ A download is limited by reading more slowly: then the sender's line is slow, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
@@ -36,13 +36,11 @@ class TokenBucket:
         if self._free > now:
             await asyncio.sleep(self._free - now)
 
-    async def pieces(self, data: Bytes) -> AsyncIterator[Bytes]:
-        """``data`` in pieces, each when it may pass; undivided without a limit."""
+    def pieces(self, data: Bytes) -> Iterator[Bytes]:
+        """``data`` in pieces that are to be taken one by one; undivided without a limit."""
         most = len(data) if self.rate is None else max(1, int(self.rate * PIECE))
         for start in range(0, len(data), most or 1):
-            piece = data if len(data) <= most else data[start : start + most]
-            await self.take(len(piece))
-            yield piece
+            yield data if len(data) <= most else data[start : start + most]
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,10 @@ async def send_parts(stream: Channel, data: AsyncIterator[bytes], stall: float) 
 
     The transport may keep a reference to a part after the next one was asked for.
     """
-    sent = 0
+    sent, line = 0, stream.bandwidth.up
     async for part in data:
-        async for piece in stream.bandwidth.up.pieces(part):
+        for piece in line.pieces(part):
+            await line.take(len(piece))
             sent += len(piece)
             await stream.write(piece, answer_limit(stall, sent))
         await stream.write(xxhash.xxh3_128_digest(part), answer_limit(stall, sent))
@@ -59,9 +60,10 @@ async def receive_parts(
     Raises :class:`CorruptPart`, ``TimeoutError`` after ``stall`` seconds of waiting for a byte, and what the stream
     raises.
     """
-    sent = bytearray(DIGEST_BYTES)
+    sent, line = bytearray(DIGEST_BYTES), stream.bandwidth.down
     for number, room in enumerate(rooms):
-        async for piece in stream.bandwidth.down.pieces(room):
+        for piece in line.pieces(room):
+            await line.take(len(piece))
             await stream.read_into(piece, stall)
         await stream.read_into(memoryview(sent), stall)
         digest = xxhash.xxh3_128_digest(room)
