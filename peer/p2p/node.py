@@ -72,7 +72,7 @@ class Node(LoopThread):
         super().__init__()
         self._settings, self._authority = settings, authority
         self._author: Author | None = authority
-        self.bandwidth = Bandwidth.of(settings.max_upload, settings.max_download)
+        self._stream = partial(Stream, bandwidth=Bandwidth.of(settings.max_upload, settings.max_download))
         self.proven = Proven()
         self._openings = Spending(STREAM_OPENINGS, self.proven)
         self._places: dict[Limit, Places] = {}
@@ -187,12 +187,7 @@ class Node(LoopThread):
                     await dial(self.p2p, peer_id, addresses, OPEN_TIMEOUT)
             stream = await self._open_raw(peer_id, protocol)
         if self._gate is not None:
-            stream.gate = self._gate.check
-            try:
-                await self._gate.show(stream)
-            except (TimeoutError, StreamLost):
-                stream.close()
-                raise
+            await self._gate.begin(stream)
         return stream
 
     async def _open_raw(self, peer_id: str, protocol: str) -> Stream:
@@ -204,12 +199,7 @@ class Node(LoopThread):
                 raise
             except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
                 raise StreamLost(one_line(error)) from None
-        return self._stream(reader, writer, peer_id, initiator=True)
-
-    def _stream(self, reader: asyncio.StreamReader, writer: Any, remote: str, **more: Any) -> Stream:
-        """Of this node: it shares the bandwidth."""
-        hang_up = partial(self.hang_up, remote)
-        return Stream(reader, writer, remote, hang_up=hang_up, bandwidth=self.bandwidth, **more)
+        return self._stream(reader, writer, peer_id, initiator=True, hang_up=partial(self.hang_up, peer_id))
 
     def hang_up(self, peer_id: str) -> None:
         """Close the connection to a peer; the next stream to it makes a new one."""
@@ -234,7 +224,8 @@ class Node(LoopThread):
 
         async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             remote = info.peer_id.to_base58()
-            stream = self._stream(reader, writer, remote, initiator=False, origin=str(info.addr))
+            hang_up, origin = partial(self.hang_up, remote), str(info.addr)
+            stream = self._stream(reader, writer, remote=remote, initiator=False, origin=origin, hang_up=hang_up)
             if not self._openings.spend(remote) or not places.take(remote, lambda: not stream.closed):
                 stream.close()
                 return

@@ -26,11 +26,11 @@ def members(
     node: MemberNode, config: Subject, authority: Authority | None, answering: Sequence[str]
 ) -> Iterator[Finding]:
     """Join the DHT as a client; raises :class:`peer.errors.UserError` when it refuses."""
-    from peer.swarm.directory.directory import Members
+    from peer.swarm.directory.directory import present_members
 
     node.call(node.join(answering, client=True), DHT_JOIN_TIMEOUT)
     yield from _duplicate(node, config, authority)
-    present = Members(node, config.run.name, _nothing).refresh_all()
+    present = present_members(node, config.run.name)
     if not present:
         yield ok("swarm", f"no peer trains {config.run.name!r} there yet: this one would be the first")
         return
@@ -45,10 +45,6 @@ def members(
         said = f"{others[0].name} trains another configuration: {_difference(node, config, others[0])}"
         yield (warn if same else fail)("config", said, "take the swarm's file; noloco-peer show-config prints this one")
     yield from _versions(node, random.sample(same, min(ASKED_MEMBERS, len(same))))
-
-
-def _nothing() -> MemberRecord:
-    raise AssertionError("a check announces nothing")
 
 
 def _duplicate(node: MemberNode, config: Subject, authority: Authority | None) -> Iterator[Finding]:
@@ -69,22 +65,11 @@ def _duplicate(node: MemberNode, config: Subject, authority: Authority | None) -
 
 def _difference(node: MemberNode, config: Subject, record: MemberRecord) -> str:
     """The first key in which a member's run differs, from its refusal."""
-    from peer.p2p.stream import BadMessage, Refused, StreamLost
-    from peer.swarm.state_transfer.donor import STATE_ANSWER, STATE_PROTOCOL
+    from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
-    async def greet() -> None:
-        stream = await node.open_to_member(record.peer_id, STATE_PROTOCOL, record.addresses)
-        try:
-            await stream.receive(STATE_ANSWER, MEMBER_TIMEOUT)
-        finally:
-            stream.close()
-
-    try:
-        node.call(greet(), 2 * MEMBER_TIMEOUT)
-    except Refused as refused:
+    refused = node.call(node.refused_by(record.peer_id, STATE_PROTOCOL, record.addresses), 2 * MEMBER_TIMEOUT)
+    if refused is not None:
         return node.member.difference(refused)
-    except (StreamLost, BadMessage, TimeoutError):
-        pass
     return f"its digest is {record.config}, ours {digest(config.run)}"
 
 
