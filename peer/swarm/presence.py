@@ -16,6 +16,7 @@ from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
 from peer.p2p.greeting import MemberNode
 from peer.p2p.node import OPEN_TIMEOUT
+from peer.p2p.speed import SPEED_PROTOCOL, SpeedTests
 from peer.process import LoopContext
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import State
@@ -127,6 +128,7 @@ class Presence:
         """Be found from now on: serve newcomers, announce, meet partners. ``waits``: :meth:`await_others` follows."""
         self._waits = waits
         self._node.call(self._node.serve_members(STATE_PROTOCOL, Donor(snapshot).serve), OPEN_TIMEOUT)
+        self._node.call(self._node.serve(SPEED_PROTOCOL, SpeedTests(self._node.proven).serve), OPEN_TIMEOUT)
         self._members.start()
         self._announced = True
         self._matching.start(round)
