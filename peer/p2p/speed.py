@@ -32,7 +32,7 @@ WARM_UP = 1.0  # seconds of these that do not count
 SPEED_BYTES = 16 * 2**20  # that a test sends at most
 SPEED_PART = 64 * 1024  # bytes
 SPEED_TIMEOUT = 5.0  # seconds for one message
-ANSWER_TIMEOUT = SPEED_TIMEOUT + IN_BUFFERS / LEAST_RATE  # seconds for one behind parts
+RESULT_TIMEOUT = SPEED_TIMEOUT + IN_BUFFERS / LEAST_RATE  # seconds for one behind parts
 TURN_PATIENCE = 2.0  # seconds for the test before: its end may come late
 Direction = Literal["up", "down"]  # seen by the asker
 
@@ -91,7 +91,7 @@ class SpeedTests:
             if last is not None:
                 await stream.send_last(last, SPEED_TIMEOUT)
             else:
-                await stream.until_closed(ANSWER_TIMEOUT)
+                await stream.until_closed(RESULT_TIMEOUT)
         finally:
             stream.close()
 
@@ -133,9 +133,9 @@ async def line_speed(open: Open, peer_id: str, addresses: Sequence[str], directi
 
 async def _sent(stream: Stream) -> SpeedResult:
     """Send until the member says what it has got."""
-    sending = asyncio.ensure_future(send_parts(stream, _noise(), ANSWER_TIMEOUT))
+    sending = asyncio.ensure_future(send_parts(stream, _noise(), RESULT_TIMEOUT))
     try:
-        return await stream.receive(SpeedResult, SPEED_SECONDS + ANSWER_TIMEOUT)
+        return await stream.receive(SpeedResult, SPEED_SECONDS + RESULT_TIMEOUT)
     finally:
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
