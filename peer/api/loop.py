@@ -34,8 +34,9 @@ from peer.errors import RunError, UserError
 from peer.outer.method import outer_method
 from peer.outer.slow_weights import SlowWeights
 from peer.process import Stop
+from peer.swarm.connect import connect
 from peer.training.member import Membership
-from peer.training.resources import open_resources
+from peer.training.resources import member_node, open_resources
 
 log = logs.get_logger("outer_loop")
 
@@ -55,6 +56,10 @@ class OuterLoop:
             device = named[0][1].device
             resources = stack.enter_context(open_resources(config.run, config.peer, device, self._stop))
             stack.enter_context(logs.attached(resources.folder.name, resources.folder.path / "peer.log"))
+            node = member_node(resources)
+            stack.callback(node.stop)
+            with resources.phase("join"):
+                connect(node, config.run)
             outer = outer_method(config.run, SlowWeights(named))
             self._state = OwnState(outer, optimizers, digest(config.run))
             if state is not None:
@@ -62,7 +67,7 @@ class OuterLoop:
             self._before = 0  # rounds that had ended when the last step began
             self._phase, self._progress = resources.phase, resources.context.progress
             self._member = Membership(
-                resources, self._state, total=self._total, tokens=lambda: self._account.tokens_per_step
+                resources, node, self._state, total=self._total, tokens=lambda: self._account.tokens_per_step
             )
             stack.callback(self._member.close)
             self._member.join(newcomer_above=-1)  # the program's seed may be different

@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--own-loop", action="store_true", help="check a program with peer.OuterLoop; needs no file")
     _initial_peers(check)
     check.add_argument("--ranks", type=_positive, default=1, metavar="N", help="GPUs of the peer, as for torchrun")
+    check.add_argument("--speed", action="store_true", help="measure the line to members: does a swap fit?")
     check.set_defaults(run=_check)
 
     status = commands.add_parser("status", help="the members of a swarm, as a live table")
@@ -197,7 +198,7 @@ def _check(args: argparse.Namespace) -> int:
         from peer.replica import model_source
 
         config = model_source.pinned(_loaded(args))
-    return run(config, partial(print, flush=True), args.ranks)
+    return run(config, partial(print, flush=True), args.ranks, speed=args.speed)
 
 
 def _export(args: argparse.Namespace) -> int:

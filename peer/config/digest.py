@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import BaseModel
@@ -36,16 +37,21 @@ def first_difference(mine: str, theirs: str) -> str:
     """Names the first key in which two canonical runs differ, with both values, for example
     ``run.inner.learning_rate is 0.001 here and 0.002 there``. ``theirs`` is untrusted.
     """
+    return difference(mine, theirs) or "no key differs: another version of noloco-peer"
+
+
+def difference(mine: str, theirs: str, unknown: Collection[str] = ()) -> str:
+    """As :func:`first_difference`, without the keys that are ``unknown`` here; empty when no other key differs."""
     try:
         ours, other = _flat(json.loads(mine)), _flat(json.loads(theirs))
     except (ValueError, AttributeError, RecursionError):
         return "the swarm's configuration could not be read"
     for key in [*ours, *(key for key in other if key not in ours)]:
-        if ours.get(key) != other.get(key):
+        if ours.get(key) != other.get(key) and not (key in unknown and ours.get(key) is None):
             here, there = (json.dumps(side[key])[:60] if key in side else "not set" for side in (ours, other))
             shown = f"run.{key}" if key.isprintable() else "run." + json.dumps(key)
             return f"{shown[:100]} is {here} here and {there} there"
-    return "no key differs: another version of noloco-peer"
+    return ""
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,46 @@ PathText = Annotated[Path, BeforeValidator(_path)]
 # of a tuple that YAML gives as a list
 Sequence = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 Words = Annotated[tuple[str, ...], Sequence]
+
+
+UNITS = {"kbit": 125, "mbit": 125_000, "gbit": 125_000_000}  # bytes a second, as in tc
+LEAST_BITRATE = 500  # kbit: below it neither a swap nor a state is worth waiting for (rounds/transfer_rule.py)
+_BITRATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)")
+_MEANT = re.compile(r"([\d_]+(?:\.\d+)?)\s*([kmg]?)i?(b|bits?|bytes?)?(?:ps|/s|/sec)?", re.IGNORECASE)
+
+
+def bytes_a_second(bitrate: str | None) -> float | None:
+    """Of a checked :data:`Bitrate`."""
+    found = _BITRATE.fullmatch(bitrate or "")
+    return float(found[1]) * UNITS[found[2]] if found else None
+
+
+def _bitrate(value: Any) -> Any:
+    if value is None:
+        return None
+    text = str(value)
+    rate = bytes_a_second(text)
+    if rate is None:
+        raise ValueError(f"a rate is a number with kbit, mbit or gbit{_nearest_bitrate(text)}")
+    if rate < LEAST_BITRATE * UNITS["kbit"]:
+        raise ValueError(f"below {LEAST_BITRATE}kbit no swap is worth waiting for; at least {LEAST_BITRATE}kbit")
+    return text
+
+
+def _nearest_bitrate(text: str) -> str:
+    """What may have been meant; a number alone is read as mbit, or as bits where that would be absurd."""
+    found = _MEANT.fullmatch(text.strip())
+    if found is None:
+        return ", such as 20mbit"
+    number, prefix, unit = float(found[1]), found[2].lower(), found[3] or ""
+    prefix = prefix or ("" if number >= 1e5 else "m")
+    bits = 8 if unit == "B" or unit.lower().startswith("byte") else 1
+    mbit = number * bits * {"": 1e-6, "k": 1e-3, "m": 1, "g": 1e3}[prefix]
+    return f", did you mean {mbit:.10g}mbit?"
+
+
+# as in tc: kbit, mbit, gbit a second
+Bitrate = Annotated[str, BeforeValidator(_bitrate)]
 
 
 class Section(BaseModel):

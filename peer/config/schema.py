@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from peer.config.data import AnyData, StdlibData
-from peer.config.fields import LOCAL, Fraction, PathText, Port, Positive, Section, Sequence, Words
+from peer.config.fields import LOCAL, Bitrate, Fraction, PathText, Port, Positive, Section, Sequence, Words
 from peer.config.model import AutoModel, LlamaModel
 from peer.rounds.types import Name
 
@@ -183,6 +183,9 @@ class NetworkConfig(Section):
     announce: Words = ()  # multiaddrs to announce instead of the detected ones
     upnp: bool = True  # ask the router for a port mapping
     reach: Literal["auto", "public", "relay"] = "auto"  # auto: through relays when the initial peers cannot dial it
+    # of all tensors and of what it relays, such as 20mbit; none: as fast as the line is
+    max_upload: Bitrate | None = None
+    max_download: Bitrate | None = None
     start_timeout: Positive = 60.0  # seconds for the p2p daemon to start
     join_timeout: Positive = 60.0  # seconds of trying the initial peers
 

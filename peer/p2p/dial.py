@@ -27,6 +27,7 @@ ATTEMPT_SECONDS = 10.0
 DISCONNECT_SECONDS = 5.0
 KNOWN_IDS = 4096  # that are remembered
 BACKOFF = "dial backoff"
+HOPELESS = "peer id mismatch"  # another node has the address: a repetition finds it again
 KNOWN_REASONS = ("connection refused", "no route to host", "network is unreachable", "i/o timeout", "peer id mismatch")
 _P2P, _P2P_CIRCUIT = b"\xa5\x03", b"\xa2\x02"  # multicodec's numbers 421 and 290 as varints
 
@@ -61,7 +62,8 @@ async def disconnect(p2p: Any, peer_id: str) -> None:
 
 
 async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> list[str]:
-    """The addresses that answered. Tries all, again and again with growing pauses, for ``timeout`` seconds.
+    """The addresses that answered. Tries all, again and again with growing pauses, for ``timeout`` seconds; once where
+    other nodes have them.
 
     Raises :class:`UserError` that names every address with its reason.
     """
@@ -79,11 +81,13 @@ async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> lis
                 # libp2p refuses to try again for a few seconds after a failure: keep the first reason
                 if BACKOFF not in str(error) or address not in reasons:
                     reasons[address] = str(error)
+        hopeless = all(HOPELESS in reason for reason in reasons.values())
+        again = not (reached or hopeless or clock.monotonic() + pause > deadline)
         for address in [it for it in addresses if it not in reached]:
-            log.warning("initial peer %s: %s%s", address, reasons[address], "" if reached else "; trying again")
+            log.warning("initial peer %s: %s%s", address, reasons[address], "; trying again" if again else "")
         if reached:
             return reached
-        if clock.monotonic() + pause > deadline:
+        if not again:
             tried = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
             raise UserError(
                 f"cannot reach any initial peer ({tried}). Check that the bootstrap node runs, that the address is "

@@ -23,7 +23,7 @@ from peer.p2p import identity
 from peer.p2p.admission.dht_rules import Authority, invited
 from peer.p2p.node import Handler, Node, NodeSettings
 from peer.p2p.reachability.decide import Reachability
-from peer.p2p.stream import Message, Refusal, Refused, Stream, StreamLost
+from peer.p2p.stream import BadMessage, Message, Refusal, Refused, Stream, StreamLost
 
 log = get_logger("greeting")
 
@@ -111,6 +111,17 @@ class MemberNode(Node):
             stream.close()
             raise
         return stream
+
+    async def refused_by(self, peer_id: str, protocol: str, addresses: Sequence[str]) -> Refused | None:
+        """How a member refuses our greeting; ``None`` when it does not within a deadline, or cannot be reached."""
+        try:
+            stream = await self.open_to_member(peer_id, protocol, addresses)
+            try:
+                return Refused(await stream.receive(Refusal, GREETING_TIMEOUT))
+            finally:
+                stream.close()
+        except (StreamLost, BadMessage, TimeoutError):
+            return None
 
     async def serve_members(self, protocol: str, handler: Handler) -> None:
         """As :meth:`serve`: ``handler`` gets the streams of members of the same run."""

@@ -19,6 +19,7 @@ from peer.logs import get_logger
 from peer.p2p.addresses import is_loopback, owner_of, tcp_of
 from peer.p2p.admission.dht_rules import Authority, keep_revocations
 from peer.p2p.admission.gate import ADMISSION_PROTOCOL, Gate
+from peer.p2p.bandwidth import Bandwidth
 from peer.p2p.budgets import CIRCUITS, RESERVATION_STREAMS, STREAM_OPENINGS, STREAMS, Limit, Places, Proven, Spending
 from peer.p2p.daemon import Daemon
 from peer.p2p.dht.authors import Author
@@ -53,6 +54,8 @@ class NodeSettings:
     initial_peers: tuple[str, ...] = ()
     upnp: bool = False
     reach: Literal["auto", "public", "relay"] = "public"
+    max_upload: str | None = None
+    max_download: str | None = None
     start_timeout: float = 60.0
     join_timeout: float = 60.0
 
@@ -69,6 +72,7 @@ class Node(LoopThread):
         super().__init__()
         self._settings, self._authority = settings, authority
         self._author: Author | None = authority
+        self._stream = partial(Stream, bandwidth=Bandwidth.of(settings.max_upload, settings.max_download))
         self.proven = Proven()
         self._openings = Spending(STREAM_OPENINGS, self.proven)
         self._places: dict[Limit, Places] = {}
@@ -183,12 +187,7 @@ class Node(LoopThread):
                     await dial(self.p2p, peer_id, addresses, OPEN_TIMEOUT)
             stream = await self._open_raw(peer_id, protocol)
         if self._gate is not None:
-            stream.gate = self._gate.check
-            try:
-                await self._gate.show(stream)
-            except (TimeoutError, StreamLost):
-                stream.close()
-                raise
+            await self._gate.begin(stream)
         return stream
 
     async def _open_raw(self, peer_id: str, protocol: str) -> Stream:
@@ -200,7 +199,7 @@ class Node(LoopThread):
                 raise
             except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
                 raise StreamLost(one_line(error)) from None
-        return Stream(reader, writer, remote=peer_id, initiator=True, hang_up=partial(self.hang_up, peer_id))
+        return self._stream(reader, writer, peer_id, initiator=True, hang_up=partial(self.hang_up, peer_id))
 
     def hang_up(self, peer_id: str) -> None:
         """Close the connection to a peer; the next stream to it makes a new one."""
@@ -226,7 +225,7 @@ class Node(LoopThread):
         async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             remote = info.peer_id.to_base58()
             hang_up, origin = partial(self.hang_up, remote), str(info.addr)
-            stream = Stream(reader, writer, remote=remote, initiator=False, origin=origin, hang_up=hang_up)
+            stream = self._stream(reader, writer, remote=remote, initiator=False, origin=origin, hang_up=hang_up)
             if not self._openings.spend(remote) or not places.take(remote, lambda: not stream.closed):
                 stream.close()
                 return

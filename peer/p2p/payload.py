@@ -1,7 +1,8 @@
 """Parts on a stream: the bytes of each part and, after them, their xxh3-128 digest. The only format for bulk data.
 
 Pairs, groups and state transfer use it; they define what the bytes mean and when they may be used. The link is
-authenticated and encrypted already; the digest finds truncation and half-filled buffers.
+authenticated and encrypted already; the digest finds truncation and half-filled buffers. Under a limit a part goes in
+pieces, each at its turn (bandwidth.py).
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ from typing import Protocol
 import xxhash
 from torch import Tensor
 
+from peer.p2p.bandwidth import Bandwidth
 from peer.p2p.stream import BadMessage
 from peer.rounds.contribution import Readable, as_bytes, parts, scratch
+from peer.rounds.transfer_rule import answer_limit
 
 DIGEST_BYTES = 16
 
 
 class Channel(Protocol):
-    """The methods of a stream that parts need."""
+    """What parts need of a stream."""
+
+    @property
+    def bandwidth(self) -> Bandwidth: ...
 
     async def write(self, data: bytes, timeout: float) -> None: ...
 
@@ -31,13 +37,18 @@ class CorruptPart(BadMessage):
 
 
 async def send_parts(stream: Channel, data: AsyncIterator[bytes], stall: float) -> None:
-    """Send each part and its digest; ``stall`` seconds without progress raise ``TimeoutError``.
+    """Send each part and its digest. ``TimeoutError`` after ``stall`` seconds without progress, and more where the
+    buffers are full: of a slow reader one sees now and then that it has read another half a megabyte.
 
     The transport may keep a reference to a part after the next one was asked for.
     """
+    sent, line = 0, stream.bandwidth.up
     async for part in data:
-        await stream.write(part, stall)
-        await stream.write(xxhash.xxh3_128_digest(part), stall)
+        for piece in line.pieces(part):
+            await line.take(len(piece))
+            sent += len(piece)
+            await stream.write(piece, answer_limit(stall, sent))
+        await stream.write(xxhash.xxh3_128_digest(part), answer_limit(stall, sent))
 
 
 async def receive_parts(
@@ -46,11 +57,14 @@ async def receive_parts(
     """Fill each of ``rooms`` (bytes) with a part, and yield its number, the room and the digest once they match.
 
     Rooms may be the same memory: the next part is read when the caller asks for it.
-    Raises :class:`CorruptPart`, ``TimeoutError`` after ``stall`` seconds without a byte, and what the stream raises.
+    Raises :class:`CorruptPart`, ``TimeoutError`` after ``stall`` seconds of waiting for a byte, and what the stream
+    raises.
     """
-    sent = bytearray(DIGEST_BYTES)
+    sent, line = bytearray(DIGEST_BYTES), stream.bandwidth.down
     for number, room in enumerate(rooms):
-        await stream.read_into(room, stall)
+        for piece in line.pieces(room):
+            await line.take(len(piece))
+            await stream.read_into(piece, stall)
         await stream.read_into(memoryview(sent), stall)
         digest = xxhash.xxh3_128_digest(room)
         if digest != sent:

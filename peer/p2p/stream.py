@@ -15,6 +15,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from peer.errors import one_line
+from peer.p2p.bandwidth import UNLIMITED, Bandwidth
 
 MESSAGE_CAP = 64 * 1024  # bytes; the largest message carries a run's configuration
 WRITE_CHUNK = 128 * 1024  # bytes for one deadline: on a slow line a whole part takes longer
@@ -74,6 +75,7 @@ class Stream:
     received: int = 0  # bytes
     hang_up: Callable[[], None] = lambda: None  # closes the whole connection
     gate: Callable[[Stream], Awaitable[None]] | None = None  # checks the other side before the first read
+    bandwidth: Bandwidth = UNLIMITED  # for parts
 
     async def send(self, message: Message, timeout: float) -> None:
         """Send one message; ``timeout`` in seconds."""
@@ -103,15 +105,30 @@ class Stream:
             raise BadMessage(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
     async def write(self, data: bytes, timeout: float) -> None:
-        """Send raw bytes; returns when the transport wants more. ``timeout`` bounds each wait for it, in seconds."""
+        """Send raw bytes; returns when the transport wants more. ``timeout`` bounds each wait for it, in seconds.
+
+        The wait begins anew when something was received meanwhile: who reads slowly is not dead.
+        """
         view = memoryview(data)
         for start in range(0, len(data), WRITE_CHUNK):
             piece = view[start : start + WRITE_CHUNK]
             with _lost():
-                async with asyncio.timeout(timeout):
-                    self.writer.write(piece)
-                    await self.writer.drain()
+                self.writer.write(piece)
+                while not await self._drained(timeout):
+                    pass
             self.sent += len(piece)
+
+    async def _drained(self, timeout: float) -> bool:
+        """Does the transport want more? Raises ``TimeoutError`` when for that long nothing has moved either way."""
+        before = self.received
+        try:
+            async with asyncio.timeout(timeout):
+                await self.writer.drain()
+        except TimeoutError:
+            if self.received == before:
+                raise
+            return False
+        return True
 
     async def read_into(self, out: memoryview, timeout: float) -> None:
         """Fill ``out`` (bytes) from the stream; ``timeout`` bounds each wait for more bytes, in seconds."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 CHECKS = 4  # looks at a transfer within its limit: the first at a quarter of it
 UNSEEN_PHASE = 30.0  # seconds that are assumed for an inner phase before the first inner step
-STATE_RATE = 2**20 / 20  # bytes a second (0.42 Mbit/s): a state that comes more slowly is not worth waiting for
+LEAST_RATE = 2**20 / 20  # bytes a second (0.42 Mbit/s): what comes more slowly is not worth waiting for
+IN_BUFFERS = 2**20  # bytes between two peers that were sent and not read: in sockets, daemons and windows
 COPY_RATE = 100e6  # bytes a second at which even a busy machine copies the state that it gives away
 CATCH_UP_LEAST = 60.0  # seconds that a group gives each member to take the group's state
 
@@ -23,8 +24,8 @@ def swap_limit(stall: float, max_phases: float, phase: float | None) -> float:
 
 
 def state_limit(size: int, least: float) -> float:
-    """Seconds that a state of ``size`` bytes may take at ``STATE_RATE``; a small one ``least``."""
-    return max(least, size / STATE_RATE)
+    """Seconds that a state of ``size`` bytes may take at ``LEAST_RATE``; a small one ``least``."""
+    return max(least, size / LEAST_RATE)
 
 
 def copy_limit(size: int, least: float) -> float:
@@ -38,3 +39,8 @@ def catch_up_limit(phase: float | None) -> float:
     A state that takes longer is out of date when it has come. ``phase``: ``None`` or 0 before the first inner step.
     """
     return max(CATCH_UP_LEAST, phase or 0.0)
+
+
+def answer_limit(stall: float, sent: int) -> float:
+    """Seconds until the other side shows that it reads, after ``sent`` bytes: the buffers hold much of them."""
+    return stall + min(sent, IN_BUFFERS) / LEAST_RATE

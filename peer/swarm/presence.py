@@ -11,11 +11,12 @@ from torch import Tensor
 
 from peer import clock
 from peer.config.schema import RendezvousConfig
-from peer.errors import RunError, UserError
+from peer.errors import RunError
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
 from peer.p2p.greeting import MemberNode
 from peer.p2p.node import OPEN_TIMEOUT
+from peer.p2p.speed import SPEED_PROTOCOL, SpeedTests
 from peer.process import LoopContext
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import State
@@ -23,7 +24,6 @@ from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.swarm.context import BoundaryClock, Matching, OwnCounters, SwarmContext
 from peer.swarm.directory.directory import Members
-from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
 from peer.swarm.directory.records import NO_REPORT, MemberRecord, Report
 from peer.swarm.grouping.gathering import GroupMatching
 from peer.swarm.healing import STALE_ROUNDS, DivergenceTracker, Origin, Replacement
@@ -87,15 +87,6 @@ class Presence:
         self._group = Group(0)
         self._announced = self._waits = False
 
-    def require_alone(self) -> None:
-        """Raises :class:`UserError` when another live process has this peer's identity."""
-        other = self._node.call(duplicate_of(self._node, self._node.member.run), DUPLICATE_TIMEOUT)
-        if other is not None:
-            raise UserError(
-                f"a peer with the same identity is alive: {other.name} at {', '.join(other.addresses[:2])}; each peer "
-                "needs a key of its own (peer.identity) or an invitation of its own (peer.invitation)"
-            )
-
     def replacement(self) -> Replacement | None:
         """The weights that this peer must take before it meets others (healing.py).
 
@@ -137,6 +128,7 @@ class Presence:
         """Be found from now on: serve newcomers, announce, meet partners. ``waits``: :meth:`await_others` follows."""
         self._waits = waits
         self._node.call(self._node.serve_members(STATE_PROTOCOL, Donor(snapshot).serve), OPEN_TIMEOUT)
+        self._node.call(self._node.serve(SPEED_PROTOCOL, SpeedTests(self._node.proven).serve), OPEN_TIMEOUT)
         self._members.start()
         self._announced = True
         self._matching.start(round)

@@ -27,7 +27,7 @@ class Metrics(Collector):
     ``refresh``: called before each scrape, because this object is the first collector of the registry, without series.
     """
 
-    def __init__(self, *, method: str = "", run: str = "", config: str = "") -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.refresh: list[Callable[[], None]] = []
         self.registry.register(self)
@@ -37,6 +37,9 @@ class Metrics(Collector):
             for value in row.values:
                 series.labels(value)
             self._series[row.name] = series
+
+    def set_build(self, *, method: str, run: str, config: str) -> None:
+        """What this peer trains, once its model is there. ``config``: the digest of the run."""
         self["build_info"].labels(version=__version__, method=method, run=run, config=config).set(1)
 
     def __getitem__(self, name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -18,10 +19,11 @@ from peer.process import Signals
 from peer.replica import model_source, pretrained_tokenizer
 from peer.replica.device import pick_device
 from peer.replica.sharded.ranks import Ranks
+from peer.swarm.connect import connect
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.member import Membership
-from peer.training.resources import open_resources
+from peer.training.resources import member_node, open_resources
 from peer.training.state import PeerState
 from peer.training.trainer import Trainer
 from peer.training.validation import Validation
@@ -32,11 +34,18 @@ log = logs.get_logger("assemble")
 @contextmanager
 def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> Iterator[Trainer]:
     """A trainer that has joined the swarm, on all ranks of ``ranks``. At the end it leaves and closes everything."""
-    config = model_source.pinned(config)
-    run, own = config.run, config.peer
+    own = config.peer
     with ExitStack() as stack:
-        resources = stack.enter_context(open_resources(run, own, pick_device(own.device), signals.stop))
+        resources = stack.enter_context(open_resources(config.run, own, pick_device(own.device), signals.stop))
         logs.setup(resources.folder.name, resources.folder.path / "peer.log")
+        node = member_node(resources)
+        stack.callback(node.stop)
+        signals.emergency = node.kill
+        with resources.phase("join"):  # before gigabytes are loaded
+            connect(node, config.run)
+        config = model_source.pinned(config)
+        run = config.run
+        resources = replace(resources, run=run)
         pretrained_tokenizer.warn(run)
         text = corpus.load(run.data, run.evaluation.sets)
         if own.threads:
@@ -51,9 +60,8 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
         resources.metrics["checkpoint_bytes"].set(state.checkpoint_bytes)
         resources.metrics["disk_free_bytes"].set_function(checkpoints.free_bytes)
         tokens = run.batch_size * run.data.sequence_length
-        member = Membership(resources, state, total=run.steps, tokens=lambda: tokens)
+        member = Membership(resources, node, state, total=run.steps, tokens=lambda: tokens)
         stack.callback(member.close)
-        signals.emergency = member.node.kill
         member.join(lambda: _resume(config, state, checkpoints))
         chance = math.log(run.data.tokenizer.vocabulary)
         others = {name: validation(run, tokens) for name, tokens in text.others.items()}

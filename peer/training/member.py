@@ -24,7 +24,7 @@ from peer.logs import fields, get_logger
 from peer.outer.decoupled import Decoupled
 from peer.outer.noloco import NoLoCo
 from peer.p2p.greeting import MemberIdentity, MemberNode
-from peer.p2p.node import OPEN_TIMEOUT, NodeSettings
+from peer.p2p.node import OPEN_TIMEOUT
 from peer.rounds.types import Grouping
 from peer.swarm.presence import Presence, Vitals
 from peer.telemetry import trackers
@@ -41,9 +41,19 @@ log = get_logger("membership")
 
 
 class Membership:
-    """One member. ``total``: inner steps of the run, infinite when unknown; ``tokens``: of an inner step."""
+    """One member, on a ``node`` that has joined (connect.py). ``total``: inner steps of the run, infinite when unknown;
+    ``tokens``: of an inner step.
+    """
 
-    def __init__(self, resources: Resources, state: OuterState, *, total: float, tokens: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        resources: Resources,
+        node: MemberNode,
+        state: OuterState,
+        *,
+        total: float,
+        tokens: Callable[[], float],
+    ) -> None:
         run, own, slow, folder = resources.run, resources.own, state.outer.slow, resources.folder
         self.resources, self.state, self._tokens = resources, state, tokens
         self.phase_length = PhaseLength(run, total, state, resources.context.progress)
@@ -52,9 +62,9 @@ class Membership:
         self.reporter = Reporter(folder.path, resources.metrics, tracked)
         self._stack.callback(self.reporter.close)
         layout = xxhash.xxh3_128_hexdigest(slow.layout().encode())
-        me = MemberIdentity(folder.name, run.name, digest(run), canonical(run), layout)
-        settings = NodeSettings.of(own.network, resources.key, own.initial_peers)
-        self.node = MemberNode(settings, resources.authority, me)
+        self.node = node
+        node.member = MemberIdentity(folder.name, run.name, digest(run), canonical(run), layout)
+        resources.metrics.set_build(method=run.outer.name, run=run.name, config=node.member.config)
         self.presence = Presence(
             self.node,
             grouping=state.outer.grouping,
@@ -86,8 +96,6 @@ class Membership:
         reached = self.reporter.reached()
         together = own.start_with > 1
         with self.resources.phase("join"):
-            self.node.start()
-            presence.require_alone()
             resume()
             self._catch_up(newcomer_above, reached)
             self.reporter.rewind(counters.round, self.state.inner.step)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import torch
 
-from peer.config.digest import digest
 from peer.config.schema import MemberConfig, SwarmRunConfig
 from peer.errors import UserError
 from peer.p2p import identity
 from peer.p2p.admission.dht_rules import Authority, invited
+from peer.p2p.greeting import MemberIdentity, MemberNode
+from peer.p2p.node import NodeSettings
 from peer.process import LoopContext, Stop
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.training import run_folder
@@ -46,7 +47,7 @@ def open_resources(run: SwarmRunConfig, own: MemberConfig, device: torch.device,
         stack.callback(folder.release)
         key, authority = _identity(run, own, folder.path)
         peer_id = identity.load_or_create(key)
-        metrics = Metrics(method=run.outer.name, run=run.name, config=digest(run))
+        metrics = Metrics()
         address, close = metrics.serve(own.metrics.host, own.metrics.port)
         stack.callback(close)
         if device.type == "cuda":
@@ -64,6 +65,13 @@ def open_resources(run: SwarmRunConfig, own: MemberConfig, device: torch.device,
             phase=PhaseClock(metrics, partial(torch.cuda.synchronize, device) if device.type == "cuda" else None),
             context=LoopContext(stop=stop),
         )
+
+
+def member_node(resources: Resources) -> MemberNode:
+    """A node that is not started. It has no configuration to greet with: its digest needs the model's files."""
+    run, own = resources.run, resources.own
+    nobody_yet = MemberIdentity(resources.folder.name, run.name, config="", canonical="", layout="")
+    return MemberNode(NodeSettings.of(own.network, resources.key, own.initial_peers), resources.authority, nobody_yet)
 
 
 def _identity(run: SwarmRunConfig, own: MemberConfig, folder: Path) -> tuple[Path, Authority | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from peer.config.digest import digest
 from peer.config.schema import Config
 from peer.errors import RunError, UserError
 from peer.outer.method import outer_method
 from peer.outer.slow_weights import SlowWeights
 from peer.process import LoopContext, Stop
+from peer.swarm.connect import connect
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.training.member import Membership
-from peer.training.resources import Resources
+from peer.training.resources import Resources, member_node
 from peer.training.run_folder import RunFolder
 from peer.training.trainer import Trainer
 from peer.training.validation import Validation
@@ -79,7 +80,7 @@ class SimulatedPeer:
 
     def _train(self, watch: Any) -> None:
         run, own = self.config.run, self.config.peer
-        metrics = Metrics(method=run.outer.name, run=run.name, config=digest(run))
+        metrics = Metrics()
         context = LoopContext(stop=self.stop)
         state = self._state(context)
         lies.in_state(self.lie, state)
@@ -97,19 +98,22 @@ class SimulatedPeer:
             phase=PhaseClock(metrics),
             context=context,
         )
-        member = Membership(resources, state, total=run.steps, tokens=lambda: 64.0)
-        try:
+        with ExitStack() as stack:
+            node = member_node(resources)
+            stack.callback(node.stop)
+            with resources.phase("join"):
+                connect(node, run)
+            member = Membership(resources, node, state, total=run.steps, tokens=lambda: 64.0)
+            stack.callback(member.close)
             member.join(state.resume)
             validation = Validation(state, resources.phase, CHANCE, [None], {})  # type: ignore[arg-type,list-item]
             checkpoints: Any = DiskCheckpoints(self.disk, self.step_seconds)
             self.trainer = Trainer(self.config, member, state, checkpoints, validation)  # type: ignore[arg-type]
+            stack.callback(setattr, self, "trainer", None)
             if self.lie:
                 lies.in_exchange(self.lie, self.trainer)
             watch(self)
             self.trainer.run()
-        finally:
-            self.trainer = None
-            member.close()
 
     def _state(self, context: LoopContext) -> SimulatedState:
         common = torch.Generator().manual_seed(7)

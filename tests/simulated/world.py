@@ -27,7 +27,7 @@ from peer.p2p.greeting import MemberIdentity
 from peer.p2p.node import NodeSettings
 from peer.process import Stop
 from peer.telemetry.run_log import ROUNDS, Row, read_rows
-from peer.training import member
+from peer.training import resources
 from tests.simulated.admission import NEVER, Invitations
 from tests.simulated.checks import conduct, promises
 from tests.simulated.checks.ledger import Ledger
@@ -193,8 +193,8 @@ class World:
 
     def run(self) -> Report:
         """Until all peers have ended."""
-        before = member.MemberNode
-        member.MemberNode = self.node  # type: ignore[assignment,misc]
+        before = resources.MemberNode
+        resources.MemberNode = self.node  # type: ignore[assignment,misc]
         try:
             with self.runtime.installed():
                 self._schedule()
@@ -202,7 +202,7 @@ class World:
         except Stuck:
             self.violation("nothing happens any more, and somebody waits")
         finally:
-            member.MemberNode = before  # type: ignore[misc]
+            resources.MemberNode = before  # type: ignore[misc]
             self.report.virtual_seconds, self.report.steps = self.loop.time(), self.loop.steps
             self.report.merges, self.report.outcomes = self.ledger.merged, self.ledger.outcomes
         return self.report

@@ -23,16 +23,19 @@ ASKED_MEMBERS = 3  # members
 
 
 def members(
-    node: MemberNode, config: Subject, authority: Authority | None, answering: Sequence[str]
+    node: MemberNode, config: Subject, authority: Authority | None, answering: Sequence[str], *, speed: bool
 ) -> Iterator[Finding]:
     """Join the DHT as a client; raises :class:`peer.errors.UserError` when it refuses."""
-    from peer.swarm.directory.directory import Members
+    from peer.commands.check.speed import lines
+    from peer.swarm.directory.directory import present_members
 
     node.call(node.join(answering, client=True), DHT_JOIN_TIMEOUT)
     yield from _duplicate(node, config, authority)
-    present = Members(node, config.run.name, _nothing).refresh_all()
+    present = present_members(node, config.run.name)
     if not present:
         yield ok("swarm", f"no peer trains {config.run.name!r} there yet: this one would be the first")
+        if speed:
+            yield from lines(node, config, [])
         return
     own = digest(config.run)
     same = [record for record in present if record.config == own]
@@ -44,11 +47,10 @@ def members(
     if others:
         said = f"{others[0].name} trains another configuration: {_difference(node, config, others[0])}"
         yield (warn if same else fail)("config", said, "take the swarm's file; noloco-peer show-config prints this one")
-    yield from _versions(node, random.sample(same, min(ASKED_MEMBERS, len(same))))
-
-
-def _nothing() -> MemberRecord:
-    raise AssertionError("a check announces nothing")
+    some = random.sample(same, min(ASKED_MEMBERS, len(same)))
+    yield from _versions(node, some)
+    if speed:
+        yield from lines(node, config, some, of=same)
 
 
 def _duplicate(node: MemberNode, config: Subject, authority: Authority | None) -> Iterator[Finding]:
@@ -69,22 +71,11 @@ def _duplicate(node: MemberNode, config: Subject, authority: Authority | None) -
 
 def _difference(node: MemberNode, config: Subject, record: MemberRecord) -> str:
     """The first key in which a member's run differs, from its refusal."""
-    from peer.p2p.stream import BadMessage, Refused, StreamLost
-    from peer.swarm.state_transfer.donor import STATE_ANSWER, STATE_PROTOCOL
+    from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
-    async def greet() -> None:
-        stream = await node.open_to_member(record.peer_id, STATE_PROTOCOL, record.addresses)
-        try:
-            await stream.receive(STATE_ANSWER, MEMBER_TIMEOUT)
-        finally:
-            stream.close()
-
-    try:
-        node.call(greet(), 2 * MEMBER_TIMEOUT)
-    except Refused as refused:
+    refused = node.call(node.refused_by(record.peer_id, STATE_PROTOCOL, record.addresses), 2 * MEMBER_TIMEOUT)
+    if refused is not None:
         return node.member.difference(refused)
-    except (StreamLost, BadMessage, TimeoutError):
-        pass
     return f"its digest is {record.config}, ours {digest(config.run)}"
 
 
@@ -120,12 +111,13 @@ def spoken() -> list[str]:
     from peer.exchange.group.streams import REDUCE_PROTOCOL
     from peer.p2p.admission import gate
     from peer.p2p.reachability import dialback, relay
+    from peer.p2p.speed import SPEED_PROTOCOL
     from peer.swarm.grouping.roster import GATHER_PROTOCOL
     from peer.swarm.pairing.proposals import MEET_PROTOCOL
     from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
     own = [dialback.DIALBACK_PROTOCOL, gate.ADMISSION_PROTOCOL, relay.RELAY_PROTOCOL]
-    return [*own, REDUCE_PROTOCOL, STATE_PROTOCOL, MEET_PROTOCOL, GATHER_PROTOCOL]
+    return [*own, SPEED_PROTOCOL, REDUCE_PROTOCOL, STATE_PROTOCOL, MEET_PROTOCOL, GATHER_PROTOCOL]
 
 
 def unlike_protocols(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str] | None:

@@ -26,8 +26,8 @@ VIEW_TIMEOUT = 120.0  # seconds; usually two
 CLOCK_WARNING = 1.0  # seconds; hivemind refuses more than three
 
 
-def network(config: Subject) -> Iterator[Finding]:
-    """Start a node, run the checks and stop it."""
+def network(config: Subject, *, speed: bool = False) -> Iterator[Finding]:
+    """Start a node, run the checks and stop it. ``speed``: measure the line to members too."""
     from peer.p2p.greeting import MemberIdentity, guest_node
     from peer.p2p.node import NodeSettings
 
@@ -40,10 +40,10 @@ def network(config: Subject) -> Iterator[Finding]:
     # the layout stays empty: a member compares the configurations first
     member = MemberIdentity("check", run.name, digest(run), canonical(run), layout="")
     with guest_node(settings, invitation, run.owner, member) as (node, authority):
-        yield from _with(node, config, authority)
+        yield from _with(node, config, authority, speed)
 
 
-def _with(node: MemberNode, config: Subject, authority: Authority | None) -> Iterator[Finding]:
+def _with(node: MemberNode, config: Subject, authority: Authority | None, speed: bool) -> Iterator[Finding]:
     from peer.commands.check.members import members
     from peer.p2p.reachability.decide import look
 
@@ -69,7 +69,7 @@ def _with(node: MemberNode, config: Subject, authority: Authority | None) -> Ite
         return  # the DHT would refuse this peer
     yield from reachability(views, config.peer.network)
     yield from relays(node, views, config.peer.network)
-    yield from members(node, config, authority, answering)
+    yield from members(node, config, authority, answering, speed=speed)
 
 
 def _dialled(node: MemberNode, address: str) -> Finding:

@@ -22,13 +22,13 @@ from peer.errors import RunError, UserError, one_line
 Topics = tuple[tuple[str, Callable[[], Iterator[Finding]]], ...]
 
 
-def topics(config: Subject, ranks: int) -> Topics:
+def topics(config: Subject, ranks: int, speed: bool) -> Topics:
     """In the order of the lines. A program with its own loop chooses its device, memory and data itself."""
     joining: Topics = (
         ("limits", limits),
         ("port", partial(port, config)),
         ("identity", partial(identity, config)),
-        ("network", partial(network, config)),
+        ("network", partial(network, config, speed=speed)),
     )
     if not isinstance(config, Config):
         return joining
@@ -41,10 +41,10 @@ def topics(config: Subject, ranks: int) -> Topics:
     )
 
 
-def run(config: Subject, say: Callable[[str], None], ranks: int = 1) -> int:
+def run(config: Subject, say: Callable[[str], None], ranks: int = 1, *, speed: bool = False) -> int:
     """Print all findings and a verdict; returns the exit code, 0 when a peer of ``ranks`` GPUs can join."""
     found: list[Finding] = []
-    for finding in findings(config, ranks):
+    for finding in findings(config, ranks, speed=speed):
         say(finding.line())
         found.append(finding)
     failed, warned = (sum(it.level == level for it in found) for level in ("fail", "warn"))
@@ -56,9 +56,9 @@ def run(config: Subject, say: Callable[[str], None], ranks: int = 1) -> int:
     return 0
 
 
-def findings(config: Subject, ranks: int = 1) -> Iterator[Finding]:
+def findings(config: Subject, ranks: int = 1, *, speed: bool = False) -> Iterator[Finding]:
     """The findings of all topics; an error that would end ``train`` is a finding too."""
-    for name, topic in topics(config, ranks):
+    for name, topic in topics(config, ranks, speed):
         try:
             yield from topic()
         except (UserError, RunError, TimeoutError) as error:

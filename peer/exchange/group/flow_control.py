@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from peer.p2p.bandwidth import Bandwidth
 from peer.p2p.payload import send_parts
 from peer.p2p.stream import BadMessage, Stream
 
@@ -82,11 +83,15 @@ class FlowControlledStream:
             if await self._next() == DATA:
                 raise BadMessage("bytes after its last payload")
 
-    # -- as a stream, for peer/p2p/payload.py
+    # -- as a stream, for peer/p2p/payload.py: pieces of a part are frames, so that others come between them
+
+    @property
+    def bandwidth(self) -> Bandwidth:
+        return self._stream.bandwidth
 
     async def write(self, data: bytes, timeout: float) -> None:
         if data:
-            await self._frame(DATA, data)
+            await self._frame(DATA, data)  # a slow reader is heard meanwhile: keep-alives
 
     async def read_into(self, out: memoryview, timeout: float) -> None:
         filled = 0

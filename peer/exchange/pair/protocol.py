@@ -32,7 +32,7 @@ from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import CorruptPart, send_parts
 from peer.p2p.stream import BadMessage, Stream, StreamLost
 from peer.rounds.contribution import Averaged
-from peer.rounds.transfer_rule import swap_limit
+from peer.rounds.transfer_rule import answer_limit, swap_limit
 from peer.rounds.types import Group, Outcome, Reason
 
 OFFENCES = (Outcome.CORRUPT, Outcome.POISONED)
@@ -88,7 +88,8 @@ class PairProtocol:
 
             async def swap() -> Verdict:
                 fingerprint = await both_ways(receive(transfer), send_parts(stream, encode(transfer), stall))
-                return await exchange_verdicts(stream, judgement.verdict(fingerprint), stall)
+                answer = answer_limit(stall, size(self._codec.sends, self._numel))
+                return await exchange_verdicts(stream, judgement.verdict(fingerprint), answer)
 
             return await in_time(swap(), left, swap_limit(stall, phases, group.phase))
 

@@ -70,17 +70,17 @@ async def exchange_headers(stream: Stream, numel: int, codec: Codec, group: Grou
     return header
 
 
-async def exchange_verdicts(stream: Stream, verdict: Verdict, stall: float) -> Verdict:
-    """All parts have arrived: exchange the verdicts. A side merges when both are "merged"."""
+async def exchange_verdicts(stream: Stream, verdict: Verdict, limit: float) -> Verdict:
+    """After all parts: exchange the verdicts, each in ``limit`` seconds. A side merges when both are "merged"."""
     mine = Acknowledgement(verdict=verdict.outcome, detail=verdict.detail[:200])
     try:
         if stream.initiator:
-            await stream.send(mine, stall)
-            theirs = await stream.receive(Acknowledgement, stall)
+            await stream.send(mine, limit)
+            theirs = await stream.receive(Acknowledgement, limit)
         else:
-            theirs = await stream.receive(Acknowledgement, stall)
-            await stream.send(mine, stall)
-            await stream.until_closed(stall)
+            theirs = await stream.receive(Acknowledgement, limit)
+            await stream.send(mine, limit)
+            await stream.until_closed(limit)
     except (TimeoutError, StreamLost, BadMessage):
         if verdict.outcome is Outcome.MERGED:
             raise

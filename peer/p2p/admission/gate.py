@@ -51,6 +51,15 @@ class Gate:
         self._admission = admission
         self._refused: set[str] = set()
 
+    async def begin(self, stream: Stream) -> None:
+        """The caller's side: send our certificate, and check the other's before the first read. Closes what fails."""
+        stream.gate = self.check
+        try:
+            await self.show(stream)
+        except (TimeoutError, StreamLost):
+            stream.close()
+            raise
+
     async def show(self, stream: Stream) -> None:
         """Send our certificate."""
         await stream.send(Pass(certificate=self._admission.own), ADMISSION_TIMEOUT)

@@ -161,4 +161,6 @@ class Relay:
                 return
             async with asyncio.timeout(CIRCUIT_STUCK):
                 await self._forwarded.pace(source.remote, len(data))
+            await source.bandwidth.down.take(len(data))
+            await sink.bandwidth.up.take(len(data))
             await sink.write(data, CIRCUIT_STUCK)

@@ -27,6 +27,15 @@ WAITING_SECONDS = 1.0  # the period while others are awaited
 MET_LIFETIME = 2 * records.LIFETIME  # seconds, at least, for which a partner stays a candidate without a record
 
 
+def present_members(node: Node, run: str) -> list[MemberRecord]:
+    """The live members of ``run``, for a node that is none yet. Raises :class:`RunError`. From the main thread."""
+
+    def nothing() -> MemberRecord:
+        raise AssertionError("it announces nothing")
+
+    return Members(node, run, nothing).refresh_all()
+
+
 class Members:
     """Announces this peer and lists the others. ``describe`` makes this peer's current record."""
 

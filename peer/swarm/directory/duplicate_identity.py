@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from peer import clock
+from peer.errors import UserError
 from peer.p2p.addresses import is_circuit, tcp_of
 from peer.p2p.dht.authors import owner_of_subkey
 from peer.p2p.node import RPC_TIMEOUT, Node
@@ -22,6 +23,16 @@ DUPLICATE_LOOK = records.WRITTEN_FOR + 1.6 * records.ANNOUNCE_SECONDS  # seconds
 DUPLICATE_TIMEOUT = DUPLICATE_LOOK + 60.0  # seconds for a caller of :func:`duplicate_of`
 LOOK_PAUSE = 2.0  # seconds between two looks
 CONNECT_TIMEOUT = 2.0  # seconds
+
+
+def require_alone(node: Node, run: str) -> None:
+    """Raises :class:`UserError` when another live process has this node's identity. From the main thread."""
+    other = node.call(duplicate_of(node, run), DUPLICATE_TIMEOUT)
+    if other is not None:
+        raise UserError(
+            f"a peer with the same identity is alive: {other.name} at {', '.join(other.addresses[:2])}; each peer "
+            "needs a key of its own (peer.identity) or an invitation of its own (peer.invitation)"
+        )
 
 
 async def duplicate_of(node: Node, run: str, peer_id: str = "") -> MemberRecord | None:

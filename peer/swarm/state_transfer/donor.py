@@ -20,7 +20,7 @@ from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import Message, Stream
 from peer.rounds.contribution import Vector, parts
 from peer.rounds.state import NO_ROUNDS, Lineage, Root, State
-from peer.rounds.transfer_rule import CHECKS, state_limit
+from peer.rounds.transfer_rule import CHECKS, answer_limit, state_limit
 from peer.rounds.types import Count
 
 log = get_logger("join")
@@ -114,13 +114,14 @@ class Donor:
         size = 4 * sum(stop - start for start, stop in (len(state.vectors) * parts(numel))[first:])
         until = stream.sent + size
         limit, window = state_limit(size, STATE_LEAST), STATE_LEAST / CHECKS
-        await in_time(_send(stream, state, first), lambda: {"sending": until - stream.sent}, limit, window)
+        work = _send(stream, state, first, answer_limit(STATE_STALL, size))
+        await in_time(work, lambda: {"sending": until - stream.sent}, limit, window)
         log.info("gave the state away: %s", fields(peer=stream.remote[-6:], step=state.step, first=first))
 
 
-async def _send(stream: Stream, state: State, first: int) -> None:
-    """The parts from number ``first`` on; the newcomer acknowledges the last one."""
+async def _send(stream: Stream, state: State, first: int, answer: float) -> None:
+    """The parts from number ``first`` on; the newcomer acknowledges the last one within ``answer`` seconds."""
     each = len(parts(state.vectors[0].numel()))
     for index, vector in enumerate(state.vectors):
         await send_parts(stream, fp32_parts(Vector(vector), max(0, first - index * each)), STATE_STALL)
-    await stream.receive(StateReceived, STATE_STALL)
+    await stream.receive(StateReceived, answer)

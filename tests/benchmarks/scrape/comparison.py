@@ -78,7 +78,8 @@ def ratio(pairs: int) -> tuple[float, float]:
         corpus.load(RUN.data).train, batch_size=RUN.batch_size, sequence_length=LENGTH, seed=0, stream=1
     )
     inner = inner_loop(model.build(RUN))
-    metrics = Metrics(method=RUN.outer.name, run=RUN.name, config="0" * 64)
+    metrics = Metrics()
+    metrics.set_build(method=RUN.outer.name, run=RUN.name, config="0" * 64)
     phase = PhaseClock(metrics, lambda: None)
     ratios, answered, watched = [], 0, 0.0
     with scraped(metrics) as scraper, phase("inner"):

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from peer.p2p import greeting
 from tests.swarm.support.harness import DEMO, Process, Swarm, clock_ahead, listening
+from tests.swarm.support.node_peer import Peer
 
 ABSENT = "/ip4/127.0.0.1/tcp/9/p2p/QmNVmMnryXcqL5moYaR97Sc18UHgdReEHNDmZihKXJPwKa"
 
@@ -52,10 +54,32 @@ def test_a_wrong_configuration_of_a_swarm_is_one_line(swarm: Swarm) -> None:
     refused(swarm.start("swarm", command), "no file matches /none")
 
 
-def test_an_initial_peer_that_does_not_listen(swarm: Swarm) -> None:
-    peer = swarm.peer("peer", "peer.network.join_timeout=3", address=ABSENT)
+UNTOUCHED = ("run.model={name: auto, source: /none}", "run.data={name: text, train: [/none/*.txt]}")  # raise when read
+
+
+def test_an_initial_peer_that_does_not_listen_is_named_before_model_and_data_are_touched(swarm: Swarm) -> None:
+    peer = swarm.peer("peer", "peer.network.join_timeout=3", *UNTOUCHED, address=ABSENT)
     refused(peer, ABSENT, "connection refused", "Check that the bootstrap node runs")
     assert peer.output().count("trying again") >= 2
+
+
+def test_an_address_of_another_node_is_not_tried_again(swarm: Swarm) -> None:
+    _, address = swarm.bootstrap()
+    peer = swarm.peer("peer", *UNTOUCHED, address=f"{address.rpartition('/')[0]}/{ABSENT.rpartition('/')[2]}")
+    refused(peer, "cannot reach any initial peer", "peer id mismatch")
+    assert "trying again" not in peer.output()
+
+
+def test_a_swarm_of_another_version_is_known_before_model_and_data_are_touched(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(greeting, "WIRE_VERSION", 99)
+    member = Peer("old", swarm.folder, ())
+    try:
+        peer = swarm.peer("peer", "run.name=test", *UNTOUCHED, address=member.node.addresses[0])
+        refused(peer, "peer old refuses this one: it runs noloco-peer", "(wire version 99)", "update the older one")
+    finally:
+        member.presence.leave()
 
 
 def test_an_invalid_address(swarm: Swarm) -> None:
@@ -72,7 +96,8 @@ def test_one_live_address_is_enough(swarm: Swarm) -> None:
 def test_a_configuration_that_differs_from_the_swarms(swarm: Swarm) -> None:
     _, address = swarm.bootstrap()
     swarm.peer("first", "run.steps=100000", address=address).line("ready:")
-    other = swarm.peer("other", "run.steps=100000", "run.inner.learning_rate=0.5", address=address)
+    untouched = "run.evaluation.sets={other: [/none]}"
+    other = swarm.peer("other", "run.steps=100000", "run.inner.learning_rate=0.5", untouched, address=address)
     refused(other, "run.inner.learning_rate is 0.5 here and 0.003 there (at peer first)")
 
 

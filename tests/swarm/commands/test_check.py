@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -12,12 +13,19 @@ from tests.swarm.support.harness import DEMO, TINY, Swarm, clock_ahead
 LONG = ("run.steps=1000000", "run.inner_steps=60")
 
 
-def check(swarm: Swarm, name: str, *sets: str, address: str = "", env: dict[str, str] | None = None) -> tuple[int, str]:
+def check(
+    swarm: Swarm,
+    name: str,
+    *sets: str,
+    address: str = "",
+    env: dict[str, str] | None = None,
+    more: tuple[str, ...] = (),
+) -> tuple[int, str]:
     """Exit code and output."""
     common = [f"run.dir={swarm.folder}", f"peer.name={name}", "peer.network.host=127.0.0.1", "peer.device=cpu"]
     words = [word for it in (*TINY, *LONG, *common, *sets) for word in ("--set", it)]
     initial = ["--initial-peers", address] if address else []
-    process = swarm.start(f"check-{name}", ["-m", "peer", "check", "--config", str(DEMO), *words, *initial], env)
+    process = swarm.start(f"check-{name}", ["-m", "peer", "check", "--config", str(DEMO), *words, *initial, *more], env)
     return process.exit_code(), process.output()
 
 
@@ -61,6 +69,24 @@ def test_the_findings_in_a_swarm_that_trains(swarm: Swarm) -> None:
     code, said = check(swarm, "e", f"peer.network.port={taken}", address=address)
     assert code == 1 and taken in line(said, "fail  port")
     line(said, "ok    swarm")  # the other checks still run
+
+
+def test_the_speed_of_the_line_to_the_members(swarm: Swarm) -> None:
+    _, address = swarm.bootstrap()
+    code, said = check(swarm, "c", address=address, more=("--speed",))
+    assert code == 0 and "no member of this configuration is there" in line(said, "ok    speed"), said
+    swarm.peer("a", *LONG, address=address).line("ready:")
+    swarm.wait_for_rounds("a", 1)
+
+    limit = "peer.network.max_upload=4mbit"
+    said = ""
+    for _ in range(5):  # the member tells how long its steps are with its next record
+        if "by the steps of" not in said:
+            code, said = check(swarm, "b", limit, address=address, more=("--speed",))
+    assert code == 0, said
+    rates = re.search(r"a: up ([\d.]+), down ([\d.]+) Mbit/s, round trip \d+ ms", line(said, "ok    speed"))
+    assert rates and float(rates[1]) < 4.5 and float(rates[2]) > 2 * float(rates[1]), said
+    assert re.search(r"each way in none take about .* of an inner phase \(.* s, by the steps of the members\)", said)
 
 
 def test_initial_peers_that_do_not_answer(swarm: Swarm) -> None:

@@ -61,7 +61,8 @@ def test_invited_peers_train_together_and_no_other_peer_is_admitted(invited: Inv
     for name in ("a", "b"):
         wait_for(lambda name=name: any(it["outcome"] == "merged" for it in swarm.rounds(name)), 60)  # type: ignore[misc]
 
-    refused(swarm.peer("uninvited", address=address), "invited peers", invited.sets[1], "peer.invitation")
+    untouched = "run.model={name: auto, source: /none}"
+    refused(swarm.peer("uninvited", untouched, address=address), "invited peers", invited.sets[1], "peer.invitation")
 
     foreign = Invited.__new__(Invited)
     foreign.swarm, foreign.owner = swarm, swarm.folder / "other.key"

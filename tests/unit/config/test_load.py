@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from peer.config import load as settings
 from peer.config.digest import canonical, digest
+from peer.config.fields import bytes_a_second
 from peer.config.schema import Config, DiLoCoConfig, ExchangeConfig, LocalConfig, NoLoCoConfig, PeerConfig, RunConfig
 from peer.errors import UserError
 
@@ -82,6 +83,19 @@ def test_every_config_of_the_repository_loads(file: Path) -> None:
         ("run: {a.b: 1}", "unknown key"),  # the dot is part of the key, not a way down
         ('run: {"a\\nb": 1}', "unknown key"),
         ("run: {seed: -1}", "run.seed"),  # numpy and torch take no such seed
+        (
+            "peer: {network: {max_upload: 20}}",
+            "peer.network.max_upload: a rate is a number with kbit, mbit or gbit",
+        ),
+        ("peer: {network: {max_upload: 20}}", "did you mean 20mbit?"),
+        ("peer: {network: {max_upload: 20000000}}", "did you mean 20mbit?"),
+        ("peer: {network: {max_upload: 20 Mbps}}", "did you mean 20mbit?"),
+        ("peer: {network: {max_download: 2.5MB/s}}", "did you mean 20mbit?"),
+        ("peer: {network: {max_download: 800kbps}}", "did you mean 0.8mbit?"),
+        ("peer: {network: {max_download: 1 Gbit/s}}", "did you mean 1000mbit?"),
+        ("peer: {network: {max_download: fast}}", "such as 20mbit (given: 'fast')"),
+        ("peer: {network: {max_download: -1mbit}}", "such as 20mbit"),
+        ("peer: {network: {max_download: 100kbit}}", "at least 500kbit"),
         ("run: {steps: !!bool many}", "not valid YAML"),
         ('run: {steps: !!int ""}', "not valid YAML"),
     ],
@@ -95,6 +109,14 @@ def test_yaml_means_what_people_mean(tmp_path: Path) -> None:
     assert config.run.inner.learning_rate == 3e-4
     assert config.run.name == "no"
     assert config.run.inner.weight_decay == 1.0
+
+
+def test_a_limit_is_kept_as_it_was_written_and_has_the_units_of_tc(tmp_path: Path) -> None:
+    config = load("peer: {network: {max_upload: 20mbit, max_download: 1.5gbit}}", tmp_path)
+    assert load(settings.dump(config), tmp_path) == config
+    network = config.peer.network
+    assert [bytes_a_second(it) for it in (network.max_upload, network.max_download)] == [2.5e6, 1.875e8]
+    assert bytes_a_second("512kbit") == 64e3 and bytes_a_second(Config().peer.network.max_upload) is None
 
 
 def test_set_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:

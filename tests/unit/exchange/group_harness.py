@@ -14,6 +14,7 @@ from peer.exchange.group.all_gather import AllGatherExchange
 from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.streams import IncomingStreams
+from peer.p2p.bandwidth import UNLIMITED, Bandwidth
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.contribution import Averaged, Contribution, SparseContribution
@@ -33,6 +34,7 @@ class Member:
     name: str
     process: Process
     thread: LoopThread = field(default_factory=LoopThread)
+    bandwidth: Bandwidth = UNLIMITED
     incoming: IncomingStreams = field(default_factory=IncomingStreams)
     answers: bool = True
 
@@ -53,11 +55,12 @@ class Wires:
         left, right = line(self._me.thread.loop)
         with within(other.process):
             asyncio.run_coroutine_threadsafe(self._arrive(other, right), other.thread.loop)
-        return Stream(*await left(), remote=peer_id, initiator=True)
+        return Stream(*await left(), remote=peer_id, initiator=True, bandwidth=self._me.bandwidth)
 
     async def _arrive(self, other: Member, end: End) -> None:
         with contextlib.suppress(TimeoutError, StreamLost):
-            await other.incoming.accept(Stream(*await end(), remote=self._me.name, initiator=False))
+            stream = Stream(*await end(), remote=self._me.name, initiator=False, bandwidth=other.bandwidth)
+            await other.incoming.accept(stream)
 
 
 class Many:

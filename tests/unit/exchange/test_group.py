@@ -145,7 +145,7 @@ class Dribble:
     """A line so slow that what is one write elsewhere takes ``seconds``."""
 
     def __init__(self, stream: Channel, seconds: float) -> None:
-        self._stream, self._seconds = stream, seconds
+        self._stream, self._seconds, self.bandwidth = stream, seconds, stream.bandwidth
 
     async def read_into(self, out: memoryview, timeout: float) -> None:
         raise NotImplementedError

@@ -11,7 +11,7 @@ import pytest
 from peer import clock
 from peer.p2p.deadline import TooSlow, in_time
 from peer.p2p.event_loop import LoopThread
-from peer.rounds.transfer_rule import CHECKS, STATE_RATE, UNSEEN_PHASE, state_limit, swap_limit
+from peer.rounds.transfer_rule import CHECKS, LEAST_RATE, UNSEEN_PHASE, state_limit, swap_limit
 from tests.simulated.loop import PROCESS, Process
 from tests.simulated.runtime import Runtime
 from tests.unit.virtual import took, within
@@ -137,5 +137,5 @@ def test_limits_follow_phases_and_sizes_and_have_a_floor() -> None:
     assert swap_limit(10.0, 4.0, 900.0) == 3600.0
     assert swap_limit(10.0, 4.0, None) == swap_limit(10.0, 4.0, 0.0) == 4 * UNSEEN_PHASE
     assert state_limit(1000, 80.0) == 80.0
-    sizes = [state_limit(size, 80.0) * STATE_RATE for size in (10**8, 10**10, 10**12)]
+    sizes = [state_limit(size, 80.0) * LEAST_RATE for size in (10**8, 10**10, 10**12)]
     assert all(one < other for one, other in pairwise(sizes)) and sizes[-1] == pytest.approx(10**12)

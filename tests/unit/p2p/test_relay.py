@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from peer import clock
 from peer.p2p import budgets
+from peer.p2p.bandwidth import BURST, UNLIMITED, Bandwidth
 from peer.p2p.budgets import Limit, Proven, Rate
 from peer.p2p.reachability import circuit_messages, relay
 from peer.p2p.reachability.relay import Relay
@@ -89,13 +90,14 @@ class Network:
 
     def __init__(self, status: int = circuit_messages.OK) -> None:
         self.relay = Relay(self.call, Proven())
-        self.status = status
+        self.status, self.bandwidth = status, UNLIMITED
         self.called: list[Stream] = []
         self.tasks: list[asyncio.Task[None]] = []
 
     async def call(self, peer_id: str, protocol: str) -> Stream:
         assert (peer_id, protocol) == (HOLDER, circuit_messages.STOP)
         near, far = await pair(peer_id, "relay")
+        near.bandwidth = self.bandwidth
         self.called.append(far)
         self.tasks.append(asyncio.ensure_future(self.answer(far)))
         return near
@@ -120,6 +122,7 @@ class Network:
     async def hop(self, caller: str = CALLER) -> tuple[Stream, int]:
         """Call the holder; the caller's stream and the relay's answer."""
         near, far = await pair("relay", caller)
+        far.bandwidth = self.bandwidth
         self.tasks.append(asyncio.ensure_future(self.relay.hop(far)))
         await near.write(bytes([len(CONNECT)]) + CONNECT, 1)
         said = await near.reader.readexactly((await near.reader.readexactly(1))[0])
@@ -176,6 +179,22 @@ def test_a_circuit_has_its_share_of_the_relays_line_and_no_more(monkeypatch: pyt
 
     run(talk())
     assert now[0] == pytest.approx(4.0, abs=0.2), "the first second's share is saved"
+
+
+@pytest.mark.parametrize("limits", [("16mbit", None), (None, "16mbit")])
+def test_what_a_relay_forwards_is_within_its_own_limits(limits: tuple[str | None, str | None]) -> None:
+    async def talk() -> float:
+        network = Network()
+        network.bandwidth = Bandwidth.of(*limits)
+        await held(network)
+        caller, _ = await network.hop()
+        began = clock.monotonic()
+        sending = asyncio.ensure_future(caller.write(bytes(2**20), 5))
+        await network.called[0].reader.readexactly(2**20)
+        await sending
+        return clock.monotonic() - began
+
+    assert run(talk()) >= 2**20 / 2e6 - BURST
 
 
 def test_nobody_is_called_who_holds_no_slot_or_does_not_want_to() -> None:

@@ -214,3 +214,33 @@ def test_a_slow_reader_is_waited_for_as_long_as_it_reads(thread: LoopThread) -> 
         return clock.monotonic() - began
 
     assert thread.call(talk(), 60) == took(32 * 0.5)
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_peer_that_takes_nothing_is_waited_for_while_it_is_heard(thread: LoopThread, heard: bool) -> None:
+    """Its line down is slow, and what it sends shows that it lives."""
+
+    async def talk() -> None:
+        one, two = await stream_pair()
+
+        async def lives() -> None:
+            for _ in range(4 if heard else 1):
+                await two.write(b"x", 1)
+                await asyncio.sleep(0.4)
+            await two.read_into(memoryview(bytearray(1 << 20)), 1)
+
+        reading = asyncio.ensure_future(one.read_into(memoryview(bytearray(4)), 10))
+        living = asyncio.ensure_future(lives())
+        if not heard:
+            await asyncio.sleep(0.1)
+            living.cancel()
+        try:
+            await one.write(bytes(1 << 20), 0.5)
+        finally:
+            reading.cancel()
+
+    if heard:
+        thread.call(talk(), 60)
+    else:
+        with pytest.raises(TimeoutError):
+            thread.call(talk(), 60)

@@ -17,6 +17,7 @@ from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import BadMessage, Stream
 from peer.rounds.contribution import PART, Vector
 from peer.rounds.state import NO_ROUNDS, State
+from peer.rounds.transfer_rule import answer_limit
 from peer.rounds.types import Seat
 from peer.swarm.state_transfer.donor import (
     CLIENTS,
@@ -158,8 +159,8 @@ async def takes_all_that_comes(stream: Stream) -> None:
     ("plays", "parts", "seconds"),
     [
         (never, PARTS, STATE_TIMEOUT),
-        (takes_nothing, PARTS, STATE_STALL),
-        (takes_all_and_says_nothing, PARTS, STATE_STALL),
+        (takes_nothing, PARTS, answer_limit(STATE_STALL, 4 * PART)),
+        (takes_all_and_says_nothing, PARTS, answer_limit(STATE_STALL, PARTS * 4 * PART)),
         (takes_all_that_comes, 64, STATE_LEAST / 4),
     ],
 )

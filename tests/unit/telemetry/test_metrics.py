@@ -21,7 +21,9 @@ def nothing() -> None:
 
 
 def test_every_series_is_there_from_the_start_with_all_its_label_values() -> None:
-    text = generate_latest(Metrics(method="noloco", run="demo", config="c0ffee").registry).decode()
+    metrics = Metrics()
+    metrics.set_build(method="noloco", run="demo", config="c0ffee")
+    text = generate_latest(metrics.registry).decode()
     for row in OF_PEER:
         assert f"# HELP noloco_{row.name} " in text
         assert f"# TYPE noloco_{row.name} {row.kind}" in text

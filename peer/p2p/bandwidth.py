@@ -1,0 +1,59 @@
+"""How fast this peer may send and receive in bulk: ``peer.network.max_upload`` and ``max_download``.
+
+Parts (payload.py) and what a relay forwards take their turns here, whatever stream they are on. Messages do not wait.
+A download is limited by reading more slowly: then the sender's line is slow, and it is not silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+from peer import clock
+from peer.config.fields import bytes_a_second
+
+Bytes = TypeVar("Bytes", bytes, memoryview)
+
+BURST = 0.1  # seconds of the rate that an idle bucket saves
+PIECE = 0.05  # seconds of the rate that take one turn: the other side must see bytes, and streams share
+
+
+class TokenBucket:
+    """``rate``: bytes a second, ``None`` for no limit. Streams take their turns in the order in which they ask."""
+
+    def __init__(self, rate: float | None = None) -> None:
+        self.rate = rate
+        self._free = 0.0  # when all that was let through has passed at this rate
+
+    async def take(self, size: int) -> None:
+        """Return when ``size`` bytes may pass. Who waits is behind what was let through before, by that much."""
+        if self.rate is None:
+            return
+        now = clock.monotonic()
+        self._free = max(self._free, now - BURST) + size / self.rate
+        if self._free > now:
+            await asyncio.sleep(self._free - now)
+
+    def pieces(self, data: Bytes) -> Iterator[Bytes]:
+        """``data`` in pieces that are to be taken one by one; undivided without a limit."""
+        most = len(data) if self.rate is None else max(1, int(self.rate * PIECE))
+        for start in range(0, len(data), most or 1):
+            yield data if len(data) <= most else data[start : start + most]
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Of a node: all its streams share it."""
+
+    up: TokenBucket
+    down: TokenBucket
+
+    @classmethod
+    def of(cls, max_upload: str | None, max_download: str | None) -> Self:
+        """From the settings, such as ``20mbit``."""
+        return cls(TokenBucket(bytes_a_second(max_upload)), TokenBucket(bytes_a_second(max_download)))
+
+
+UNLIMITED = Bandwidth(TokenBucket(), TokenBucket())

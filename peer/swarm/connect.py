@@ -1,0 +1,65 @@
+"""A peer joins the network before it loads a model or data: a wrong address costs seconds and no download."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from peer.config.digest import canonical, difference
+from peer.config.schema import SwarmRunConfig
+from peer.errors import RunError, UserError
+from peer.logs import get_logger
+from peer.p2p.deadline import together
+from peer.p2p.greeting import GREETING_TIMEOUT, MemberNode
+from peer.p2p.node import OPEN_TIMEOUT
+from peer.p2p.stream import Refused
+from peer.swarm.directory.directory import present_members
+from peer.swarm.directory.duplicate_identity import require_alone
+from peer.swarm.directory.records import MemberRecord
+from peer.swarm.state_transfer.donor import STATE_PROTOCOL
+
+log = get_logger("connect")
+
+MOST_ASKED = 3  # members, each with another configuration
+GREETINGS_TIMEOUT = 2 * (OPEN_TIMEOUT + GREETING_TIMEOUT)  # seconds for all of them
+UNKNOWN = ("model.digest",)  # of the model's files, which are not there yet
+
+
+def connect(node: MemberNode, run: SwarmRunConfig) -> None:
+    """Join the DHT through an initial peer that admits this peer, as the only one with its identity, in a swarm of this
+    version and, as far as it is known, this configuration. Raises :class:`UserError` when one of these is not so.
+
+    ``node``: without a configuration to greet with, so that each member answers what its own is.
+    """
+    node.start()
+    require_alone(node, run.name)
+    try:
+        _require_fitting(node, run, present_members(node, run.name))
+    except (RunError, TimeoutError) as error:  # later it is asked again, for longer
+        log.debug("no member was asked: %s", error)
+
+
+def _require_fitting(node: MemberNode, run: SwarmRunConfig, present: Sequence[MemberRecord]) -> None:
+    """One member of each configuration is asked, and one that fits is enough."""
+    each = list({record.config: record for record in random.sample(present, len(present))}.values())
+    if not each or len(each) > MOST_ASKED:
+        return
+
+    async def ask() -> list[Refused | None]:
+        return await together(node.refused_by(it.peer_id, STATE_PROTOCOL, it.addresses) for it in each)
+
+    reasons = [
+        _reason(run, record, refused)
+        for record, refused in zip(each, node.call(ask(), GREETINGS_TIMEOUT), strict=True)
+        if refused is not None
+    ]
+    if len(reasons) == len(each) and all(reasons):
+        raise UserError(reasons[0])
+
+
+def _reason(run: SwarmRunConfig, record: MemberRecord, refused: Refused) -> str:
+    """Why this peer cannot train with the member that ``refused`` it; empty when it can, as far as is known."""
+    if refused.run is None:
+        return f"peer {record.name} refuses this one: {refused}"
+    found = difference(canonical(run), refused.run, UNKNOWN)
+    return found and f"this configuration is not the swarm's: {found} (at peer {record.name})"
