@@ -6,14 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import torch
-
 from peer.commands.simulate.replica import Replica
 from peer.config.schema import Config
 from peer.exchange.guard import Guard
 from peer.exchange.modulo import codec_named
 from peer.exchange.pair.blocking import PairExchange
-from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
+from peer.exchange.pair.mailbox import SwapMailbox
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.outer.noloco import NoLoCo
 from peer.p2p.event_loop import LoopThread
@@ -21,6 +19,7 @@ from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link
 from peer.training.checkpoint import Saved
+from peer.training.opening import PartOpening
 from tests.gpu.site import Site
 from tests.unit.exchange.pair_harness import stream_pair
 
@@ -77,21 +76,13 @@ def overlapped(peer: Sharer, group: Group) -> Averaged:
     assert isinstance(peer.exchange, OverlappedPairExchange)
     mailbox = peer.exchange.start(1.0, lambda: group)
     _wait(mailbox, lambda: bool(mailbox.parts_to_open(idle=True)))
-    open_parts(peer.method, mailbox, mailbox.unopened())
+    PartOpening(peer.method, mailbox).open(mailbox.unopened(), 0, wait=True)
     peer.train(1)
     _wait(mailbox, lambda: amend_parts(peer.method, mailbox) < 0)  # until the swap ends
     result = mailbox.result()
     assert result is not None, "the swap has not ended in time"
     amend_parts(peer.method, mailbox)
     return result
-
-
-def open_parts(method: NoLoCo, mailbox: SwapMailbox, wanted: range) -> None:
-    for index in wanted:
-        start, stop = mailbox.parts[index]
-        own, change = torch.empty(stop - start), torch.empty(stop - start)
-        method.open(start, own, change)
-        mailbox.put(index, OpenPart(own, change))
 
 
 def amend_parts(method: NoLoCo, mailbox: SwapMailbox) -> int:
