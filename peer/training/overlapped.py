@@ -13,14 +13,14 @@ from statistics import fmean
 from torch import Tensor
 
 from peer import clock
-from peer.exchange.pair.mailbox import SwapMailbox
+from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.outer.noloco import NoLoCo
+from peer.outer.opening import PartOpening
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.types import Group, Outcome, Reason
 from peer.telemetry.report import BoundaryReport
 from peer.training.boundary import Boundary
-from peer.training.opening import PartOpening
 from peer.training.outer_state import Trial
 
 STOP_PATIENCE = 10.0  # seconds for a running swap after a stop request
@@ -104,7 +104,7 @@ class Overlapped(Boundary):
             return replace(group, tokens=ended.tokens, phase=progress.phase_seconds)
 
         mailbox = self.exchange.start(progress.step_seconds, meet)
-        self._swap = RunningSwap(mailbox, self.reached(ended.inner), PartOpening(self.method, mailbox))
+        self._swap = RunningSwap(mailbox, self.reached(ended.inner), PartOpening(self.method, mailbox.parts))
         self.rollback.begin(self._swap.corrections, None)
 
     def _advance(self, *, idle: bool = False) -> None:
@@ -126,7 +126,8 @@ class Overlapped(Boundary):
                     self.method.amend(mailbox.parts[index][0], correction)
                     swap.corrections.append((mailbox.parts[index][0], correction.bfloat16()))
                     swap.late.append(self.state.inner.step - swap.opening.steps[index])
-                swap.opening.open(wanted, self.state.inner.step, wait=wait)
+                for index, own, change in swap.opening.open(wanted, self.state.inner.step, wait=wait):
+                    mailbox.put(index, OpenPart(own, change))
         if result is not None:
             self._swap = None
             if swap.harm:

@@ -11,15 +11,15 @@ from peer.config.schema import Config
 from peer.exchange.guard import Guard
 from peer.exchange.modulo import codec_named
 from peer.exchange.pair.blocking import PairExchange
-from peer.exchange.pair.mailbox import SwapMailbox
+from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.outer.noloco import NoLoCo
+from peer.outer.opening import PartOpening
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link
 from peer.training.checkpoint import Saved
-from peer.training.opening import PartOpening
 from tests.gpu.site import Site
 from tests.unit.exchange.pair_harness import stream_pair
 
@@ -76,13 +76,18 @@ def overlapped(peer: Sharer, group: Group) -> Averaged:
     assert isinstance(peer.exchange, OverlappedPairExchange)
     mailbox = peer.exchange.start(1.0, lambda: group)
     _wait(mailbox, lambda: bool(mailbox.parts_to_open(idle=True)))
-    PartOpening(peer.method, mailbox).open(mailbox.unopened(), 0, wait=True)
+    open_parts(PartOpening(peer.method, mailbox.parts), mailbox, mailbox.unopened(), wait=True)
     peer.train(1)
     _wait(mailbox, lambda: amend_parts(peer.method, mailbox) < 0)  # until the swap ends
     result = mailbox.result()
     assert result is not None, "the swap has not ended in time"
     amend_parts(peer.method, mailbox)
     return result
+
+
+def open_parts(opening: PartOpening, mailbox: SwapMailbox, wanted: range, *, wait: bool) -> None:
+    for index, own, change in opening.open(wanted, 0, wait=wait):
+        mailbox.put(index, OpenPart(own, change))
 
 
 def amend_parts(method: NoLoCo, mailbox: SwapMailbox) -> int:

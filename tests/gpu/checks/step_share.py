@@ -19,13 +19,13 @@ from statistics import median
 import torch
 
 from peer.config.schema import Config
+from peer.outer.opening import PartOpening
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link, Outcome
-from peer.training.opening import PartOpening
 from tests.gpu.site import CONFIGS, ROOT, Finding, Site, fast
-from tests.gpu.swapping import Sharer, amend_parts
+from tests.gpu.swapping import Sharer, amend_parts, open_parts
 
 H, PLAIN_STEPS = 4, 8
 MOST_STEPS = 2000  # of a swap
@@ -88,7 +88,7 @@ class Swap:
         with partner(self._site, self._peer, self._network, self._codec) as stream:
             group = Group(0, (Link("partner", "partner", stream),))
             mailbox = self._peer.exchange.start(pace, lambda: group)  # type: ignore[union-attr]
-            self.parts, opening = mailbox.parts, PartOpening(self._peer.method, mailbox)
+            self.parts, opening = mailbox.parts, PartOpening(self._peer.method, mailbox.parts)
             while not mailbox.parts_to_open(idle=True) and mailbox.result() is None:  # the headers are on their way
                 mailbox.wait(0.01)
             for _ in range(MOST_STEPS):
@@ -97,7 +97,7 @@ class Swap:
                 began = time.monotonic()
                 backlog = self._site.keep_busy() if queued else None
                 self.corrected += amend_parts(self._peer.method, mailbox)
-                opening.open(mailbox.parts_to_open(), len(self._steps), wait=False)
+                open_parts(opening, mailbox, mailbox.parts_to_open(), wait=False)
                 self.drained += backlog is not None and backlog.query()
                 self._site.settle()
                 self._between.append(time.monotonic() - began)
