@@ -58,13 +58,19 @@ class Spent:
 
     @classmethod
     def now(cls) -> Spent:
-        wall = time.monotonic()
-        ran, waited = _schedstat(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+        wall, alone, ran = training_thread()
         started = [_schedstat(it) for child in psutil.Process().children(True) for it in _tasks(child.pid)]
-        return cls(wall, wall - waited, ran, time.process_time() + sum(it[0] for it in started))
+        return cls(wall, alone, ran, time.process_time() + sum(it[0] for it in started))
 
     def since(self, before: Spent) -> dict[str, float]:
         return {name: value - getattr(before, name) for name, value in vars(self).items()}
+
+
+def training_thread() -> tuple[float, float, float]:
+    """``wall``, ``alone`` and ``ran`` of :class:`Spent`, of the thread that calls."""
+    wall = time.monotonic()
+    ran, waited = _schedstat(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+    return wall, wall - waited, ran
 
 
 def _schedstat(file: str) -> tuple[float, float]:
@@ -122,13 +128,32 @@ def _joined(folder: str, address: str) -> Iterator[Trainer]:
 
 
 class Watched:
-    """Says what each round of a trainer took, from boundary to boundary; requests a stop after some rounds."""
+    """Says what each round of a trainer took, from boundary to boundary; requests a stop after some rounds.
+
+    ``steps``: seconds ``alone`` of its inner steps with the work between them, while a swap runs and while none does.
+    """
 
     def __init__(self, trainer: Trainer, core: int, node: int, rounds: int) -> None:
         self._trainer, self._core, self._node, self._left = trainer, core, node, rounds
-        self._cross, trainer.boundary.cross = trainer.boundary.cross, self.cross  # type: ignore[method-assign]
+        boundary = trainer.boundary
+        self._cross, boundary.cross = boundary.cross, self.cross  # type: ignore[method-assign]
+        self._between, boundary.between_steps = boundary.between_steps, self.between_steps  # type: ignore[method-assign]
         self._pin()
-        self._before, self._totals = Spent.now(), trainer.phase.totals
+        self._new_round()
+
+    def _new_round(self) -> None:
+        self._steps: dict[str, list[float]] = {"swap": [], "rest": []}
+        self._kind, self._began = "", 0.0
+        self._before, self._totals = Spent.now(), self._trainer.phase.totals
+
+    def between_steps(self) -> None:
+        """The trainer's look at the swap: here one step with its work ends and the next one begins."""
+        _, now, _ = training_thread()
+        if self._kind:
+            self._steps[self._kind].append(now - self._began)
+        self._between()
+        self._kind = "rest" if self._trainer.boundary._swap is None else "swap"  # type: ignore[attr-defined]
+        self._began = now
 
     def cross(self, inner: InnerReport) -> bool:
         """The trainer's boundary, after the round before it was said."""
@@ -138,13 +163,13 @@ class Watched:
             **now.since(self._before),
             phases=phases,
             outcome=last.averaged.outcome if last else None,
-            inner=inner.seconds,
+            steps=self._steps,
         )
         self._left -= 1
         if not self._left:
             self._trainer.stop.request()
         self._pin()
-        self._before, self._totals = Spent.now(), totals
+        self._new_round()
         return self._cross(inner)
 
     def done(self) -> None:

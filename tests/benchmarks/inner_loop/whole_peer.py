@@ -8,6 +8,7 @@ one core (``shared_core``). What a round takes is told by sides.py.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -98,7 +99,10 @@ def peer_rounds(core: int, node: int, other: int, rounds: int) -> list[Row]:
 
 
 def compared(bare: list[Row], peer: list[Row], seconds: str) -> Row:
-    """A bare loop's time for a round, divided by the peer's. ``seconds``: which of them."""
+    """A bare loop's time for a round, divided by the peer's. ``seconds``: which of them.
+
+    ``swap``: a round's time if no step were longer while a swap runs, divided by its time.
+    """
     usual = median(row[seconds] for row in bare)
     busy = [row["phases"]["eval"] + row["phases"]["checkpoint"] > 0 for row in peer]
     kinds = {
@@ -111,8 +115,15 @@ def compared(bare: list[Row], peer: list[Row], seconds: str) -> Row:
         name: median(row[name] for row in bare) / median(row[name] for row in kinds["training"])
         for name in ("wall", "alone", "ran", "core")
     }
+    steps = [row["steps"] for row in peer if row["steps"]["swap"] and row["steps"]["rest"]]
+    others["swap"] = median(swap_share(**it) for it in steps) if steps else math.nan
     merged = mean(row["outcome"] == "merged" for row in peer)
     return {name: round(it, 4) for name, it in {**figures, **others, "merged": merged}.items()}
+
+
+def swap_share(swap: list[float], rest: list[float]) -> float:
+    """Of the seconds of a round's steps while a swap runs and while none does: both kinds a few seconds apart."""
+    return 1 - (sum(swap) - len(swap) * median(rest)) / sum(swap + rest)
 
 
 def summary(turns: list[Row]) -> Row:
