@@ -91,11 +91,12 @@ class Modulo(Codec):
         finest = blocks.abs().amax(1).mul_(EXACT).clamp_(min=TINY)
         step = torch.maximum(reach * (2 * MARGIN / self._levels), finest).bfloat16()
         numbers = blocks.div(step.float()[:, None]).round_()
-        codes = numbers.remainder(self._levels).to(torch.uint8)
+        wraps = numbers.div(self._levels).floor_()
+        codes = numbers.sub_(wraps, alpha=self._levels).to(torch.uint8)  # exact, and faster than torch's remainder
         if self._levels == 16:
             codes = codes[:, 0::2] | codes[:, 1::2] << 4
         scales = step[:, None].view(torch.uint8)
-        return torch.cat([scales, self._check(numbers), codes], dim=1).numpy().tobytes()
+        return torch.cat([scales, _check(wraps), codes], dim=1).numpy().tobytes()
 
     def decode(self, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> None:
         mine = _blocks(own)
@@ -120,10 +121,13 @@ class Modulo(Codec):
         codes = rows[:, BLOCK_BYTES:]
         if self._levels == 16:
             codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
-        away = codes.float().sub_(nearest).add_(self._levels / 2).remainder_(self._levels)
-        numbers = nearest.add_(away.sub_(self._levels / 2))
-        wrong = (self._check(numbers) != rows[:, 2:BLOCK_BYTES]).any(1).logical_or_(~sane)
-        return torch.where(wrong[:, None], mine, numbers.mul_(step)), wrong
+        remainders = codes.float()
+        wraps = torch.sub(remainders, nearest, out=nearest).add_(self._levels / 2).div_(self._levels).floor_().neg_()
+        wrong = (_check(wraps) != rows[:, 2:BLOCK_BYTES]).any(1).logical_or_(~sane)
+        theirs = remainders.add_(wraps, alpha=self._levels).mul_(step)
+        if wrong.any():
+            theirs[wrong] = mine[wrong]
+        return theirs, wrong
 
     def settle(self, merged: bool) -> None:
         if not merged:
@@ -145,15 +149,16 @@ class Modulo(Codec):
         """r of this part's blocks."""
         return self._at(self._reach, start, like).clamp(min=self._floor).mul_(self._wider * self._partner)
 
-    def _check(self, numbers: Tensor) -> Tensor:
-        """Of each block, ``[n, 3]``: what the remainders leave out. All sums are exact in fp64."""
-        rest = numbers.div(self._levels).floor_().double()
-        return (rest @ CHECK_WEIGHTS).remainder_(PRIME).to(torch.int32)[:, None].view(torch.uint8)[:, :3]
+
+def _check(wraps: Tensor) -> Tensor:
+    """Of each block, ``[n, 3]``: what the remainders leave out. All sums are exact in fp64."""
+    return (wraps.double() @ CHECK_WEIGHTS).remainder_(PRIME).to(torch.int32)[:, None].view(torch.uint8)[:, :3]
 
 
 def _blocks(part: Tensor) -> Tensor:
-    """``[n, BLOCK]``, padded with zeros."""
-    return functional.pad(part, (0, -len(part) % BLOCK)).view(-1, BLOCK)
+    """``[n, BLOCK]``, padded with zeros; the same memory where nothing is to be padded."""
+    missing = -len(part) % BLOCK
+    return (functional.pad(part, (0, missing)) if missing else part).view(-1, BLOCK)
 
 
 def codec_named(name: CodecName, numel: int) -> Codec:

@@ -17,6 +17,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from peer.config.schema import NoLoCoConfig
+from peer.outer.side_stream import Fetched
 from peer.outer.slow_weights import DenseContribution, SlowWeights
 from peer.rounds.contribution import parts, scratch
 from peer.rounds.types import Grouping
@@ -56,18 +57,17 @@ class NoLoCo:
     # -- part by part, during the inner steps (training/overlapped.py): first with a group of one, then corrected when
     # the partner's part has arrived
 
-    def open(self, start: int, own: Tensor, change: Tensor) -> None:
-        """``own`` (fp32, host) ← s, ``change`` ← βΔ of elements ``start : start + len(own)``; then their step with a
-        group of one.
+    def open(self, fetched: Fetched, own: Tensor, change: Tensor) -> None:
+        """``own`` (fp32, host) ← s, ``change`` ← βΔ of the elements that were ``fetched`` and have arrived; then their
+        step with a group of one. θ keeps its training since.
 
         Both formulas are linear in the mean, so :meth:`amend` with half the difference of the two s makes it the step
         of a group of two.
         """
-        here = slice(start, start + own.numel())
-        self.contribution().read_both(start, own, change)
+        self.contribution().read_both(fetched.start, own, change, fetched)
         with self.slow.changing:
-            self._advance(here, own)
-        self.slow.write_fast(here.start, here.stop)
+            self._advance(slice(fetched.start, fetched.stop), own)
+        self.slow.follow(fetched)
 
     def amend(self, start: int, correction: Tensor) -> None:
         """Add ``correction`` (fp32, host), the mean over the group less this peer's own contribution, to the mean

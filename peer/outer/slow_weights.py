@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from peer.outer.side_stream import Fetched, SideStream
+
 
 @dataclass(frozen=True)
 class Span:
@@ -50,6 +52,7 @@ class SlowWeights:
         self.numel = start
         self._device = self.spans[0].parameter.device
         self._pinned = self._device.type == "cuda"
+        self._side = SideStream(self._device) if self._pinned else None
         self.changing = threading.RLock()  # held while φ or a momentum changes: a newcomer's snapshot is of one moment
         self.phi = self.zeros() if phi is None else phi
         if phi is None:
@@ -65,15 +68,24 @@ class SlowWeights:
             return torch.zeros(self.numel, dtype=torch.float32, pin_memory=True)
         return torch.from_numpy(np.zeros(self.numel, dtype=np.float32))
 
-    def read_fast(self, start: int, out: Tensor) -> None:
-        """``out`` ← θ[start : start + len(out)], as fp32 on the host.
+    def fetch(self, start: int, stop: int) -> Fetched:
+        """Begin to copy θ[start:stop] to the host, as the work leaves it that the accelerator has been given."""
+        if self._side is None:
+            return Fetched(start, stop)
+        with torch.no_grad():
+            snapshot = torch.cat([theta for _, _, theta in self._fast(start, stop)])
+        return Fetched(start, stop, *self._side.download(snapshot))
+
+    def read_fast(self, start: int, out: Tensor, fetched: Fetched | None = None) -> None:
+        """``out`` ← θ[start : start + len(out)], as fp32 on the host: as it is now, or as it was ``fetched``.
 
         For a model in 16 bits this is φ plus the change by training: the rounding by :meth:`write_fast` is undone.
         """
         stop = start + out.numel()
         with torch.no_grad():
             for low, high, theta in self._fast(start, stop):
-                part = out[low - start : high - start].copy_(theta)
+                here = slice(low - start, high - start)
+                part = out[here].copy_(theta if fetched is None or fetched.theta is None else fetched.theta[here])
                 if theta.dtype != torch.float32:
                     phi = self.phi[low:high]
                     part.add_(phi - phi.to(theta.dtype))
@@ -85,6 +97,28 @@ class SlowWeights:
                 theta.copy_(self.phi[low:high], non_blocking=self._pinned)
         if self._pinned:
             torch.cuda.synchronize(self._device)  # φ may change as soon as this returns
+
+    def follow(self, fetched: Fetched) -> None:
+        """θ moves from what was ``fetched`` to φ, in place; its training since then stays."""
+        then = fetched.theta
+        if then is None:
+            self.write_fast(fetched.start, fetched.stop)
+            return
+
+        def move(out: Tensor) -> None:
+            for low, high, theta in self._fast(fetched.start, fetched.stop):
+                here = slice(low - fetched.start, high - fetched.start)
+                torch.sub(self.phi[low:high].to(theta.dtype).float(), then[here].float(), out=out[here])
+
+        self._add_part(fetched.start, len(then), move)
+
+    def _add_part(self, start: int, numel: int, fill: Callable[[Tensor], object]) -> None:
+        """θ[start : start + numel] += what ``fill`` writes, by the side stream. No call waits for the accelerator."""
+        assert self._side is not None
+        change = self._side.upload(numel, fill)
+        with torch.no_grad():
+            for low, high, theta in self._fast(start, start + numel):
+                theta.add_(change[low - start : high - start])
 
     def add_to_fast(self, change: Tensor, start: int = 0) -> None:
         """θ[start : start + len(change)] += ``change`` (flat fp32, host), in place."""
@@ -105,7 +139,10 @@ class SlowWeights:
                 here, phi = slice(low - start, high - start), self.phi[low:high]
                 moved[here] = (phi + change[here]).to(theta.dtype).float() - phi.to(theta.dtype).float()
         self.phi[start : start + change.numel()].add_(change)
-        self.add_to_fast(moved, start)
+        if self._side is None:
+            self.add_to_fast(moved, start)
+        else:
+            self._add_part(start, len(moved), lambda out: out.copy_(moved))
 
     def layout(self) -> str:
         """Names and shapes in order: two peers can average only when these are equal."""
@@ -167,12 +204,12 @@ class DenseContribution:
         self._slow, self._beta, self._gamma = slow, beta, gamma
         self.numel = slow.numel
 
-    def read(self, start: int, out: Tensor) -> None:
-        self._slow.read_fast(start, out)
+    def read(self, start: int, out: Tensor, fetched: Fetched | None = None) -> None:
+        self._slow.read_fast(start, out, fetched)
         out.mul_(self._beta)
         if self._gamma != self._beta:
             out.add_(self._slow.phi[start : start + out.numel()], alpha=self._gamma - self._beta)
 
-    def read_both(self, start: int, out: Tensor, change: Tensor) -> None:
-        self.read(start, out)
+    def read_both(self, start: int, out: Tensor, change: Tensor, fetched: Fetched | None = None) -> None:
+        self.read(start, out, fetched)
         torch.sub(out, self._slow.phi[start : start + out.numel()], alpha=self._gamma, out=change)

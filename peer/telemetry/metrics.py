@@ -77,7 +77,8 @@ class Metrics(Collector):
 class PhaseClock:
     """Splits the time since its creation into phases without gaps: time outside all phases counts as ``apply``.
 
-    ``synchronize`` waits for the accelerator, so that a phase ends when its work has ended. One thread enters phases;
+    ``synchronize`` waits for the accelerator, so that a phase ends when its work has ended; not at the end of a phase
+    with ``queued``, whose work belongs to the phase that contains it. One thread enters phases;
     any thread may read the totals.
     """
 
@@ -92,13 +93,13 @@ class PhaseClock:
         self._since = clock.monotonic()
 
     @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
+    def __call__(self, phase: str, *, queued: bool = False) -> Iterator[None]:
         outer = self._phase
         self._book(phase)
         try:
             yield
         finally:
-            if self._synchronize is not None:
+            if self._synchronize is not None and not queued:
                 self._synchronize()
             self._book(outer)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-import torch
 from torch import Tensor
 
 from peer import clock
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.outer.noloco import NoLoCo
+from peer.outer.opening import PartOpening
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.types import Group, Outcome, Reason
 from peer.telemetry.report import BoundaryReport
@@ -42,7 +42,7 @@ class RunningSwap:
 
     mailbox: SwapMailbox
     boundary: BoundaryReport
-    opened: dict[int, int] = field(default_factory=dict)  # part: the inner step at its opening
+    opening: PartOpening
     late: list[int] = field(default_factory=list)  # inner steps from the opening to the partner's part
     corrections: list[tuple[int, Tensor]] = field(default_factory=list)  # that were applied, in bf16
     harm: str = ""  # why they were undone
@@ -106,11 +106,14 @@ class Overlapped(Boundary):
             return replace(group, tokens=ended.tokens, phase=progress.phase_seconds)
 
         mailbox = self.exchange.start(progress.step_seconds, meet)
-        self._swap = RunningSwap(mailbox, self.reached(ended.inner))
+        self._swap = RunningSwap(mailbox, self.reached(ended.inner), PartOpening(self.method, mailbox.parts))
         self.rollback.begin(self._swap.corrections, None)
 
     def _advance(self, *, idle: bool = False) -> None:
-        """Apply the corrections that have arrived and open the next parts. ``idle``: no inner steps run now."""
+        """Apply the corrections that have arrived and open the next parts. ``idle``: no inner steps run now.
+
+        While they run, nothing here waits for the accelerator.
+        """
         swap = self._swap
         if swap is None:
             return
@@ -118,14 +121,15 @@ class Overlapped(Boundary):
         result = mailbox.result()
         arrived = [] if swap.harm else mailbox.take_corrections()
         wanted = mailbox.unopened() if result is not None else mailbox.parts_to_open(idle=idle)
-        if arrived or wanted or result is not None:
-            with self.phase("apply"):
+        wait = idle or (result is not None and bool(wanted))  # it is over: the rest is opened at once
+        if arrived or wanted or result is not None or swap.opening:
+            with self.phase("apply", queued=not wait):
                 for index, correction in arrived:
                     self.method.amend(mailbox.parts[index][0], correction)
                     swap.corrections.append((mailbox.parts[index][0], correction.bfloat16()))
-                    swap.late.append(self.state.inner.step - swap.opened[index])
-                for index in wanted:
-                    self._open(swap, index)
+                    swap.late.append(self.state.inner.step - swap.opening.steps[index])
+                for index, own, change in swap.opening.open(wanted, self.state.inner.step, wait=wait):
+                    mailbox.put(index, OpenPart(own, change))
         if result is not None:
             self._swap = None
             if swap.harm:
@@ -142,10 +146,3 @@ class Overlapped(Boundary):
         if trial.merge is None and self._swap is not None:
             self._swap.harm = detail
             self._swap.mailbox.cancel()
-
-    def _open(self, swap: RunningSwap, index: int) -> None:
-        start, stop = swap.mailbox.parts[index]
-        own, change = torch.empty(stop - start), torch.empty(stop - start)
-        self.method.open(start, own, change)
-        swap.opened[index] = self.state.inner.step
-        swap.mailbox.put(index, OpenPart(own, change))

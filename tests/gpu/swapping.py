@@ -6,8 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import torch
-
 from peer.commands.simulate.replica import Replica
 from peer.config.schema import Config
 from peer.exchange.guard import Guard
@@ -16,6 +14,7 @@ from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.outer.noloco import NoLoCo
+from peer.outer.opening import PartOpening
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged
@@ -77,7 +76,7 @@ def overlapped(peer: Sharer, group: Group) -> Averaged:
     assert isinstance(peer.exchange, OverlappedPairExchange)
     mailbox = peer.exchange.start(1.0, lambda: group)
     _wait(mailbox, lambda: bool(mailbox.parts_to_open(idle=True)))
-    open_parts(peer.method, mailbox, mailbox.unopened())
+    open_parts(PartOpening(peer.method, mailbox.parts), mailbox, mailbox.unopened(), wait=True)
     peer.train(1)
     _wait(mailbox, lambda: amend_parts(peer.method, mailbox) < 0)  # until the swap ends
     result = mailbox.result()
@@ -86,11 +85,8 @@ def overlapped(peer: Sharer, group: Group) -> Averaged:
     return result
 
 
-def open_parts(method: NoLoCo, mailbox: SwapMailbox, wanted: range) -> None:
-    for index in wanted:
-        start, stop = mailbox.parts[index]
-        own, change = torch.empty(stop - start), torch.empty(stop - start)
-        method.open(start, own, change)
+def open_parts(opening: PartOpening, mailbox: SwapMailbox, wanted: range, *, wait: bool) -> None:
+    for index, own, change in opening.open(wanted, 0, wait=wait):
         mailbox.put(index, OpenPart(own, change))
 
 

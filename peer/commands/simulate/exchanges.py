@@ -102,7 +102,8 @@ class _Side:
     def open(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """The outer step of a part with its own contribution alone; returns that contribution and what was trained."""
         own, change = torch.empty(stop - start), torch.empty(stop - start)
-        self.replica.pairwise.open(start, own, change)
+        method = self.replica.pairwise
+        method.open(method.slow.fetch(start, stop), own, change)
         if self.learns:
             self.replica.codec.learn(start, change)
         return own, change

@@ -47,6 +47,7 @@ class SwapMailbox:
         self.parts = overlapped_parts(numel)
         self.received_parts = self._sent_parts = 0
         self._loop, self._wake, self._learn = loop, asyncio.Event(), learn
+        self._waking = False  # the network thread will look at the open parts
         self._changed = clock.event()
         self._close: Callable[[], None] | None = None
         self._opened: dict[int, OpenPart] = {}
@@ -78,7 +79,9 @@ class SwapMailbox:
             self._learn(self.parts[index][0], part.change)
         self._opened[index] = part
         self._count = index + 1
-        self._loop.call_soon_threadsafe(self._wake.set)
+        if not self._waking:  # one call for all parts that are opened together
+            self._waking = True
+            self._loop.call_soon_threadsafe(self._look)
 
     def take_corrections(self) -> list[tuple[int, Tensor]]:
         """Corrections since the last call: index of the part, fp32 on the host."""
@@ -115,11 +118,22 @@ class SwapMailbox:
 
     async def opened(self, index: int, patience: float) -> OpenPart:
         """Part ``index``, once this peer has opened it; ``TimeoutError`` after ``patience`` seconds."""
-        async with asyncio.timeout(patience):
-            while index >= self._count:
-                self._wake.clear()
-                await self._wake.wait()
+        if index >= self._count:
+            async with asyncio.timeout(patience):
+                while index >= self._count:
+                    self._wake.clear()
+                    await self._wake.wait()
         return self._opened[index]
+
+    async def opened_from(self, index: int, patience: float) -> list[OpenPart]:
+        """As :meth:`opened`, with the parts after ``index`` that are open too, up to ``PART`` elements together."""
+        first = await self.opened(index, patience)
+        more = min(self._count - index, PART // first.own.numel())
+        return [first, *(self._opened[it] for it in range(index + 1, index + more))]
+
+    def _look(self) -> None:
+        self._waking = False
+        self._wake.set()
 
     def add_correction(self, index: int, correction: Tensor, *, usable: bool = True) -> None:
         """The partner's part ``index`` is verified. It is used with the next one that is ``usable``."""

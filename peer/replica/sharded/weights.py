@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from peer.outer.side_stream import Fetched
 from peer.outer.slow_weights import SlowWeights, Span, moments_of
 from peer.replica.sharded.channel import SharedMemory
 from peer.replica.sharded.commands import OnShards
@@ -34,6 +35,7 @@ class WeightShards(SlowWeights):
         self, parameters: Iterable[tuple[str, nn.Parameter]], optimizer: Optimizer, shared: SharedMemory, rank: Rank
     ) -> None:
         super().__init__(parameters, shared.phi)
+        self._side = None  # the window is one buffer, and each use of it is waited for
         self.optimizer, self.window = optimizer, shared.window
         self._rank = rank
         if self._pinned:
@@ -91,7 +93,7 @@ class GatheredWeights(WeightShards):
         super().__init__(*parts)
         self._ranks = ranks
 
-    def read_fast(self, start: int, out: Tensor) -> None:
+    def read_fast(self, start: int, out: Tensor, fetched: Fetched | None = None) -> None:
         self._gather(FAST, start, out)
 
     def write_fast(self, start: int = 0, stop: int | None = None) -> None:

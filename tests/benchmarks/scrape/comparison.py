@@ -23,7 +23,7 @@ from peer.data.batches import TokenStream
 from peer.replica import model
 from peer.telemetry.metrics import Metrics, PhaseClock
 from tests.benchmarks.common import finish, options
-from tests.benchmarks.inner_loop import LENGTH, RUN, inner_loop
+from tests.benchmarks.inner_loop.comparison import LENGTH, RUN, inner_loop
 
 STEPS = 30  # per block
 

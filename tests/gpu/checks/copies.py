@@ -185,7 +185,9 @@ def _blocking(twins: Twins, outer: NoLoCo, mean: Tensor) -> None:
 def _part_by_part(twins: Twins, outer: NoLoCo, mean: Tensor) -> None:
     for start, stop in twins.parts():
         own, change = torch.full((stop - start,), POISON), torch.full((stop - start,), POISON)
-        outer.open(start, own, change)
+        fetched = outer.slow.fetch(start, stop)
+        fetched.arrived(wait=True)
+        outer.open(fetched, own, change)
         correction = mean[start:stop] + 0.001 * own + 0.001 * change
         outer.amend(start, correction)
         for it in (own, change, correction):

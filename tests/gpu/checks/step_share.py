@@ -1,7 +1,8 @@
 """The swap's share of a step while parts are under way: how much an overlapped swap costs the training.
 
-The partner is another process, over loopback. As in a real peer the device is waited for before and after the work
-between two steps (telemetry/metrics.py), so all that this work delays counts.
+The partner is another process, over loopback. The device is waited for before and after the work between two steps, so
+all that this work delays counts. A second swap finds the device with a queue of other work before each look, and must
+leave it that queue: a look that waits for the device costs a peer what it has queued.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from statistics import median
 import torch
 
 from peer.config.schema import Config
+from peer.outer.opening import PartOpening
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged
@@ -52,16 +54,22 @@ def _measured(site: Site, codec: str) -> Finding:
         plain = [_step(site, peer) for _ in range(PLAIN_STEPS)][1:]
         swap = Swap(site, peer, network, codec)
         result = swap.run(median(plain))
+        waited = Swap(site, peer, network, codec)
+        again = waited.run(median(plain), queued=True)
         peer.exchange.close()  # type: ignore[union-attr]
-    missing = len(swap.parts) - swap.corrected
+    missing = len(swap.parts) - swap.corrected + len(waited.parts) - waited.corrected
     moved = not torch.equal(peer.state.outer.slow.phi, before) and bool(peer.state.outer.slow.phi.isfinite().all())
-    right = result.outcome is Outcome.MERGED and missing == 0 and moved
+    merged = result.outcome is again.outcome is Outcome.MERGED
+    right = merged and missing == 0 and moved and waited.drained == 0
     figures = swap.figures(median(plain))
     words = (
         f"{figures['share']:.1%} of a step over {figures['steps']} steps and {len(swap.parts)} parts, {len(before):,} "
         f"parameters; a step takes {figures['step_ratio']:.2f} times as long as without a swap"
     )
-    fault = f"{result.outcome}: {result.detail}; {missing} of {len(swap.parts)} parts were not corrected"
+    fault = (
+        f"{result.outcome}: {result.detail}; {again.outcome}: {again.detail}; {missing} of 2 x {len(swap.parts)} parts "
+        f"were not corrected; {waited.drained} looks waited for the device"
+    )
     return Finding(f"swap's share of a step, {codec}", right, words if right else fault, figures)
 
 
@@ -70,24 +78,27 @@ class Swap:
 
     def __init__(self, site: Site, peer: Sharer, network: LoopThread, codec: str) -> None:
         self._site, self._peer, self._network, self._codec = site, peer, network, codec
-        self.corrected = 0
+        self.corrected = self.drained = 0
         self.parts: list[tuple[int, int]] = []
         self._between: list[float] = []  # seconds
         self._steps: list[float] = []
 
-    def run(self, pace: float) -> Averaged:
+    def run(self, pace: float, *, queued: bool = False) -> Averaged:
+        """``queued``: the device has other work at each look. ``drained``: the looks that waited for it."""
         with partner(self._site, self._peer, self._network, self._codec) as stream:
             group = Group(0, (Link("partner", "partner", stream),))
             mailbox = self._peer.exchange.start(pace, lambda: group)  # type: ignore[union-attr]
-            self.parts = mailbox.parts
+            self.parts, opening = mailbox.parts, PartOpening(self._peer.method, mailbox.parts)
             while not mailbox.parts_to_open(idle=True) and mailbox.result() is None:  # the headers are on their way
                 mailbox.wait(0.01)
             for _ in range(MOST_STEPS):
                 result = mailbox.result()
                 self._site.settle()
                 began = time.monotonic()
+                backlog = self._site.keep_busy() if queued else None
                 self.corrected += amend_parts(self._peer.method, mailbox)
-                open_parts(self._peer.method, mailbox, mailbox.parts_to_open())
+                open_parts(opening, mailbox, mailbox.parts_to_open(), wait=False)
+                self.drained += backlog is not None and backlog.query()
                 self._site.settle()
                 self._between.append(time.monotonic() - began)
                 if result is not None:

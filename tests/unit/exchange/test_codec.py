@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -235,3 +236,34 @@ def test_a_partner_that_has_been_away_further_is_reached_too() -> None:
     assert all(float(error.abs().quantile(0.95)) < 2e-3 for error in errors)
     pair[0].meet(1e30)  # whatever a partner says, precision is not given away
     assert isinstance(pair[0], Modulo) and pair[0]._partner <= 3
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "received", "damaged"),
+    [
+        ("int8", "3c74b2be3fb712ce", "c23e33a83093fbdf", "963a7fa64f25a30c"),
+        ("int4", "a37e355de9c7e1a7", "b26bc27cd4fc2444", "aaedf24ddf12691f"),
+    ],
+)
+def test_the_bits_of_a_part_are_fixed(name: CodecName, sent: str, received: str, damaged: str) -> None:
+    """Peers of one wire version agree on them. The elements are exact in fp32, so on every machine the same."""
+
+    def elements(seed: int) -> Tensor:
+        places = torch.arange(1000, dtype=torch.int64) + seed
+        return ((places * 2654435761 % 2**31).float() / 2**30 - 1) * 0.05
+
+    def bits(data: bytes) -> str:
+        return xxhash.xxh3_64_hexdigest(data)
+
+    def decoded(data: bytearray) -> bytes:
+        out = torch.empty(1000)
+        codec.decode(name, 0, data, own, out)
+        return out.numpy().tobytes()
+
+    codec, own = codec_named(name, 1000), elements(1)
+    codec.begin()
+    codec.learn(0, elements(7) * 0.01)
+    data = bytearray(codec.encode(0, own + elements(5) * 0.02))
+    assert (bits(data), bits(decoded(data))) == (sent, received)
+    data[3] ^= 1  # the check of the first block
+    assert bits(decoded(data)) == damaged

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -413,3 +414,24 @@ def test_a_part_is_learned_before_it_can_be_sent_or_received(thread: LoopThread)
     mailbox = SwapMailbox(NUMEL, thread.loop, lambda start, change: seen.append((start, 0 in mailbox._opened)))
     mailbox.put(0, OpenPart(torch.ones(3), torch.ones(3)))
     assert seen == [(0, False)] and 0 in mailbox._opened
+
+
+def test_parts_that_are_opened_together_wake_the_network_once_and_are_taken_together() -> None:
+    calls: list[Callable[[], None]] = []
+    loop = SimpleNamespace(call_soon_threadsafe=calls.append)
+    few, large = SwapMailbox(NUMEL, loop), SwapMailbox(64 * PART, loop)  # type: ignore[arg-type]
+
+    def put(mailbox: SwapMailbox, *indices: int) -> list[Tensor]:
+        parts = [torch.zeros(stop - start) for start, stop in (mailbox.parts[index] for index in indices)]
+        for index, part in zip(indices, parts, strict=True):
+            mailbox.put(index, OpenPart(part, part))
+        return parts
+
+    opened = put(few, 0, 1, 2)
+    assert len(calls) == 1
+    assert [it.own for it in asyncio.run(few.opened_from(1, 1.0))] == opened[1:]
+    calls[0]()  # the network thread has looked: the next part needs a call of its own
+    put(few, 3)
+    assert len(calls) == 2
+    put(large, 0, 1)
+    assert len(asyncio.run(large.opened_from(0, 1.0))) == 1, "parts of 1 MiB are encoded one by one"

@@ -158,7 +158,7 @@ def test_parts_opened_alone_and_amended_later_are_the_step_of_a_group_of_two(
     corrections = []
     for start, stop in ((0, border), (border, SIZE)):
         own = torch.empty(stop - start)
-        rolled.open(start, own, torch.empty_like(own))
+        rolled.open(rolled.slow.fetch(start, stop), own, torch.empty_like(own))
         corrections.append((start, (theirs[start:stop] - own) / 2))
     train(rolled, meanwhile)  # inner steps between a part's opening and the arrival of the partner's
     for start, correction in corrections:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from peer.config.load import load
-from peer.exchange.pair.mailbox import overlapped_parts
+from peer.exchange.pair.mailbox import OpenPart, overlapped_parts
 from peer.outer.noloco import NoLoCo
 from peer.process import LoopContext
 from peer.replica.inner_loop import InnerReport
@@ -28,6 +28,7 @@ from peer.training.state import PeerState
 from peer.training.validation import Validation
 from tests.swarm.support.harness import DEMO, TINY
 from tests.unit import parts
+from tests.unit.late_device import LateDevice
 
 H, TOTAL = 5, 100
 
@@ -79,14 +80,15 @@ class Mailbox:
 class Exchange:
     """Hands out mailboxes; averages with nobody, after the outcomes it is told."""
 
-    def __init__(self, *outcomes: Averaged) -> None:
+    def __init__(self, *outcomes: Averaged, mailbox: type[Mailbox] = Mailbox) -> None:
+        self._mailbox = mailbox
         self.mailboxes: list[Mailbox] = []
         self.groups: list[Group] = []
         self._outcomes = list(outcomes)
 
     def start(self, pace: float, meet: Callable[[], Group]) -> Mailbox:
         self.groups.append(meet())
-        self.mailboxes.append(Mailbox(parts.peer_state().outer.slow.numel))
+        self.mailboxes.append(self._mailbox(parts.peer_state().outer.slow.numel))
         return self.mailboxes[-1]
 
     def average(self, contribution: Contribution, group: Group) -> Averaged:
@@ -130,6 +132,54 @@ def overlapped(scene: Scene, exchange: Any) -> Overlapped:
         exchange=exchange,
         method=scene.state.outer,  # type: ignore[arg-type]
     )
+
+
+class Asking(Mailbox):
+    """Asks for three parts a step. ``opened``: the parts that it got."""
+
+    def __init__(self, numel: int) -> None:
+        super().__init__(numel)
+        self.opened: dict[int, OpenPart] = {}
+
+    def parts_to_open(self, *, idle: bool = False) -> range:
+        return self.unopened()[:3]
+
+    def put(self, index: int, part: OpenPart) -> None:  # type: ignore[override]
+        super().put(index, part)
+        self.opened[index] = part
+
+
+def test_no_look_at_a_swap_waits_for_the_accelerator_before_the_swap_is_over(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the parts that are left are opened at once."""
+    exchange, waits = Exchange(mailbox=Asking), 0
+
+    def synchronize() -> None:
+        nonlocal waits
+        waits += 1
+
+    scene.resources.phase = PhaseClock(Metrics(), synchronize)
+    boundary = overlapped(scene, exchange)
+    assert boundary.cross(scene.train())
+    waits = 0
+    with LateDevice(monkeypatch) as device:
+        device.side_of(scene.state.outer.slow)
+        boundary.between_steps()
+        boundary.between_steps()
+        (mailbox,) = exchange.mailboxes
+        assert isinstance(mailbox, Asking) and mailbox.opened == {} and device.begun == 3
+        device.complete()
+        boundary.between_steps()
+        assert list(mailbox.opened) == [0, 1, 2] and all(it.own.isfinite().all() for it in mailbox.opened.values())
+        boundary.between_steps()
+        assert device.begun == 6 and len(mailbox.opened) == 3
+        assert waits == 0 and "host waits" not in device.calls
+        mailbox.over = True
+        boundary.between_steps()
+        assert list(mailbox.opened) == list(range(len(mailbox.parts))) and "host waits" in device.calls
+    assert [it.outcome for it in scene.presence.ended_rounds] == [Outcome.ALONE] and waits == 1
+    assert all(span.parameter.isfinite().all() for span in scene.state.outer.slow.spans)
 
 
 def test_a_swap_begins_with_the_next_inner_step_and_not_while_its_peer_evaluates(scene: Scene) -> None:

@@ -147,7 +147,7 @@ def test_the_parts_of_a_swap_are_judged_while_they_come_and_undone_together(peer
     corrections: list[tuple[int, Tensor]] = []
     harm, half = peer.harm(), peer.outer.slow.numel // 2
     for start, stop in ((0, half), (half, len(harm))):
-        peer.outer.open(start, torch.empty(stop - start), torch.empty(stop - start))
+        peer.outer.open(peer.outer.slow.fetch(start, stop), torch.empty(stop - start), torch.empty(stop - start))
     before = peer.tensors()
     peer.rollback.begin(corrections, None)
     peer.train(1)

@@ -1,10 +1,10 @@
-"""A peer against a bare PyTorch loop: tokens/s of its inner loop, and host memory of its outer step.
+"""A peer against a bare PyTorch loop: tokens/s, whole and of its inner loop alone; host memory of its outer step.
 
 python -m tests.benchmarks.inner_loop [--quick] [--json FILE]
 
-Speed: a bare loop and a peer's InnerLoop alternate in blocks of steps, on the same model and text in one process. The
-peer's node is up and connected to a second one. Memory: growth of the peak resident size in two outer steps with a real
-swap with a second process, in copies of the model.
+A whole peer: whole_peer.py. Its inner loop: a bare loop and a peer's InnerLoop alternate in blocks of steps, on the
+same model and text in one process. The peer's node is up and connected to a second one. Memory: growth of the peak
+resident size in two outer steps with a real swap with a second process, in copies of the model.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from peer.replica.inner_loop import InnerLoop
 from peer.rounds.types import Outcome
 from tests.benchmarks.bare_loop import BareLoop
 from tests.benchmarks.common import finish, options
+from tests.benchmarks.inner_loop.whole_peer import whole_peer
 from tests.benchmarks.swap_partner import Pairing, peer_node
 
 CONFIG = Config()
@@ -136,11 +137,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         host_copies, numel = copies(Path(folder))
         ratio = speed(20 if args.quick else 60, 10, Path(folder))
+    peers = whole_peer(3, 4) if args.quick else whole_peer(5, 8)
+    other, shared = (peers[kind]["training"] for kind in ("other_core", "shared_core"))
     words = (
-        f"inner loop: {ratio:.2%} of a bare PyTorch loop's tokens/s; outer step: {host_copies:.2f} fp32 copies of the "
+        f"a whole peer: {other['median']:.1%} of a bare PyTorch loop's tokens/s with its node on another core "
+        f"({other['lowest']:.1%} to {other['highest']:.1%}), {shared['median']:.1%} on one core "
+        f"({shared['lowest']:.1%} to {shared['highest']:.1%}); inner loop alone: {ratio:.2%}; "
+        f"outer step: {host_copies:.2f} fp32 copies of the "
         f"model ({numel / 1e6:.0f}M parameters) on the host at its peak"
     )
-    finish("inner_loop", {"tokens_per_s_ratio": ratio, "host_copies": host_copies}, words, args.json)
+    figures = {"tokens_per_s_ratio": ratio, "host_copies": host_copies, "whole_peer": peers}
+    finish("inner_loop", figures, words, args.json)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,53 @@
+"""The outer step of parts, each when its θ has come from the accelerator; for a swap beside the inner steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from peer.outer.noloco import NoLoCo
+from peer.outer.side_stream import Fetched
+
+MOST_COMING = 16  # parts at once, of at most 1 MiB each in pinned memory and on the device
+
+
+class PartOpening:
+    """``parts``: their borders. ``steps``: by part, the inner step of its θ. Used by the training thread.
+
+    Parts that come from an accelerator are opened one or two inner steps after they were asked for; the others at once.
+    """
+
+    def __init__(self, method: NoLoCo, parts: Sequence[tuple[int, int]]) -> None:
+        self.steps: dict[int, int] = {}
+        self._method, self._parts = method, parts
+        self._coming: deque[tuple[int, Fetched]] = deque()
+
+    def __bool__(self) -> bool:
+        """Some parts are still coming."""
+        return bool(self._coming)
+
+    def open(self, wanted: range, step: int, *, wait: bool) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Ask for the parts ``wanted`` at the inner step ``step``, and open those that have come; ``wait``: all.
+
+        Yields the number of each and what :meth:`NoLoCo.open` gives: its own contribution, and its change.
+        """
+        for index in wanted:
+            if index in self.steps:
+                continue
+            if len(self._coming) == MOST_COMING:
+                yield from self._arrived(wait=wait)
+                if self._coming:
+                    return  # the caller asks again
+            self.steps[index] = step
+            self._coming.append((index, self._method.slow.fetch(*self._parts[index])))
+        yield from self._arrived(wait=wait)
+
+    def _arrived(self, *, wait: bool) -> Iterator[tuple[int, Tensor, Tensor]]:
+        while self._coming and self._coming[0][1].arrived(wait=wait):
+            index, fetched = self._coming.popleft()
+            own, change = torch.empty(fetched.stop - fetched.start), torch.empty(fetched.stop - fetched.start)
+            self._method.open(fetched, own, change)
+            yield index, own, change
