@@ -20,7 +20,7 @@ from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
 log = get_logger("connect")
 
-MOST_ASKED = 3  # members, each with another configuration
+MOST_GREETED = 3  # members, each with another configuration
 GREETINGS_TIMEOUT = 2 * (OPEN_TIMEOUT + GREETING_TIMEOUT)  # seconds for all of them
 UNKNOWN = ("model.digest",)  # of the model's files, which are not there yet
 
@@ -42,7 +42,7 @@ def connect(node: MemberNode, run: SwarmRunConfig) -> None:
 def _require_fitting(node: MemberNode, run: SwarmRunConfig, present: Sequence[MemberRecord]) -> None:
     """One member of each configuration is asked, and one that fits is enough."""
     each = list({record.config: record for record in random.sample(present, len(present))}.values())
-    if not each or len(each) > MOST_ASKED:
+    if not each or len(each) > MOST_GREETED:
         return
 
     async def ask() -> list[Refused | None]:
