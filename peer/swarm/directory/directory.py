@@ -23,7 +23,7 @@ from peer.swarm.directory.records import NO_REPORT, MemberRecord
 
 log = get_logger("members")
 
-WAITING_SECONDS = 1.0  # the period while others are awaited
+WAITING_SECONDS = 1.0  # the period while others are awaited; a newcomer's first one, then twice as long each time
 MET_LIFETIME = 2 * records.LIFETIME  # seconds, at least, for which a partner stays a candidate without a record
 
 
@@ -113,6 +113,7 @@ class Members:
     # -- on the network thread
 
     async def _keep_announcing(self) -> None:
+        period = WAITING_SECONDS  # others may have come at the same moment
         while True:
             began, waits = clock.monotonic(), self._describe().state == "waiting"
             for work in (self._look, self._tell, self._get_to_know):
@@ -120,9 +121,9 @@ class Members:
                     await work()
                 except Exception as error:  # noqa: BLE001 - hivemind raises many types; the next period may succeed
                     log.warning("the directory does not answer, trying again: %s", one_line(error))
-            period = WAITING_SECONDS if waits else records.ANNOUNCE_SECONDS
             pause = period * random.uniform(0.8, 1.2) - (clock.monotonic() - began)
             await asyncio.sleep(max(0.5, pause))
+            period = WAITING_SECONDS if waits else min(2 * period, records.ANNOUNCE_SECONDS)
 
     async def _look(self) -> None:
         await self._reader.look(directory.READS)

@@ -24,8 +24,8 @@ RECORD_BYTES = 1024
 LIFETIME = 30.0  # seconds
 ANNOUNCE_SECONDS = 7.5  # between two looks at the directory
 # Seconds after which a record is written again at the next look. Then it is at most 1.2 looks older, and all others
-# have looked for it before it expires.
-WRITTEN_FOR = LIFETIME - 2.4 * ANNOUNCE_SECONDS
+# have looked for it some seconds before it expires.
+WRITTEN_FOR = LIFETIME - 2.8 * ANNOUNCE_SECONDS
 READ_TWICE = 4096  # records that are remembered: most of what a reader finds is what it found before
 RUNS = "runs"  # key under which some members write the name of their run: a node without a run finds it there
 RUNS_LIFETIME = RECORD.lifetime  # the longest that a node stores
