@@ -48,9 +48,22 @@ class Daemon:
         self.sockets = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-"))
         self.control = f"/unix{self.sockets}/p2pd.sock"
         self.key = identity or self.sockets / "identity.key"
-        load_or_create(self.key)
         self._output: deque[str] = deque(maxlen=20)
         self._ready: Queue[bool] = Queue()
+        self._process: subprocess.Popen[str] | None = None
+        self._reader = threading.Thread(target=self._read, name="p2pd-output", daemon=True)
+        try:
+            load_or_create(self.key)
+            self._process = self._started(addresses, announce, upnp=upnp, relayed=relayed)
+            self._reader.start()
+            self._wait(timeout, addresses)
+        except BaseException:  # Ctrl+C too
+            self.stop()
+            raise
+
+    def _started(
+        self, addresses: Sequence[str], announce: Sequence[str], *, upnp: bool, relayed: bool
+    ) -> subprocess.Popen[str]:
         command = [
             str(files("hivemind.hivemind_cli") / "p2pd"),
             f"-listen={self.control}",
@@ -68,7 +81,7 @@ class Daemon:
         ]
         if announce:
             command.append(f"-announceAddrs={','.join(announce)}")
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -78,35 +91,35 @@ class Daemon:
             errors="replace",
             env={**os.environ, "GOLOG_LOG_LEVEL": "error"},
         )
-        self._reader = threading.Thread(target=self._read, name="p2pd-output", daemon=True)
-        self._reader.start()
-        self._wait(timeout, addresses)
 
     @property
     def pid(self) -> int:
+        assert self._process is not None
         return self._process.pid
 
     @property
     def failure(self) -> str:
         """How it has died, in one line; empty while it runs."""
-        if self._process.poll() is None:
+        if self._process is not None and self._process.poll() is None:
             return ""
         return f"the p2p daemon (pid {self.pid}) has died: {self._output[-1] if self._output else 'no output'}"
 
     def stop(self, timeout: float = 5.0) -> None:
         """End the process and remove its sockets. Stopping twice is fine."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(timeout)
-        self._reader.join(timeout)
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            try:
+                self._process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(timeout)
+            if self._reader.is_alive():
+                self._reader.join(timeout)
         shutil.rmtree(self.sockets, ignore_errors=True)
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
+        assert self._process is not None and self._process.stdout is not None
         for line in self._process.stdout:
             self._output.append(line.strip())
             log.debug("p2pd: %s", line.strip())

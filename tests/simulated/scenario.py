@@ -110,14 +110,14 @@ def scenario(seed: int, peers: int | None = None, kind: Kind | None = None, *, l
         seconds=seconds + CALM + 6 * phase,
         inner_steps=inner_steps,
         numel=chance.choice((300, 2000)),
-        codec=_codec(chance, seed, kind, liar),
+        codec=_codec(chance, seed, kind, liar, long=long),
         invited=invited,
     )
 
 
-def _codec(chance: random.Random, seed: int, kind: Kind, liar: str) -> str:
-    if kind == "group":
-        return ("none", "int8", "none", "int4")[seed % 4]  # drawn from nothing: the seeds of before stay what they were
+def _codec(chance: random.Random, seed: int, kind: Kind, liar: str, *, long: bool) -> str:
+    if kind == "group":  # drawn from nothing, so that the rest of the world stays; groups had none in long ones
+        return "none" if long else ("none", "int8", "none", "int4")[seed % 4]
     return "none" if liar else chance.choice(("none", "none", "fp16", "int8", "int4"))
 
 

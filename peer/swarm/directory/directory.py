@@ -24,6 +24,7 @@ from peer.swarm.directory.records import NO_REPORT, MemberRecord
 log = get_logger("members")
 
 WAITING_SECONDS = 1.0  # the period while others are awaited; a newcomer's first one, then twice as long each time
+ROUNDS_UNSAID = 4  # rounds after which a record is written again: others compare their own with it (healing.py)
 MET_LIFETIME = 2 * records.LIFETIME  # seconds, at least, for which a partner stays a candidate without a record
 
 
@@ -143,7 +144,8 @@ class Members:
 
     async def _store(self, record: MemberRecord) -> None:
         """Write the record when it has changed or is old; otherwise to nodes that lack it."""
-        said = record.model_copy(update={"step": 0, "round": 0, "tokens_per_second": 0.0, "report": NO_REPORT})
+        coarse = {"round": record.round // ROUNDS_UNSAID, "step": 0, "tokens_per_second": 0.0, "report": NO_REPORT}
+        said = record.model_copy(update=coarse)
         now, left, works = clock.unix(), record.state == "left", []
         buckets = [*directory.writes(self._node.peer_id, self._reader.members), *(self._copies if left else ())]
         old = self._written.expires < now + records.LIFETIME - records.WRITTEN_FOR

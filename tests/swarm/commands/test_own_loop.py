@@ -209,6 +209,7 @@ def test_it_resumes_from_its_own_checkpoint(scene: Scene, tmp_path: Path) -> Non
     *_, row = (json.loads(line) for line in (tmp_path / "one" / "rounds.jsonl").read_text().splitlines())
     assert (row["round"], row["tokens"]) == (2, 2 * 32 * H)
     assert row["first_train_loss"] == float(first.detach())  # not from the discarded steps
+    scene.addresses = ()  # alone: a member would have refused it before
     with pytest.raises(UserError, match="configuration digest"):
         scene.start(Program(), "other", state=saved, tag="another run")
 
