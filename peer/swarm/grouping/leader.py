@@ -73,7 +73,7 @@ class GroupLeader:
         self._spawn, self._patience, self._missed = spawn, patience, missed
         self._joined: dict[str, JoinedMember] = {}
         self._news = asyncio.Event()
-        self._gathered = 0  # so often; the next time ends the wait for this peer's own weights
+        self._gathering = False
         self._tell_at = 0.0  # monotonic time of the next message to waiting members
 
     @property
@@ -118,7 +118,7 @@ class GroupLeader:
         Members come while it waits, and may have to take weights: all of that lasts for the longest wait for a member
         and once as long as catching up may take, as each member expects.
         """
-        self._gathered, catch_up = self._gathered + 1, catch_up_limit(phase)
+        self._gathering, catch_up = True, catch_up_limit(phase)
         until = clock.monotonic() + self._patience(me.peer_id) + catch_up
         while True:
             self._news.clear()
@@ -129,6 +129,7 @@ class GroupLeader:
                     return await self._send_roster(me, round, phase)
                 reference, outdated_members = outdated
                 if own != reference:
+                    self._gathering = False
                     self._spawn(self._keep_waiting(me, catch_up))
                     held = [it.seat for it in self._joined.values() if it.ready and it.ready.lineage == reference]
                     return Group(round, behind=random.choice(held))  # the next time another one, if this one fails
@@ -196,8 +197,8 @@ class GroupLeader:
 
     async def _keep_waiting(self, me: Seat, seconds: float) -> None:
         """Send the others signs of life while this peer takes the group's weights."""
-        until, before = clock.monotonic() + seconds, self._gathered
-        while self._gathered == before and clock.monotonic() < until:
+        until = clock.monotonic() + seconds
+        while not self._gathering and clock.monotonic() < until:
             await self._tell_to_wait(until - clock.monotonic(), me.name)
             await asyncio.sleep(KEEP_ALIVE)
 
