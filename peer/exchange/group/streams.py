@@ -131,6 +131,7 @@ class GroupStreams:
 
     async def _connect(self, place: int, round: int) -> None:
         seat, me = self.assembly.seats[place], self.assembly.me
+        # of the vector in fp32, whatever the codec: the greeting has compared the run, and with it the codec
         header = Header(payload_bytes=size("none", self._numel), round=round)
         mine = Hello(token=self.assembly.token, index=me, header=header)
         if me < place:

@@ -161,11 +161,8 @@ class Members:
 
     async def _copy(self, bucket: Bucket) -> None:
         """Write this peer's record to the nodes that keep ``bucket`` and lack it."""
-        key, record, copies = (
-            records.members_key(self._run, bucket),
-            self._written,
-            self._copies.setdefault(bucket, set()),
-        )
+        key, record = records.members_key(self._run, bucket), self._written
+        copies = self._copies.setdefault(bucket, set())
         nodes = self._reader.keepers.get(bucket, [])
         if not nodes and not copies:
             nodes = await search.keepers(self._node.dht, key)

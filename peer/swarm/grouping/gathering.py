@@ -16,7 +16,6 @@ from peer import clock
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged
-from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Group, Outcome
 from peer.swarm.context import Decline, Matching, SwarmContext
 from peer.swarm.directory.records import LIFETIME
@@ -41,7 +40,7 @@ class GroupMatching(Matching):
 
     def __init__(self, context: SwarmContext, patience: float, *, equal: bool) -> None:
         self._context, self._node, self._boundary = context, context.node, context.boundary
-        self._patience, self._equal = patience, equal
+        self._equal = equal
         self._known = KnownMembers(context, patience)
         self._leader = GroupLeader(context.node.background, self._known.patience, self._known.missed)
         self._member = GroupMember(context, self._known)
@@ -59,7 +58,7 @@ class GroupMatching(Matching):
         """All members that are at this boundary too; waits for those that announced it."""
         assert after is None, "a group of everyone cannot overlap with inner steps"
         self._round = round
-        return self._node.call(self._gather(), self._longest() + 60.0)
+        return self._node.call(self._gather(), self._known.longest(self._node.peer_id) + 60.0)
 
     def avoid(self, peer_id: str, *, offence: bool) -> None:
         self._known.made_fail(peer_id, offence=offence)
@@ -72,15 +71,11 @@ class GroupMatching(Matching):
         leader = "" if group.assembly is None else group.assembly.seats[0].peer_id
         self._known.ended(leader, merged=averaged.outcome is Outcome.MERGED)
 
-    def _longest(self) -> float:
-        """Seconds that a round may wait: for members, and once until all caught up."""
-        return self._patience + catch_up_limit(self._boundary.longest_phase)
-
     # -- on the network thread: the boundary
 
     async def _gather(self) -> Group:
         lost = "no member could be met"
-        until = clock.monotonic() + self._longest()
+        until = clock.monotonic() + self._known.longest(self._node.peer_id)
         with self._boundary.at_end_of(self._boundary.progress.phases):
             for _ in range(LEADER_TRIES):
                 leader = self._known.leader()

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
-from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Assembly, Group, Link, Seat
 from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.grouping.messages import (
@@ -100,13 +99,9 @@ class GroupMember:
         await asyncio.sleep(LEADER_PERIOD)
         return f"{leader.name}: {reason}"
 
-    def _longest(self, peer_id: str) -> float:
-        """Seconds that a round of this member may make others wait: for members, and once until all caught up."""
-        return self._known.patience(peer_id) + catch_up_limit(self._boundary.longest_phase)
-
     async def _hear(self, current: LeaderStream) -> None:
         """Queue the leader's messages. During the inner steps, leave when it does not lead any longer."""
-        longest = self._longest(self._node.peer_id)
+        longest = self._known.longest(self._node.peer_id)
         try:
             while True:
                 message = await current.stream.receive(LEADER_MESSAGE, longest)
@@ -141,7 +136,7 @@ class GroupMember:
     async def _decision(self, current: LeaderStream, round: int, until: float) -> Group | str:
         """The leader's decision. Raises :class:`StreamLost` or ``TimeoutError`` when the leader is gone."""
         leader = current.seat.peer_id
-        until = min(until, clock.monotonic() + self._longest(leader))
+        until = min(until, clock.monotonic() + self._known.longest(leader))
         while True:
             if clock.monotonic() >= until:
                 self._known.missed(leader)

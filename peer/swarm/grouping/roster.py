@@ -15,6 +15,7 @@ from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
 from peer.p2p.stream import StreamLost
 from peer.rounds.backoff import BACKOFF_PHASES
+from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Seat
 from peer.swarm.context import SwarmContext
 from peer.swarm.directory.records import LIFETIME
@@ -35,7 +36,7 @@ class KnownMembers:
     """Belongs to the network thread; any thread may call :meth:`avoid`."""
 
     def __init__(self, context: SwarmContext, patience: float) -> None:
-        self._patience, self._progress = patience, context.boundary.progress
+        self._patience, self._boundary, self._progress = patience, context.boundary, context.boundary.progress
         self._node, self._live, self._backoff = context.node, context.others, context.backoff
         self._named: dict[str, tuple[Seat, float]] = {}  # from messages, with the time until which it counts
         self._notice_due: dict[str, float] = {}  # from when on a member may get the next notice
@@ -115,6 +116,10 @@ class KnownMembers:
         if phase is None or peer_id in self._node.proven or peer_id == self._node.peer_id:
             return self._patience
         return min(self._patience, NEW_PHASES * phase + NEW_SLACK)
+
+    def longest(self, peer_id: str) -> float:
+        """Seconds that a round of this member may make others wait: for members, and once until all caught up."""
+        return self.patience(peer_id) + catch_up_limit(self._boundary.longest_phase)
 
     def missed(self, peer_id: str) -> None:
         """A member has not come, or a leader has formed no group, in the time that it announced."""
