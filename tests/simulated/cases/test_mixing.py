@@ -48,7 +48,7 @@ def test_peers_of_three_speeds_all_meet_and_partners_are_random(kind: str) -> No
         world.run()
         met = meetings(world)
         rows = [row for peer in world.peers for row in world.rounds(peer)]
-    assert min(met.values()) >= 10, met  # between the fastest and the slowest 17 to 26 in ten worlds
+    assert min(met.values()) >= 14, met  # of the fastest and the slowest; 17 to 29 in two dozen worlds
     assert sum(row["outcome"] == "merged" for row in rows) >= 0.6 * len(rows)
     everyone = by_chance(met, set(met))
     assert sum(met[pair] for pair in ALIKE) < 2 * sum(everyone[pair] for pair in ALIKE), met
