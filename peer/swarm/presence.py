@@ -85,7 +85,7 @@ class Presence:
         elif grouping is Grouping.EVERYONE:
             self._matching = GroupMatching(self._context, settings.patience, equal=equal_replicas)
         self._group = Group(0)
-        self._announced = self._waits = False
+        self._announced = self._waits = self._ready = False
 
     def replacement(self) -> Replacement | None:
         """The weights that this peer must take before it meets others (healing.py).
@@ -133,24 +133,41 @@ class Presence:
         self._announced = True
         self._matching.start(round)
 
-    def await_others(self, count: int, seconds: float) -> None:
-        """Return when ``count`` members are there, when one of them trains already, or after ``seconds``."""
-        log.info("waiting for others: %s", fields(of=count, seconds=seconds))
-        self._wait(count, clock.monotonic() + seconds)
-        self._waits = False
-        with contextlib.suppress(TimeoutError, RunError):
-            self._members.announce()  # the last newcomer waits for it
+    def await_others(self, count: int, seconds: float) -> int | None:
+        """Return when ``count`` members begin together, when one trains already, or after ``seconds``.
 
-    def _wait(self, count: int, until: float) -> None:
-        began = clock.unix()
+        A member is ready when it has seen so many, and begins when so many are ready: nobody trains before all have
+        seen one another. Returns the latest round of those that begin together, ``None`` when this peer comes late or
+        begins without all.
+        """
+        log.info("waiting for others: %s", fields(of=count, seconds=seconds))
+        latest = self._wait(count, clock.monotonic() + seconds)
+        self._waits = False
+        self._tell()
+        return latest
+
+    def _wait(self, count: int, until: float) -> int | None:
+        began, latest = clock.unix(), 0
         while not self._context.stopping:
-            others = self.others(since=began)  # an older record may be that of a killed peer
-            if len(others) + 1 >= count or any(record.state == "training" for record in others):
-                return
+            fresh = self.others(since=began)  # an older record may be that of a killed peer
+            waiting = [record for record in self.others() if record.state == "waiting"]
+            begun = any(record.state == "training" for record in fresh)
+            if self._ready and (begun or sum(record.ready for record in waiting) + 1 >= count):
+                return latest
+            if begun:
+                return None
+            if not self._ready and len(waiting) + 1 >= count:
+                self._ready, latest = True, max((record.round for record in waiting), default=0)
+                self._tell()
             if clock.monotonic() > until:
-                log.warning("begins without all: %s", fields(members=len(others) + 1, of=count))
-                return
+                log.warning("begins without all: %s", fields(members=len(fresh) + 1, of=count))
+                return None
             clock.sleep(START_PERIOD)
+        return None
+
+    def _tell(self) -> None:
+        with contextlib.suppress(TimeoutError, RunError):
+            self._members.announce()  # others wait for it
 
     def group_for(self, round: int, after: int | None = None) -> Group:
         """The group that averages at the boundary that ends ``round``: see :meth:`Matching.group_for`."""
@@ -226,6 +243,7 @@ class Presence:
             addresses=list(for_record(self._node.addresses)),
             config=self._node.member.config,
             state="waiting" if self._waits else "training",
+            ready=self._ready,
             step=vitals.step,
             round=self._counters.round,
             tokens_per_second=vitals.tokens_per_second,

@@ -20,12 +20,19 @@ DONORS = 3  # asked one after the other until one gives good weights
 
 
 def catch_up(
-    state: OuterState, presence: Presence, timeout: float, *, newcomer_above: int = 0, reached: int = 0
+    state: OuterState,
+    presence: Presence,
+    timeout: float,
+    *,
+    newcomer_above: int = 0,
+    reached: int = 0,
+    latest: int | None = None,
 ) -> None:
     """Take the state of a member in a later round, if there is one. A newcomer adopts it; a peer that has trained keeps
     its own change.
 
     ``reached``: the last round of this peer before its restart; its checkpoint may be older.
+    ``latest``: the latest round of the members with which this peer begins; they may be further when it asks them.
     """
     round = state.counters.round
     if state.inner.step:
@@ -33,7 +40,9 @@ def catch_up(
         above = round + (STALE_ROUNDS if recent else 0)
     else:
         above = round + newcomer_above
-    taken = presence.join(state.room(), timeout, above=above, reached=reached)
+    taken = None
+    if latest is None or latest > above:
+        taken = presence.join(state.room(), timeout, above=above, reached=reached)
     if taken is not None and taken.round > above:
         (state.catch_up if state.inner.step else state.adopt)(taken)
     state.counters.root = state.counters.root or token_hex(ROOT_BYTES)

@@ -101,8 +101,8 @@ class Membership:
             self.reporter.rewind(counters.round, self.state.inner.step)
             presence.enter(self.state.snapshot, counters.round, waits=together)
             if together:
-                presence.await_others(own.start_with, own.start_patience)
-                self._catch_up(reached=reached)  # all resumed from their own checkpoints: one is newest
+                latest = presence.await_others(own.start_with, own.start_patience)
+                self._catch_up(reached=reached, latest=latest)  # all resumed from their own checkpoints: one is newest
         ready = fields(
             config=self.node.member.config,
             method=self.resources.run.outer.name,
@@ -127,9 +127,9 @@ class Membership:
             self.resources.metrics["weights_taken_total"].inc()
         return replaced
 
-    def _catch_up(self, newcomer_above: int = 0, reached: int = 0) -> None:
+    def _catch_up(self, newcomer_above: int = 0, reached: int = 0, latest: int | None = None) -> None:
         timeout = self.resources.own.network.join_timeout
-        catch_up(self.state, self.presence, timeout, newcomer_above=newcomer_above, reached=reached)
+        catch_up(self.state, self.presence, timeout, newcomer_above=newcomer_above, reached=reached, latest=latest)
 
     def boundary(self, validation: Validation | None = None) -> Boundary:
         """The end of this peer's rounds; call it once, after :meth:`join`. ``validation``: checks what others gave."""

@@ -68,6 +68,7 @@ class MemberRecord(Message):
     addresses: Annotated[list[Text], Field(max_length=8)]  # multiaddrs without the peer id
     config: Annotated[OneLine, Field(max_length=64)]  # digest of the run's configuration
     state: Literal["waiting", "training", "left"]  # waiting: for others to begin with
+    ready: bool = False  # to begin: it has seen all others that it was to wait for
     step: Count
     round: Count
     tokens_per_second: Rate
