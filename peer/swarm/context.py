@@ -114,8 +114,10 @@ class Matching:
     def avoid(self, peer_id: str, *, offence: bool) -> None:
         """A round failed because of this member: leave it out for a while. ``offence``: it sent unusable data."""
 
-    def gave_no_state(self, peer_id: str) -> None:
-        """This member was said to have the group's slow weights, and this peer did not get them."""
+    def gave_no_state(self, peer_id: str, *, worse: bool = False) -> None:
+        """This member was said to have the group's slow weights. This peer did not get them, or they are ``worse`` than
+        its own: nobody shall wait for it.
+        """
 
     def ended(self, group: Group, averaged: Averaged) -> None:
         """The exchange of this group has ended."""

@@ -213,6 +213,11 @@ class Presence:
             self._matching.gave_no_state(donor.peer_id)
         return state
 
+    def refuse_state(self, donor: Seat) -> None:
+        """The weights that this member gave as the group's are worse than this peer's own."""
+        self._node.proven.discard(donor.peer_id)
+        self._matching.gave_no_state(donor.peer_id, worse=True)
+
     @property
     def peer_id(self) -> str:
         """This peer's id."""

@@ -55,7 +55,7 @@ class Blocking(Boundary):
         if self.validation is not None:  # one member can say that its weights are the group's
             loss, own = map(self.validation.loss_of, (state.vectors[0], self.outer.slow.phi))
             if not loss <= WORSE * own:
-                self.presence.avoid(donor.peer_id, Outcome.POISONED)
+                self.presence.refuse_state(donor)
                 detail = f"with the slow weights of {donor.name} the loss is {loss:.4g}, with its own {own:.4g}"
                 return Group(self.counters.round, lost=detail)
         self.state.catch_up(state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 
@@ -10,11 +9,9 @@ import pytest
 
 SEEDS, CHUNK = 200, 20
 # seeds that have found a defect, as long as seeds were then; those of groups with --kind group
-BROKEN = (145, 441, 500, 739, 824, 1027, 1332, 1478, 1513, 1661, 1707, 1879, 2028, 2160, 2348, 3178, 3292, 3989)
+BROKEN = (145, 243, 441, 500, 739, 824, 1027, 1332, 1478, 1513, 1661, 1707, 1879, 2028, 2160, 2348, 3178, 3292, 3989)
 BROKEN += (4251, 4305, 4463, 4865, 4893, 5427)
 BROKEN_SHORT = (270,)  # since seeds are shorter
-# not mended: a peer that was long alone refuses the group's weights, as its own are better, and avoids who has them
-OPEN = (243,)
 BROKEN_GROUPS = (10, 1022, 1094, 1134, 1306, 1345)
 
 
@@ -27,15 +24,6 @@ def test_no_promise_is_broken(first: int) -> None:
 @pytest.mark.parametrize("seed", BROKEN)
 def test_no_promise_is_broken_again(seed: int) -> None:
     keeps_its_promises("--seed", str(seed), "--long")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", OPEN)
-def test_no_other_promise_is_broken(seed: int) -> None:
-    done = replay("--seed", str(seed), "--long")
-    broken = [line for line in done.stdout.splitlines() if re.match(r" {4}at [\d.]+ s: ", line)]
-    assert f"{len(broken)} violations" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
-    assert all(re.search(r": \w+ avoids \w+ since", line) for line in broken), broken
 
 
 @pytest.mark.parametrize("seed", BROKEN_SHORT)
@@ -51,13 +39,9 @@ def test_no_promise_of_a_group_is_broken_again(seed: int) -> None:
 
 def keeps_its_promises(*arguments: str) -> None:
     """Replays these seeds."""
-    done = replay(*arguments)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-
-
-def replay(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.simulated", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
 def test_one_seed_is_one_trace() -> None:

@@ -63,9 +63,12 @@ class GroupMatching(Matching):
     def avoid(self, peer_id: str, *, offence: bool) -> None:
         self._known.made_fail(peer_id, offence=offence)
 
-    def gave_no_state(self, peer_id: str) -> None:
-        if self._known.leader() is None:  # it has said so itself: all wait for this peer because of it
+    def gave_no_state(self, peer_id: str, *, worse: bool = False) -> None:
+        if worse:
+            self._known.made_fail(peer_id, offence=False)  # its leader may have lied
+        elif self._known.leader() is None:  # it has said so itself
             self._known.missed(peer_id)
+        self._node.call(self._leave(), OPEN_TIMEOUT)
 
     def ended(self, group: Group, averaged: Averaged) -> None:
         leader = "" if group.assembly is None else group.assembly.seats[0].peer_id
@@ -128,7 +131,6 @@ class GroupMatching(Matching):
                 continue
             if self._round < self._context.counters.round:  # it did not get the group's weights at its boundary
                 self._round = self._context.counters.round
-                self._member.leave()  # the leader waits for it
             leader = self._known.leader()
             if leader is None:
                 self._known.notify(self._known.missing(self._leader.present))
@@ -137,9 +139,13 @@ class GroupMatching(Matching):
             if self._leader.present:
                 await self._leader.hand_over(leader)
             await self._member.join(leader, self._round)
-        if not self._boundary.here:  # before the checkpoint: no member shall wait for us
-            self._member.leave()
-            self._leader.close()
+        if not self._boundary.here:  # before the checkpoint
+            await self._leave()
+
+    async def _leave(self) -> None:
+        """No member shall wait for this peer."""
+        self._member.leave()
+        self._leader.close()
 
     # -- on the network thread: answering
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import pytest
+
+from peer.swarm import presence
 from peer.swarm.grouping.roster import GATHER_PROTOCOL
 from peer.telemetry.run_log import Row
 from tests.simulated.network import Connection
@@ -62,15 +66,15 @@ def test_many_members_that_must_take_the_weights_of_one_wait_until_it_is_free() 
     assert outcomes == {"merged"}
 
 
-def test_a_member_that_could_not_take_the_weights_is_not_waited_for() -> None:
+def test_a_member_that_could_not_take_the_weights_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It trained on, and its leader waited for it as for one that still takes them."""
+    take = presence.take_from
     with after_a_split() as world:
 
-        def fail() -> None:
-            assert world.peers[0].trainer is not None
-            world.peers[0].trainer.boundary.presence.state_of = lambda *_: None  # type: ignore[method-assign]
+        def fails(node: Any, *rest: Any) -> Any:
+            return None if node.peer_id == world.peers[0].host.peer_id else take(node, *rest)
 
-        world.loop.call_later(SPLIT + 1.0, fail)
+        monkeypatch.setattr(presence, "take_from", fails)
         world.run()
         assert "did not give" in str(rounds(world, 0)[-1]["detail"])
         waits = [row["seconds"]["match"] for number in range(1, COUNT) for row in rounds(world, number)[-3:]]

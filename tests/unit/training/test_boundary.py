@@ -271,20 +271,20 @@ def test_the_weights_that_a_member_calls_the_groups_are_taken_if_they_are_no_wor
     elif gives == "nothing like it":
         theirs[7] = torch.nan
     state = State(TOTAL, 9, [theirs, torch.zeros_like(theirs)], lineage=Lineage("theirs", 100))
-    avoided: list[tuple[str, Outcome]] = []
+    refused: list[Seat] = []
     presence: Any = scene.presence
     presence.state_of = lambda donor, room: None if gives == "nothing" else state
-    presence.avoid = lambda *of: avoided.append(of)
+    presence.refuse_state = refused.append
     batches = scene.state.stream.take(2)
     validation = Validation(scene.state, scene.resources.phase, 5.0, [*batches], {})
     boundary = Blocking(*scene.parts(), Exchange(), validation=validation)  # type: ignore[arg-type]
     before = theta(scene.state)
     group = boundary.caught_up(Seat("a", "peer-a"))
     if gives == "better":
-        assert not avoided and not group.lost and scene.state.counters.round == 9
+        assert not refused and not group.lost and scene.state.counters.round == 9
         assert torch.equal(scene.state.outer.slow.phi, theirs)
     else:
-        assert avoided == ([] if gives == "nothing" else [("a", Outcome.POISONED)])
+        assert refused == ([] if gives == "nothing" else [Seat("a", "peer-a")])
         assert "peer-a" in group.lost and scene.state.counters.round == 0
         torch.testing.assert_close(theta(scene.state), before)
 
