@@ -59,11 +59,14 @@ def main() -> None:
     for name in args.targets or NAMES:
         began = time.monotonic()
         command = [sys.executable, "-m", "tests.fuzz", "--in-process", "--inputs", str(args.inputs), name]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
-        if done.returncode:
-            broken.append(name)
-            print(done.stdout[-3000:] + done.stderr[-6000:])
-        words = "broken" if done.returncode else "no crash, no hang, nothing above its limit"
+        words = "no crash, no hang, nothing above its limit"
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+            if done.returncode:
+                words = f"broken\n{done.stdout[-3000:]}{done.stderr[-6000:]}"
+        except subprocess.TimeoutExpired:
+            words = f"not done after {LIMIT:.0f} s: give fewer --inputs, or an idle machine"
+        broken += [name] * (not words.startswith("no "))
         print(f"{name}: {args.inputs:,} inputs in {time.monotonic() - began:.0f} s: {words}", flush=True)
     sys.exit(1 if broken else 0)
 
