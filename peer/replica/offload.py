@@ -4,7 +4,7 @@ The accelerator keeps the weights, with which the model computes, and each gradi
 has fp32 copies of the weights, the gradients and the moments, and runs torch's AdamW on them.
 
 Bytes a parameter over the bus: 4 to the host for the gradients of each micro-batch, 4 to the device for the weights of
-each step, and 4 to the host after each change of the weights by anything else, such as an outer step.
+each step, and 4 to the host at the next step for tensors that anything else has changed, such as an outer step.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ class Gpu(SimpleNamespace):
             get_rng_state=lambda: self.random,
             set_rng_state=self._set,
             random=torch.tensor([1, 2, 3], dtype=torch.uint8),
+            _initialized=False,
         )
 
     def _set(self, state: torch.Tensor) -> None:
@@ -60,13 +61,13 @@ MODULES = {"cuda": Gpu, "xpu": Gpu, "mps": Mps}
 def plug_in(monkeypatch: pytest.MonkeyPatch, kind: str | None, module: Any = None, count: int = 1) -> Any:
     """This machine has ``count`` accelerators of a kind from now on, or none. Returns their module."""
     module = MODULES[kind]() if kind and module is None else module
-    here = SimpleNamespace(
-        is_available=lambda: kind is not None,
-        current_accelerator=lambda: torch.device(kind) if kind else None,
-        device_count=lambda: count if kind else 0,
-        set_device_index=lambda number: monkeypatch.setattr(module, "current", number, raising=False),
-    )
-    monkeypatch.setattr(torch, "accelerator", here)
+    for name, function in {
+        "is_available": lambda: kind is not None,
+        "current_accelerator": lambda check_available=False: torch.device(kind) if kind else None,
+        "device_count": lambda: count if kind else 0,
+        "set_device_index": lambda number: monkeypatch.setattr(module, "current", number, raising=False),
+    }.items():
+        monkeypatch.setattr(torch.accelerator, name, function)
     if kind:
         monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     return module

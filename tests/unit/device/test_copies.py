@@ -71,6 +71,6 @@ def test_only_cuda_pins_memory_that_torch_has_not_allocated(
 def test_an_accelerator_is_waited_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[torch.device] = []
     plug_in(monkeypatch, None if kind == "cpu" else kind)
-    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append, raising=False)
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
     synchronize(torch.device(kind))
     assert waited == [torch.device(kind)] * (kind != "cpu")
