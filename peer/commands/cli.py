@@ -140,8 +140,7 @@ def _train(args: argparse.Namespace) -> int:
     signals = Signals(Stop())
     if args.stop_with_parent:
         stop_with_parent()
-    import torch
-
+    from peer.device.memory import is_out_of_memory
     from peer.replica.inner_loop import out_of_memory
     from peer.replica.sharded.ranks import leading
     from peer.training.assemble import assembled
@@ -155,8 +154,10 @@ def _train(args: argparse.Namespace) -> int:
         with leading(rank, give_up) as ranks, assembled(config, signals, ranks) as trainer:
             signals.looping = True
             trainer.run()
-    except torch.OutOfMemoryError as error:
-        raise RunError(out_of_memory(error, config.peer.micro_batch)) from None
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise RunError(out_of_memory(error, config, rank.size if rank else 1)) from None
     return 0
 
 

@@ -231,10 +231,11 @@ class MemberConfig(Section):
 class PeerConfig(MemberConfig):
     """This machine only: as a member of the swarm, and how it trains."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = "auto"  # cuda: of NVIDIA and of AMD
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast where the device has it
     threads: int | None = Field(default=None, gt=0)  # CPU threads of torch; none: torch's choice
     micro_batch: int | None = Field(default=None, gt=0)  # sequences at once on one device; none: the whole batch
+    offload: Literal["none", "optimizer"] = "none"  # AdamW's moments and gradients on the host: slower, 4 bytes not 16
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third slower
     compile: bool = False  # torch.compile the model; where that fails the model is used as it is
     stream: int | None = Field(default=None, ge=0)  # data stream; none: from the identity
@@ -252,5 +253,13 @@ class Config(Section):
         if self.peer.micro_batch and self.run.batch_size % self.peer.micro_batch:
             raise ValueError(
                 f"run.batch_size {self.run.batch_size} is not a multiple of peer.micro_batch {self.peer.micro_batch}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _offload(self) -> Config:
+        if self.peer.offload == "optimizer" and self.run.inner.optimizer != "adamw":
+            raise ValueError(
+                f"peer.offload: optimizer is for AdamW, run.inner.optimizer is {self.run.inner.optimizer}; set none"
             )
         return self

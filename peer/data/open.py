@@ -13,6 +13,7 @@ from peer.data.prefetch import Prefetched
 from peer.data.sources.documents import Split
 from peer.data.sources.stream import DocumentStream, Shape
 from peer.data.tokenizer import Tokens
+from peer.device.copies import has_streams
 
 
 def batches(run: RunConfig, tokens: Tokens | Split, stream: int) -> data.BatchStream:
@@ -26,7 +27,7 @@ def batches(run: RunConfig, tokens: Tokens | Split, stream: int) -> data.BatchSt
 
 def read_ahead(run: RunConfig, stream: data.BatchStream, device: torch.device) -> data.BatchStream:
     """``stream``, read ahead by a thread if reading takes time: training and reading overlap by one block."""
-    pin = device.type == "cuda"
+    pin = has_streams(device)
     if isinstance(run.data, Streamed):
         return Prefetched(stream, pin=pin, depth=Shape(run.batch_size, 1, run.data.shuffle).batches)
     return Prefetched(stream, pin=pin) if pin else stream  # tokens in memory take microseconds

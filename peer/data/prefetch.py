@@ -1,5 +1,5 @@
 """A stream that a thread reads ahead, so that the accelerator does not wait for data: a bounded queue, with batches in
-pinned memory for CUDA. Errors are raised in the thread that trains.
+pinned memory for a device that copies from it. Errors are raised in the thread that trains.
 """
 
 from __future__ import annotations

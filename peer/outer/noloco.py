@@ -17,7 +17,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from peer.config.schema import NoLoCoConfig
-from peer.outer.side_stream import Fetched
+from peer.outer.fetched import Fetched
 from peer.outer.slow_weights import DenseContribution, SlowWeights
 from peer.rounds.contribution import parts, scratch
 from peer.rounds.types import Grouping

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from peer.outer.fetched import Fetched
 from peer.outer.noloco import NoLoCo
-from peer.outer.side_stream import Fetched
 
 MOST_COMING = 16  # parts at once, of at most 1 MiB each in pinned memory and on the device
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from peer.outer.side_stream import Fetched, SideStream
+from peer.device.copies import has_streams, host_zeros, side_stream, synchronize
+from peer.outer.fetched import Fetched
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Span:
 class SlowWeights:
     """Flat fp32 view of a model's trained parameters, in ``named_parameters`` order.
 
-    ``phi``: slow weights, 1-D fp32 on the host, pinned when the model is on an accelerator; by default a copy of the
-    parameters.
+    ``phi``: slow weights, 1-D fp32 on the host, pinned where the model's device has streams; by default a copy of
+    the parameters.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], phi: Tensor | None = None) -> None:
@@ -51,8 +52,8 @@ class SlowWeights:
         self._starts = [span.start for span in self.spans]
         self.numel = start
         self._device = self.spans[0].parameter.device
-        self._pinned = self._device.type == "cuda"
-        self._side = SideStream(self._device) if self._pinned else None
+        self._pinned = has_streams(self._device)
+        self._side = side_stream(self._device)
         self.changing = threading.RLock()  # held while φ or a momentum changes: a newcomer's snapshot is of one moment
         self.phi = self.zeros() if phi is None else phi
         if phi is None:
@@ -65,7 +66,7 @@ class SlowWeights:
         torch.zeros takes seconds at the start of a large model.
         """
         if self._pinned:
-            return torch.zeros(self.numel, dtype=torch.float32, pin_memory=True)
+            return host_zeros(self.numel, self._device)
         return torch.from_numpy(np.zeros(self.numel, dtype=np.float32))
 
     def fetch(self, start: int, stop: int) -> Fetched:
@@ -96,7 +97,7 @@ class SlowWeights:
             for low, high, theta in self._fast(start, self.numel if stop is None else stop):
                 theta.copy_(self.phi[low:high], non_blocking=self._pinned)
         if self._pinned:
-            torch.cuda.synchronize(self._device)  # φ may change as soon as this returns
+            synchronize(self._device)  # φ may change as soon as this returns
 
     def follow(self, fetched: Fetched) -> None:
         """θ moves from what was ``fetched`` to φ, in place; its training since then stays."""
@@ -166,12 +167,13 @@ class SlowWeights:
         return {f"{name}/{key}": value for name, state in kept for key, value in state.items()}
 
     def take_moments(self, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-        """Restore :meth:`moments` (host tensors); a parameter without moments starts anew."""
+        """Restore :meth:`moments` (host tensors) where the optimizer runs; a parameter without moments starts anew."""
+        device = optimizer.param_groups[0]["params"][0].device
         optimizer.state.clear()
         for span in self.spans:
             kept = moments_of(span, tensors)
             if kept:
-                optimizer.state[span.parameter] = {key: it.to(span.parameter.device) for key, it in kept.items()}
+                optimizer.state[span.parameter] = {key: it.to(device) for key, it in kept.items()}
 
     def _fast(self, start: int, stop: int) -> Iterator[tuple[int, int, Tensor]]:
         """The pieces of θ[start:stop] on their device: borders in the flat vector, and a flat view."""

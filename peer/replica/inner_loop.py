@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from peer.config.schema import Config, InnerConfig
+from peer.device.copies import to_device
+from peer.device.memory import is_out_of_memory
 from peer.errors import one_line
 from peer.logs import get_logger
 from peer.process import LoopContext
+from peer.replica.offload import HostCopies, may_offload
 from peer.replica.optimizer import MuonFactory, inner_optimizer, moment_count, torch_muon
 
 log = get_logger("inner")
@@ -64,7 +67,8 @@ class InnerLoop:
         self._settings, self._total, self._autocast = config.run.inner, config.run.steps, autocast
         self._micro_batch, self._context = config.peer.micro_batch, context
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = inner_optimizer(model, self._settings, muon)
+        self._copies = HostCopies(self._parameters) if config.peer.offload == "optimizer" else None
+        self.optimizer = inner_optimizer(model, self._settings, muon, self._copies)
         self.moment_count = moment_count(model, self._settings)
 
     def run(self, batches: Iterable[Tensor]) -> InnerReport:
@@ -105,7 +109,8 @@ class InnerLoop:
 
     def _train_step(self, batch: Tensor, rate: float) -> tuple[Tensor, Tensor]:
         total = self._backward(batch)
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
+        stepped = self._parameters if self._copies is None else self._copies.collect()
+        norm = nn.utils.clip_grad_norm_(stepped, self._settings.clip_norm)
         self._update(rate)
         return total, norm
 
@@ -141,8 +146,7 @@ def mean_loss(model: nn.Module, batches: Iterable[Tensor], device: torch.device,
 
 def batch_loss(model: Callable[..., Any], batch: Tensor, device: torch.device, autocast: bool) -> Tensor:
     """Cross entropy of the next token, fp32 scalar on ``device``. Only this function shifts the targets."""
-    if device.type == "cuda":
-        batch = batch.pin_memory().to(device, non_blocking=True)
+    batch = to_device(batch, device)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
         logits = model(input_ids=batch[:, :-1]).logits
     return functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
@@ -159,13 +163,15 @@ class _Compiled:
         try:
             return self._compiled(**inputs)
         except (RuntimeError, OSError) as error:  # no compiler, no Triton for this GPU, an unknown operator
-            if self._compiled is self._model or isinstance(error, torch.OutOfMemoryError):
+            if self._compiled is self._model or is_out_of_memory(error):
                 raise
             self._compiled = self._model
             log.warning("peer.compile fails on this machine, training goes on without it: %s", one_line(error, 160))
             return self._model(**inputs)
 
 
-def out_of_memory(error: torch.OutOfMemoryError, micro_batch: int | None) -> str:
+def out_of_memory(error: BaseException, config: Config, ranks: int = 1) -> str:
     """The line for the user."""
-    return f"{str(error).split('. ')[0]}; lower peer.micro_batch (now {micro_batch or 'the whole batch'})"
+    now = config.peer.micro_batch or "the whole batch"
+    other = ", or set peer.offload: optimizer" if may_offload(config, ranks) else ""
+    return f"{str(error).split('. ')[0]}; lower peer.micro_batch (now {now}){other}"

@@ -18,19 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from peer.config.schema import DiLoCoConfig, LocalConfig, PeerConfig, RunConfig
+from peer.device.accelerator import pick_device, wants_bf16
+from peer.device.copies import has_streams
+from peer.device.memory import PROCESS_BYTES, allocator_slack, context_bytes
 from peer.replica import model
-from peer.replica.device import pick_device, wants_bf16
 from peer.replica.inner_loop import batch_loss
 from peer.replica.optimizer import moment_count
 from peer.replica.sharded.channel import WINDOW_ELEMENTS
 from peer.replica.sharded.replica import blocks_of
-
-# Resident bytes with all libraries loaded, measured on a CPU with both builds of torch 2.13.
-PROCESS = (890 if torch.backends.cuda.is_built() else 436) * 2**20
-CUDA_CONTEXT = 500 * 2**20  # bytes of a GPU for CUDA and its libraries
-# Bytes that an allocator holds for activations, divided by live bytes; the rest is fragmentation. The C library's value
-# was measured on three sizes of model. CUDA's is a usual value.
-ALLOCATOR_SLACK = {"cpu": 1.6, "cuda": 1.1}
 
 
 @dataclass(frozen=True)
@@ -48,20 +43,20 @@ class Memory:
 def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
     """The memory of a peer. Raises the same :class:`peer.errors.UserError` as building the model."""
     device = pick_device(peer.device)
-    pinned, bf16 = device.type == "cuda", wants_bf16(peer.precision, device)
+    pinned, bf16, offload = has_streams(device), wants_bf16(peer.precision, device), peer.offload == "optimizer"
     outline = model.outline(run)
     weights = 4 * model.parameter_count(outline)
     moments = 4 * moment_count(outline, run.inner)
-    shard, slack = -(-weights // ranks), ALLOCATOR_SLACK[device.type]
+    shard, slack = -(-weights // ranks), allocator_slack(device)
     step = step_bytes(run, peer, autocast=bf16, ranks=ranks)
-    vector = 1 << (weights - 1).bit_length() if pinned else weights  # torch rounds pinned memory up
+    vector = _host_bytes(weights // 4, pinned)
     on_device = {
         "weights": shard,
-        "gradients": shard,
-        "moments": -(-moments // ranks),
+        "gradients": 0 if offload else shard,
+        "moments": 0 if offload else -(-moments // ranks),
         "gathered": round(slack * gathered_bytes(outline, bf16=bf16)) if ranks > 1 else 0,
-        "activations": round(slack * (step if ranks > 1 else step - weights)),
-        "cuda": CUDA_CONTEXT if pinned else 0,
+        "activations": round(slack * (step if ranks > 1 or offload else step - weights)),
+        "context": context_bytes(device),
     }
     on_host = {
         "slow_weights": weights if ranks > 1 else vector,
@@ -69,11 +64,21 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         "momentum": 0 if isinstance(run.outer, LocalConfig) else vector,
         # overlapped: the corrections in bf16, until the next losses have judged them
         "swap_buffer": weights // 2 if run.exchange.overlap else weights * (1 + isinstance(run.outer, DiLoCoConfig)),
-        "checkpoint": moments if pinned or ranks > 1 else 0,  # before they are written to the disk
-        "process": PROCESS * ranks,
+        # before they are written to the disk
+        "checkpoint": moments if (device.type != "cpu" and not offload) or ranks > 1 else 0,
+        "process": PROCESS_BYTES * ranks,
     }
+    if offload:  # with micro-batches, the sums and as much under way
+        gradients = sum(_host_bytes(it.numel(), pinned) for it in outline.parameters() if it.requires_grad)
+        accumulated = 1 + (peer.micro_batch not in (None, run.batch_size))
+        on_host |= {"weight_copies": vector, "gradients": gradients * accumulated, "moments": moments}
     giving = weights * (1 + bool(on_host["momentum"]))
     return Memory(sum(on_device.values()), sum(on_host.values()), {**on_device, **on_host}, giving)
+
+
+def _host_bytes(elements: int, pinned: bool) -> int:
+    """Of an fp32 tensor on the host: torch rounds pinned memory up to a power of two."""
+    return 1 << (4 * elements - 1).bit_length() if pinned else 4 * elements
 
 
 def gathered_bytes(outline: nn.Module, *, bf16: bool) -> int:
@@ -89,7 +94,7 @@ def gathered_bytes(outline: nn.Module, *, bf16: bool) -> int:
 def step_bytes(run: RunConfig, peer: PeerConfig, *, autocast: bool, ranks: int = 1) -> int:
     """Peak bytes of gradients and activations in a training step, as torch's allocator counts them.
 
-    With several ``ranks``: of one rank, without the gradients, of which only one at a time is unsharded.
+    With several ``ranks``: of one rank. There, and with ``peer.offload``, only one gradient at a time is whole.
     """
     rows = run.batch_size // ranks
     size = peer.micro_batch or rows
@@ -98,7 +103,7 @@ def step_bytes(run: RunConfig, peer: PeerConfig, *, autocast: bool, ranks: int =
         network.train()
         if peer.gradient_checkpointing:
             model.checkpoint_activations(network)
-        if ranks > 1:
+        if ranks > 1 or peer.offload == "optimizer":
             for parameter in network.parameters():
                 parameter.register_post_accumulate_grad_hook(_drop)
         with _Ledger(network) as ledger:

@@ -11,6 +11,7 @@ from torch import nn
 
 from peer.config.model import AutoModel, LlamaModel
 from peer.config.schema import RunConfig
+from peer.device.memory import is_out_of_memory
 from peer.errors import UserError, one_line
 from peer.replica.model_source import locate, weight_files
 
@@ -148,7 +149,7 @@ def _in_one_line(name: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError, ImportError, OSError, RuntimeError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+        if is_out_of_memory(error):
             raise
         if "trust_remote_code" in str(error):
             reason = "it contains Python code; read the code, then set run.model.trust_remote_code: true"

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from peer.config.schema import InnerConfig
 from peer.errors import UserError
+from peer.replica.offload import HostAdamW, HostCopies
 
 MUON_MOMENTUM = 0.95  # with Nesterov's look-ahead, as kellerjordan.github.io/posts/muon
 MUON_SCALE = "match_rms_adamw"  # a step is as long as AdamW's (arXiv 2502.16982), so the rates can be compared
@@ -25,23 +26,29 @@ def torch_muon(matrices: Sequence[nn.Parameter], weight_decay: float) -> Optimiz
     )
 
 
-def inner_optimizer(network: nn.Module, settings: InnerConfig, muon: MuonFactory = torch_muon) -> Optimizer:
+def inner_optimizer(
+    network: nn.Module, settings: InnerConfig, muon: MuonFactory = torch_muon, copies: HostCopies | None = None
+) -> Optimizer:
     """The optimizer of the trained parameters; norms and biases do not decay. The learning rate is set before a step.
+    It runs on the host with ``copies`` of the parameters.
 
     Raises :class:`UserError` as :func:`hidden_matrices`.
     """
     hidden = hidden_matrices(network) if settings.optimizer == "muon" else []
     known = {id(it) for it in hidden}
     rest = [it for it in network.parameters() if it.requires_grad and id(it) not in known]
-    tables: dict[str, Any] = {"params": [it for it in rest if it.dim() >= 2]}
-    vectors: dict[str, Any] = {"params": [it for it in rest if it.dim() < 2], "weight_decay": 0.0}
+    stepped = rest if copies is None else [copies.of[it] for it in rest]
+    tables: dict[str, Any] = {"params": [it for it in stepped if it.dim() >= 2]}
+    vectors: dict[str, Any] = {"params": [it for it in stepped if it.dim() < 2], "weight_decay": 0.0}
     adamw = torch.optim.AdamW(
         [tables, vectors],
         lr=0.0,
         betas=(settings.beta1, settings.beta2),
         weight_decay=settings.weight_decay,
-        fused=True,  # one kernel for all parameters, on the GPU and on the CPU
+        fused=True,  # one kernel for all parameters, on every device that torch names
     )
+    if copies is not None:
+        return HostAdamW(copies, adamw)
     return MuonAndAdamW(muon(hidden, settings.weight_decay), adamw) if hidden else adamw
 
 

@@ -89,7 +89,11 @@ OF_PEER = (
     Series("last_checkpoint_timestamp_seconds", "gauge", "Unix time of the last checkpoint of this process."),
     Series("checkpoint_bytes", "gauge", "Size of one checkpoint."),
     Series("disk_free_bytes", "gauge", "Free space on the checkpoints' disk."),
-    Series("device_memory_bytes", "gauge", "Peak GPU memory allocated by this process; 0 on a CPU."),
+    Series(
+        "device_memory_bytes",
+        "gauge",
+        "Peak GPU memory allocated by this process (Apple's: now, no peak); 0 on a CPU.",
+    ),
     Series("build_info", "gauge", "1; the labels name what runs here.", ("version", "method", "run", "config")),
 )
 

@@ -13,11 +13,11 @@ from peer import logs
 from peer.config.schema import Config
 from peer.data import corpus
 from peer.data.open import read_ahead, validation
+from peer.device.accelerator import pick_device
 from peer.logs import fields
 from peer.p2p import identity
 from peer.process import Signals
 from peer.replica import model_source, pretrained_tokenizer
-from peer.replica.device import pick_device
 from peer.replica.sharded.ranks import Ranks
 from peer.swarm.connect import connect
 from peer.training import replica

@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from peer.device.copies import Arriving
 from peer.outer.method import OuterMethod
-from peer.replica.device import Arriving
 from peer.rounds.contribution import Averaged, parts
 from peer.rounds.state import NO_ROUNDS, Lineage, State
 

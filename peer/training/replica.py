@@ -17,11 +17,11 @@ from peer.config.schema import Config, RunConfig
 from peer.data.open import batches
 from peer.data.sources.documents import Split
 from peer.data.tokenizer import Tokens
+from peer.device.accelerator import wants_bf16
 from peer.outer.method import outer_method
 from peer.outer.slow_weights import SlowWeights
 from peer.process import LoopContext
 from peer.replica import model
-from peer.replica.device import wants_bf16
 from peer.replica.inner_loop import InnerLoop
 from peer.replica.sharded import replica as sharded
 from peer.replica.sharded.ranks import Ranks

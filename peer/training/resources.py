@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 
 from peer.config.schema import MemberConfig, SwarmRunConfig
+from peer.device.copies import synchronize
+from peer.device.memory import peak_bytes
 from peer.errors import UserError
 from peer.p2p import identity
 from peer.p2p.admission.dht_rules import Authority, invited
@@ -50,8 +52,8 @@ def open_resources(run: SwarmRunConfig, own: MemberConfig, device: torch.device,
         metrics = Metrics()
         address, close = metrics.serve(own.metrics.host, own.metrics.port)
         stack.callback(close)
-        if device.type == "cuda":
-            metrics["device_memory_bytes"].set_function(lambda: torch.cuda.max_memory_allocated(device))
+        if device.type != "cpu":
+            metrics["device_memory_bytes"].set_function(partial(peak_bytes, device))
         yield Resources(
             run=run,
             own=own,
@@ -62,7 +64,7 @@ def open_resources(run: SwarmRunConfig, own: MemberConfig, device: torch.device,
             peer_id=peer_id,
             metrics=metrics,
             metrics_address=address,
-            phase=PhaseClock(metrics, partial(torch.cuda.synchronize, device) if device.type == "cuda" else None),
+            phase=PhaseClock(metrics, partial(synchronize, device)),
             context=LoopContext(stop=stop),
         )
 

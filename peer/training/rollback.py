@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
+from peer.device.copies import Arriving
 from peer.outer.noloco import NoLoCo
-from peer.replica.device import Arriving
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged, parts
 from peer.training.outer_state import JUDGES, OuterState, Trial

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from peer.data.batches import BatchStream
+from peer.device.accelerator import random_state, set_random_state
 from peer.outer.method import OuterMethod
 from peer.replica.inner_loop import InnerLoop
 from peer.rounds.state import Lineage
@@ -51,7 +52,7 @@ class PeerState(OuterState):
             "position": self.stream.position,
             "cursor": self.stream.cursor,
             **vars(self.counters),
-            "rng": _rng(),
+            "rng": _rng(self.inner.device),
         }
 
     def refusal(self, scalars: dict[str, Any]) -> str:
@@ -76,14 +77,14 @@ class PeerState(OuterState):
         for key, fresh in vars(self.counters).items():
             setattr(self.counters, key, scalars.get(key, fresh))
         self.counters.lineage = Lineage(*scalars["lineage"])
-        _set_rng(scalars["rng"])
+        _set_rng(scalars["rng"], self.inner.device)
 
     def forget(self) -> None:
         """Reset the inner optimizer."""
         self.outer.slow.take_moments(self.inner.optimizer, {})
 
 
-def _rng() -> dict[str, Any]:
+def _rng(device: torch.device) -> dict[str, Any]:
     version, internal, gauss = random.getstate()
     numpy_state = np.random.get_state(legacy=False)
     assert isinstance(numpy_state, dict)
@@ -91,15 +92,14 @@ def _rng() -> dict[str, Any]:
         "torch": torch.get_rng_state().tolist(),
         "python": [version, list(internal), gauss],
         "numpy": [numpy_state["state"]["key"].tolist(), numpy_state["state"]["pos"]],
-        "cuda": torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else None,
+        device.type: random_state(device),
     }
 
 
-def _set_rng(state: dict[str, Any]) -> None:
+def _set_rng(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     key, position = state["numpy"]
     np.random.set_state(("MT19937", np.array(key, dtype=np.uint32), position, 0, 0.0))
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(torch.tensor(state["cuda"], dtype=torch.uint8))
+    set_random_state(device, state.get(device.type))  # absent when it was saved with another kind of device

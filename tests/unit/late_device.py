@@ -1,4 +1,4 @@
-"""An accelerator on the CPU whose copies complete late, for code that uses a side stream (outer/side_stream.py).
+"""An accelerator on the CPU whose copies complete late, for code that uses a side stream (device/copies.py).
 
 Host code is the compute stream: what it computes is done at once. A copy on another stream is done when it must be: to
 the host when the test says :meth:`LateDevice.complete` or an event is waited for, to the device when the compute stream
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from peer.outer.side_stream import SideStream
+from peer.device import copies
+from peer.device.copies import SideStream
 from peer.outer.slow_weights import SlowWeights
 
 aten = torch.ops.aten
@@ -66,9 +68,10 @@ class LateDevice(TorchDispatchMode):
         self._made: dict[int, int] = {}  # by address: the work of the compute stream that made it
         self._pinned: list[Tensor] = []  # kept, so that no address is used again
         self._compute = self._current = Stream(self, "compute")
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(self, "side"))
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self._current)
-        monkeypatch.setattr(torch.cuda, "stream", self._use)
+        module = SimpleNamespace(
+            Stream=lambda device: Stream(self, "side"), current_stream=lambda device: self._current, stream=self._use
+        )
+        monkeypatch.setattr(copies, "module_of", lambda device: module)
         monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: self.calls.append("memory is kept"))
 
     def side_of(self, slow: SlowWeights) -> None:
@@ -94,11 +97,9 @@ class LateDevice(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func is aten.empty.memory_format:
-            pinned = kwargs.pop("pin_memory", False)
+        if kwargs.pop("pin_memory", False):
             out = func(*args, **kwargs)
-            if pinned:
-                self._pinned.append(out.fill_(torch.nan))
+            self._pinned.append(out if func is aten.zeros.default else out.fill_(torch.nan))
             return out
         if func is aten.copy_.default and self._current is not self._compute:
             return self._copy(*args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,11 +40,12 @@ def inner_loop(
     compiled: bool = False,
     stop: Stop | None = None,
     inner: InnerConfig | None = None,
+    offload: bool = False,
 ) -> InnerLoop:
     run = RunConfig(inner=inner or InnerConfig(learning_rate=1e-2, warmup_steps=4), steps=100)
     return InnerLoop(
         net,
-        Config(run=run, peer=PeerConfig(micro_batch=micro_batch)),
+        Config(run=run, peer=PeerConfig(micro_batch=micro_batch, offload="optimizer" if offload else "none")),
         device=torch.device("cpu"),
         autocast=autocast,
         compiled=compiled,
@@ -51,10 +53,10 @@ def inner_loop(
     )
 
 
-def peer_state(inner: InnerConfig | None = None) -> PeerState:
+def peer_state(inner: InnerConfig | None = None, **how: Any) -> PeerState:
     net = network()
     outer = NoLoCo(SlowWeights(net.named_parameters()), NoLoCoConfig())
-    return PeerState(inner_loop(net, inner=inner), outer, stream(), "digest", {})
+    return PeerState(inner_loop(net, inner=inner, **how), outer, stream(), "digest", {})
 
 
 def member_record(peer_id: str, round: int = 10, *, taken: int = 0, root: str = "") -> MemberRecord:

@@ -21,7 +21,8 @@ LAYERS, HEADS, WIDTH, LENGTH, VOCABULARY = 2, 4, 64, 64, 256
 BATCH, ACCUMULATED = 4, 2
 PEAK, LOWEST, WARMUP = 3e-3, 3e-4, 50
 EVERY_ROUNDS = 5  # evaluation and checkpoint
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ACCELERATOR = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+DEVICE = ACCELERATOR.type if ACCELERATOR else "cpu"
 
 
 class Block(nn.Module):
@@ -112,7 +113,7 @@ def main() -> None:
             total = torch.zeros((), device=DEVICE)
             for _ in range(ACCUMULATED):
                 batch = common.windows(train, BATCH, LENGTH + 1, draw).to(DEVICE)
-                with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=DEVICE == "cuda"):
+                with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=DEVICE != "cpu"):
                     loss = model(batch) / ACCUMULATED
                 loss.backward()
                 total += loss.detach()

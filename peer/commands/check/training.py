@@ -19,17 +19,22 @@ def device(config: Config, ranks: int) -> Iterator[Finding]:
     """The device of the model. Raises :class:`peer.errors.UserError` when the configured one is missing."""
     import torch
 
-    from peer.replica.device import pick_device, wants_bf16
+    from peer.device.accelerator import choosing_another, device_count, pick_device, wants_bf16
+    from peer.device.memory import device_memory, shares_host_memory
 
     own = config.peer
     found = pick_device(own.device)
-    if found.type == "cuda":
-        properties = torch.cuda.get_device_properties(found)
+    if own.offload != "none" and shares_host_memory(found):
+        text = f"the memory of {found.type} is the host's, so this only takes time"
+        yield warn("offload", text, "set peer.offload: none")
+    count = device_count(found)
+    if count is not None:
+        here = device_memory(found)
         bf16 = "bf16" if wants_bf16(own.precision, found) else "fp32"
-        text = f"{properties.name}, {properties.total_memory / GIB:.1f} GiB, computes in {bf16}"
-        more = torch.cuda.device_count() - ranks
+        text = f"{here.name}, {here.total / GIB:.1f} GiB, computes in {bf16}"
+        more = count - ranks
         if more > 0:
-            advice = "one process uses one GPU: torchrun makes them one peer, CUDA_VISIBLE_DEVICES=1 another peer"
+            advice = f"one process uses one GPU: torchrun makes them one peer, {choosing_another(found)} another peer"
             yield warn("device", f"{text}; {more} more not used", advice)
         else:
             yield ok("device", text)
@@ -37,7 +42,7 @@ def device(config: Config, ranks: int) -> Iterator[Finding]:
     threads = own.threads or torch.get_num_threads()
     text = f"CPU with {threads} threads"
     if own.device == "auto":
-        advice = "if this machine has a GPU, look at nvidia-smi and the torch build"
+        advice = "if this machine has a GPU, look at its driver (nvidia-smi, rocm-smi) and the torch build"
         yield warn("device", f"torch finds no GPU; {text}", advice)
     else:
         yield ok("device", text)
@@ -45,28 +50,31 @@ def device(config: Config, ranks: int) -> Iterator[Finding]:
 
 def memory(config: Config, ranks: int) -> Iterator[Finding]:
     """The estimate of peer/replica/memory.py against the free memory."""
-    import torch
-
-    from peer.replica.device import pick_device
+    from peer.device.accelerator import device_count, pick_device
+    from peer.device.memory import device_memory
     from peer.replica.memory import estimate
     from peer.replica.model import parameters_of
+    from peer.replica.offload import may_offload
     from peer.replica.sharded import launch
     from peer.swarm.state_transfer.donor import CLIENTS
 
     where = pick_device(config.peer.device)
     if ranks > 1:
-        launch.require_fit(config, ranks, torch.cuda.device_count() if where.type == "cuda" else None)
+        launch.require_fit(config, ranks, device_count(where))
     needed = estimate(config.run, config.peer, ranks)
     advice = "lower peer.micro_batch, set peer.gradient_checkpointing, or take a smaller model"
     optimizer = {"adamw": "AdamW", "muon": "Muon"}[config.run.inner.optimizer]
-    what = f"{parameters_of(config.run):,} parameters, {optimizer}, activations"
-    if where.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(where)
-        text = f"{what}; on each of {ranks} GPUs" if ranks > 1 else what
-        yield _compared("GPU memory", needed.device_bytes, free, text, advice)
-        what, host, advice = "slow weights, swap", needed.host_bytes, "end other programs"
+    on_device, on_host = [f"{parameters_of(config.run):,} parameters", optimizer, "activations"], ["slow weights, swap"]
+    if where.type != "cpu":
+        if config.peer.offload == "optimizer":
+            on_device.remove(optimizer)
+            on_host.insert(0, optimizer)
+        what = ", ".join(on_device) + (f"; on each of {ranks} GPUs" if ranks > 1 else "")
+        device_advice = f"set peer.offload: optimizer, {advice}" if may_offload(config, ranks) else advice
+        yield _compared("GPU memory", needed.device_bytes, device_memory(where).free, what, device_advice)
+        what, host, advice = ", ".join(on_host), needed.host_bytes, "end other programs"
     else:
-        what, host = f"{what}, slow weights, swap", ranks * needed.device_bytes + needed.host_bytes
+        what, host = ", ".join(on_device + on_host), ranks * needed.device_bytes + needed.host_bytes
     available = available_memory()
     if available is not None:
         yield _compared("memory", host, available, what, advice, CLIENTS * needed.giving_bytes)

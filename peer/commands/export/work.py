@@ -15,9 +15,9 @@ from peer.config.model import AutoModel
 from peer.data import corpus
 from peer.data.open import validation
 from peer.data.tokenizer import load as load_tokenizer
+from peer.device.accelerator import pick_device
 from peer.errors import UserError
 from peer.replica import model
-from peer.replica.device import pick_device
 from peer.replica.inner_loop import mean_loss
 
 

@@ -17,11 +17,9 @@ from typing import Any
 
 import torch
 
+from peer.device.copies import pin_in_place
 from peer.errors import RunError, UserError
-from peer.logs import get_logger
 from peer.replica.sharded.launch import Rank
-
-log = get_logger("ranks")
 
 WINDOW_ELEMENTS = 16 * 2**20  # elements of fp32: 64 MiB
 RANKS_TIMEOUT = 300.0  # seconds until all ranks have connected: they load their libraries first
@@ -65,11 +63,9 @@ class SharedMemory:
         whole = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.float32)
         self._whole, self.phi, self.window = whole, whole[:numel], whole[numel:]
 
-    def pin(self) -> None:
-        """Pin the memory, so that this process's GPU copies from it and to it directly."""
-        code = int(torch.cuda.cudart().cudaHostRegister(self._whole.data_ptr(), self._whole.nbytes, 0))
-        if code:
-            log.warning("the slow weights cannot be pinned, so copies to the GPU take longer: CUDA error %d", code)
+    def pin(self, device: torch.device) -> None:
+        """Pin the memory, so that this process's ``device`` copies from it and to it directly."""
+        pin_in_place(self._whole, device)
 
 
 def gather(rank: Rank) -> tuple[int, dict[int, RankLine]]:

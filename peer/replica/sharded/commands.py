@@ -20,7 +20,7 @@ class ReplicaPlan:
     """The first command: build your part of the replica."""
 
     config: Config
-    device: str  # cpu or cuda
+    device: str  # its type
     bf16: bool
     numel: int  # of all parameters
     window: int  # elements of the window in shared memory

@@ -44,6 +44,8 @@ def of(environment: Mapping[str, str]) -> Rank | None:
 def require_fit(config: Config, size: int, gpus: int | None) -> None:
     """Raise :class:`UserError` unless the ranks have equal work and each has its own GPU (``None``: on the CPU)."""
     batch, micro = config.run.batch_size, config.peer.micro_batch
+    if config.peer.offload != "none":
+        raise UserError("peer.offload is for a peer of one rank; set it to none, or start without torchrun")
     if gpus is not None and gpus < size:
         raise UserError(f"torchrun: {size} ranks for {gpus} GPUs; use --nproc-per-node {gpus}, or peer.device: cpu")
     if batch % size:

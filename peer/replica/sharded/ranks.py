@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 
-import torch
 from torch import distributed
 
 from peer.clock import slices
+from peer.device.memory import is_out_of_memory
 from peer.errors import RunError, UserError, one_line
 from peer.logs import get_logger
 from peer.replica.sharded import channel
@@ -78,9 +78,9 @@ class Ranks:
         """Around a collective: after the loss of a rank the others see a broken connection only."""
         try:
             yield
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
             self._noticed.wait(NOTICE_SECONDS)
             self._require()
             raise RunError(f"the ranks of this peer cannot go on together: {one_line(error, 200)}") from error

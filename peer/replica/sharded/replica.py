@@ -9,11 +9,12 @@ import os
 from datetime import timedelta
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from peer.config.schema import Config
+from peer.device.accelerator import connect_ranks, device_count
 from peer.errors import UserError
 from peer.outer.slow_weights import SlowWeights
 from peer.process import LoopContext
@@ -33,7 +34,7 @@ def build(
     ranks: Ranks, config: Config, device: torch.device, *, bf16: bool, context: LoopContext
 ) -> tuple[InnerLoop, SlowWeights]:
     """Rank 0: the inner loop and the weights. Only rank 0 makes the whole initial weights, on the host."""
-    launch.require_fit(config, ranks.rank.size, torch.cuda.device_count() if device.type == "cuda" else None)
+    launch.require_fit(config, ranks.rank.size, device_count(device))
     network = model.build(config.run)
     if not all(parameter.requires_grad for parameter in network.parameters()):
         raise UserError("run.model: some of its parameters are frozen; start it without torchrun")
@@ -82,13 +83,7 @@ def sharded(plan: ReplicaPlan, rank: Rank) -> tuple[nn.Module, torch.device]:
 def _connect(plan: ReplicaPlan, rank: Rank) -> tuple[torch.device, DeviceMesh]:
     """The rank's own device, which becomes the default of the process, and all ranks, by torchrun's environment."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would use the host name, which may be another address
-    if plan.device == "cpu":
-        device = torch.device("cpu")
-        distributed.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
-    else:
-        device = torch.device("cuda", rank.number)
-        torch.cuda.set_device(device)
-        distributed.init_process_group("nccl", timeout=COLLECTIVE_TIMEOUT, device_id=device)
+    device = connect_ranks(plan.device, rank.number, COLLECTIVE_TIMEOUT)
     return device, init_device_mesh(device.type, (rank.size,))
 
 

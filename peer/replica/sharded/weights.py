@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from peer.outer.side_stream import Fetched
+from peer.outer.fetched import Fetched
 from peer.outer.slow_weights import SlowWeights, Span, moments_of
 from peer.replica.sharded.channel import SharedMemory
 from peer.replica.sharded.commands import OnShards
@@ -39,7 +39,7 @@ class WeightShards(SlowWeights):
         self.optimizer, self.window = optimizer, shared.window
         self._rank = rank
         if self._pinned:
-            shared.pin()
+            shared.pin(self._device)
 
     def read(self, key: str, start: int, stop: int) -> None:
         """Window ← elements ``start : stop``."""

@@ -16,6 +16,8 @@ import time
 import torch
 
 from peer import logs
+from peer.config.schema import Config
+from peer.device.memory import is_out_of_memory
 from peer.errors import RunError, UserError, one_line
 from peer.process import LoopContext
 from peer.replica.inner_loop import out_of_memory
@@ -49,7 +51,7 @@ def run(rank: Rank) -> int:
             if replica.carry_out(command):
                 line.send("")
     except (UserError, RunError, RuntimeError, OSError) as error:
-        return _fail(line, error, first.config.peer.micro_batch)
+        return _fail(line, error, first.config, rank.size)
     with contextlib.suppress(RuntimeError):
         torch.distributed.destroy_process_group()
     return command.code
@@ -106,10 +108,11 @@ class WorkerReplica:
         return False
 
 
-def _fail(line: RankLine, error: Exception, micro_batch: int | None) -> int:
+def _fail(line: RankLine, error: Exception, config: Config, size: int) -> int:
     """Report the error to rank 0, which prints it. The end of this process breaks the collectives of the others."""
-    text = out_of_memory(error, micro_batch) if isinstance(error, torch.OutOfMemoryError) else one_line(error, 300)
-    if not isinstance(error, UserError | RunError | torch.OutOfMemoryError):
+    starved = is_out_of_memory(error)
+    text = out_of_memory(error, config, size) if starved else one_line(error, 300)
+    if not starved and not isinstance(error, UserError | RunError):
         time.sleep(AFTER_LOSS)
     with contextlib.suppress(OSError):
         line.send(text)

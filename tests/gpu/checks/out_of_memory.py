@@ -11,7 +11,8 @@ from tests.gpu.site import DEMO, ROOT, Finding, Site
 
 LIMIT = 512 * 2**20  # bytes
 SECONDS = 240  # for a process
-LINE = re.compile(r"error: CUDA out of memory.*; lower peer\.micro_batch \(now (the whole batch|4)\)")
+REMEDIES = r"lower peer\.micro_batch \(now (the whole batch|4)\), or set peer\.offload: optimizer"
+LINE = re.compile(rf"error: CUDA out of memory.*; {REMEDIES}")
 
 
 def check(site: Site) -> Iterator[Finding]:

@@ -15,8 +15,8 @@ import torch
 
 from peer.config.schema import Config
 from peer.data.open import read_ahead
+from peer.device.accelerator import wants_bf16
 from peer.logs import LOGGER
-from peer.replica.device import wants_bf16
 from peer.training.state import PeerState
 from tests.benchmarks.bare_loop import BareLoop
 from tests.gpu.site import CONFIGS, Finding, Site, text

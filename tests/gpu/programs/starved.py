@@ -14,9 +14,9 @@ import sys
 import torch
 
 from peer.commands import cli
+from peer.device.accelerator import pick_device
 from peer.errors import RunError
 from peer.process import Stop
-from peer.replica.device import pick_device
 from peer.replica.inner_loop import InnerLoop, out_of_memory
 from tests.gpu.site import no_network
 
@@ -35,7 +35,7 @@ def alone(args: argparse.Namespace) -> int:
         state = replica.replica(config, tokens, stream=1, device=device, context=LoopContext(stop=Stop()))
         state.inner.run(state.stream.take(2))
     except torch.OutOfMemoryError as error:
-        raise RunError(out_of_memory(error, config.peer.micro_batch)) from None
+        raise RunError(out_of_memory(error, config)) from None
     return 0
 
 

@@ -20,9 +20,9 @@ from torch.profiler import ProfilerActivity, profile
 from peer.config import load
 from peer.data import corpus
 from peer.data.open import validation
+from peer.device.accelerator import pick_device
 from peer.exchange.average import copy_own
 from peer.process import LoopContext
-from peer.replica.device import pick_device
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState

@@ -16,8 +16,10 @@ from peer.data import corpus
 from peer.process import LoopContext
 from peer.replica import model
 from peer.replica.memory import estimate, step_bytes
+from peer.replica.offload import HostCopies
 from peer.replica.optimizer import hidden_matrices
 from peer.training import replica
+from tests.unit.device.doubles import plug_in
 from tests.unit.replica.memory_peer import torch_peak
 
 ROOT = Path(__file__).parents[3]
@@ -54,14 +56,31 @@ def test_a_step_takes_what_torch_says_that_it_took(overrides: tuple[str, ...]) -
     assert counted == pytest.approx(torch_peak(state), rel=0.15)
 
 
+def test_a_step_with_offload_holds_one_gradient_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave_the_device(copies: HostCopies, parameter: torch.Tensor) -> None:
+        parameter.grad = None
+
+    monkeypatch.setattr(HostCopies, "_take", leave_the_device)
+    pieces = ("run.model.layers=3", "peer.micro_batch=2")
+    plain, asked = config(*pieces), config(*pieces, "peer.offload=optimizer")
+    text = corpus.load(asked.run.data)
+    state = replica.replica(asked, text.train, stream=1, device=torch.device("cpu"), context=LoopContext())
+    state.inner.run(state.stream.take(1))
+    counted, usual = (step_bytes(it.run, it.peer, autocast=False) for it in (asked, plain))
+    assert counted == pytest.approx(torch_peak(state), rel=0.15)
+    weights = estimate(plain.run, plain.peer).parts["weights"]
+    assert usual - weights <= counted < usual - 0.5 * weights
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
         (),
         pytest.param(MIDDLE, marks=pytest.mark.long),
+        pytest.param((*MIDDLE, "peer.offload=optimizer"), marks=pytest.mark.long),
         pytest.param((*MIDDLE, "run.inner.optimizer=muon"), marks=pytest.mark.long),
     ],
-    ids=["1M", "11M", "11M with Muon"],
+    ids=["1M", "11M", "11M with offload", "11M with Muon"],
 )
 def test_a_peer_takes_what_was_estimated(overrides: tuple[str, ...]) -> None:
     program = [sys.executable, "-m", "tests.unit.replica.memory_peer", str(DEMO), *overrides]
@@ -95,6 +114,26 @@ def test_the_parts_add_up_and_say_what_the_settings_change() -> None:
     buffers = [estimate(it.run, it.peer).parts["swap_buffer"] for it in (group, waits)]
     assert buffers == [4 * plain.parts["swap_buffer"], 2 * plain.parts["swap_buffer"]]  # overlapped: in bf16
     assert plain.giving_bytes == 2 * without.giving_bytes == 2 * plain.parts["weights"]
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+def test_offload_moves_moments_and_gradients_to_the_host(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plug_in(monkeypatch, kind)
+    small = ("run.model.layers=3", f"peer.device={kind}")
+    rounded = 1 if kind != "cuda" else 2  # pinned memory is rounded up to a power of two
+    gradients = {}
+    # Gradients fill up what activations leave free: only those of earlier micro-batches are there at the peak.
+    for micro_batch, least in (("8", 1.8), ("2", 2.5)):
+        plain = config(*small, f"peer.micro_batch={micro_batch}")
+        asked = config(*small, f"peer.micro_batch={micro_batch}", "peer.offload=optimizer")
+        before, after = estimate(plain.run, plain.peer), estimate(asked.run, asked.peer)
+        weights = before.parts["weights"]
+        assert sum(after.parts.values()) == after.device_bytes + after.host_bytes
+        assert least * weights <= before.device_bytes - after.device_bytes <= 3 * weights
+        assert after.parts["moments"] == 2 * weights and after.parts["checkpoint"] == 0
+        assert weights <= after.parts["weight_copies"] <= rounded * weights
+        gradients[micro_batch] = after.parts["gradients"]
+    assert weights <= gradients["8"] <= rounded * weights and gradients["2"] == 2 * gradients["8"]
 
 
 def test_a_large_model_is_estimated_without_making_it() -> None:

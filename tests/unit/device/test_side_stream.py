@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from peer.config.schema import NoLoCoConfig
+from peer.outer.fetched import Fetched
 from peer.outer.noloco import NoLoCo
-from peer.outer.side_stream import Fetched
 from peer.outer.slow_weights import SlowWeights
 from tests.unit.late_device import LateDevice
 

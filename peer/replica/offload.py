@@ -1,0 +1,111 @@
+"""AdamW on the host (``peer.offload: optimizer``), for an accelerator with little memory.
+
+The accelerator keeps the weights, with which the model computes, and each gradient only until it is copied. The host
+has fp32 copies of the weights, the gradients and the moments, and runs torch's AdamW on them.
+
+Bytes a parameter over the bus: 4 to the host for the gradients of each micro-batch, 4 to the device for the weights of
+each step, and 4 to the host at the next step for tensors that anything else has changed, such as an outer step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from peer.config.schema import Config
+from peer.device.copies import Completion, has_streams, host_zeros, side_stream
+
+
+def may_offload(config: Config, ranks: int) -> bool:
+    """Would ``peer.offload: optimizer`` be accepted, and is it not set?"""
+    return ranks == 1 and config.run.inner.optimizer == "adamw" and config.peer.offload == "none"
+
+
+class HostCopies:
+    """Of ``parameters`` of one device, in fp32. ``of``: the copy of each one, with the sum of its gradients as
+    ``grad`` once :meth:`collect` has returned. The parameters themselves keep no gradients.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        own = list(parameters)
+        device = own[0].device
+        self._side, self._streams = side_stream(device), has_streams(device)
+        pieces = host_zeros(sum(it.numel() for it in own), device).split([it.numel() for it in own])
+        self.of = {it: nn.Parameter(piece.view(it.shape)) for it, piece in zip(own, pieces, strict=True)}
+        self._versions: dict[nn.Parameter, int] = {}
+        self._coming: deque[tuple[nn.Parameter, Tensor, Completion]] = deque()
+        for parameter in own:
+            parameter.register_post_accumulate_grad_hook(self._take)
+
+    def collect(self) -> list[nn.Parameter]:
+        """The copies, after all gradients have arrived."""
+        while self._coming:
+            self._arrive()
+        return list(self.of.values())
+
+    def refresh(self) -> None:
+        """Copy the parameters that have changed since :meth:`write_back`."""
+        for parameter, copy in self.of.items():
+            if parameter._version != self._versions.get(parameter):
+                copy.copy_(parameter)
+
+    def write_back(self) -> None:
+        """The parameters take the values of their copies, which do not change before the next gradients have arrived.
+
+        So the host does not wait: on one stream these come after it.
+        """
+        for parameter, copy in self.of.items():
+            parameter.copy_(copy, non_blocking=self._streams)
+            self._versions[parameter] = parameter._version
+
+    @torch.no_grad()
+    def _take(self, parameter: Tensor) -> None:
+        """After each backward pass: the gradient leaves the device."""
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
+        copy = self.of[parameter]  # type: ignore[index]
+        if self._side is None:
+            _accumulate(copy, gradient.cpu().contiguous())
+            return
+        self._coming.append((copy, *self._side.download(gradient)))
+        while self._coming and self._coming[0][2].query():
+            self._arrive()
+
+    def _arrive(self) -> None:
+        copy, gradient, copied = self._coming.popleft()
+        copied.synchronize()
+        _accumulate(copy, gradient)
+
+
+class HostAdamW(Optimizer):
+    """Steps the parameters of a device as ``adamw`` steps their copies. ``adamw``: an optimizer of the copies.
+
+    Its groups are those of the copies. Its state is by parameter as of an optimizer on the device, with values on the
+    host, so that checkpoints are the same.
+    """
+
+    def __init__(self, copies: HostCopies, adamw: Optimizer) -> None:
+        super().__init__(adamw.param_groups, {})
+        self._copies, self._adamw = copies, adamw
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step, after :meth:`HostCopies.collect`. ``closure`` is not called."""
+        self._copies.refresh()
+        for parameter, copy in self._copies.of.items():
+            self._adamw.state[copy] = self.state[parameter]  # one dictionary, also when it was restored
+        self._adamw.step()
+        self._copies.write_back()
+
+
+def _accumulate(copy: nn.Parameter, gradient: Tensor) -> None:
+    with torch.no_grad():
+        if copy.grad is None:
+            copy.grad = gradient
+        else:
+            copy.grad += gradient

@@ -1,0 +1,76 @@
+"""How a device copies: beside its work where it has streams, else every copy is complete when its call returns."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from peer.config.schema import RunConfig
+from peer.data.open import read_ahead
+from peer.data.prefetch import Prefetched
+from peer.device import copies
+from peer.device.copies import Arriving, has_streams, pin_in_place, side_stream, synchronize, to_device
+from tests.unit import parts
+from tests.unit.device.doubles import plug_in
+from tests.unit.late_device import LateDevice
+
+STREAMS = {"cpu": False, "cuda": True, "mps": False, "xpu": True}
+
+
+@pytest.mark.parametrize(("kind", "streams"), STREAMS.items())
+def test_what_has_streams_copies_beside_its_work(kind: str, streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "module_of", lambda device: SimpleNamespace(Stream=lambda device: "a stream"))
+    device = torch.device(kind)
+    assert has_streams(device) is streams
+    assert (side_stream(device) is not None) is streams
+    ahead = read_ahead(RunConfig(), parts.stream(), device)
+    assert isinstance(ahead, Prefetched) is streams
+
+
+@pytest.mark.parametrize(("kind", "streams"), STREAMS.items())
+def test_a_batch_is_waited_for_where_it_must_be(kind: str, streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(Tensor, "pin_memory", lambda it: asked.append("pinned") or it)
+    monkeypatch.setattr(Tensor, "to", lambda it, device, non_blocking=False: asked.append((device, non_blocking)))
+    to_device(torch.zeros(1), torch.device(kind))
+    assert asked == ["pinned"] * streams + [(torch.device(kind), streams)]
+
+
+def test_a_loss_is_read_without_waiting_where_there_are_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = torch.tensor(1.5)
+    assert Arriving(loss).value() == Arriving(1.5).value() == 1.5
+    event = SimpleNamespace(done=False, query=lambda: event.done, synchronize=lambda: setattr(event, "done", True))
+    with LateDevice(monkeypatch):
+        stream = SimpleNamespace(record_event=lambda: event)
+        monkeypatch.setattr(copies, "has_streams", lambda device: True)
+        monkeypatch.setattr(copies, "module_of", lambda device: SimpleNamespace(current_stream=lambda device: stream))
+        late = Arriving(loss)
+        assert late.value() is None
+        assert late.value(wait=True) == 1.5 and event.done and late.value() == 1.5
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_only_cuda_pins_memory_that_torch_has_not_allocated(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory, registered = torch.zeros(3), []
+    driver = SimpleNamespace(cudaHostRegister=lambda *it: registered.append(it) or 2)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(logging.getLogger("noloco"), "propagate", True)
+    pin_in_place(memory, torch.device(kind))
+    assert registered == [(memory.data_ptr(), 12, 0)] * (kind == "cuda")
+    assert ("cannot be pinned" in caplog.text) == (kind == "cuda")
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_an_accelerator_is_waited_for(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    plug_in(monkeypatch, None if kind == "cpu" else kind)
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    synchronize(torch.device(kind))
+    assert waited == [torch.device(kind)] * (kind != "cpu")
