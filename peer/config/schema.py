@@ -180,7 +180,7 @@ class NetworkConfig(Section):
 
     host: str = "0.0.0.0"
     port: Port = 0  # 0: any free one; behind a firewall choose one and open it
-    announce: Words = ()  # multiaddrs to announce instead of the detected ones
+    announce: Words = ()  # multiaddrs to announce instead of the detected ones and of what a cloud says
     upnp: bool = True  # ask the router for a port mapping
     reach: Literal["auto", "public", "relay"] = "auto"  # auto: through relays when the initial peers cannot dial it
     # of all tensors and of what it relays, such as 20mbit; none: as fast as the line is
