@@ -14,7 +14,18 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from peer.config.data import AnyData, StdlibData
-from peer.config.fields import LOCAL, Bitrate, Fraction, PathText, Port, Positive, Section, Sequence, Words
+from peer.config.fields import (
+    LOCAL,
+    REPOSITORY,
+    Bitrate,
+    Fraction,
+    PathText,
+    Port,
+    Positive,
+    Section,
+    Sequence,
+    Words,
+)
 from peer.config.model import AutoModel, LlamaModel
 from peer.rounds.types import Name
 
@@ -207,6 +218,15 @@ class CheckpointConfig(Section):
     resume: bool = True
 
 
+class PushConfig(Section):
+    """Push this peer's weights to a model repository of the Hugging Face hub beside training (hub/beside.py)."""
+
+    to: Annotated[str, Field(pattern=REPOSITORY)]  # OWNER/NAME; the token is from HF_TOKEN or hf auth login
+    every_rounds: int = Field(default=100, gt=0)  # the first checkpoint after as many rounds, and the last one
+    private: bool = True  # of a new repository; one that is there stays as it is
+    max_upload: Bitrate | None = None  # of the push, besides network.max_upload; none: as fast as the line is
+
+
 class MemberConfig(Section):
     """This machine as a member of a swarm, whatever it trains."""
 
@@ -239,6 +259,7 @@ class PeerConfig(MemberConfig):
     compile: bool = False  # torch.compile the model; where that fails the model is used as it is
     stream: int | None = Field(default=None, ge=0)  # data stream; none: from the identity
     checkpoint: CheckpointConfig = CheckpointConfig()
+    push: PushConfig | None = None
 
 
 class Config(Section):
