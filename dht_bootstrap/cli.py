@@ -112,10 +112,11 @@ def _serve(args: argparse.Namespace) -> None:
     from dht_bootstrap.targets import default_networks
     from peer.p2p import identity
     from peer.p2p.node import Node, NodeSettings
+    from peer.p2p.reachability.cloud import announced
 
     identity.load_or_create(args.identity)
     authority = owner.authority(args.owner, args.identity) if args.owner else None
-    announce, initial_peers = tuple(args.announce), tuple(args.initial_peers)
+    announce, initial_peers = announced(args.host, args.port, tuple(args.announce)), tuple(args.initial_peers)
     settings = NodeSettings(args.identity, args.host, args.port, announce, initial_peers, upnp=True)
     with contextlib.ExitStack() as stack:
         node = Node(settings, authority)

@@ -25,6 +25,7 @@ MISSING: dict[str, Callable[[], str]] = {  # why the machine lacks it; empty whe
     "prometheus": program("prometheus", "prometheus"),
     "promtool": program("promtool", "prometheus"),
     "chromium": program("chromium", "chromium"),
+    "systemd-analyze": program("systemd-analyze", "systemd"),
     "lm_eval": lambda: "" if find_spec("lm_eval") else "the extra `eval` is not installed: make long",
 }
 

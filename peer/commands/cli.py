@@ -6,7 +6,7 @@ noloco-peer simulate --replicas 8 --config configs/demo.yaml
 noloco-peer tokenize books/*.jsonl.gz tokens --tokenizer gpt2
 noloco-peer check --config configs/demo.yaml --initial-peers ADDRESS
 noloco-peer status --initial-peers ADDRESS
-noloco-peer export runs/peer-1 runs/peer-2 my-model
+noloco-peer export runs/peer-1 runs/peer-2 my-model --push OWNER/NAME
 noloco-peer show-config --config configs/demo.yaml
 """
 
@@ -14,14 +14,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from functools import partial
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from peer import __version__, logs
 from peer.commands.simulate import command as simulation
 from peer.config import load
 from peer.config.digest import digest
+from peer.config.fields import REPOSITORY, Bitrate, bytes_a_second
 from peer.config.schema import Config
 from peer.errors import RunError, UserError, print_error
 from peer.replica.sharded import launch
@@ -85,19 +89,29 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--invitation", type=Path, metavar="FILE", help="an invitation, if the swarm requires one")
     status.set_defaults(run=_status)
 
-    export = commands.add_parser("export", help="checkpoints into a Hugging Face folder; several are averaged")
+    _add_export(commands.add_parser("export", help="checkpoints into a Hugging Face folder; several are averaged"))
+
+    show = commands.add_parser("show-config", help="print the resolved configuration and its digest")
+    _common(show)
+    show.set_defaults(run=_show_config)
+    return parser
+
+
+def _add_export(export: argparse.ArgumentParser) -> None:
     found = "a checkpoint (step_NNN), or a peer's folder: its newest one; several are averaged"
     export.add_argument("checkpoints", nargs="+", type=Path, metavar="CKPT", help=found)
     export.add_argument("out", type=Path, metavar="OUT", help="the new folder")
     export.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of the weights (default fp32)")
     wish = "compute the validation loss (default: when the run's text is on this machine)"
     export.add_argument("--evaluate", action=argparse.BooleanOptionalAction, default=None, help=wish)
+    export.add_argument(
+        "--push", type=_repository, metavar="OWNER/NAME", help="push the folder to the Hugging Face hub"
+    )
+    export.add_argument("--public", action="store_true", help="make a new repository of the hub for all to see")
+    limited = "limit of the push, such as 20mbit"
+    export.add_argument("--max-upload", type=_bitrate, metavar="RATE", help=limited)
+    export.add_argument("--stop-with-parent", action="store_true", help=argparse.SUPPRESS)
     export.set_defaults(run=_export)
-
-    show = commands.add_parser("show-config", help="print the resolved configuration and its digest")
-    _common(show)
-    show.set_defaults(run=_show_config)
-    return parser
 
 
 def _common(parser: argparse.ArgumentParser, *, file_needed: bool = True) -> None:
@@ -126,6 +140,19 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
+
+
+def _repository(text: str) -> str:
+    if not re.fullmatch(REPOSITORY, text):
+        raise argparse.ArgumentTypeError("give OWNER/NAME")
+    return text
+
+
+def _bitrate(text: str) -> float:
+    try:
+        return bytes_a_second(TypeAdapter(Bitrate).validate_python(text)) or 0.0
+    except ValidationError as error:
+        raise argparse.ArgumentTypeError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -203,9 +230,13 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from peer.commands.export.work import export
+    from peer.commands.export.work import Target, export
+    from peer.process import stop_with_parent
 
-    for line in export(args.checkpoints, args.out, dtype=args.dtype, evaluate=args.evaluate):
+    if args.stop_with_parent:
+        stop_with_parent()
+    target = Target(args.push, private=not args.public, rate=args.max_upload) if args.push else None
+    for line in export(args.checkpoints, args.out, dtype=args.dtype, evaluate=args.evaluate, push_to=target):
         print(line, flush=True)
     return 0
 

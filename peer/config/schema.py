@@ -14,7 +14,18 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from peer.config.data import AnyData, StdlibData
-from peer.config.fields import LOCAL, Bitrate, Fraction, PathText, Port, Positive, Section, Sequence, Words
+from peer.config.fields import (
+    LOCAL,
+    REPOSITORY,
+    Bitrate,
+    Fraction,
+    PathText,
+    Port,
+    Positive,
+    Section,
+    Sequence,
+    Words,
+)
 from peer.config.model import AutoModel, LlamaModel
 from peer.rounds.types import Name
 
@@ -180,7 +191,7 @@ class NetworkConfig(Section):
 
     host: str = "0.0.0.0"
     port: Port = 0  # 0: any free one; behind a firewall choose one and open it
-    announce: Words = ()  # multiaddrs to announce instead of the detected ones
+    announce: Words = ()  # multiaddrs to announce instead of the detected ones and of what a cloud says
     upnp: bool = True  # ask the router for a port mapping
     reach: Literal["auto", "public", "relay"] = "auto"  # auto: through relays when the initial peers cannot dial it
     # of all tensors and of what it relays, such as 20mbit; none: as fast as the line is
@@ -205,6 +216,15 @@ class CheckpointConfig(Section):
     every_rounds: int = Field(default=10, gt=0)
     keep: int = Field(default=2, gt=0)
     resume: bool = True
+
+
+class PushConfig(Section):
+    """Push this peer's weights to a model repository of the Hugging Face hub beside training (hub/beside.py)."""
+
+    to: Annotated[str, Field(pattern=REPOSITORY)]  # OWNER/NAME; the token is from HF_TOKEN or hf auth login
+    every_rounds: int = Field(default=100, gt=0)  # the first checkpoint after as many rounds, and the last one
+    private: bool = True  # of a new repository; one that is there stays as it is
+    max_upload: Bitrate | None = None  # of the push, besides network.max_upload; none: as fast as the line is
 
 
 class MemberConfig(Section):
@@ -240,6 +260,7 @@ class PeerConfig(MemberConfig):
     compile: bool = False  # torch.compile the model; where that fails the model is used as it is
     stream: int | None = Field(default=None, ge=0)  # data stream; none: from the identity
     checkpoint: CheckpointConfig = CheckpointConfig()
+    push: PushConfig | None = None
 
 
 class Config(Section):

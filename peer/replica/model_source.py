@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ import xxhash
 from peer.config.model import AutoModel
 from peer.config.schema import Config
 from peer.errors import UserError, one_line
+from peer.hub.size import download_size
+from peer.logs import fields, get_logger
+
+log = get_logger("model")
 
 # Keys of config.json without an effect on the computation: program, origin and storage of the weights.
 IDLE_KEYS = {"_name_or_path", "transformers_version", "torch_dtype", "dtype"}
@@ -91,6 +96,7 @@ def files_digest(folder: Path, settings: AutoModel) -> str:
     return digest.hexdigest()
 
 
+@lru_cache(4)  # a program asks for its model's files several times
 def _download(settings: AutoModel) -> Path:
     """Download the model from the hub, or use its local copy. Every error is one line."""
     from huggingface_hub import errors, snapshot_download
@@ -99,6 +105,9 @@ def _download(settings: AutoModel) -> Path:
     wanted = ["config.json", "generation_config.json"]
     wanted += ["model*.safetensors", INDEX_FILE, *TOKENIZER_FILES] if settings.pretrained else []
     wanted += ["*.py"] if settings.trust_remote_code else []
+    size = download_size(settings.source, settings.revision, tuple(wanted))
+    if size:
+        log.info("the model is downloaded: %s", fields(source=settings.source, size=size))
     try:
         folder = Path(snapshot_download(settings.source, revision=settings.revision, allow_patterns=wanted))
     except errors.GatedRepoError:

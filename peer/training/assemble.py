@@ -14,6 +14,7 @@ from peer.config.schema import Config
 from peer.data import corpus
 from peer.data.open import read_ahead, validation
 from peer.device.accelerator import pick_device
+from peer.hub.beside import Pusher
 from peer.logs import fields
 from peer.p2p import identity
 from peer.process import Signals
@@ -38,6 +39,11 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
     with ExitStack() as stack:
         resources = stack.enter_context(open_resources(config.run, own, pick_device(own.device), signals.stop))
         logs.setup(resources.folder.name, resources.folder.path / "peer.log")
+        pusher = None
+        if own.push is not None:
+            pusher = Pusher(own.push, resources.folder.path, signals.stop)
+            stack.callback(pusher.close)
+            pusher.say_rights()
         node = member_node(resources)
         stack.callback(node.stop)
         signals.emergency = node.kill
@@ -66,7 +72,7 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
         chance = math.log(run.data.tokenizer.vocabulary)
         others = {name: validation(run, tokens) for name, tokens in text.others.items()}
         losses = Validation(state, resources.phase, chance, validation(run, text.validation), others)
-        yield Trainer(config, member, state, checkpoints, losses)
+        yield Trainer(config, member, state, checkpoints, losses, pusher)
 
 
 def _resume(config: Config, state: PeerState, checkpoints: Checkpoints) -> None:

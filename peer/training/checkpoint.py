@@ -31,6 +31,7 @@ log = get_logger("checkpoint")
 
 Tensors = dict[str, Tensor]
 STATE = "state.json"
+WEIGHTS_PART = "model"  # the part with θ
 LATEST = "latest"
 TEMPORARY = ".tmp-"
 BEFORE = "-before"  # suffix of a checkpoint that a new one of the same step replaces
@@ -75,8 +76,8 @@ class Checkpoints:
 
     def save(self, step: int, state: Mapping[str, Any], tensors: Iterable[tuple[str, Tensors]]) -> bool:
         """Write one checkpoint, ``tensors`` by file. An error of the disk is logged and gives ``False``."""
-        name = f"step_{step:08d}"
-        temporary, final = self.folder / f"{TEMPORARY}{name}", self.folder / name
+        final = self.path(step)
+        name, temporary = final.name, self.folder / f"{TEMPORARY}{final.name}"
         try:
             self._put_back()
             for left in self.folder.glob(f"{TEMPORARY}step_*"):
@@ -105,6 +106,10 @@ class Checkpoints:
         for old in (*self.all()[: -self._keep], *self.folder.glob(f"{TEMPORARY}step_*")):
             shutil.rmtree(old, ignore_errors=True)
         return True
+
+    def path(self, step: int) -> Path:
+        """The folder of the checkpoint of a step."""
+        return self.folder / f"step_{step:08d}"
 
     def all(self) -> list[Path]:
         """Folders of the checkpoints, oldest first. Steps after ``latest`` count as the oldest: the peer replaced them

@@ -18,6 +18,7 @@ from peer.p2p import identity
 from peer.p2p.admission.dht_rules import Authority, invited
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import NodeSettings
+from peer.p2p.reachability.cloud import announced
 from peer.process import LoopContext, Stop
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.training import run_folder
@@ -73,7 +74,11 @@ def member_node(resources: Resources) -> MemberNode:
     """A node that is not started. It has no configuration to greet with: its digest needs the model's files."""
     run, own = resources.run, resources.own
     nobody_yet = MemberIdentity(resources.folder.name, run.name, config="", canonical="", layout="")
-    return MemberNode(NodeSettings.of(own.network, resources.key, own.initial_peers), resources.authority, nobody_yet)
+    network = own.network
+    if network.reach != "relay":
+        announce = announced(network.host, network.port, network.announce)
+        network = network.model_copy(update={"announce": announce})
+    return MemberNode(NodeSettings.of(network, resources.key, own.initial_peers), resources.authority, nobody_yet)
 
 
 def _identity(run: SwarmRunConfig, own: MemberConfig, folder: Path) -> tuple[Path, Authority | None]:

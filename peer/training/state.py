@@ -14,7 +14,7 @@ from peer.device.accelerator import random_state, set_random_state
 from peer.outer.method import OuterMethod
 from peer.replica.inner_loop import InnerLoop
 from peer.rounds.state import Lineage
-from peer.training.checkpoint import Saved, Tensors
+from peer.training.checkpoint import WEIGHTS_PART, Saved, Tensors
 from peer.training.outer_state import OuterState
 
 
@@ -39,7 +39,7 @@ class PeerState(OuterState):
 
     def tensors(self) -> Iterator[tuple[str, Tensors]]:
         """A checkpoint's files by name, with live tensors where possible; sharded weights come one file at a time."""
-        yield "model", self.outer.slow.tensors()
+        yield WEIGHTS_PART, self.outer.slow.tensors()
         yield "outer", self.named_vectors()
         yield "optimizer", self.outer.slow.moments(self.inner.optimizer)
 
@@ -68,7 +68,7 @@ class PeerState(OuterState):
 
     def restore(self, saved: Saved) -> None:
         """Take over a checkpoint."""
-        self.outer.slow.take(saved.tensors["model"])
+        self.outer.slow.take(saved.tensors[WEIGHTS_PART])
         self.outer.slow.take_moments(self.inner.optimizer, saved.tensors["optimizer"])
         self.take_outer(saved.tensors["outer"])
         scalars = saved.state

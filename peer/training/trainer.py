@@ -12,6 +12,7 @@ from torch import Tensor
 
 from peer.config.schema import Config
 from peer.errors import RunError
+from peer.hub.beside import Pusher
 from peer.replica.inner_loop import InnerReport
 from peer.training.checkpoint import Checkpoints
 from peer.training.member import Membership
@@ -23,13 +24,19 @@ class Trainer:
     """Trains until the swarm has done ``run.steps`` or a stop is requested. ``member`` has joined."""
 
     def __init__(
-        self, config: Config, member: Membership, state: PeerState, checkpoints: Checkpoints, validation: Validation
+        self,
+        config: Config,
+        member: Membership,
+        state: PeerState,
+        checkpoints: Checkpoints,
+        validation: Validation,
+        pusher: Pusher | None = None,
     ) -> None:
         self.config, self.member, self.state = config, member, state
         self.inner, self.stream, self.counters = state.inner, state.stream, state.counters
         self.phase, self.stop = member.resources.phase, member.resources.context.stop
         self.phase_length, self.boundary = member.phase_length, member.boundary(validation)
-        self.checkpoints, self.validation = checkpoints, validation
+        self.checkpoints, self.validation, self.pusher = checkpoints, validation, pusher
         self.phase.lap()  # the first report begins here
 
     def run(self) -> None:
@@ -38,9 +45,11 @@ class Trainer:
             self.evaluate()
         self.loop()
         self.boundary.finish()
-        self.save()
+        saved = self.save()
         if not self.stop.requested:
             self.evaluate()
+            if self.pusher is not None and saved:
+                self.pusher.finish_with(self.checkpoints.path(self.inner.step))
 
     def loop(self) -> None:
         """Rounds until the end. After a stop within an inner phase, the resumed peer continues the phase."""
@@ -86,6 +95,8 @@ class Trainer:
         """After a boundary: evaluate and save when they are due."""
         if self.done():
             return
+        if self.pusher is not None:
+            self.pusher.look()
         replaced = self.member.join_late(self.validation)
         if self.counters.round % self.config.run.evaluation.every_rounds == 0:
             self.evaluate()
@@ -97,9 +108,12 @@ class Trainer:
         loss, others = self.validation.losses()
         self.member.reporter.evaluation(self.inner.step, self.counters.tokens, loss, others)
 
-    def save(self) -> None:
-        """Write a checkpoint. Training continues without it when the disk is full."""
+    def save(self) -> bool:
+        """Write a checkpoint, and push it if that is due. Training continues without it when the disk is full."""
         with self.phase("checkpoint"):
             saved = self.checkpoints.save(self.inner.step, self.state.scalars(), self.state.tensors())
         if saved:
             self.member.reporter.saved()
+            if self.pusher is not None:
+                self.pusher.saved(self.checkpoints.path(self.inner.step), self.counters.round)
+        return saved

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from peer.p2p.event_loop import LoopThread
 
 if TYPE_CHECKING:
     from tests.simulated.runtime import Runtime
+    from tests.unit.hub.server import Hub
 
 # torch's threads wait for each other: where other tests have the cores, a sum of a million numbers takes seconds
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -42,6 +44,24 @@ def real_thread() -> Iterator[LoopThread]:
     it = LoopThread()
     yield it
     it.close()
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A hub on loopback, which huggingface_hub takes for the only one, here and in programs that are started."""
+    from huggingface_hub import constants
+
+    from tests.unit.hub.server import WRITE, serving
+
+    with serving() as server:
+        for name, value in server.environment(WRITE, tmp_path / "hf").items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        files = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-login"))
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield server
 
 
 @pytest.fixture(autouse=True)

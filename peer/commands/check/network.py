@@ -14,6 +14,7 @@ from peer.commands.check.finding import Finding, Subject, fail, ok, warn
 from peer.commands.check.local import port_is_free
 from peer.commands.check.reach import reachability, relays
 from peer.config.digest import canonical, digest
+from peer.config.schema import NetworkConfig
 from peer.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,8 +31,13 @@ def network(config: Subject, *, speed: bool = False) -> Iterator[Finding]:
     """Start a node, run the checks and stop it. ``speed``: measure the line to members too."""
     from peer.p2p.greeting import MemberIdentity, guest_node
     from peer.p2p.node import NodeSettings
+    from peer.p2p.reachability.cloud import find
 
     run, own = config.run, config.peer.network
+    cloud = None if own.announce or own.reach == "relay" else find(own.host, own.port)
+    if cloud is not None:
+        yield ok("announce", cloud.text) if cloud.address else warn("announce", cloud.text, cloud.advice)
+        own = own.model_copy(update={"announce": (cloud.address,) if cloud.address else ()})
     if run.owner is not None and config.peer.invitation is None:
         raise UserError("the network cannot be checked without an invitation")
     port = own.port if port_is_free(own.host, own.port) else 0
@@ -40,10 +46,12 @@ def network(config: Subject, *, speed: bool = False) -> Iterator[Finding]:
     # the layout stays empty: a member compares the configurations first
     member = MemberIdentity("check", run.name, digest(run), canonical(run), layout="")
     with guest_node(settings, invitation, run.owner, member) as (node, authority):
-        yield from _with(node, config, authority, speed)
+        yield from _with(node, config, own, authority, speed)
 
 
-def _with(node: MemberNode, config: Subject, authority: Authority | None, speed: bool) -> Iterator[Finding]:
+def _with(
+    node: MemberNode, config: Subject, own: NetworkConfig, authority: Authority | None, speed: bool
+) -> Iterator[Finding]:
     from peer.commands.check.members import members
     from peer.p2p.reachability.decide import look
 
@@ -62,13 +70,13 @@ def _with(node: MemberNode, config: Subject, authority: Authority | None, speed:
         advice = "start a bootstrap node (noloco-bootstrap), and read the lines above"
         yield fail("initial peers", "none answers", advice)
         return
-    views, _ = node.call(look(node.open, node.visible, answering, config.peer.network.upnp), VIEW_TIMEOUT)
+    views, _ = node.call(look(node.open, node.visible, answering, own.upnp), VIEW_TIMEOUT)
     time = clock(views, answering[0])
     yield time
     if time.level == "fail":
         return  # the DHT would refuse this peer
-    yield from reachability(views, config.peer.network)
-    yield from relays(node, views, config.peer.network)
+    yield from reachability(views, own)
+    yield from relays(node, views, own)
     yield from members(node, config, authority, answering, speed=speed)
 
 

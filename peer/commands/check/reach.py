@@ -61,7 +61,7 @@ def _announced(asked: list[View], network: NetworkConfig) -> Iterator[Finding]:
         place = tcp_of(address)
         if place is not None and place[0] not in seen:
             said = f"{address} is announced, and this machine is seen as {', '.join(sorted(seen))}"
-            yield warn("announce", said, "correct peer.network.announce, or leave it out: auto finds the address")
+            yield warn("announce", said, "set peer.network.announce to where others reach it, or let auto find it")
 
 
 def relays(node: Node, views: list[View], network: NetworkConfig) -> Iterator[Finding]:

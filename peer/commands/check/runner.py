@@ -15,7 +15,7 @@ from functools import partial
 from peer.commands.check.finding import Finding, Subject, fail
 from peer.commands.check.local import identity, limits, port
 from peer.commands.check.network import network
-from peer.commands.check.training import device, disk, memory, tokenizer
+from peer.commands.check.training import device, disk, memory, push, tokenizer
 from peer.config.schema import Config
 from peer.errors import RunError, UserError, one_line
 
@@ -38,6 +38,7 @@ def topics(config: Subject, ranks: int, speed: bool) -> Topics:
         ("memory", partial(memory, config, ranks=ranks)),
         ("disk", partial(disk, config)),
         ("tokenizer", partial(tokenizer, config)),
+        ("push", partial(push, config)),
     )
 
 

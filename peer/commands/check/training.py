@@ -9,6 +9,7 @@ from pathlib import Path
 
 from peer.commands.check.finding import Finding, fail, ok, warn
 from peer.config.schema import Config
+from peer.errors import RunError, UserError
 
 CHECKPOINT_VECTORS = 3  # θ, φ, δ, as in training/state.py; the optimizer's moments are counted apart
 TIGHT_SHARE = 0.87  # an estimate is within 15%
@@ -108,6 +109,19 @@ def tokenizer(config: Config) -> Iterator[Finding]:
     found = compare(config.run)
     if found is not None:
         yield warn("tokenizer", found.text, found.advice) if found.advice else ok("tokenizer", found.text)
+
+
+def push(config: Config) -> Iterator[Finding]:
+    """May this machine push to the repository of ``peer.push``? A peer that may not trains all the same."""
+    from peer.hub.push import rights
+
+    wish = config.peer.push
+    if wish is None:
+        return
+    try:
+        yield ok("push", rights(wish.to, wish.private))
+    except (UserError, RunError) as error:
+        yield warn("push", str(error), "without that, training goes on and no weights are pushed")
 
 
 def available_memory() -> int | None:

@@ -19,9 +19,7 @@ from peer.config.schema import RunConfig
 from peer.errors import UserError
 from peer.replica.averaging import MeanWeights
 from peer.telemetry.run_log import ROUNDS, read_rows
-from peer.training.checkpoint import STATE, Checkpoints, Saved, Tensors, load
-
-WEIGHTS_PART = "model"  # the file of a checkpoint with θ
+from peer.training.checkpoint import STATE, WEIGHTS_PART, Checkpoints, Saved, Tensors, load
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,34 @@ from peer.data.open import validation
 from peer.data.tokenizer import load as load_tokenizer
 from peer.device.accelerator import pick_device
 from peer.errors import UserError
+from peer.hub.push import push, rights
 from peer.replica import model
 from peer.replica.inner_loop import mean_loss
 
 
-def export(checkpoints: Sequence[Path], out: Path, *, dtype: str, evaluate: bool | None) -> Iterator[str]:
+@dataclass(frozen=True)
+class Target:
+    """A repository of the Hugging Face hub, and the most bytes a second of the push to it."""
+
+    name: str
+    private: bool
+    rate: float | None
+
+
+def export(
+    checkpoints: Sequence[Path], out: Path, *, dtype: str, evaluate: bool | None, push_to: Target | None = None
+) -> Iterator[str]:
     """Yields the lines to print. ``evaluate``: compute the validation loss; ``None``: when this machine has the text.
 
-    Raises :class:`UserError` for what cannot be exported.
+    Raises :class:`UserError` for what cannot be exported or pushed, before the work where that can be known.
     """
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     folder.require_free(out)
     found = sources.find(checkpoints)
+    if push_to is not None:
+        yield rights(push_to.name, push_to.private)
     tokenizer = load_tokenizer(found[0].run.data.tokenizer)  # an error comes before the work, not after it
     loss_of, why_not = _evaluation(found[0], evaluate)
     network = _network(found[0])
@@ -42,6 +57,10 @@ def export(checkpoints: Sequence[Path], out: Path, *, dtype: str, evaluate: bool
     card = folder.card(found, mixed, parameters, dtype)
     folder.write(network, out, dtype=dtype, card=card, tokenizer=tokenizer)
     yield f"{out}: {parameters:,} parameters in {dtype}, with tokenizer and model card"
+    if push_to is not None:
+        message = f"{found[0].run.name}, step {max(source.step for source in found)}"
+        to, private, rate = push_to.name, push_to.private, push_to.rate
+        yield f"pushed: {push(out, to, private=private, message=message, rate=rate)}"
 
 
 def _in_words(found: Sequence[ExportSource], mixed: Mixed) -> Iterator[str]:

@@ -20,6 +20,7 @@ from peer.config.load import load
 from peer.config.schema import Config
 from peer.replica.memory import estimate
 from peer.swarm.state_transfer.donor import CLIENTS
+from tests.unit.hub.server import Hub
 
 
 def config(*sets: str) -> Config:
@@ -132,6 +133,15 @@ def test_which_of_the_two_configurations_is_checked(
     with pytest.raises(SystemExit) as ended:
         cli.main(["check", *words])
     assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_the_right_to_push_is_checked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not list(training.push(config()))
+    wish = config("peer.push.to=me/model")
+    assert levels(training.push(wish)) == ["ok"] and not hub.repositories
+    monkeypatch.setenv("HF_TOKEN", "")
+    found = list(training.push(wish))
+    assert levels(found) == ["warn"] and "set HF_TOKEN" in found[0].text
 
 
 def test_a_topic_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

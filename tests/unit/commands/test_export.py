@@ -28,6 +28,7 @@ from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
 from tests.unit.data.harness import bpe
+from tests.unit.hub.server import Hub
 
 CPU = torch.device("cpu")
 TINY = {"hidden_size": 16, "intermediate_size": 32, "layers": 2, "heads": 2}
@@ -227,6 +228,48 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert export(capsys, home, tmp_path / "out", "--no-evaluate")[0] == 0  # an empty folder is no loss
     code, said = export(capsys, home, tmp_path / "out")
     assert (code, "is there already" in said) == (2, True)
+
+
+def test_the_folder_is_pushed(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
+    code, said = export(capsys, home, tmp_path / "out", "--no-evaluate", "--push", "me/model", "--public")
+    assert code == 0, said
+    assert "me/model: not there yet, it will be made, for all to see" in said
+    assert f"pushed: {hub.url}/me/model/commit/" in said
+    made = hub.repositories["me/model"]
+    assert made.files == {it.name: it.read_bytes() for it in (tmp_path / "out").iterdir()}
+    assert made.commits == ["demo, step 6"] and not made.private
+
+
+@pytest.mark.parametrize(
+    ("token", "words", "says"),
+    [
+        ("", ["--push", "me/model"], "no token here"),
+        ("hf_read", ["--push", "me/model"], "may only read"),
+        ("hf_write", ["--push", "other/model"], "other is neither me nor an organization"),
+    ],
+)
+def test_a_push_that_will_fail_is_refused_before_the_work(
+    hub: Hub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    token: str,
+    words: list[str],
+    says: str,
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    code, said = export(capsys, saved(tmp_path, "alice", trained(config(tmp_path), 1)), tmp_path / "out", *words)
+    assert code == 2 and says in said and "hf_" not in said
+    assert not (tmp_path / "out").exists() and not hub.repositories
+
+
+@pytest.mark.parametrize("words", [["--push", "model"], ["--push", "me/model", "--max-upload", "20"]])
+def test_wrong_words_for_a_push_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["export", "checkpoint", "out", *words])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and ("give OWNER/NAME" in said or "did you mean 20mbit?" in said)
 
 
 @pytest.fixture(scope="module")

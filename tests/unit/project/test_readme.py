@@ -29,7 +29,8 @@ SHELL = [
     if line.strip() and not line.startswith("#")
 ]
 RANKS = re.compile(r"^torchrun --standalone --nproc-per-node \d+ -m peer ")
-OTHERS = ("echo", "pip", "prometheus", "sed")  # programs of the machine; docker's lines are checked in tests/docker
+# programs of the machine; those of docker and of the clouds are checked in tests/docker
+OTHERS = ("echo", "pip", "prometheus", "sed", "aws", "gcloud", "kubectl", "runpodctl", "sbatch", "sudo", "vastai")
 LINES, WORDS = 250, 2500  # of README.md, the first thing that a newcomer reads
 PACKAGES = sorted(file.parent for file in (ROOT / "peer").rglob("__init__.py"))
 OLD_NAMES = r"\b(attendees?|conven\w+|crossing|grudges?|lobby|mesh|strangers?|twins?)\b"

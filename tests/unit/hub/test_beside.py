@@ -1,0 +1,151 @@
+"""Checkpoints reach the hub beside training: by a process of lowest priority, one at a time; a failure is one line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from peer.config.load import dump
+from peer.config.load import load as load_config
+from peer.config.schema import PushConfig
+from peer.errors import UserError
+from peer.hub import beside
+from peer.hub.beside import Pusher
+from peer.process import Stop
+from tests.unit.commands.test_export import config, saved, trained
+from tests.unit.hub.server import READ, WRITE, Hub
+
+PATIENCE = 300.0  # seconds that only a hang takes
+TO = PushConfig(to="me/model", every_rounds=10, max_upload="50mbit")
+
+
+def wait_for_the_end(pusher: Pusher) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while pusher._process is not None:
+        assert time.monotonic() < deadline
+        pusher.look()
+        time.sleep(0.05)
+
+
+def test_a_due_checkpoint_is_pushed_by_a_process_that_gives_way(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "noloco")
+    state = trained(config(tmp_path), 1)
+    home = saved(tmp_path, "alice", state)
+    checkpoint = home / "checkpoints" / "step_00000006"
+    pusher = Pusher(TO, home, Stop())
+    pusher.saved(checkpoint, 3)
+    assert pusher._process is None  # not due
+    pusher.saved(checkpoint, 12)
+    first = pusher._process
+    assert first is not None
+    shutil.rmtree(checkpoint)  # as newer checkpoints do
+    assert os.getpriority(os.PRIO_PROCESS, first.pid) == 19
+    assert Path(f"/proc/{first.pid}/oom_score_adj").read_text().strip() == "1000"
+    assert b"CUDA_VISIBLE_DEVICES=\0" in Path(f"/proc/{first.pid}/environ").read_bytes()
+    pusher.saved(checkpoint, 40)
+    assert pusher._process is first  # never two at once
+    wait_for_the_end(pusher)
+    assert [line.partition(" seconds=")[0] for line in caplog.messages] == ["pushed: step=6 to=me/model"]
+    made = hub.repositories["me/model"]
+    assert made.private and made.commits == ["demo, step 6"]
+    weights = load(made.files["model.safetensors"])
+    theta = state.inner.model.state_dict()
+    assert all(torch.equal(value, theta[name]) for name, value in weights.items())
+    assert b"noloco" in made.files["README.md"] and WRITE.encode() not in b"".join(made.files.values())
+    assert not (home / "push").exists()
+
+
+def test_a_failure_is_one_line_and_the_next_is_tried(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", READ)
+    pusher = Pusher(TO, home := saved(tmp_path, "alice", trained(config(tmp_path), 1)), Stop())
+    checkpoint = home / "checkpoints" / "step_00000006"
+    pusher.say_rights()
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("pushes will fail, training goes on: me/model: the token may only read")
+    pusher.saved(checkpoint, 10)
+    wait_for_the_end(pusher)
+    assert len(caplog.messages) == 2 and READ not in caplog.text
+    assert caplog.messages[1].startswith("step 6 is not pushed, training goes on: me/model: the token may only read")
+    pusher.saved(checkpoint, 15)
+    assert pusher._process is None
+    pusher.saved(checkpoint, 20)
+    assert pusher._process is not None
+    pusher.close()
+
+
+def test_the_last_weights_of_a_run_are_waited_for(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "noloco")
+    home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
+    pusher = Pusher(TO, home, Stop())
+    pusher.finish_with(home / "checkpoints" / "step_00000006")
+    pusher.close()
+    assert hub.repositories["me/model"].commits == ["demo, step 6"]
+    pusher.close()  # it is there
+    assert len(hub.repositories["me/model"].commits) == 1
+
+
+@pytest.mark.parametrize(
+    ("done", "stops", "seconds", "says"),
+    [
+        (False, False, 9.0, "the peer has ended before"),
+        (True, True, 9.0, "the peer has ended before"),
+        (True, False, 0.0, "not done after 0 hours"),
+    ],
+    ids=["an error ends the peer", "Ctrl+C", "too long"],
+)
+def test_a_push_ends_with_the_peer_or_its_deadline(
+    hub: Hub,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    done: bool,
+    stops: bool,
+    seconds: float,
+    says: str,
+) -> None:
+    hub.silent.set()
+    monkeypatch.setattr(beside, "PUSH_SECONDS", seconds * 3600)
+    home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
+    stop, checkpoint = Stop(), home / "checkpoints" / "step_00000006"
+    pusher = Pusher(TO, home, stop)
+    pusher.saved(checkpoint, 9)
+    pusher.saved(checkpoint, 10)
+    process = pusher._process
+    assert process is not None
+    if done:
+        pusher.finish_with(checkpoint)
+    if stops:
+        stop.request()
+    pusher.close()
+    assert process.returncode == -9 and caplog.messages[0].endswith(says)
+    assert not (home / "push").exists()
+
+
+def test_a_disk_that_is_full_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pusher = Pusher(TO, tmp_path / "no-folder", Stop())
+    pusher.saved(tmp_path / "step_00000001", 10)
+    assert caplog.messages == ["step 1 is not pushed, training goes on: No such file or directory"]
+
+
+@pytest.mark.parametrize("name", ["model", "a/b/c", "/x", "https://hub/me/model", "me/mo del", "me/"])
+def test_a_name_that_is_none_is_refused_at_the_start(name: str) -> None:
+    with pytest.raises(UserError, match=r"peer\.push\.to"):
+        load_config(None, [f"peer.push.to={name}"], environment={})
+
+
+def test_the_token_is_in_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", WRITE)
+    shown = dump(load_config(None, ["peer.push.to=me/model"]))
+    assert "to: me/model" in shown and "private: true" in shown and WRITE not in shown
+    assert "push" not in load_config(None, []).run.model_dump()

@@ -1,0 +1,28 @@
+"""The size of a model of the hub is said before it is downloaded, and once."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from peer.config.model import AutoModel
+from peer.replica import model_source
+from tests.unit.hub.server import Hub, Repository
+
+FILES = {"config.json": b"{}", "model.safetensors": bytes(1_500_000), "pytorch_model.bin": bytes(9_000_000)}
+
+
+@pytest.mark.parametrize(("pretrained", "size"), [(True, "1.5 MB in 2 files"), (False, "2 bytes in 1 file")])
+def test_a_download_is_announced(hub: Hub, caplog: pytest.LogCaptureFixture, pretrained: bool, size: str) -> None:
+    caplog.set_level(logging.INFO, "noloco")
+    hub.repositories["me/model"] = Repository(private=True, files=dict(FILES), commits=["first"])
+    model_source._download.cache_clear()
+    for _ in range(2):
+        folder = model_source.locate(AutoModel(name="auto", source="me/model", pretrained=pretrained))
+    assert caplog.messages == [f"the model is downloaded: source=me/model size={size}"]
+    assert (folder / "config.json").is_file() and not (folder / "pytorch_model.bin").exists()
+    sizes = [it for it in hub.requests if it.startswith("GET /api/models/me/model")]
+    downloads = [it for it in hub.requests if "/resolve/" in it]
+    assert hub.requests.index(sizes[0]) < hub.requests.index(downloads[0])
+    model_source._download.cache_clear()
