@@ -57,7 +57,7 @@ class Guard:
     """What a peer remembers of its partners. One swap at a time, from any thread."""
 
     def __init__(self) -> None:
-        self._change = 0.0  # ‖βΔ‖ of this peer in its last swap
+        self._change = 0.0  # ‖βΔ‖ of this peer in its last swap with inner steps before it
         self._partners: dict[str, dict[int, float]] = {}  # by partner, newest last: each part's distance / ‖βΔ‖
         self._known: deque[str] = deque(maxlen=KNOWN_PARTNERS)  # partners whose last contribution was accepted
         # partner and digest of each payload that was merged; two newcomers with one donor may send the same
@@ -81,7 +81,7 @@ class Guard:
         if judgement.partner in self._known:
             self._known.remove(judgement.partner)
         before = self._partners.pop(judgement.partner, {})
-        if judgement.seen == judgement.numel:
+        if judgement.seen == judgement.numel and judgement.change:
             self._change = math.sqrt(judgement.change)
         if math.isfinite(judgement.apart) and self._change:
             unit = max(self._change, math.sqrt(judgement.apart) / FURTHEST)
