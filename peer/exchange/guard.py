@@ -9,8 +9,9 @@ This is centred clipping (Karimireddy, He and Jaggi, "Learning from history for 
 2021) around the peer's own contribution: a false one may have any direction, but no larger effect than that of an
 honest peer. The reach is ``CLIP`` times the usual distance, and at least 2 ‖βΔ‖: so far apart may two peers be that
 began at the same weights and took inner steps of the same length. Usual is the median of the recent partners'
-distances in units of this peer's own ‖βΔ‖, because both become smaller with the learning rate. A minority cannot move
-the median, and no partner counts as further than ``FURTHEST``: what hostile peers stir up is not taken for usual.
+distances in units of this peer's own ‖βΔ‖, because both become smaller with the learning rate. After the last inner
+step of a run there is no such unit, and the median is that of the distances themselves. A minority cannot move the
+median, and no partner counts as further than ``FURTHEST``: what hostile peers stir up is not taken for usual.
 
 A peer that was alone for long is far from all others. Its median soon says so, and it takes much of them, while they
 take a little of it at a time. Each side clips by what it has seen, so the two means of a pair may differ; NoLoCo does
@@ -58,7 +59,8 @@ class Guard:
 
     def __init__(self) -> None:
         self._change = 0.0  # ‖βΔ‖ of this peer in its last swap with inner steps before it
-        self._partners: dict[str, dict[int, float]] = {}  # by partner, newest last: each part's distance / ‖βΔ‖
+        # by partner, newest last: ‖βΔ‖ of this peer then, and each part's distance in units of it
+        self._partners: dict[str, tuple[float, dict[int, float]]] = {}
         self._known: deque[str] = deque(maxlen=KNOWN_PARTNERS)  # partners whose last contribution was accepted
         # partner and digest of each payload that was merged; two newcomers with one donor may send the same
         self.merged: deque[tuple[str, bytes]] = deque(maxlen=REMEMBERED)
@@ -71,22 +73,24 @@ class Guard:
         """How far a partner may be in the part that begins at element ``start``.
 
         ``change``: this peer's own ‖βΔ‖ of it. A newcomer without inner steps has none, or one of rounding, and has met
-        nobody: it knows no distance by which to judge, so it takes nothing at its first boundary.
+        nobody: it knows no distance by which to judge, so it takes nothing at its first boundary. After the run's last
+        inner step nobody has a change, and partners are as far away as they were.
         """
-        lengths = [change, *(self._change * it.get(start, 0.0) for it in self._partners.values())]
+        met = self._partners.values()
+        lengths = [change, *((self._change if change else then) * it.get(start, 0.0) for then, it in met)]
         return max(2 * change, CLIP * median_low(list(filter(None, lengths)) or [0.0]))
 
     def learn(self, judgement: Judgement) -> None:
         """A contribution has been judged, in part or whole, whatever the verdict."""
         if judgement.partner in self._known:
             self._known.remove(judgement.partner)
-        before = self._partners.pop(judgement.partner, {})
+        _, before = self._partners.pop(judgement.partner, (0.0, {}))
         if judgement.seen == judgement.numel and judgement.change:
             self._change = math.sqrt(judgement.change)
         if math.isfinite(judgement.apart) and self._change:
             unit = max(self._change, math.sqrt(judgement.apart) / FURTHEST)
             now = {start: it / unit for start, it in judgement.distances.items()}
-            self._partners[judgement.partner] = before | now
+            self._partners[judgement.partner] = self._change, before | now
             if len(self._partners) > RECENT_PARTNERS:
                 del self._partners[next(iter(self._partners))]
 
