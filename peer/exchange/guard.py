@@ -34,6 +34,7 @@ import xxhash
 from torch import Tensor
 
 from peer.exchange.average import Verdict, blend, square
+from peer.exchange.codec import BLOCK
 from peer.rounds.contribution import Contribution, parts, scratch
 from peer.rounds.types import Outcome, Reason
 
@@ -44,6 +45,7 @@ LEAST_SHARE, MOST_SHARE = 0.1, 0.5  # of a partner in a mean weighted by tokens
 RECENT_PARTNERS = 15
 KNOWN_PARTNERS = 256
 ENOUGH = 0.125  # share of the elements that allows a judgement on all
+MOST_UNRESOLVED = 0.1  # share of the blocks of a contribution that is merged
 SOME = ENOUGH / 2  # a partner may stop after ENOUGH; this peer has seen at least this share by then
 REMEMBERED = 256  # merged contributions
 
@@ -111,6 +113,8 @@ class Judgement:
     share: float = MOST_SHARE  # the partner's in the mean, by tokens
     ahead: int = 0  # rounds that the partner is ahead, by its header
     seen: int = 0
+    unresolved: int = 0  # blocks that the codec could not resolve
+    whole: bool = False  # all parts have come, and there is no objection
     own: float = 0.0  # ‖s_own‖²
     theirs: float = 0.0  # ‖s_theirs‖²
     apart: float = 0.0  # ‖s_theirs − s_own‖²
@@ -119,12 +123,14 @@ class Judgement:
     distances: dict[int, float] = field(default_factory=dict)  # ‖s_theirs − s_own‖ of each part, by its first element
     least: float = 1.0  # the smallest share of a part that was left after clipping, relative to ``share``
 
-    def add(self, start: int, own: Tensor, change: Tensor, theirs: Tensor) -> float:
+    def add(self, start: int, own: Tensor, change: Tensor, theirs: Tensor, unresolved: int = 0) -> float:
         """One more part (fp32, host), from element ``start``. ``change``: of ``own`` by this peer's inner steps, βΔ.
+        ``unresolved``: how many blocks of ``theirs`` are ``own``, because the codec could not resolve them.
 
         Returns the partner's share in the mean of this part.
         """
         self.seen += own.numel()
+        self.unresolved += unresolved
         self.own += square(own)
         self.theirs += square(theirs)
         apart, changed = square(theirs - own), square(change)
@@ -166,12 +172,26 @@ class Judgement:
     def verdict(self, digest: bytes) -> Verdict:
         """All parts have come. ``digest``: as for :meth:`objection`."""
         objection = self.objection(digest)
+        self.whole = objection is None
+        if self.whole and self.unresolved * BLOCK > MOST_UNRESOLVED * self.numel:
+            return Verdict(Outcome.REFUSED, detail=self._unresolved_in_words, reason=Reason.UNRESOLVED)
         self.guard.learn(self)
         if objection is not None:
             return objection
         self.guard.remember(self.partner, digest)
-        clipped = f"clipped to {self.least:.2g}" if self.least < 1 else ""
-        return Verdict(Outcome.MERGED, distance=math.sqrt(self.apart / self.own) if self.own else 0.0, detail=clipped)
+        notes = [f"clipped to {self.least:.2g}"] if self.least < 1 else []
+        notes += [self._unresolved_in_words] if self.unresolved else []
+        return Verdict(Outcome.MERGED, self._distance, ", ".join(notes))
+
+    @property
+    def _distance(self) -> float:
+        """‖own − theirs‖ / ‖own‖ over what was resolved: the rest is further away and not 0."""
+        resolved = max(0.0, 1 - self.unresolved * BLOCK / self.numel) * self.own
+        return math.sqrt(self.apart / resolved) if resolved else 0.0
+
+    @property
+    def _unresolved_in_words(self) -> str:
+        return f"{self.unresolved} of {-(-self.numel // BLOCK)} blocks could not be resolved"
 
 
 def judge(own: Contribution, theirs: Tensor, judgement: Judgement) -> Verdict:

@@ -241,8 +241,8 @@ class Ledger:
             found = judgement(partner, numel)
             add = found.add
 
-            def weighed(start: int, own: Tensor, change: Tensor, theirs: Tensor) -> float:
-                share: float = add(start, own, change, theirs)
+            def weighed(start: int, own: Tensor, change: Tensor, theirs: Tensor, unresolved: int = 0) -> float:
+                share: float = add(start, own, change, theirs, unresolved)
                 side = current()
                 if side is not None:
                     side.taken[start] = share, float(change.norm())
