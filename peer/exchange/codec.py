@@ -36,17 +36,27 @@ class Codec(ABC):
         """Exactly ``size(sends, len(part))`` bytes."""
 
     @abstractmethod
-    def decode(self, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> None:
-        """``out`` ← the partner's elements from its ``data``, coded as ``name``; ``own``: this peer's own part."""
+    def decode(self, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> int:
+        """``out`` ← the partner's elements from its ``data``, coded as ``name``; ``own``: this peer's own part.
+
+        Returns how many blocks could not be resolved; ``out`` is ``own`` there. What no honest peer sends becomes NaN.
+        """
+
+    def encode_changed(self, start: int, part: Tensor, change: Tensor) -> bytes:
+        """:meth:`encode` after :meth:`learn`."""
+        self.learn(start, change)
+        return self.encode(start, part)
 
     # -- for a codec that learns
 
     def begin(self) -> bool:
-        """A round begins. ``True``: each part needs :meth:`learn` before it is encoded or decoded."""
+        """A round begins. ``True``: each part needs :meth:`learn` before any is encoded or decoded."""
         return False
 
     def learn(self, start: int, change: Tensor) -> None:  # noqa: B027
-        """``change``: the change of a part's elements by the inner steps since the last average. fp32."""
+        """``change``: the change of a part's elements by the inner steps since the last average. fp32. Before the part
+        is encoded.
+        """
 
     @property
     def expects(self) -> float:
@@ -56,8 +66,8 @@ class Codec(ABC):
     def meet(self, expects: float) -> None:  # noqa: B027
         """The partner's :attr:`expects` has come; before any part is encoded."""
 
-    def settle(self, merged: bool) -> None:  # noqa: B027
-        """A round ends. ``merged``: the partner's parts are verified and used."""
+    def settle(self, merged: bool, *, whole: bool = False) -> None:  # noqa: B027
+        """A round ends. ``merged``: the partner's parts are verified and used. ``whole``: they are verified."""
 
 
 def prepare(codec: Codec, own: Contribution) -> None:
@@ -97,8 +107,9 @@ class Cast(Codec):
         """Little endian. A copy: the transport may keep it."""
         return part.to(DTYPES[self.sends]).view(torch.uint8).numpy().tobytes()
 
-    def decode(self, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> None:
+    def decode(self, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> int:
         out.copy_(torch.frombuffer(data, dtype=DTYPES[name]))
+        return 0
 
 
 def pack(sparse: SparseContribution) -> Tensor:

@@ -9,8 +9,9 @@ This is centred clipping (Karimireddy, He and Jaggi, "Learning from history for 
 2021) around the peer's own contribution: a false one may have any direction, but no larger effect than that of an
 honest peer. The reach is ``CLIP`` times the usual distance, and at least 2 ‖βΔ‖: so far apart may two peers be that
 began at the same weights and took inner steps of the same length. Usual is the median of the recent partners'
-distances in units of this peer's own ‖βΔ‖, because both become smaller with the learning rate. A minority cannot move
-the median, and no partner counts as further than ``FURTHEST``: what hostile peers stir up is not taken for usual.
+distances in units of this peer's own ‖βΔ‖, because both become smaller with the learning rate. After the last inner
+step of a run there is no such unit, and the median is that of the distances themselves. A minority cannot move the
+median, and no partner counts as further than ``FURTHEST``: what hostile peers stir up is not taken for usual.
 
 A peer that was alone for long is far from all others. Its median soon says so, and it takes much of them, while they
 take a little of it at a time. Each side clips by what it has seen, so the two means of a pair may differ; NoLoCo does
@@ -33,6 +34,7 @@ import xxhash
 from torch import Tensor
 
 from peer.exchange.average import Verdict, blend, square
+from peer.exchange.codec import BLOCK
 from peer.rounds.contribution import Contribution, parts, scratch
 from peer.rounds.types import Outcome, Reason
 
@@ -43,6 +45,7 @@ LEAST_SHARE, MOST_SHARE = 0.1, 0.5  # of a partner in a mean weighted by tokens
 RECENT_PARTNERS = 15
 KNOWN_PARTNERS = 256
 ENOUGH = 0.125  # share of the elements that allows a judgement on all
+MOST_UNRESOLVED = 0.1  # share of the blocks of a contribution that is merged
 SOME = ENOUGH / 2  # a partner may stop after ENOUGH; this peer has seen at least this share by then
 REMEMBERED = 256  # merged contributions
 
@@ -57,8 +60,9 @@ class Guard:
     """What a peer remembers of its partners. One swap at a time, from any thread."""
 
     def __init__(self) -> None:
-        self._change = 0.0  # ‖βΔ‖ of this peer in its last swap
-        self._partners: dict[str, dict[int, float]] = {}  # by partner, newest last: each part's distance / ‖βΔ‖
+        self._change = 0.0  # ‖βΔ‖ of this peer in its last swap with inner steps before it
+        # by partner, newest last: ‖βΔ‖ of this peer then, and each part's distance in units of it
+        self._partners: dict[str, tuple[float, dict[int, float]]] = {}
         self._known: deque[str] = deque(maxlen=KNOWN_PARTNERS)  # partners whose last contribution was accepted
         # partner and digest of each payload that was merged; two newcomers with one donor may send the same
         self.merged: deque[tuple[str, bytes]] = deque(maxlen=REMEMBERED)
@@ -71,22 +75,24 @@ class Guard:
         """How far a partner may be in the part that begins at element ``start``.
 
         ``change``: this peer's own ‖βΔ‖ of it. A newcomer without inner steps has none, or one of rounding, and has met
-        nobody: it knows no distance by which to judge, so it takes nothing at its first boundary.
+        nobody: it knows no distance by which to judge, so it takes nothing at its first boundary. After the run's last
+        inner step nobody has a change, and partners are as far away as they were.
         """
-        lengths = [change, *(self._change * it.get(start, 0.0) for it in self._partners.values())]
+        met = self._partners.values()
+        lengths = [change, *((self._change if change else then) * it.get(start, 0.0) for then, it in met)]
         return max(2 * change, CLIP * median_low(list(filter(None, lengths)) or [0.0]))
 
     def learn(self, judgement: Judgement) -> None:
         """A contribution has been judged, in part or whole, whatever the verdict."""
         if judgement.partner in self._known:
             self._known.remove(judgement.partner)
-        before = self._partners.pop(judgement.partner, {})
-        if judgement.seen == judgement.numel:
+        _, before = self._partners.pop(judgement.partner, (0.0, {}))
+        if judgement.seen == judgement.numel and judgement.change:
             self._change = math.sqrt(judgement.change)
         if math.isfinite(judgement.apart) and self._change:
             unit = max(self._change, math.sqrt(judgement.apart) / FURTHEST)
             now = {start: it / unit for start, it in judgement.distances.items()}
-            self._partners[judgement.partner] = before | now
+            self._partners[judgement.partner] = self._change, before | now
             if len(self._partners) > RECENT_PARTNERS:
                 del self._partners[next(iter(self._partners))]
 
@@ -107,6 +113,8 @@ class Judgement:
     share: float = MOST_SHARE  # the partner's in the mean, by tokens
     ahead: int = 0  # rounds that the partner is ahead, by its header
     seen: int = 0
+    unresolved: int = 0  # blocks that the codec could not resolve
+    whole: bool = False  # all parts have come, and there is no objection
     own: float = 0.0  # ‖s_own‖²
     theirs: float = 0.0  # ‖s_theirs‖²
     apart: float = 0.0  # ‖s_theirs − s_own‖²
@@ -115,12 +123,14 @@ class Judgement:
     distances: dict[int, float] = field(default_factory=dict)  # ‖s_theirs − s_own‖ of each part, by its first element
     least: float = 1.0  # the smallest share of a part that was left after clipping, relative to ``share``
 
-    def add(self, start: int, own: Tensor, change: Tensor, theirs: Tensor) -> float:
+    def add(self, start: int, own: Tensor, change: Tensor, theirs: Tensor, unresolved: int = 0) -> float:
         """One more part (fp32, host), from element ``start``. ``change``: of ``own`` by this peer's inner steps, βΔ.
+        ``unresolved``: how many blocks of ``theirs`` are ``own``, because the codec could not resolve them.
 
         Returns the partner's share in the mean of this part.
         """
         self.seen += own.numel()
+        self.unresolved += unresolved
         self.own += square(own)
         self.theirs += square(theirs)
         apart, changed = square(theirs - own), square(change)
@@ -162,12 +172,26 @@ class Judgement:
     def verdict(self, digest: bytes) -> Verdict:
         """All parts have come. ``digest``: as for :meth:`objection`."""
         objection = self.objection(digest)
+        self.whole = objection is None
+        if self.whole and self.unresolved * BLOCK > MOST_UNRESOLVED * self.numel:
+            return Verdict(Outcome.REFUSED, detail=self._unresolved_in_words, reason=Reason.UNRESOLVED)
         self.guard.learn(self)
         if objection is not None:
             return objection
         self.guard.remember(self.partner, digest)
-        clipped = f"clipped to {self.least:.2g}" if self.least < 1 else ""
-        return Verdict(Outcome.MERGED, distance=math.sqrt(self.apart / self.own) if self.own else 0.0, detail=clipped)
+        notes = [f"clipped to {self.least:.2g}"] if self.least < 1 else []
+        notes += [self._unresolved_in_words] if self.unresolved else []
+        return Verdict(Outcome.MERGED, self._distance, ", ".join(notes))
+
+    @property
+    def _distance(self) -> float:
+        """‖own − theirs‖ / ‖own‖ over what was resolved: the rest is further away and not 0."""
+        resolved = max(0.0, 1 - self.unresolved * BLOCK / self.numel) * self.own
+        return math.sqrt(self.apart / resolved) if resolved else 0.0
+
+    @property
+    def _unresolved_in_words(self) -> str:
+        return f"{self.unresolved} of {-(-self.numel // BLOCK)} blocks could not be resolved"
 
 
 def judge(own: Contribution, theirs: Tensor, judgement: Judgement) -> Verdict:

@@ -7,10 +7,10 @@ k mod 2^b. Among all numbers with that remainder the receiver takes the nearest 
 most q / 2: it scales with the distance of the two peers and not with the weights.
 
 Each block of 256 elements has its own r: at first three times the largest change of its elements since the last
-average, later a margin above the largest distance in the last swap. Two peers that differ by more would decode a wrong
-number, so each block carries a check of three bytes: a weighted sum of its k / 2^b, rounded down, modulo a prime. A
-block that does not match is not averaged (the receiver keeps its own elements) and has twice the reach in the next
-round.
+average, later a margin above the largest distance in the last swap, and above its own last change. Two peers that
+differ by more would decode a wrong number, so each block carries a check of three bytes: a weighted sum of its k / 2^b,
+rounded down, modulo a prime. A block that does not match is not averaged (the receiver keeps its own elements), is
+counted, and has twice the reach in the next round. A step that is not above 0 is no such accident: the block is NaN.
 
 A partner that is further away than a block's reach can be decoded where its own reach is wide. But it cannot decode
 what this peer sends. So when most blocks are that far or do not match, the reaches are unknown: the next payload of
@@ -32,6 +32,7 @@ from peer.logs import fields, get_logger
 log = get_logger("codec")
 
 FIRST = 3.0  # reach before the first swap, times a block's largest change: momentum will carry peers apart
+LATER = 1.0  # the same before a later one: a block at rest, such as the embeddings of rare tokens, may change at once
 MARGIN = 1.5  # reach, times the largest distance of the last swap
 SHRINK = 0.75  # a reach shrinks at most to this share in a round: the largest distance of a block is noisy
 WIDEN = 1.5  # after a round without a partner (the distance grows), and while peers drift apart
@@ -40,7 +41,9 @@ GROWN = 2.0  # a reach grows at most to this multiple in a swap: a partner's dis
 GROWING = 0.05  # share of blocks that are too far: all peers drift apart faster than before
 LOST = 0.5  # share of blocks that are too far: the reach is unknown
 EXACT = 2.0**-22  # steps are not finer than this share of a block's largest element: k must be exact in fp32
-NARROWEST = 16  # a block's reach is at least the mean over this: a partner may have moved what this peer did not
+# A block's reach is at least the mean over this: a partner may have moved what this peer did not. With 4 bits a wider
+# one would cost the blocks at rest too much precision.
+NARROWEST = {"int8": 2, "int4": 16}
 TINY, HUGE = 1e-30, 1e30
 PRIME = 2**24 - 3  # of one byte, a check would let one of 251 wrong blocks pass
 CHECK_WEIGHTS = torch.tensor([pow(10368889, place, PRIME) for place in range(1, BLOCK + 1)], dtype=torch.float64)
@@ -65,15 +68,15 @@ class Modulo(Codec):
     def begin(self) -> bool:
         self._seen.copy_(self._reach)
         self._too_far = 0
-        self._floor = float(self._reach.mean()) / NARROWEST
+        self._floor = float(self._reach.mean()) / NARROWEST[self._name]
         self._partner = 1.0
         return not self._known
 
     def learn(self, start: int, change: Tensor) -> None:
         blocks = _blocks(change)
-        furthest = blocks.abs().amax(1).mul_(FIRST)
+        furthest = blocks.abs().amax(1).mul_(LATER if self._known else FIRST)
         reach = self._at(self._reach, start, blocks)
-        self._at(self._seen, start, blocks).copy_(torch.maximum(reach, furthest, out=reach))
+        torch.maximum(reach, furthest.clamp_(max=HUGE), out=reach)
 
     @property
     def expects(self) -> float:
@@ -98,7 +101,7 @@ class Modulo(Codec):
         scales = step[:, None].view(torch.uint8)
         return torch.cat([scales, _check(wraps), codes], dim=1).numpy().tobytes()
 
-    def decode(self, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> None:
+    def decode(self, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> int:
         mine = _blocks(own)
         if name == "fp16":
             self._exact.decode(name, start, data, own, out)
@@ -107,15 +110,17 @@ class Modulo(Codec):
             theirs, wrong = self._resolve(data, mine)
             out.copy_(theirs.view(-1)[: len(out)])
         distance, wider = (theirs - mine).abs_().amax(1), self._range(start, mine).mul_(GROWN)
-        too_far = wrong.logical_or_(~(distance <= wider))
+        too_far = wrong | ~(distance <= wider)
         self._at(self._seen, start, mine).copy_(torch.where(too_far, wider, distance))
         self._too_far += int(too_far.sum())
+        return int(wrong.sum())
 
     def _resolve(self, data: Buffer, mine: Tensor) -> tuple[Tensor, Tensor]:
-        """The partner's blocks, and which of them do not match; these are ``mine``."""
+        """The partner's blocks, and which of them do not match; these are ``mine``, or NaN for a false step."""
         rows = torch.frombuffer(data, dtype=torch.uint8).view(len(mine), -1)
         step = rows[:, :2].flatten().view(torch.bfloat16).float()
-        sane = step.isfinite() & (mine.abs().amax(1) < step / EXACT * 4)
+        possible = step.isfinite() & (step > 0)
+        sane = possible & (mine.abs().amax(1) < step / EXACT * 4)
         step = torch.where(sane, step, 1.0)[:, None]
         nearest = mine.div(step).round_()
         codes = rows[:, BLOCK_BYTES:]
@@ -127,12 +132,16 @@ class Modulo(Codec):
         theirs = remainders.add_(wraps, alpha=self._levels).mul_(step)
         if wrong.any():
             theirs[wrong] = mine[wrong]
+            theirs[~possible] = torch.nan
         return theirs, wrong
 
-    def settle(self, merged: bool) -> None:
+    def settle(self, merged: bool, *, whole: bool = False) -> None:
+        if merged or whole:
+            self._learn_distances()
         if not merged:
             self._wider = min(self._wider * WIDEN, WIDEST)
-            return
+
+    def _learn_distances(self) -> None:
         torch.maximum(self._reach.mul_(SHRINK), self._seen.clamp_(max=HUGE), out=self._reach)
         share = self._too_far / len(self._reach)
         self._known = share <= LOST

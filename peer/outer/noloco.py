@@ -8,6 +8,10 @@ With Δᵢ = θᵢ − φᵢ and the group's mean over n peers
 
 so a peer sends the one tensor sⱼ = β Δⱼ + γ φⱼ = β θⱼ + (γ − β) φⱼ. (The sign of β is that of the paper's Eq. 32; Eq. 2
 as printed ascends.) Stable in mean square for 0 < γ < 2(1 − α²).
+
+After a run's last inner step Δ is zero, and a few more swaps bring all replicas to their mean. They are this formula
+with α 0, β 1, γ 1: sᵢ = φᵢ and φᵢ ← mean_j φⱼ. Momentum would carry each replica on along the last changes of itself
+and its partners, which differ from peer to peer; a γ below 1 would leave a part of each difference.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from peer.outer.fetched import Fetched
 from peer.outer.slow_weights import DenseContribution, SlowWeights
 from peer.rounds.contribution import parts, scratch
 from peer.rounds.types import Grouping
+
+PLAIN_MEAN = NoLoCoConfig(alpha=0.0, beta=1.0, gamma=1.0)
 
 
 class NoLoCo:
@@ -37,6 +43,10 @@ class NoLoCo:
     def contribution(self) -> DenseContribution:
         """sᵢ = β θᵢ + (γ − β) φᵢ."""
         return DenseContribution(self.slow, self.settings.beta, self.settings.gamma)
+
+    def end_run(self) -> None:
+        """No inner step follows: from now on each step is the plain mean of φ. δ keeps no momentum."""
+        self.settings = PLAIN_MEAN
 
     def apply(self, mean: Tensor) -> None:
         """``mean``: mean of s over the group."""

@@ -3,10 +3,13 @@
 A peer looks for a partner from a random time of its inner phase on. It asks peers whose boundary is near its own, the
 one met longest ago first, at random among equals, because weights mix faster so. At its boundary it takes any peer that
 is ready.
+
+A peer that has made the last inner step of its run meets only peers that have made theirs, each of them once.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -17,6 +20,7 @@ PROPOSAL_PAUSE = (0.005, 0.03)  # inner phases between two of its proposals, dra
 AT_BOUNDARY = 0.1  # the window of a peer that is at its boundary without a partner
 LAST_CALL = 0.4  # share of the inner phase that is left when all but the one met last may be asked
 MET_LAST = 0.15  # when that one may be asked too
+END_PATIENCE = 5.0  # seconds in all for which a peer waits for partners after its last inner step
 NEVER = -1  # the round of the last meeting when there was none
 
 
@@ -50,3 +54,16 @@ def askable(candidates: Sequence[Candidate], left: float, opens: float) -> Seque
     count = len(candidates)
     last = [LAST_CALL] * (count - 1) + [MET_LAST if count > 1 else LAST_CALL]
     return [it for place, it in enumerate(candidates) if left <= max(opens * (1 - place / count), last[place])]
+
+
+def last_swaps(members: int) -> int:
+    """Swaps of a peer after its last inner step: each halves the replicas' mean square distance from their mean."""
+    return math.ceil(math.log2(max(members, 1)))
+
+
+def ends_soon(tokens_left: float, rate: float, said: float) -> bool:
+    """May a peer that has ``tokens_left`` to train on, at ``rate`` a second, end within ``END_PATIENCE``?
+
+    ``said``: seconds since it said so, at most.
+    """
+    return tokens_left <= rate * (said + END_PATIENCE)

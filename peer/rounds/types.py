@@ -37,6 +37,7 @@ class Reason(StrEnum):
     NOT_FINITE = "not_finite"
     FAR = "far"  # it is further away than partners usually are, and has nothing in common with this peer's own
     REPLAYED = "replayed"  # merged before
+    UNRESOLVED = "unresolved"  # int8 or int4 could not resolve more than a tenth of its blocks
     HARMFUL = "harmful"  # the training loss jumped after the merge, which was undone
 
 

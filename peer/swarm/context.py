@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Protocol
@@ -39,6 +39,7 @@ class BoundaryClock:
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.here = False
+        self.run_ended = False  # this peer has made its last inner step
         self._left_phase = 0  # the inner phase whose boundary is over
 
     @contextmanager
@@ -72,6 +73,7 @@ class OwnCounters(Protocol):
     """How far this peer is. The training thread writes it; all threads read it."""
 
     round: int
+    boundary_step: int
     lineage: Lineage
 
 
@@ -85,6 +87,7 @@ class SwarmContext:
     loop: LoopContext
     counters: OwnCounters
     backoff: PeerBackoff = field(default_factory=PeerBackoff)
+    tokens: Callable[[], float] = lambda: 0.0  # of an inner step, 0 when unknown
 
     def others(self, *, since: float = 0.0) -> list[MemberRecord]:
         """Live members of this configuration whose records were written after ``since`` (unix seconds)."""
@@ -110,6 +113,13 @@ class Matching:
         ``after``: number of the inner phase that has ended, when the next one runs at the same time (pairs only).
         """
         return Group(round)
+
+    def end_run(self) -> None:
+        """This peer has made its last inner step: from now on it meets only peers that have too (pairs only)."""
+
+    def awaits_partner(self) -> bool:
+        """After :meth:`end_run`: is there somebody to meet, and time to wait for it?"""
+        return False
 
     def avoid(self, peer_id: str, *, offence: bool) -> None:
         """A round failed because of this member: leave it out for a while. ``offence``: it sent unusable data."""

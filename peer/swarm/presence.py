@@ -70,7 +70,7 @@ class Presence:
         self.origin, self._divergence = Origin(), DivergenceTracker()
         self._taken = self._failed_takes = self._joins_from = 0
         self._members = Members(node, node.member.run, self._record)
-        self._context = SwarmContext(node, self._members, BoundaryClock(loop.progress), loop, counters)
+        self._context = SwarmContext(node, self._members, BoundaryClock(loop.progress), loop, counters, tokens=tokens)
         self.join = partial(
             take_state,
             node,
@@ -173,6 +173,14 @@ class Presence:
         """The group that averages at the boundary that ends ``round``: see :meth:`Matching.group_for`."""
         self._group = self._matching.group_for(round, after)
         return self._group
+
+    def end_run(self) -> None:
+        """See :meth:`Matching.end_run`."""
+        self._matching.end_run()
+
+    def awaits_partner(self) -> bool:
+        """See :meth:`Matching.awaits_partner`."""
+        return self._matching.awaits_partner()
 
     def ended(self, averaged: Averaged) -> None:
         """A round's exchange has ended: avoid who made it fail, and note a partner with divergent weights."""

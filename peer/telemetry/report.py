@@ -122,6 +122,7 @@ class Reporter:
         metrics["rounds_total"].labels(averaged.outcome).inc()
         if averaged.reason is not None:
             metrics["refusals_total"].labels(averaged.reason).inc()
+        metrics["unresolved_blocks_total"].inc(averaged.unresolved)
         metrics["round"].set(report.boundary.round)
         metrics["swarm_members"].set(report.members)
         metrics["exchange_bytes_total"].labels("sent").inc(averaged.bytes_sent)
@@ -201,6 +202,7 @@ def _row(report: RoundReport) -> dict[str, Any]:
         "bytes_sent": averaged.bytes_sent,
         "bytes_received": averaged.bytes_received,
         "distance": averaged.distance,
+        "unresolved": averaged.unresolved,
         "staleness": round(averaged.staleness, 2),
     }
 

@@ -59,6 +59,11 @@ OF_PEER = (
         tuple(Reason),
     ),
     Series(
+        "unresolved_blocks_total",
+        "counter",
+        "Blocks of partners' contributions that int8 or int4 could not resolve; they were left as they were.",
+    ),
+    Series(
         "exchange_bytes_total",
         "counter",
         "Bytes of contributions and their protocol.",

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 
 from peer import clock
 from peer.config.schema import SwarmRunConfig
+from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
+from peer.rounds.pairing_rule import last_swaps
 from peer.rounds.progress import Progress, phase_steps
 from peer.rounds.types import Outcome
 from peer.swarm.presence import Presence
@@ -21,6 +23,8 @@ from peer.training.outer_state import OuterState, Trial
 from peer.training.resources import Resources
 from peer.training.rollback import Rollback
 from peer.training.validation import Validation
+
+NO_STEPS = InnerReport(0, 0, math.nan, math.nan, math.nan, math.nan, 0.0)
 
 
 @dataclass
@@ -50,9 +54,26 @@ class Boundary(ABC):
         ``False``: the boundary is postponed, and the next inner phase belongs to the same round.
         """
 
+    def complete(self) -> None:  # noqa: B027
+        """Wait for an exchange that has not ended."""
+
     def finish(self) -> None:
-        """There is no further inner phase: wait for an exchange that has not ended, and judge what it changed."""
+        """There is no further inner phase: complete the exchange and judge what it changed. At the end of a run of
+        pairs, swap some more times without training (outer/noloco.py).
+        """
+        self.complete()
+        if self.phase_length.run_is_over() and isinstance(self.outer, NoLoCo):
+            self._merge_at_the_end(self.outer)
         self.judge()
+
+    def _merge_at_the_end(self, outer: NoLoCo) -> None:
+        outer.end_run()
+        self.presence.end_run()
+        for _ in range(last_swaps(self.presence.size)):
+            if self.context.stop.requested or not self.presence.awaits_partner():
+                return
+            self.cross(NO_STEPS)
+            self.complete()
 
     def judge(self) -> None:
         """Judge the last merge before the next one; closely at the end of the run, when no time is left to mend it."""

@@ -65,7 +65,7 @@ class Overlapped(Boundary):
         if self._swap is not None and not self.phase_length.run_is_over():
             self.state.begin_phase()
             return False
-        self._complete()
+        self.complete()
         self.judge()
         self._ended = EndedPhase(inner, self.counters.phase_tokens, self.context.progress.phases)
         self.state.cross_boundary()
@@ -77,12 +77,8 @@ class Overlapped(Boundary):
         self._launch()
         self._advance()
 
-    def finish(self) -> None:
-        self._complete()
-        super().finish()
-
-    def _complete(self) -> None:
-        """Wait for the running swap until its deadline, or for ``STOP_PATIENCE`` after a stop request."""
+    def complete(self) -> None:
+        """Until the deadline of the running swap, or for ``STOP_PATIENCE`` after a stop request."""
         with self.phase("exchange"):
             self._launch()
             until = clock.monotonic() + STOP_PATIENCE

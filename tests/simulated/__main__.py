@@ -20,13 +20,14 @@ def main() -> int:
     parser.add_argument("--kind", choices=("blocking", "overlapped", "group"))
     parser.add_argument("--peers", type=int)
     parser.add_argument("--long", action="store_true", help="half as long again, as when the kept seeds found a defect")
+    parser.add_argument("--ends", action="store_true", help="the run ends while faults happen")
     parser.add_argument("--log", action="store_true", help="with the log lines of the peers")
     args = parser.parse_args()
     bad = 0
     for seed in range(args.seed, args.seed + args.count):
         began = time.monotonic()
         say = print if args.count == 1 else None
-        report = simulate(scenario(seed, args.peers, args.kind, long=args.long), say, log=args.log)
+        report = simulate(scenario(seed, args.peers, args.kind, long=args.long, ends=args.ends), say, log=args.log)
         bad += bool(report.violations)
         it = report.scenario
         outcomes = " ".join(f"{name}={count}" for name, count in sorted(report.outcomes.items()))

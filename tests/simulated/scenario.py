@@ -21,6 +21,7 @@ CALM = 60.0  # seconds without a fault at the end, in which all wounds must heal
 SECONDS, ROUNDS = (90.0, 180.0, 360.0), 110  # without the calm; of all peers together, about
 LONG_SECONDS, LONG_ROUNDS = (120.0, 240.0, 600.0), 150
 MOST_OF_A_GROUP = 16  # peers
+ENDLESS = 10**6  # inner steps
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Scenario:
     numel: int
     codec: str
     invited: bool = False
+    steps: int = ENDLESS  # inner steps of the run
 
     @property
     def calm(self) -> float:
@@ -85,8 +87,12 @@ class Scenario:
         return self.inner_steps * max(machine.step_seconds for machine in self.machines)
 
 
-def scenario(seed: int, peers: int | None = None, kind: Kind | None = None, *, long: bool = False) -> Scenario:
-    """The scenario of ``seed``; ``peers`` and ``kind`` fix what it would draw. ``long``: half as long again."""
+def scenario(
+    seed: int, peers: int | None = None, kind: Kind | None = None, *, long: bool = False, ends: bool = False
+) -> Scenario:
+    """The scenario of ``seed``; ``peers`` and ``kind`` fix what it would draw. ``long``: half as long again.
+    ``ends``: the peers make the last step of their run while faults happen.
+    """
     chance = random.Random(seed)
     kinds: tuple[Kind, ...] = ("blocking", "overlapped", "group")
     drawn = chance.choices(kinds, (4, 4, 2))[0]
@@ -100,8 +106,13 @@ def scenario(seed: int, peers: int | None = None, kind: Kind | None = None, *, l
     inner_steps = chance.choice((10, 20) if kind == "overlapped" else (5, 10, 20))  # parts of a swap need some steps
     liar = chance.choice(GROUP_LIES if kind == "group" else LIES) if chance.random() < LIAR else ""
     machines = _machines(chance, count, phase / inner_steps, liar)
-    invited, ends = invitations(seed, count, seconds)
-    faults = (*_faults(chance, count, seconds), *rare_faults(seed, count, seconds), *ends, *outsiders(seed, seconds))
+    invited, uninvited = invitations(seed, count, seconds)
+    faults = (
+        *_faults(chance, count, seconds),
+        *rare_faults(seed, count, seconds),
+        *uninvited,
+        *outsiders(seed, seconds),
+    )
     return Scenario(
         seed=seed,
         kind=kind,
@@ -112,6 +123,7 @@ def scenario(seed: int, peers: int | None = None, kind: Kind | None = None, *, l
         numel=chance.choice((300, 2000)),
         codec=_codec(chance, seed, kind, liar, long=long),
         invited=invited,
+        steps=round(0.7 * seconds / phase * inner_steps) if ends else ENDLESS,
     )
 
 

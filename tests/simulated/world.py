@@ -123,7 +123,7 @@ class World:
         outer = {"name": "diloco"} if scenario.kind == "group" else {"name": "noloco"}
         run = {
             "name": "simulated",
-            "steps": 10**6,
+            "steps": scenario.steps,
             "inner_steps": scenario.inner_steps,
             "outer": outer,
             "exchange": {"overlap": overlap, "codec": scenario.codec},

@@ -55,7 +55,8 @@ def in_words(summary: dict[str, Any]) -> str:
     ]
     if first and swarm["val_loss_mean"] is not None:
         averaged = swarm["val_loss_averaged_model"]
-        of_average = f", average of all peers' weights {averaged:.3f}" if averaged else ""
+        gap = f"{swarm['val_loss_mean'] / averaged - 1:+.2%}" if averaged else ""
+        of_average = f", average of all peers' weights {averaged:.3f}: the mean is {gap} from it" if averaged else ""
         lines.append(
             f"Validation loss: {mean(first):.3f} at the start, {swarm['val_loss_mean']:.3f} at the end "
             f"(worst peer {swarm['val_loss_worst']:.3f}{of_average})."

@@ -46,12 +46,15 @@ def swap(one: Replica, two: Replica) -> tuple[tuple[Tensor, Tensor], tuple[Verdi
         prepare(replica.codec, contribution)
     introduce(one.codec, two.codec)
     sent = sum(size(one.codec.sends, stop - start) for start, stop in parts(own.numel))
-    means = _received(one.codec, own, two.codec, other), _received(two.codec, other, one.codec, own)
     judgements = judgement(one, two), judgement(two, one)
+    means = (
+        _received(one.codec, own, two.codec, other, judgements[0]),
+        _received(two.codec, other, one.codec, own, judgements[1]),
+    )
     verdicts = judge(own, means[0], judgements[0]), judge(other, means[1], judgements[1])
     merged = both_merged(verdicts)
-    for replica in (one, two):
-        replica.codec.settle(merged)
+    for replica, judged in zip((one, two), judgements, strict=True):
+        replica.codec.settle(merged, whole=judged.whole)
         replica.bytes_sent += sent
         replica.bytes_received += sent
     return means, verdicts
@@ -76,14 +79,15 @@ def introduce(one: Codec, two: Codec) -> None:
     two.meet(expect[0])
 
 
-def _received(codec: Codec, own: Contribution, sender: Codec, theirs: Contribution) -> Tensor:
+def _received(codec: Codec, own: Contribution, sender: Codec, theirs: Contribution, judgement: Judgement) -> Tensor:
     """The sender's contribution ``theirs`` after coding, at a receiver with ``codec`` and contribution ``own``."""
     out = torch.empty(own.numel)
     for start, stop in parts(own.numel):
-        mine, part = torch.empty(stop - start), torch.empty(stop - start)
+        mine, part, change = (torch.empty(stop - start) for _ in range(3))
         own.read(start, mine)
-        theirs.read(start, part)
-        codec.decode(sender.sends, start, bytearray(sender.encode(start, part)), mine, out[start:stop])
+        theirs.read_both(start, part, change)
+        data = bytearray(sender.encode_changed(start, part, change))
+        judgement.unresolved += codec.decode(sender.sends, start, data, mine, out[start:stop])
     return out
 
 
@@ -111,10 +115,10 @@ class _Side:
     def take(self, start: int, own: Tensor, change: Tensor, sender: CodecName, data: bytes) -> Tensor:
         """Judge the partner's part; returns the correction that it makes."""
         theirs = torch.empty_like(own)
-        self.replica.codec.decode(sender, start, bytearray(data), own, theirs)
+        unresolved = self.replica.codec.decode(sender, start, bytearray(data), own, theirs)
         self.replica.bytes_received += len(data)
         self.digest = self.digest or xxhash.xxh3_128_digest(data)
-        share = self.judgement.add(start, own, change, theirs)
+        share = self.judgement.add(start, own, change, theirs, unresolved)
         objection = self.judgement.objection(self.digest)
         if objection is not None:
             self.replica.guard.learn(self.judgement)
@@ -192,7 +196,7 @@ class OverlappedSwap:
         self.verdicts = sides[0].verdict, sides[1].verdict
         for side, other in (sides, sides[::-1]):
             side.replica.swapped(other.replica.name)
-            side.replica.codec.settle(both_merged(self.verdicts))
+            side.replica.codec.settle(both_merged(self.verdicts), whole=side.judgement.whole)
 
 
 def _swap_part(sides: list[_Side], start: int, stop: int) -> list[Tensor]:
@@ -202,7 +206,7 @@ def _swap_part(sides: list[_Side], start: int, stop: int) -> list[Tensor]:
         return []
     codecs = [side.replica.codec for side in sides]
     names = [codec.sends for codec in codecs]
-    data = [codec.encode(start, own) for codec, (own, _) in zip(codecs, opened, strict=True)]
+    data = [codec.encode_changed(start, *changed) for codec, changed in zip(codecs, opened, strict=True)]
     for side, sent in zip(sides, data, strict=True):
         side.replica.bytes_sent += len(sent)
     corrections = [sides[me].take(start, *opened[me], names[1 - me], data[1 - me]) for me in (0, 1)]

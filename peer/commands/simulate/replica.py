@@ -54,6 +54,7 @@ class Replica:
     bytes_sent: int = 0
     bytes_received: int = 0
     waited: float = 0.0  # simulated time
+    ended: float = 0.0  # simulated time of its last boundary so far
     first_loss: float | None = None
     last_loss: float | None = None
     merged: int = 0  # rounds of a group of equal replicas that its slow weights include

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import groupby
 
 from peer.commands.simulate.exchanges import OverlappedSwap, average, both_merged, swap
 from peer.commands.simulate.meetings import Arrivals, choose_pairs
@@ -17,6 +18,7 @@ from peer.commands.simulate.replica import Replica
 from peer.config.schema import Config
 from peer.exchange.average import Verdict
 from peer.rounds.backoff import BACKOFF_PHASES, PeerBackoff
+from peer.rounds.pairing_rule import last_swaps
 from peer.rounds.types import Grouping, Outcome
 
 SAME_TIME = 1e-9
@@ -52,6 +54,7 @@ class World:
                     self._training.pop(replica).result()
                     self._count_overlapped(replica)
                     self._avoid_harmful(replica)
+                    replica.ended = time
                 free = self._at_boundary(here)
                 if time >= sample_at - SAME_TIME:
                     sample_at += every
@@ -61,10 +64,33 @@ class World:
                         self._sample(time)
                 self._go_on(free)
         for replica in self._replicas:
-            replica.inner_phase()  # of no steps: what has not arrived is applied
-            replica.judge()
-            self._count_overlapped(replica)
+            self._complete(replica)
+        if self._options.method in (Method.NOLOCO, Method.AVERAGING):
+            self._merge_at_the_end()
         self._sample(self._time)
+
+    def _complete(self, replica: Replica) -> None:
+        """No inner step follows: what has not arrived is applied."""
+        replica.inner_phase()
+        replica.judge()
+        self._count_overlapped(replica)
+
+    def _merge_at_the_end(self) -> None:
+        """The swaps after the last inner step. Replicas that end at another time are not waited for."""
+        for _, ended in groupby(sorted(self._replicas, key=lambda it: it.ended), key=lambda it: round(it.ended, 6)):
+            self._end_together(list(ended))
+
+    def _end_together(self, replicas: Sequence[Replica]) -> None:
+        for replica in replicas:
+            replica.pairwise.end_run()
+        for _ in range(last_swaps(len(replicas))):
+            for one, two in choose_pairs(Arrivals(), replicas, self._time, 0.0, self._chance, self._avoided):
+                if two is None:
+                    one.cross_boundary(Outcome.ALONE)
+                elif self._chance.random() >= self._options.drop:
+                    self._swap(one, two)
+            for replica in replicas:
+                self._complete(replica)
 
     def _go_on(self, replicas: Sequence[Replica]) -> None:
         training = [replica for replica in replicas if not replica.done]

@@ -46,12 +46,12 @@ class PairExchange(PairProtocol):
         return averaged
 
     async def _encode(self, own: Contribution, transfer: Transfer) -> AsyncIterator[bytes]:
-        room = scratch(own.numel)
+        room, room_of_change = scratch(own.numel), scratch(own.numel)
 
         def encode(start: int, stop: int) -> bytes:
-            part = room[: stop - start]
-            own.read(start, part)
-            return self._codec.encode(start, part)
+            part, change = room[: stop - start], room_of_change[: stop - start]
+            own.read_both(start, part, change)
+            return self._codec.encode_changed(start, part, change)
 
         for start, stop in parts(own.numel):
             yield await clock.in_thread(encode, start, stop)
@@ -64,8 +64,8 @@ class PairExchange(PairProtocol):
         def decode(start: int, stop: int, data: memoryview) -> None:
             part, change, mean = room[: stop - start], room_of_change[: stop - start], self._buffer[start:stop]
             own.read_both(start, part, change)
-            self._codec.decode(transfer.codec, start, data, part, mean)
-            blend(part, mean, transfer.judgement.add(start, part, change, mean))
+            unresolved = self._codec.decode(transfer.codec, start, data, part, mean)
+            blend(part, mean, transfer.judgement.add(start, part, change, mean, unresolved))
 
         longest = size(transfer.codec, min(PART, own.numel))
         two = cycle([memoryview(bytearray(longest)) for _ in range(2)])  # one is decoded while the other is filled

@@ -78,7 +78,7 @@ class OverlappedPairExchange(PairProtocol):
 
     def _coded(self, starts: list[int], opened: list[OpenPart]) -> list[bytes]:
         """In one call for small parts, each of which takes less than to change threads."""
-        return [self._codec.encode(start, part.own) for start, part in zip(starts, opened, strict=True)]
+        return [self._codec.encode_changed(at, it.own, it.change) for at, it in zip(starts, opened, strict=True)]
 
     async def _receive(self, mailbox: SwapMailbox, transfer: Transfer) -> bytes:
         """Returns the digest of the first part."""
@@ -88,8 +88,8 @@ class OverlappedPairExchange(PairProtocol):
         def correction(start: int, data: memoryview, opened: OpenPart) -> Tensor:
             """The mean less our own contribution; raises :class:`Unusable`."""
             theirs, judgement = torch.empty_like(opened.own), transfer.judgement
-            self._codec.decode(transfer.codec, start, data, opened.own, theirs)
-            share = judgement.add(start, opened.own, opened.change, theirs)
+            unresolved = self._codec.decode(transfer.codec, start, data, opened.own, theirs)
+            share = judgement.add(start, opened.own, opened.change, theirs, unresolved)
             objection = judgement.objection(fingerprint)
             if objection is not None:
                 self._guard.learn(judgement)

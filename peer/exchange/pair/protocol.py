@@ -94,7 +94,7 @@ class PairProtocol:
             return await in_time(swap(), left, swap_limit(stall, phases, group.phase))
 
         verdict = self._network.call(guarded(converse(), stream, least), 2 * (least + usual) + THREAD_GRACE)
-        self._codec.settle(verdict.outcome is Outcome.MERGED)
+        self._codec.settle(verdict.outcome is Outcome.MERGED, whole=judgement.whole)
         return Averaged(
             mean=mean,
             outcome=verdict.outcome,
@@ -107,6 +107,7 @@ class PairProtocol:
             reason=verdict.reason,
             culprits=(link.peer_id,) if verdict.outcome in OFFENCES else (),
             partner_id=link.peer_id,
+            unresolved=judgement.unresolved,
             strange=judgement.strange,
             ahead=judgement.ahead,
         )

@@ -30,6 +30,7 @@ class Propose(Message):
     eta: Seconds  # until the proposer's boundary
     phase: Seconds  # length of the proposer's inner phase
     root: Root = ""
+    run_ended: bool = False  # the proposer has made its last inner step
 
 
 class Accept(Message):
@@ -101,6 +102,12 @@ class Agreement:
         meeting.settle(False)
         if self.meeting is meeting:
             self.meeting = None
+
+    def end_run(self) -> None:
+        """The last inner step is made: a meeting of before is off."""
+        self._boundary.run_ended = True
+        if self.meeting is not None:
+            self.cancel(self.meeting)
 
     def end_round(self) -> None:
         """The boundary is over; the exchange owns the stream from now on."""

@@ -15,7 +15,17 @@ from peer import clock
 from peer.config.schema import RendezvousConfig
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
-from peer.rounds.pairing_rule import AT_BOUNDARY, LAST_CALL, NEVER, OPENS, PROPOSAL_PAUSE, askable, in_order, near
+from peer.rounds.pairing_rule import (
+    AT_BOUNDARY,
+    LAST_CALL,
+    NEVER,
+    OPENS,
+    PROPOSAL_PAUSE,
+    askable,
+    ends_soon,
+    in_order,
+    near,
+)
 from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.directory.records import LIFETIME, MemberRecord
 from peer.swarm.healing import Origin, Position
@@ -41,6 +51,7 @@ class Proposals:
         self._node, self._members, self._boundary = context.node, context.members, context.boundary
         self._met: dict[str, int] = {}  # the round in which a partner was met last
         self._asked: dict[str, float] = {}  # time of this round's last proposal to each peer
+        self._met_at_end: set[str] = set()  # since the last inner step: to meet one again would change nothing
         self._silent: dict[str, float] = {}  # time at which a peer has not answered
         self._wary_until = 0  # the round before which members that were never met are asked last
         self._asking = ""  # the peer that has our open proposal
@@ -50,6 +61,8 @@ class Proposals:
     def met(self, peer_id: str) -> None:
         """It was met at this boundary: from now on others come first."""
         self._met[peer_id] = self._agreement.round
+        if self._boundary.run_ended:
+            self._met_at_end.add(peer_id)
 
     def pause(self) -> float:
         """Seconds between two proposals; short phases leave little time to find a partner."""
@@ -104,14 +117,26 @@ class Proposals:
         except TimeoutError:
             log.info("no partner found: %s", fields(seconds=ASK_TIMEOUT, round=self._agreement.round))
 
+    def anybody(self) -> bool:
+        """Is there a member to ask?"""
+        return any(self._may_be_met(it) for it in self._members.candidates())
+
+    def _may_be_met(self, record: MemberRecord) -> bool:
+        if self._context.backoff.avoided(record.peer_id):
+            return False
+        if not self._boundary.run_ended:
+            return True
+        left = max(0, self._context.counters.boundary_step - record.step) * self._context.tokens()
+        return record.peer_id not in self._met_at_end and ends_soon(left, record.tokens_per_second, LIFETIME)
+
     def _candidates(self) -> list[MemberRecord]:
         """Live members in the order in which they are asked; last, as each costs seconds, those silent of late.
 
         Members that were never met come first, but not for some rounds after one of them was silent: others may fill
         the directory with members that do not exist.
         """
-        avoided, since = self._context.backoff.avoided, clock.monotonic() - LIFETIME
-        live = {it.peer_id: it for it in self._members.candidates() if not avoided(it.peer_id)}
+        since = clock.monotonic() - LIFETIME
+        live = {it.peer_id: it for it in self._members.candidates() if self._may_be_met(it)}
         ahead = self._ahead(live)
         self._silent = {peer_id: when for peer_id, when in self._silent.items() if when > since}
         wary = self._agreement.round < self._wary_until
@@ -148,6 +173,7 @@ class Proposals:
             phase=self._boundary.progress.phase_seconds or 0.0,
             round=self._agreement.round,
             root=self._origin.root,
+            run_ended=self._boundary.run_ended,
         )
         try:
             async with asyncio.timeout(max(ASK_TIMEOUT, ANSWER_PHASES * (proposal.phase or math.inf))):
@@ -179,7 +205,8 @@ class Proposals:
 
     def _consider(self, reply: Accept | Decline, mine: Propose, stream: Stream, name: str) -> None:
         avoided = self._context.backoff.avoided(stream.remote)  # since it was asked, a swap with it may have ended
-        if isinstance(reply, Accept) and self._agreement.meeting is None and not avoided:
+        late = mine.run_ended is not self._boundary.run_ended
+        if isinstance(reply, Accept) and self._agreement.meeting is None and not (avoided or late):
             window = AT_BOUNDARY if self._boundary.here else self._settings.window
             if near(mine.eta, reply.eta, mine.phase, mine.phase, window):
                 self._agreement.commit(stream, name, reply)
@@ -203,6 +230,8 @@ class Proposals:
             return Decline(reason="not ready to meet")
         if self._agreement.meeting is not None:
             return Decline(reason="has a meeting")
+        if proposal.run_ended is not self._boundary.run_ended or remote in self._met_at_end:
+            return Decline(reason="only one of us has ended its run, or we have met since")
         if self._ahead({remote: proposal}):
             return Decline(reason="takes the weights of others first")
         if self._context.backoff.avoided(remote):

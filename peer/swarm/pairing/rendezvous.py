@@ -7,6 +7,9 @@ stream ends, which frees the other one at once. A peer without a meeting propose
 
 The first proposer chooses, so each peer starts to propose at a random time of its inner phase. If all started at their
 boundary, two peers that have just met would always find each other first and never mix with the rest.
+
+After its last inner step a peer is at its boundary for good. It meets others that are, waits for them ``END_PATIENCE``
+seconds in all, and not at all when no member's record says that it may end so soon.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from peer.logs import fields, get_logger
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import StreamLost
 from peer.rounds.backoff import BACKOFF_PHASES
+from peer.rounds.pairing_rule import END_PATIENCE
 from peer.rounds.types import Group, Link
 from peer.swarm.context import Matching, SwarmContext
 from peer.swarm.healing import Origin
@@ -40,6 +44,7 @@ class PairMatching(Matching):
     def __init__(self, context: SwarmContext, settings: RendezvousConfig, origin: Origin) -> None:
         self._context, self._node, self._boundary = context, context.node, context.boundary
         self._origin = origin
+        self._patience = END_PATIENCE  # what is left of it
         self._agreement = Agreement(context)
         self._proposals = Proposals(context, settings, origin, self._agreement)
 
@@ -55,8 +60,16 @@ class PairMatching(Matching):
         self._agreement.round = round
         phase = self._boundary.progress.phase_seconds or 0.0
         linger = 0.0 if after is None else LINGER_PHASES * phase
+        if self._boundary.run_ended:
+            linger = self._patience
         patience = linger + 4 * phase + 4 * (PARTNER_SLACK + MEET_TIMEOUT)
         return self._node.call(self._meet(self._boundary.progress.phases if after is None else after, linger), patience)
+
+    def end_run(self) -> None:
+        self._node.call(self._end_run(), OPEN_TIMEOUT)
+
+    def awaits_partner(self) -> bool:
+        return self._patience > 0 and self._proposals.anybody()
 
     def avoid(self, peer_id: str, *, offence: bool, phases: float = BACKOFF_PHASES) -> None:
         phase = self._boundary.progress.phase_seconds or 1.0
@@ -65,15 +78,21 @@ class PairMatching(Matching):
 
     # -- on the network thread
 
+    async def _end_run(self) -> None:
+        self._agreement.end_run()
+
     async def _meet(self, phase: int, linger: float) -> Group:
         """At the boundary that ends inner phase number ``phase``."""
-        agreement, until = self._agreement, clock.monotonic() + linger
+        agreement, began = self._agreement, clock.monotonic()
+        until = began + linger
         try:
             with self._boundary.at_end_of(phase):
                 for _ in range(2):  # the agreed meeting, and another one if it fails
                     while agreement.meeting is None:
                         await self._proposals.ask_around()
                         if agreement.meeting is not None or self._context.stopping or clock.monotonic() >= until:
+                            break
+                        if self._boundary.run_ended and not self._proposals.anybody():
                             break
                         await asyncio.sleep(self._proposals.pause())
                     if agreement.meeting is None:
@@ -85,6 +104,8 @@ class PairMatching(Matching):
                 return Group(agreement.round)
         finally:
             agreement.end_round()
+            if self._boundary.run_ended:
+                self._patience -= clock.monotonic() - began
 
     async def _partner_of(self, meeting: Meeting, linger: float) -> Link | None:
         """Tell the partner that this peer is here; wait for it as long as it announced. ``linger``: seconds on top."""

@@ -75,6 +75,7 @@ class Ledger:
     _sides: dict[int, dict[str, Side]] = field(default_factory=dict)  # by number of the stream and peer id
     _groups: dict[str, dict[str, GroupSide]] = field(default_factory=dict)  # by token and peer id
     _merged: set[tuple[str, str, bytes]] = field(default_factory=set)  # by whom, of whom, the digest
+    _stepped: dict[str, float] = field(default_factory=dict)  # by name: how far its last inner steps went
     _digests: dict[str, str] = field(default_factory=dict)  # of the result, by token
 
     def watch(self, peer: SimulatedPeer) -> None:
@@ -186,6 +187,8 @@ class Ledger:
         share = share_of(own, theirs)
         full = any(taken >= share for taken, _ in own.taken.values())
         stepped = math.hypot(*(changed for _, changed in own.taken.values()))
+        stepped = stepped or self._stepped.get(peer.name, 0.0)  # after the last inner step nothing changes any more
+        self._stepped[peer.name] = stepped
         reach = LONGEST_REACH * stepped * MOST_SHARE / share  # of few tokens a mean takes less
         if full and float(sent.norm()) > 1.01 * (float(mine.norm()) + reach):
             self.violation(f"{peer.name} merged in full what is out of proportion")
@@ -238,8 +241,8 @@ class Ledger:
             found = judgement(partner, numel)
             add = found.add
 
-            def weighed(start: int, own: Tensor, change: Tensor, theirs: Tensor) -> float:
-                share: float = add(start, own, change, theirs)
+            def weighed(start: int, own: Tensor, change: Tensor, theirs: Tensor, unresolved: int = 0) -> float:
+                share: float = add(start, own, change, theirs, unresolved)
                 side = current()
                 if side is not None:
                     side.taken[start] = share, float(change.norm())

@@ -166,6 +166,18 @@ def test_usual_is_the_median_of_the_recent_partners_in_units_of_the_own_change()
     assert taken(guard, 70.0, partner="D") == pytest.approx(22.5, rel=1e-4)
 
 
+def test_after_the_last_inner_step_partners_are_taken_that_are_as_far_away_as_before_and_no_further() -> None:
+    """There is no change of one's own then, and the last one was that of a short phase."""
+    guard = Guard()
+    for number in range(5):
+        taken(guard, 3.0, partner=f"P{number}")
+    for number, (change, distance, moved) in enumerate([(0.1, 3.0, 1.5), (0.0, 3.0, 1.5), (0.0, 90.0, 2.25)]):
+        own, theirs = apart(distance, change)
+        mean = theirs.all()
+        assert judge(own, mean, guard.judgement(f"Q{number}", NUMEL)).outcome is Outcome.MERGED
+        assert float((mean - own.all()).norm()) == pytest.approx(moved, rel=1e-3)
+
+
 def test_whatever_all_partners_do_no_swap_changes_more_than_three_times_the_own_inner_steps() -> None:
     """Hostile peers that drive the others apart would otherwise be allowed more and more."""
     guard = Guard()
@@ -289,10 +301,10 @@ def test_a_swap_that_breaks_off_keeps_what_was_known_of_the_other_parts() -> Non
     swarm, guard = Swarm(), Guard()
     *_, (judgement, _) = in_parts(guard, "b", swarm.peer(), swarm.peer().all(), 50)
     guard.learn(judgement)
-    before = guard._partners["b"]
+    _, before = guard._partners["b"]
     judgement, _ = next(in_parts(guard, "b", swarm.peer(), swarm.peer().all(), 50))
     guard.learn(judgement)
-    after = guard._partners["b"]
+    _, after = guard._partners["b"]
     assert after.keys() == before.keys() and len(before) == 50 and after[0] != before[0]
     assert all(after[start] == before[start] for start in before if start)
     assert after[0] == pytest.approx(before[0], rel=0.5)

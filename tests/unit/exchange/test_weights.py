@@ -6,8 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from peer.config.schema import NoLoCoConfig
+from peer.outer.noloco import NoLoCo
+from peer.outer.slow_weights import SlowWeights
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import PART, Averaged, Vector
@@ -65,3 +68,26 @@ def test_an_overlapped_swap_weights_both_by_their_tokens(
         assert averaged.outcome is Outcome.MERGED, averaged.detail
     for it, expected in zip((one, two), means(vectors, of_first, of_second), strict=True):
         torch.testing.assert_close(it.vector, expected)
+
+
+@pytest.mark.parametrize(("first", "second", "of_first", "of_second"), WEIGHTS)
+def test_the_mean_of_the_slow_weights_moves_to_the_faster_peer_and_is_kept_at_equal_tokens(
+    thread: LoopThread, first: int, second: int, of_first: float, of_second: float
+) -> None:
+    """φ and Δ cross as one tensor, so the tokens weight both."""
+    trained = 1.0
+    methods = [NoLoCo(SlowWeights([("weights", nn.Parameter(it))]), NoLoCoConfig()) for it in near(NUMEL)]
+    before = [it.slow.phi.clone() for it in methods]
+    for it in methods:
+        it.slow.add_to_fast(torch.full((NUMEL,), trained))
+
+    def step(method: NoLoCo, stream: Stream, tokens: int) -> None:
+        averaged = pair_exchange(thread, NUMEL).average(method.contribution(), with_link(stream, tokens)())
+        assert averaged.outcome is Outcome.MERGED and not averaged.detail
+        method.apply(averaged.mean)
+
+    sides = zip(methods, thread.call(stream_pair(), 5), (first, second), strict=True)
+    at_once(partial(step, *side) for side in sides)
+    moved = sum(it.slow.phi - was for it, was in zip(methods, before, strict=True)) / 2
+    drift = NoLoCoConfig().gamma * (of_first - of_second) / 2 * (before[0] - before[1])
+    torch.testing.assert_close(moved, trained + drift, atol=1e-5, rtol=1e-4)

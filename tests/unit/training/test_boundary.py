@@ -46,6 +46,11 @@ class Presence:
         self.asked.append((round,) if after is None else (round, after))
         return Group(round)
 
+    def end_run(self) -> None: ...
+
+    def awaits_partner(self) -> bool:
+        return False
+
     def ended(self, averaged: Averaged) -> None:
         self.ended_rounds.append(averaged)
 

@@ -1,0 +1,83 @@
+"""The end of a run of pairs: some swaps without training bring the replicas together, and nobody is waited for long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from peer.rounds.pairing_rule import END_PATIENCE
+from peer.swarm.pairing.proposals import ASK_TIMEOUT
+from tests.simulated.scenario import Fault, Kind, Machine, Scenario
+from tests.simulated.world import World, in_a_folder
+
+H, ROUNDS, STEP = 10, 8, 0.2  # seconds of an inner step
+KINDS: tuple[Kind, ...] = ("blocking", "overlapped")
+
+
+def ending(kind: Kind, speeds: Sequence[float], *faults: Fault) -> Scenario:
+    machines = tuple(Machine(STEP / it, 0.01, up=1e7, down=1e7, skew=0.0, starts=0.0) for it in speeds)
+    return Scenario(0, kind, machines, faults, 120.0, H, numel=2000, codec="int8", steps=H * ROUNDS)
+
+
+def last_swaps(world: World, number: int) -> list[dict[str, Any]]:
+    """The rounds of a peer without an inner step."""
+    return [row for row in world.rounds(world.peers[number]) if row["train_loss"] is None]
+
+
+def spread(world: World) -> float:
+    """√(Σᵢ‖φᵢ − φ̄‖² / (N · numel)), of the checkpoints at the end."""
+    weights = torch.stack([peer.disk.tensors["phi"] for peer in world.peers])
+    return float((weights - weights.mean(0)).square().mean().sqrt())
+
+
+def waited(world: World, number: int) -> float:
+    """Seconds for partners and their tensors after the last inner step."""
+    return sum(row["seconds"]["match"] + row["seconds"]["exchange"] for row in last_swaps(world, number))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eight_peers_that_end_together_come_together(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    with in_a_folder(ending(kind, [1.0] * 8)) as world:
+        assert not world.run().violations
+        close = spread(world)
+        swaps = [last_swaps(world, number) for number in range(8)]
+    merged = [[row["partner"] for row in rows if row["outcome"] == "merged"] for rows in swaps]
+    assert all(len(partners) == len(set(partners)) <= 3 for partners in merged), "each is met once"
+    assert sum(map(len, merged)) >= 20, merged
+    monkeypatch.setattr("peer.training.boundary.last_swaps", lambda members: 0)
+    with in_a_folder(ending(kind, [1.0] * 8)) as world:
+        world.run()
+        assert close < 0.3 * spread(world)  # 0.01 and 0.09 now
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_peer_that_ends_long_before_the_others_ends_at_once(kind: Kind) -> None:
+    with in_a_folder(ending(kind, [8.0, 1.0, 1.0])) as world:
+        assert not world.run().violations
+        assert not last_swaps(world, 0)
+        assert all(last_swaps(world, number) for number in (1, 2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_ends_somewhat_later_is_waited_for_some_seconds_in_all(kind: Kind) -> None:
+    """The last one freezes just before its end."""
+    freeze = Fault(1.0 + STEP * H * (ROUNDS - 1), "freeze", (3,), 60.0, 0)
+    with in_a_folder(ending(kind, [1.0] * 4, freeze)) as world:
+        assert not world.run().violations
+        for number in range(3):
+            assert waited(world, number) < END_PATIENCE + ASK_TIMEOUT + 1.0
+            assert len([row for row in last_swaps(world, number) if row["outcome"] != "merged"]) <= 1
+
+
+def test_in_the_last_swaps_both_have_ended() -> None:
+    with in_a_folder(ending("blocking", [1.1, 1.0, 1.0, 0.9])) as world:
+        assert not world.run().violations
+        for number, peer in enumerate(world.peers):
+            others = {it.name: at for at, it in enumerate(world.peers)}
+            for row in last_swaps(world, number):
+                if row["outcome"] == "merged":
+                    theirs = last_swaps(world, others[row["partner"]])
+                    assert peer.name in [it["partner"] for it in theirs]
