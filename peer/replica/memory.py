@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ CUDA_CONTEXT = 500 * 2**20  # bytes of a GPU for CUDA and its libraries
 # Bytes that an allocator holds for activations, divided by live bytes; the rest is fragmentation. The C library's value
 # was measured on three sizes of model. CUDA's is a usual value.
 ALLOCATOR_SLACK = {"cpu": 1.6, "cuda": 1.1}
+TIGHT_SHARE = 0.87  # of what is free: an estimate is within 15%
+GPU_MEMORY = "GPU memory"
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,14 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
     return Memory(sum(on_device.values()), sum(on_host.values()), {**on_device, **on_host}, giving)
 
 
+def room(needed: Memory, device: torch.device, ranks: int = 1) -> dict[str, tuple[int, int]]:
+    """Needed and free bytes, of each GPU and of the host; without the host's where its free bytes are unknown."""
+    host = needed.host_bytes + (0 if device.type == "cuda" else ranks * needed.device_bytes)
+    free = available_memory()
+    found = {GPU_MEMORY: (needed.device_bytes, torch.cuda.mem_get_info(device)[0])} if device.type == "cuda" else {}
+    return found if free is None else {**found, "memory": (host, free)}
+
+
 def gathered_bytes(outline: nn.Module, *, bf16: bool) -> int:
     """Peak bytes that FSDP2 holds unsharded: the parameters outside the layers, those of the current and of the next
     layer, and the gradients of the larger of these, with the buffer that is summed over the ranks.
@@ -84,6 +95,21 @@ def gathered_bytes(outline: nn.Module, *, bf16: bool) -> int:
     root = model.parameter_count(outline) - sum(layers)
     each = 2 if bf16 else 4
     return each * (root + 2 * max(layers)) + (each + 4) * max(root, *layers)
+
+
+def available_memory() -> int | None:
+    """Free bytes without swapping, as Linux reports, within a container's limit; ``None`` on other systems."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no cgroup, or "max"
+        return free
+    return min(free, max(0, limit - used))
 
 
 def step_bytes(run: RunConfig, peer: PeerConfig, *, autocast: bool, ranks: int = 1) -> int:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 from peer.commands.check.finding import Finding, fail, ok, warn
 from peer.config.schema import Config
 
 CHECKPOINT_VECTORS = 3  # θ, φ, δ, as in training/state.py; the optimizer's moments are counted apart
-TIGHT_SHARE = 0.87  # an estimate is within 15%
 GIB = 2**30
 
 
@@ -48,7 +46,7 @@ def memory(config: Config, ranks: int) -> Iterator[Finding]:
     import torch
 
     from peer.replica.device import pick_device
-    from peer.replica.memory import estimate
+    from peer.replica.memory import GPU_MEMORY, estimate, room
     from peer.replica.model import parameters_of
     from peer.replica.sharded import launch
     from peer.swarm.state_transfer.donor import CLIENTS
@@ -60,16 +58,14 @@ def memory(config: Config, ranks: int) -> Iterator[Finding]:
     advice = "lower peer.micro_batch, set peer.gradient_checkpointing, or take a smaller model"
     optimizer = {"adamw": "AdamW", "muon": "Muon"}[config.run.inner.optimizer]
     what = f"{parameters_of(config.run):,} parameters, {optimizer}, activations"
-    if where.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(where)
-        text = f"{what}; on each of {ranks} GPUs" if ranks > 1 else what
-        yield _compared("GPU memory", needed.device_bytes, free, text, advice)
-        what, host, advice = "slow weights, swap", needed.host_bytes, "end other programs"
-    else:
-        what, host = f"{what}, slow weights, swap", ranks * needed.device_bytes + needed.host_bytes
-    available = available_memory()
-    if available is not None:
-        yield _compared("memory", host, available, what, advice, CLIENTS * needed.giving_bytes)
+    giving = CLIENTS * needed.giving_bytes
+    for topic, (count, free) in room(needed, where, ranks).items():
+        if topic == GPU_MEMORY:
+            yield _compared(topic, count, free, f"{what}; on each of {ranks} GPUs" if ranks > 1 else what, advice)
+        elif where.type == "cuda":
+            yield _compared(topic, count, free, "slow weights, swap", "end other programs", giving)
+        else:
+            yield _compared(topic, count, free, f"{what}, slow weights, swap", advice, giving)
 
 
 def disk(config: Config) -> Iterator[Finding]:
@@ -102,23 +98,10 @@ def tokenizer(config: Config) -> Iterator[Finding]:
         yield warn("tokenizer", found.text, found.advice) if found.advice else ok("tokenizer", found.text)
 
 
-def available_memory() -> int | None:
-    """Free bytes without swapping, as Linux reports, within a container's limit; ``None`` on other systems."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return None
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no cgroup, or "max"
-        return free
-    return min(free, max(0, limit - used))
-
-
 def _compared(topic: str, needed: int, free: int, what: str, advice: str, at_times: int = 0) -> Finding:
     """``at_times``: bytes needed in addition while newcomers download."""
+    from peer.replica.memory import TIGHT_SHARE
+
     more = f", up to {_gib(at_times)} more while newcomers download the weights" if at_times else ""
     text = f"about {_gib(needed)} needed ({what}){more}, {_gib(free)} free"
     if TIGHT_SHARE * needed > free:
