@@ -70,6 +70,8 @@ def received(text: str, kind: type[SwarmRunConfig] = RunConfig) -> ReceivedRun:
         raise UserError("the swarm's configuration is not a JSON object")
     if kind is RunConfig and "model" not in tree:
         raise OwnProgram("its members train by a program of their own (peer.OuterLoop): start that program here too")
+    if "model" not in kind.model_fields and "model" in tree:
+        raise UserError("its members train by noloco-peer train, not by a program of their own: run noloco-peer join")
     needed = dict(_needed(kind, tree))
     whole = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
     for (section, key), info in needed.items():

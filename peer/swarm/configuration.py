@@ -16,6 +16,7 @@ from pathlib import Path
 from peer import clock
 from peer.config.digest import digest_of
 from peer.config.received import LARGEST_TEXT
+from peer.config.schema import MemberConfig
 from peer.errors import RunError, UserError
 from peer.p2p.deadline import together
 from peer.p2p.greeting import GREETING_TIMEOUT, guest_node, guest_settings, newcomer, refusal_of
@@ -69,21 +70,15 @@ async def ask(node: Node, run: str, record: MemberRecord) -> str | Refused | Non
     return said.run if fits else None
 
 
-def offered(
-    initial_peers: Sequence[str],
-    invitation: Path | None,
-    join_timeout: float,
-    *,
-    name: str | None = None,
-    digest: str | None = None,
-) -> OfferedRun | None:
-    """Ask the swarm at ``initial_peers``; ``None`` when nobody trains there.
+def offered(own: MemberConfig, name: str | None = None, digest: str | None = None) -> OfferedRun | None:
+    """Ask the swarm at ``own.initial_peers``; ``None`` when nobody trains there.
 
     ``name`` of the run, if there may be several; ``digest``: the one to use, whatever most members have. Raises
     :class:`UserError` and :class:`RunError`, each with one line that says what to do, :class:`NoMajority` among them.
     From the main thread.
     """
-    with guest_node(guest_settings(initial_peers, join_timeout), invitation) as (node, _):
+    settings = guest_settings(own.initial_peers, own.network.join_timeout)
+    with guest_node(settings, _invitation(own)) as (node, _):
         node.call(node.join(node.connect(), client=True), DHT_TIMEOUT)
         runs = {name: present_members(node, name)} if name else _runs(node)
         runs = {run: records for run, records in runs.items() if records}
@@ -93,6 +88,12 @@ def offered(
         for run, records in runs.items():
             return _from_members(node, run, records, digest)
     return None
+
+
+def _invitation(own: MemberConfig) -> Path | None:
+    """Its file; an empty one stands for none (docker/compose.peer.yaml always mounts one)."""
+    path = own.invitation
+    return None if path is None or (path.exists() and not path.stat().st_size) else path
 
 
 def _runs(node: Node) -> dict[str, list[MemberRecord]]:
@@ -124,10 +125,7 @@ def _from_members(node: Node, run: str, records: Sequence[MemberRecord], wanted:
     async def ask_some() -> list[str | Refused | None]:
         return await together(ask(node, run, it) for it in random.sample(those, min(ASKED_MEMBERS, len(those))))
 
-    try:
-        answers = node.call(ask_some(), ASK_TIMEOUT + OPEN_TIMEOUT)
-    except TimeoutError:
-        answers = []
+    answers = node.call(ask_some(), ASK_TIMEOUT + OPEN_TIMEOUT)
     text = next((it for it in answers if isinstance(it, str)), None)
     if text is None:
         why = next((f": {it}" for it in answers if isinstance(it, Refused)), " within its time; try again")

@@ -67,13 +67,7 @@ def joining(options: JoinOptions, say: Callable[[str], None]) -> Config:
     addresses = own.peer.initial_peers
     if not addresses:
         raise UserError("join: give an ADDRESS that noloco-bootstrap or a peer printed (or NOLOCO_INITIAL_PEERS)")
-    offer = offered(
-        addresses,
-        _invitation(own.peer),
-        own.peer.network.join_timeout,
-        name=options.run,
-        digest=options.digest,
-    )
+    offer = offered(own.peer, options.run, options.digest)
     if offer is None:
         what = f"trains {options.run}" if options.run else "trains"
         raise UserError(
@@ -120,9 +114,3 @@ def _given(tree: Any, *keys: str) -> bool:
             return False
         tree = tree[key]
     return True
-
-
-def _invitation(own: PeerConfig) -> Path | None:
-    """Its file; an empty one stands for none (docker/compose.peer.yaml always mounts one)."""
-    path = own.invitation
-    return None if path is None or (path.exists() and not path.stat().st_size) else path
