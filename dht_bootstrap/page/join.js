@@ -21,7 +21,7 @@ export function drawJoin(place, data, run, several) {
 }
 
 function commands(address, data, run, several) {
-  if (!run) return [{ text: `noloco-peer train --config FILE --initial-peers ${address}`, head: "Start the first peer, with a configuration of yours" }];
+  if (!run?.members) return [{ text: `noloco-peer train --config FILE --initial-peers ${address}`, head: "Start the first peer, with a configuration of yours" }];
   if (run.configuration?.own_program) return [{ text: `initial_peers="${address}"`, what: "setting", head: "These peers train by a program of their own: start it with" }];
   const named = several && NAME.test(run.run) ? ` --run ${run.run}` : "";
   const invited = data.invited === true || run.configuration?.run?.admission === "invite";
