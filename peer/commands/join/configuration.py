@@ -13,13 +13,14 @@ from typing import Any
 
 from pydantic import Field
 
+from peer.commands.join.kept import keep, kept
 from peer.commands.join.micro_batch import fitting
 from peer.commands.join.words import downloads, outlined
 from peer.config import load
 from peer.config.digest import canonical, difference
 from peer.config.fields import Section
 from peer.config.received import ReceivedRun, received, require_hub_tokenizer
-from peer.config.schema import Config, PeerConfig
+from peer.config.schema import Config, PeerConfig, RunConfig
 from peer.errors import UserError
 from peer.p2p.addresses import is_loopback
 from peer.replica import model_source
@@ -67,7 +68,8 @@ def joining(options: JoinOptions, say: Callable[[str], None]) -> Config:
     addresses = own.peer.initial_peers
     if not addresses:
         raise UserError("join: give an ADDRESS that noloco-bootstrap or a peer printed (or NOLOCO_INITIAL_PEERS)")
-    offer = offered(own.peer, options.run, options.digest)
+    run_dir = Path(str(own.run.get("dir", RunConfig.model_fields["dir"].default))).expanduser()
+    offer = offered(own.peer, options.run, options.digest) or kept(run_dir, addresses, options.run, options.digest)
     if offer is None:
         what = f"trains {options.run}" if options.run else "trains"
         raise UserError(
@@ -78,6 +80,7 @@ def joining(options: JoinOptions, say: Callable[[str], None]) -> Config:
     if "host" not in own.peer.network.model_fields_set and all(map(is_loopback, addresses)):
         values.append(("peer.network.host", "127.0.0.1"))
     config = merged(offer, run, own.run, options.files, values)
+    keep(config.run.dir, offer, addresses)
     for line in (*outlined(config, offer), *downloads(config)):
         say(line)
     config = model_source.pinned(config)

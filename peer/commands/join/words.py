@@ -16,7 +16,8 @@ UNKNOWN_SIZE = "of unknown size, unless it is on this machine already"
 def outlined(config: Config, offer: OfferedRun) -> Iterator[str]:
     """The run in a few lines."""
     run = config.run
-    yield f"{run.name}: the configuration {offer.digest}, of {offer.agreeing} of {offer.members} members"
+    whose = f"of {offer.agreeing} of {offer.members} members" if offer.members else "of the last join: nobody is there"
+    yield f"{run.name}: the configuration {offer.digest}, {whose}"
     exchange = run.exchange
     phase = f"{run.inner_time:g} s" if run.inner_time else f"{run.inner_steps} inner steps"
     swap = f"codec {exchange.codec}{', overlapped' if exchange.overlap else ''}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,42 +30,45 @@ def config(*overrides: str) -> Config:
 class Joining:
     """The swarm offers one run, as test_configuration.py has it from members."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._monkeypatch = monkeypatch
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._monkeypatch, self.folder = monkeypatch, folder
         self.said: list[str] = []
+        self.digest = "d"
         self.asked: list[tuple[MemberConfig, str | None, str | None]] = []
 
     def __call__(
         self, run: RunConfig | None, *sets: str, addresses: Sequence[str] = (ADDRESS,), files: Sequence[Path] = ()
     ) -> Config:
         offer = None
+        sets = (f"run.dir={self.folder}", *sets)
         if run is not None:
-            offer = OfferedRun(run.name, digest_of(canonical(run)), canonical(run), agreeing=2, members=3)
+            self.digest = digest_of(canonical(run))
+            offer = OfferedRun(run.name, self.digest, canonical(run), agreeing=2, members=3)
 
         def offered(*asked: Any) -> OfferedRun | None:
             self.asked.append(asked)
             return offer
 
         self._monkeypatch.setattr(configuration, "offered", offered)
-        options = JoinOptions(addresses, files, sets, run="wanted", digest="d", invitation=None)
+        options = JoinOptions(addresses, files, sets, run="wanted", digest=self.digest, invitation=None)
         return joining(options, self.said.append)
 
 
 @pytest.fixture
-def join(monkeypatch: pytest.MonkeyPatch) -> Joining:
+def join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Joining:
     for name in ("NOLOCO_INITIAL_PEERS", "NOLOCO_INVITATION", "NOLOCO_RUN_DIR"):
         monkeypatch.delenv(name, raising=False)
-    return Joining(monkeypatch)
+    return Joining(monkeypatch, tmp_path / "runs")
 
 
 def test_the_run_is_the_swarms_and_the_rest_this_machines(join: Joining, tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
-    own.write_text("peer: {name: me, device: cpu, network: {port: 31338}}\nrun: {dir: /mine}")
+    own.write_text("peer: {name: me, device: cpu, network: {port: 31338}}")
     run = config("run.name=ours", "run.steps=7", "run.outer={name: diloco}").run
     found = join(run, "peer.threads=1", files=[own])
-    assert found.run == run.model_copy(update={"dir": Path("/mine")})
+    assert found.run == run.model_copy(update={"dir": join.folder})
     assert (found.peer.name, found.peer.threads, found.peer.network.port) == ("me", 1, 31338)
-    assert found.peer.initial_peers == (ADDRESS,) and join.asked[0][1:] == ("wanted", "d")
+    assert found.peer.initial_peers == (ADDRESS,) and join.asked[0][1:] == ("wanted", join.digest)
     assert "ours: the configuration" in join.said[0] and "2 of 3 members" in join.said[0]
     assert 4 <= len(join.said) <= 6 and all("\n" not in line for line in join.said)
 
@@ -85,6 +89,29 @@ def test_addresses_come_from_the_environment_too(join: Joining, monkeypatch: pyt
 
 def test_where_nobody_trains_the_first_peer_is_told_what_to_do(join: Joining) -> None:
     with pytest.raises(UserError, match=r"nobody trains wanted there yet; .* noloco-peer train --config FILE"):
+        join(None)
+
+
+def test_a_restart_when_nobody_is_there_goes_on_with_the_last_configuration(join: Joining) -> None:
+    """At the same address only, and after the same checks as of a swarm's."""
+    run, elsewhere = config("run.name=wanted", "run.steps=7").run, "/ip4/127.0.0.1/tcp/2/p2p/QmB"
+    assert join(run).run.steps == 7
+    again = join(None)
+    assert canonical(again.run) == canonical(run) and "of the last join" in join.said[-4]
+    assert canonical(load(join.folder / "joined" / "wanted.json", environment={}).run) == canonical(run)
+    with pytest.raises(UserError, match=r"nobody trains wanted"):
+        join(None, addresses=[elsewhere])
+    changed = {"run": {"name": "wanted"}, "peer": {"initial_peers": [ADDRESS]}}
+    (join.folder / "joined" / "wanted.json").write_text(json.dumps(changed))
+    with pytest.raises(UserError, match=r"nobody trains wanted"):  # it has another digest than the wanted one
+        join(None)
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", '{"run": 1, "peer": 2}', "[" * 10_000])
+def test_a_broken_file_of_the_last_join_is_none(join: Joining, text: str) -> None:
+    (join.folder / "joined").mkdir(parents=True)
+    (join.folder / "joined" / "wanted.json").write_text(text)
+    with pytest.raises(UserError, match=r"nobody trains wanted"):
         join(None)
 
 
