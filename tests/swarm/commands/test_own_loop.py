@@ -169,7 +169,7 @@ def test_a_program_takes_from_the_swarm_what_it_does_not_say(scene: Scene, tmp_p
         together(lambda: one.train_until_merged(first, 1), lambda: two.train_until_merged(second, 1))
     for more, difference in (
         ({"inner_steps": H + 1}, f"run.inner_steps is {H + 1} here and {H} there"),
-        ({"method": "diloco"}, "run.outer"),
+        ({"method": "diloco"}, "this configuration is not the swarm's: run."),
         ({"tag": "mine"}, 'run.tag is "mine" here and "" there'),
     ):
         with pytest.raises(UserError, match=re.escape(difference)):
