@@ -6,6 +6,7 @@ It is a file for ``--config`` too, with the addresses by which the swarm was joi
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,7 +21,7 @@ FOLDER = "joined"
 def keep(run_dir: Path, offer: OfferedRun, initial_peers: Sequence[str]) -> None:
     """Write it. Raises :class:`UserError`."""
     path = run_dir / FOLDER / f"{offer.name}.json"
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")  # another peer of this machine may join at the same time
     body = {"run": json.loads(offer.text), "peer": {"initial_peers": list(initial_peers)}}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
