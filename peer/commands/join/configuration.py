@@ -99,9 +99,9 @@ def merged(
     """
     if run.tree["name"] != offer.name:
         raise UserError(f"the members of {offer.name} have sent the configuration of another run")
-    for key in run.needed:
-        if not _given(own, *key.split(".")[1:]):
-            raise UserError(f"{offer.name} needs {key} on this machine: {WANTED[key]}")
+    missing = [f"{key}: {WANTED[key]}" for key in run.needed if not _given(own, *key.split(".")[1:])]
+    if missing:
+        raise UserError(f"{offer.name} needs of this machine {'; and '.join(missing)}")
     if not _given(own, "data", "tokenizer", "path"):
         require_hub_tokenizer(run.tree)
     config = load.resolve(Config, files, values, base={"run": run.tree})

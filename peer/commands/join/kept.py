@@ -13,6 +13,7 @@ from pathlib import Path
 from peer.config.digest import digest_of
 from peer.config.received import LARGEST_TEXT
 from peer.errors import UserError
+from peer.p2p.addresses import owner_of
 from peer.swarm.configuration import OfferedRun
 
 FOLDER = "joined"
@@ -32,13 +33,14 @@ def keep(run_dir: Path, offer: OfferedRun, initial_peers: Sequence[str]) -> None
 
 
 def kept(run_dir: Path, initial_peers: Sequence[str], name: str | None, digest: str | None) -> OfferedRun | None:
-    """The one that was joined by one of ``initial_peers``; ``name`` and ``digest``, if given, must fit. ``None`` where
-    there is none, or more than one.
+    """The one that was joined through one of the nodes ``initial_peers``; ``name`` and ``digest``, if given, must fit.
+    ``None`` where there is none, or more than one.
     """
+    nodes = set(map(owner_of, initial_peers)) - {""}
     found = [
         offer
         for offer, addresses in _all(run_dir / FOLDER)
-        if set(addresses) & set(initial_peers) and name in (None, offer.name) and digest in (None, offer.digest)
+        if nodes & set(map(owner_of, addresses)) and name in (None, offer.name) and digest in (None, offer.digest)
     ]
     return found[0] if len(found) == 1 else None
 
@@ -49,6 +51,7 @@ def _all(folder: Path) -> Iterator[tuple[OfferedRun, list[str]]]:
         try:
             body = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= 2 * LARGEST_TEXT else {}
             text = json.dumps(body["run"], sort_keys=True, separators=(",", ":"))
-            yield OfferedRun(body["run"]["name"], digest_of(text), text, 0, 0), list(body["peer"]["initial_peers"])
+            addresses = [str(address) for address in body["peer"]["initial_peers"]]
+            yield OfferedRun(str(body["run"]["name"]), digest_of(text), text, agreeing=0, members=0), addresses
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             continue

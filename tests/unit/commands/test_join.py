@@ -101,6 +101,8 @@ def test_a_restart_when_nobody_is_there_goes_on_with_the_last_configuration(join
     assert canonical(load(join.folder / "joined" / "wanted.json", environment={}).run) == canonical(run)
     with pytest.raises(UserError, match=r"nobody trains wanted"):
         join(None, addresses=[elsewhere])
+    moved = ADDRESS.replace("127.0.0.1/tcp/1", "127.0.0.2/tcp/7")  # the same node
+    assert join(None, addresses=[moved]).run.steps == 7
     changed = {"run": {"name": "wanted"}, "peer": {"initial_peers": [ADDRESS]}}
     (join.folder / "joined" / "wanted.json").write_text(json.dumps(changed))
     with pytest.raises(UserError, match=r"nobody trains wanted"):  # it has another digest than the wanted one
@@ -125,8 +127,11 @@ def test_what_is_equal_for_all_cannot_be_changed(join: Joining, where: str, tmp_
 
 def test_data_that_lie_elsewhere_are_asked_for_by_name(join: Joining) -> None:
     run = config(JSONL).run
-    with pytest.raises(UserError, match=r"needs run.data.train on this machine: .*--set 'run.data.train=\[PATTERN\]'"):
+    with pytest.raises(UserError, match=r"needs of this machine run.data.train: .*--set 'run.data.train=\[PATTERN\]'"):
         join(run)
+    both = config(JSONL, "run.model={name: auto, source: a}").run
+    with pytest.raises(UserError, match=r"(data.train|model.source): .*; and run\.(data.train|model.source): "):
+        join(both)
     assert join(run, "run.data.train=[y]").run.data == run.data.model_copy(update={"train": ("y",)})
 
 
@@ -135,7 +140,7 @@ def test_a_model_of_files_is_asked_for_and_code_of_it_runs_by_a_local_decision_o
 ) -> None:
     model = "{name: auto, source: a/b, trust_remote_code: true, digest: 0123456789abcdef0123456789abcdef}"
     run = config(f"run.model={model}").run
-    with pytest.raises(UserError, match=r"needs run.model.source on this machine: .*--set run.model.source=NAME"):
+    with pytest.raises(UserError, match=r"needs of this machine run.model.source: .*--set run.model.source=NAME"):
         join(run)
     monkeypatch.setattr(configuration.model_source, "pinned", lambda it: it)
     monkeypatch.setattr(configuration, "fitting", lambda it, _: it.peer.micro_batch)
