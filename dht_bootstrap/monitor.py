@@ -21,6 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from dht_bootstrap import page
 from dht_bootstrap.collector import SwarmCollector
+from dht_bootstrap.configurations import Configurations
 from dht_bootstrap.history import RunHistory
 from dht_bootstrap.targets import Networks, targets
 from dht_bootstrap.view import run_view
@@ -63,6 +64,7 @@ class Monitor:
 
     def __init__(self, node: Node, host: str, port: int, networks: Networks = ()) -> None:
         self._node, self._watch = node, Watch(node)
+        self._configurations = Configurations(self._watch)
         registry = CollectorRegistry()
         registry.register(SwarmCollector(self._watch))
         routes: dict[str, Callable[[], HttpAnswer]] = {
@@ -83,8 +85,9 @@ class Monitor:
         self._thread.start()
 
     def watch(self) -> None:
-        """The node has started: read the directory from now on."""
+        """The node has started: read the directory and the configurations from now on."""
         self._node.spawn(self._watch.read_on())
+        self._node.spawn(self._configurations.read_on())
 
     def close(self) -> None:
         """Stop serving."""
@@ -116,7 +119,11 @@ class Monitor:
             "connected_peers": watch.connected,
             "read_age": watch.read_age,
             "read_seconds": watch.read_seconds,
-            "runs": [run_view(name, run, now) for name, run in sorted(runs.items())],
+            "invited": self._node.invited,
+            "runs": [
+                {**run_view(name, run, now), "configuration": self._configurations.view(name, run)}
+                for name, run in sorted(runs.items())
+            ],
         }
 
 

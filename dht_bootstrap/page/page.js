@@ -24,7 +24,7 @@ function draw() {
   drawTabs(runs);
   drawWarnings(at("warnings"), runs);
   drawEvents(at("events"), run);
-  drawJoin(at("addresses"), data.addresses);
+  drawJoin(at("addresses"), data, run, runs.length > 1);
   if (somebody) view.draw(run);
   const name = run ? plain(run.run, 64) : "";
   say(at("title"), runs.length === 1 ? name : "Swarm");

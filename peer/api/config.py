@@ -1,12 +1,12 @@
 """The settings of a program's own loop: the configuration without the keys that the program decides.
 
 A file has the same two halves, ``run`` and ``peer``, and the same checks. The program decides model, data, inner
-optimizer and batch; keys for them are refused.
+optimizer and batch; keys for them are refused. What the program does not say comes from the swarm that it joins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,23 @@ class OwnConfig(Section):
     peer: OwnMember = OwnMember()
 
 
+class _OwnHalf(Section):
+    """What is known before the swarm is asked."""
+
+    run: dict[str, Any] = Field(default_factory=dict)
+    peer: OwnMember = OwnMember()
+
+
 def resolve(
-    config: OwnConfig | Path | str | None, values: Mapping[str, Any], environment: Mapping[str, str] | None = None
+    config: OwnConfig | Path | str | None,
+    values: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+    ask: Callable[[OwnMember, Mapping[str, Any]], dict[str, Any]] | None = None,
 ) -> OwnConfig:
-    """Defaults < file < environment < ``values``, by keys such as ``run.steps``."""
+    """Defaults < swarm < file < environment < ``values``, by keys such as ``run.steps``.
+
+    ``ask``: for keys of ``run`` that the swarm has, by this machine's settings and the keys that are given.
+    """
     if isinstance(config, OwnConfig):
         if values:
             raise UserError(f"OuterLoop: {next(iter(values))} is given with a complete config; put it into the config")
@@ -66,7 +79,10 @@ def resolve(
     if config is not None and not isinstance(config, str | Path):
         raise UserError(f"OuterLoop: config is a file or an OwnConfig, not {type(config).__name__}")
     listed = [(key, _listed(key, value)) for key, value in values.items()]
-    return load.resolve(OwnConfig, None if config is None else Path(config), listed, environment)
+    file = None if config is None else Path(config)
+    own = load.resolve(_OwnHalf, file, listed, environment)
+    base = {"run": ask(own.peer, own.run)} if ask is not None and own.peer.initial_peers else {}
+    return load.resolve(OwnConfig, file, listed, environment, base)
 
 
 def _listed(key: str, value: Any) -> Any:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from peer import logs
 from peer.api.account import Round, StepAccount
 from peer.api.config import OwnConfig, resolve
+from peer.api.shared import of_swarm
 from peer.api.state import OwnState
 from peer.api.weights import require_finite, require_same, require_trains, trained
 from peer.config.digest import digest
@@ -97,7 +98,8 @@ class OuterLoop:
         name: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Join the swarm.
+        """Join the swarm. What the program does not say of ``run`` (its H, method, codec, ...) is what the swarm at
+        ``initial_peers`` has, and the name too when it trains one run only.
 
         A newcomer's ``model`` takes the weights of a member in place, and ``optimizer`` (one or several) loses its
         moments. ``config``: a file with more settings; ``settings``: any of its keys, for example
@@ -115,7 +117,7 @@ class OuterLoop:
             "peer.name": name,
         }
         given = {key: value for key, value in keywords.items() if value is not None}
-        resolved = resolve(config, {**given, **(settings or {})})
+        resolved = resolve(config, {**given, **(settings or {})}, ask=of_swarm)
         optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
         return cls(model, resolved, optimizers, state)
 

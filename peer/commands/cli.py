@@ -1,6 +1,7 @@
 """``noloco-peer``: the options of all commands.
 
 noloco-peer train --config configs/demo.yaml --initial-peers ADDRESS
+noloco-peer join ADDRESS
 noloco-peer swarm --peers 4 --config configs/demo.yaml
 noloco-peer simulate --replicas 8 --config configs/demo.yaml
 noloco-peer tokenize books/*.jsonl.gz tokens --tokenizer gpt2
@@ -56,7 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     _common(train)
     _initial_peers(train)
     train.add_argument("--stop-with-parent", action="store_true", help=argparse.SUPPRESS)
-    train.set_defaults(run=_train)
+    train.set_defaults(run=_train, load=_loaded)
+
+    join = commands.add_parser("join", help="one peer: train what a swarm trains, without its configuration file")
+    _join_options(join)
 
     swarm = commands.add_parser("swarm", help="a bootstrap node and N peers on this machine, with a live table")
     _common(swarm)
@@ -114,6 +118,15 @@ def _add_export(export: argparse.ArgumentParser) -> None:
     export.set_defaults(run=_export)
 
 
+def _join_options(join: argparse.ArgumentParser) -> None:
+    join.add_argument("addresses", nargs="*", metavar="ADDRESS", help="any of the swarm's addresses")
+    join.add_argument("--run", dest="run_name", metavar="NAME", help="the run, if several are trained there")
+    join.add_argument("--digest", help="the configuration to take (default: that of most members)")
+    join.add_argument("--invitation", type=Path, metavar="FILE", help="an invitation, if the swarm requires one")
+    _common(join, file_needed=False)
+    join.set_defaults(run=_train, load=_joining)
+
+
 def _common(parser: argparse.ArgumentParser, *, file_needed: bool = True) -> None:
     files = "YAML files with run: and peer:; a later one's keys win"
     parser.add_argument("--config", type=Path, nargs="+", required=file_needed, metavar="FILE", help=files)
@@ -128,6 +141,22 @@ def _initial_peers(parser: argparse.ArgumentParser) -> None:
 
 def _loaded(args: argparse.Namespace) -> Config:
     return load.load(args.config, _overrides(args))
+
+
+def _joining(args: argparse.Namespace) -> Config:
+    from peer.commands.join.configuration import JoinOptions, joining
+
+    rank = launch.of(os.environ)
+    options = JoinOptions(
+        addresses=args.addresses,
+        files=args.config or [],
+        overrides=args.overrides,
+        run=args.run_name,
+        digest=args.digest,
+        invitation=args.invitation,
+        ranks=1 if rank is None else rank.size,
+    )
+    return joining(options, partial(print, flush=True))
 
 
 def _overrides(args: argparse.Namespace) -> list[str]:
@@ -161,11 +190,11 @@ def _train(args: argparse.Namespace) -> int:
         from peer.replica.sharded import worker
 
         return worker.run(rank)
-    config = _loaded(args)
     from peer.process import Signals, Stop, stop_with_parent
 
     signals = Signals(Stop())
-    if args.stop_with_parent:
+    config: Config = args.load(args)
+    if getattr(args, "stop_with_parent", False):
         stop_with_parent()
     from peer.device.memory import is_out_of_memory
     from peer.replica.inner_loop import out_of_memory

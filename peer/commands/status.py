@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peer.errors import RunError, UserError
-from peer.p2p.greeting import guest_node
-from peer.p2p.node import NodeSettings
+from peer.p2p.greeting import guest_node, guest_settings
 from peer.swarm.directory.reader import Entry, Onlooker
 from peer.swarm.directory.records import LIFETIME, MemberRecord
 
@@ -32,10 +31,7 @@ def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
     """Show the swarm until interrupted, or once without a terminal. Raises :class:`RunError` for an empty swarm."""
     if not initial_peers:
         raise UserError("--initial-peers: give an address that noloco-bootstrap or a peer printed")
-    loopback = all(address.startswith("/ip4/127.") for address in initial_peers)
-    host = "127.0.0.1" if loopback else "0.0.0.0"
-    settings = NodeSettings(None, host, 0, initial_peers=tuple(initial_peers), join_timeout=FIRST_RECORD_SECONDS)
-    with guest_node(settings, invitation) as (node, _):
+    with guest_node(guest_settings(initial_peers, FIRST_RECORD_SECONDS), invitation) as (node, _):
         node.call(node.join(node.connect(), client=True), STATUS_TIMEOUT)
         onlooker = Onlooker(node)
         until = time.monotonic() + FIRST_RECORD_SECONDS

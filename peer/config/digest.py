@@ -25,7 +25,12 @@ def shared(section: BaseModel) -> dict[str, Any]:
 
 def digest(run: SwarmRunConfig) -> str:
     """First 16 hex digits of the SHA-256 of the shared half."""
-    return hashlib.sha256(canonical(run).encode()).hexdigest()[:16]
+    return digest_of(canonical(run))
+
+
+def digest_of(text: str) -> str:
+    """The digest of the run whose canonical text this is; the text may be a stranger's."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def canonical(run: SwarmRunConfig) -> str:

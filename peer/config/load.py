@@ -5,6 +5,7 @@ Precedence: defaults < files (a later one wins) < environment < ``--set``. Every
 
 from __future__ import annotations
 
+import copy
 import difflib
 import os
 import re
@@ -95,10 +96,13 @@ def resolve(
     files: Path | Sequence[Path] | None,
     values: Iterable[tuple[str, Any]] = (),
     environment: Mapping[str, str] | None = None,
+    base: Mapping[str, Any] | None = None,
 ) -> C:
-    """A configuration of this ``kind``; ``values``: keys such as ``run.steps`` with values that override all else."""
+    """A configuration of this ``kind``; ``values``: keys such as ``run.steps`` with values that override all else.
+    ``base``: sections that all else overrides.
+    """
     files = [] if files is None else [files] if isinstance(files, Path) else files
-    tree: dict[str, Any] = {}
+    tree: dict[str, Any] = copy.deepcopy(dict(base or {}))
     for file in files:
         _merge(tree, _read(file))
     for path, value in chain(from_environment(os.environ if environment is None else environment), values):
@@ -223,10 +227,15 @@ def _siblings(kind: type[BaseModel], parents: list[str], tree: Any) -> list[str]
     section = kind
     for key in parents:
         tree = tree.get(key, {}) if isinstance(tree, dict) else {}
-        choices = _models(section.model_fields[key].annotation)
-        named = [kind for kind in choices if "name" in kind.model_fields and tree.get("name") in _names(kind)]
-        section = (named or choices)[0]
+        field = section.model_fields[key].annotation
+        section = (chosen_section(field, tree.get("name")) or _models(field))[0]
     return list(section.model_fields)
+
+
+def chosen_section(annotation: Any, name: Any) -> list[type[BaseModel]]:
+    """The section of a union that is called ``name``."""
+    kinds = [kind for kind in _models(annotation) if "name" in kind.model_fields]
+    return [kind for kind in kinds if name in _names(kind)]
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

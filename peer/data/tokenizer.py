@@ -123,7 +123,7 @@ def open_any(settings: TokenizerConfig) -> Any:
     try:
         if settings.path and settings.path.is_file():
             return PreTrainedTokenizerFast(tokenizer_file=str(settings.path))
-        return AutoTokenizer.from_pretrained(str(where))
+        return AutoTokenizer.from_pretrained(str(where), trust_remote_code=False)
     except Exception as error:
         raise UserError(
             f"run.data.tokenizer: cannot load {where}: {one_line(error, 300)}; give a folder or a tokenizer.json by "

@@ -20,6 +20,7 @@ from peer import __version__
 from peer.config.digest import first_difference
 from peer.logs import get_logger
 from peer.p2p import identity
+from peer.p2p.addresses import is_loopback
 from peer.p2p.admission.dht_rules import Authority, invited
 from peer.p2p.node import Handler, Node, NodeSettings
 from peer.p2p.reachability.decide import Reachability
@@ -104,24 +105,11 @@ class MemberNode(Node):
 
     async def open_to_member(self, peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
         """As :meth:`open`; the greeting was sent when this returns."""
-        stream = await self.open(peer_id, protocol, addresses)
-        try:
-            await stream.send(self.member.greeting, GREETING_TIMEOUT)
-        except (TimeoutError, StreamLost):
-            stream.close()
-            raise
-        return stream
+        return await _greeted(self, self.member.greeting, peer_id, protocol, addresses)
 
     async def refused_by(self, peer_id: str, protocol: str, addresses: Sequence[str]) -> Refused | None:
-        """How a member refuses our greeting; ``None`` when it does not within a deadline, or cannot be reached."""
-        try:
-            stream = await self.open_to_member(peer_id, protocol, addresses)
-            try:
-                return Refused(await stream.receive(Refusal, GREETING_TIMEOUT))
-            finally:
-                stream.close()
-        except (StreamLost, BadMessage, TimeoutError):
-            return None
+        """As :func:`refusal_of`, of this member's own greeting."""
+        return await refusal_of(self, self.member.greeting, peer_id, protocol, addresses)
 
     async def serve_members(self, protocol: str, handler: Handler) -> None:
         """As :meth:`serve`: ``handler`` gets the streams of members of the same run."""
@@ -131,6 +119,41 @@ class MemberNode(Node):
             await handler(stream)
 
         await self.serve(protocol, admitted)
+
+
+async def _greeted(node: Node, greeting: Greeting, peer_id: str, protocol: str, addresses: Sequence[str]) -> Stream:
+    stream = await node.open(peer_id, protocol, addresses)
+    try:
+        await stream.send(greeting, GREETING_TIMEOUT)
+    except (TimeoutError, StreamLost):
+        stream.close()
+        raise
+    return stream
+
+
+async def refusal_of(
+    node: Node, greeting: Greeting, peer_id: str, protocol: str, addresses: Sequence[str]
+) -> Refused | None:
+    """How a member refuses ``greeting``; ``None`` when it does not within a deadline, or cannot be reached."""
+    try:
+        stream = await _greeted(node, greeting, peer_id, protocol, addresses)
+        try:
+            return Refused(await stream.receive(Refusal, GREETING_TIMEOUT))
+        finally:
+            stream.close()
+    except (StreamLost, BadMessage, TimeoutError):
+        return None
+
+
+def newcomer(run: str) -> Greeting:
+    """The greeting of a node without a configuration: each member of ``run`` refuses it with its own."""
+    return MemberIdentity("newcomer", run, config="", canonical="", layout="").greeting
+
+
+def guest_settings(initial_peers: Sequence[str], join_timeout: float) -> NodeSettings:
+    """For a :func:`guest_node`; it listens on loopback where all of ``initial_peers`` are there."""
+    host = "127.0.0.1" if all(map(is_loopback, initial_peers)) else "0.0.0.0"
+    return NodeSettings(None, host, 0, initial_peers=tuple(initial_peers), join_timeout=join_timeout)
 
 
 @contextmanager

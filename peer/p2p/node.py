@@ -145,6 +145,11 @@ class Node(LoopThread):
         return self.peer_id + (self._author.tag if self._author else "")
 
     @property
+    def invited(self) -> bool:
+        """Is it a node of a swarm of invited peers?"""
+        return self._authority is not None
+
+    @property
     def failure(self) -> str:
         """Why the network has ended; empty while it works."""
         if self._daemon is not None and self._daemon.failure:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +21,15 @@ from torch.utils._pytree import tree_leaves
 from peer.config.schema import DiLoCoConfig, LocalConfig, PeerConfig, RunConfig
 from peer.device.accelerator import pick_device, wants_bf16
 from peer.device.copies import has_streams
-from peer.device.memory import PROCESS_BYTES, allocator_slack, context_bytes
+from peer.device.memory import PROCESS_BYTES, allocator_slack, context_bytes, device_memory
 from peer.replica import model
 from peer.replica.inner_loop import batch_loss
 from peer.replica.optimizer import moment_count
 from peer.replica.sharded.channel import WINDOW_ELEMENTS
 from peer.replica.sharded.replica import blocks_of
+
+TIGHT_SHARE = 0.87  # of what is free: an estimate is within 15%
+GPU_MEMORY = "GPU memory"
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,15 @@ def _host_bytes(elements: int, pinned: bool) -> int:
     return 1 << (4 * elements - 1).bit_length() if pinned else 4 * elements
 
 
+def room(needed: Memory, device: torch.device, ranks: int = 1) -> dict[str, tuple[int, int]]:
+    """Needed and free bytes, of each GPU and of the host; without the host's where its free bytes are unknown."""
+    on_host = device.type == "cpu"
+    host = needed.host_bytes + (ranks * needed.device_bytes if on_host else 0)
+    found = {} if on_host else {GPU_MEMORY: (needed.device_bytes, device_memory(device).free)}
+    free = available_memory()
+    return found if free is None else {**found, "memory": (host, free)}
+
+
 def gathered_bytes(outline: nn.Module, *, bf16: bool) -> int:
     """Peak bytes that FSDP2 holds unsharded: the parameters outside the layers, those of the current and of the next
     layer, and the gradients of the larger of these, with the buffer that is summed over the ranks.
@@ -89,6 +102,21 @@ def gathered_bytes(outline: nn.Module, *, bf16: bool) -> int:
     root = model.parameter_count(outline) - sum(layers)
     each = 2 if bf16 else 4
     return each * (root + 2 * max(layers)) + (each + 4) * max(root, *layers)
+
+
+def available_memory() -> int | None:
+    """Free bytes without swapping, as Linux reports, within a container's limit; ``None`` on other systems."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no cgroup, or "max"
+        return free
+    return min(free, max(0, limit - used))
 
 
 def step_bytes(run: RunConfig, peer: PeerConfig, *, autocast: bool, ranks: int = 1) -> int:

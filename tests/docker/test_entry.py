@@ -19,6 +19,7 @@ import yaml
 from tests.docker.compose import FOLDER, ROOT
 
 ADDRESSES = ["/dns4/bootstrap/tcp/31337/p2p/QmA", "/ip4/203.0.113.7/tcp/31337/p2p/QmA"]
+NOBODY, NODE = "/ip4/127.0.0.1/tcp/", "QmYbqG5JzkGCmS7oEvBSUmgRNBFrD1Y5tG3cXcMQSsq2rk"
 SHOW = ["show-config", "--config", str(ROOT / "configs" / "demo.yaml")]
 
 
@@ -55,6 +56,23 @@ def test_addresses_from_the_environment_need_no_file(tmp_path: Path) -> None:
     process = entry(*SHOW, INITIAL_PEERS_FILE=str(tmp_path / "none"), NOLOCO_INITIAL_PEERS=ADDRESSES[1])
     said, errors = process.communicate(timeout=60)
     assert yaml.safe_load(said)["peer"]["initial_peers"] == ADDRESSES[1:], errors
+
+
+def test_join_takes_its_address_from_the_command_the_environment_or_the_file(tmp_path: Path) -> None:
+    """Nobody listens at any of them: the line names the one that was tried."""
+    (file := tmp_path / "addresses").write_text(f"{NOBODY}3/p2p/{NODE}\n")
+    quick = ["--set", "peer.network.join_timeout=1", "--set", f"run.dir={tmp_path}"]
+    for arguments, environment, port in (
+        (["join", f"{NOBODY}1/p2p/{NODE}"], {}, 1),
+        (["join"], {"NOLOCO_INITIAL_PEERS": f"{NOBODY}2/p2p/{NODE}"}, 2),
+        (["join"], {"INITIAL_PEERS_FILE": str(file)}, 3),
+    ):
+        process = entry(*arguments, *quick, **environment)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 2 and f"{NOBODY}{port}/" in errors and "Traceback" not in errors, errors
+    process = entry("join")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2 and errors.startswith("error: join: give an ADDRESS") and errors.count("\n") == 1
 
 
 def test_waiting_times_out_with_one_line(tmp_path: Path) -> None:

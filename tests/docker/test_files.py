@@ -75,7 +75,6 @@ def test_the_environment_reaches_the_configuration() -> None:
     given = {
         "PEER_ARGS": "--set run.steps=7",
         "PEER_ANNOUNCE": "/ip4/198.51.100.4/tcp/31338",
-        "CONFIG": "/configs/demo.yaml",
     }
     config = configured(ours("compose.peer.yaml", given)["peer"])
     assert config.run.steps == 7

@@ -16,7 +16,7 @@ from pathlib import Path
 
 NAMES = (
     *("message", "relayed", "payload", "record", "monitor", "certificate", "request", "extensions"),
-    *("invitation", "config"),
+    *("invitation", "joined", "config"),
 )
 LIMIT = 1800.0  # seconds for a target
 

@@ -42,7 +42,9 @@ from dht_bootstrap.targets import ENDPOINT
 from dht_bootstrap.targets import targets as targets_of
 from dht_bootstrap.view import run_view
 from peer.config import load
-from peer.config.schema import CodecName, Config
+from peer.config.digest import canonical
+from peer.config.received import received, require_hub_tokenizer
+from peer.config.schema import CodecName, Config, RunConfig
 from peer.errors import UserError
 from peer.exchange.codec import size, unpack
 from peer.exchange.group import wire as group_wire
@@ -327,6 +329,30 @@ def config(data: bytes) -> None:
     _one_line(lambda: load.load(file, environment={}))
 
 
+def joined(data: bytes) -> None:
+    """The configuration that a member of another swarm sends: what is taken is what this version would write."""
+    text = data.decode("utf-8", "replace")
+    try:
+        found = received(text)
+        require_hub_tokenizer(found.tree)
+    except UserError as error:
+        assert len(str(error)) < 1000
+        return
+    local = {"train": ["x"], "folder": "x", "path": "x", "source": "x"}
+    for key in found.needed:
+        _, section, last = key.split(".")
+        found.tree[section][last] = local[last]
+    assert canonical(RunConfig.model_validate(found.tree)) == text
+
+
+def _runs() -> list[bytes]:
+    """Canonical texts of runs with all kinds of sections."""
+    text = {"name": "text", "train": ("x",), "tokenizer": {"name": "gpt2", "vocabulary": 50257}}
+    auto = {"name": "auto", "source": "x", "digest": "0123456789abcdef" * 2}
+    runs: list[dict[str, Any]] = [{}, {"outer": {"name": "diloco"}, "data": text}, {"model": auto}]
+    return [canonical(RunConfig.model_validate(it)).encode() for it in runs]
+
+
 # -- valid inputs
 
 
@@ -396,5 +422,6 @@ def targets() -> dict[str, Target]:
         "extensions": Target(extensions, _extensions()),
         "monitor": Target(monitor, _extreme_records()),
         "invitation": Target(invitation, [good.model_dump_json().encode()]),
+        "joined": Target(joined, _runs()),
         "config": Target(config, [yaml.safe_dump(json.loads(Config().model_dump_json())).encode(), b"run: {}\n"]),
     }

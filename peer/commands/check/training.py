@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 from peer.commands.check.finding import Finding, fail, ok, warn
 from peer.config.schema import Config
 from peer.errors import RunError, UserError
 
 CHECKPOINT_VECTORS = 3  # θ, φ, δ, as in training/state.py; the optimizer's moments are counted apart
-TIGHT_SHARE = 0.87  # an estimate is within 15%
 GIB = 2**30
 
 
@@ -52,8 +50,7 @@ def device(config: Config, ranks: int) -> Iterator[Finding]:
 def memory(config: Config, ranks: int) -> Iterator[Finding]:
     """The estimate of peer/replica/memory.py against the free memory."""
     from peer.device.accelerator import device_count, pick_device
-    from peer.device.memory import device_memory
-    from peer.replica.memory import estimate
+    from peer.replica.memory import GPU_MEMORY, estimate, room
     from peer.replica.model import parameters_of
     from peer.replica.offload import may_offload
     from peer.replica.sharded import launch
@@ -66,19 +63,19 @@ def memory(config: Config, ranks: int) -> Iterator[Finding]:
     advice = "lower peer.micro_batch, set peer.gradient_checkpointing, or take a smaller model"
     optimizer = {"adamw": "AdamW", "muon": "Muon"}[config.run.inner.optimizer]
     on_device, on_host = [f"{parameters_of(config.run):,} parameters", optimizer, "activations"], ["slow weights, swap"]
-    if where.type != "cpu":
-        if config.peer.offload == "optimizer":
-            on_device.remove(optimizer)
-            on_host.insert(0, optimizer)
-        what = ", ".join(on_device) + (f"; on each of {ranks} GPUs" if ranks > 1 else "")
-        device_advice = f"set peer.offload: optimizer, {advice}" if may_offload(config, ranks) else advice
-        yield _compared("GPU memory", needed.device_bytes, device_memory(where).free, what, device_advice)
-        what, host, advice = ", ".join(on_host), needed.host_bytes, "end other programs"
-    else:
-        what, host = ", ".join(on_device + on_host), ranks * needed.device_bytes + needed.host_bytes
-    available = available_memory()
-    if available is not None:
-        yield _compared("memory", host, available, what, advice, CLIENTS * needed.giving_bytes)
+    if where.type != "cpu" and config.peer.offload == "optimizer":
+        on_device.remove(optimizer)
+        on_host.insert(0, optimizer)
+    giving = CLIENTS * needed.giving_bytes
+    for topic, (count, free) in room(needed, where, ranks).items():
+        if topic == GPU_MEMORY:
+            what = ", ".join(on_device) + (f"; on each of {ranks} GPUs" if ranks > 1 else "")
+            remedy = f"set peer.offload: optimizer, {advice}" if may_offload(config, ranks) else advice
+            yield _compared(topic, count, free, what, remedy)
+        elif where.type != "cpu":
+            yield _compared(topic, count, free, ", ".join(on_host), "end other programs", giving)
+        else:
+            yield _compared(topic, count, free, ", ".join(on_device + on_host), advice, giving)
 
 
 def disk(config: Config) -> Iterator[Finding]:
@@ -124,23 +121,10 @@ def push(config: Config) -> Iterator[Finding]:
         yield warn("push", str(error), "without that, training goes on and no weights are pushed")
 
 
-def available_memory() -> int | None:
-    """Free bytes without swapping, as Linux reports, within a container's limit; ``None`` on other systems."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return None
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no cgroup, or "max"
-        return free
-    return min(free, max(0, limit - used))
-
-
 def _compared(topic: str, needed: int, free: int, what: str, advice: str, at_times: int = 0) -> Finding:
     """``at_times``: bytes needed in addition while newcomers download."""
+    from peer.replica.memory import TIGHT_SHARE
+
     more = f", up to {_gib(at_times)} more while newcomers download the weights" if at_times else ""
     text = f"about {_gib(needed)} needed ({what}){more}, {_gib(free)} free"
     if TIGHT_SHARE * needed > free:

@@ -35,7 +35,7 @@ class LocalSwarm:
         self._names = [f"peer-{index}" for index in range(peers)]
         self._resume = resume
         self._interrupted = 0
-        self._page = ""  # the URL of the bootstrap node's page, until it is printed
+        self._page = self._address = ""  # the URL of the bootstrap node's page, until it is printed; its address
         self._children: list[Child] = []
 
     def run(self) -> int:
@@ -79,7 +79,7 @@ class LocalSwarm:
         common += [*self._overrides, "peer.metrics.port=0"]
         common += ["run.admission=open", "run.owner=null", "peer.invitation=null"]  # every member is on this machine
         sets = [argument for override in common for argument in ("--set", override)]
-        self._page = f"http://{monitor}/"
+        self._page, self._address = f"http://{monitor}/", addresses[0]
         bootstrap.arguments += ["--port", addresses[0].partition("/tcp/")[2].partition("/")[0]]
         bootstrap.arguments += ["--http-port", monitor.rpartition(":")[2]]  # a restarted one listens on the same ports
         train = ["train", "--config", *map(str, self._files), *sets]
@@ -100,6 +100,7 @@ class LocalSwarm:
                 fresh = [(tail, row) for tail in tails for row in tail.poll()]
                 if fresh and self._page:  # not earlier: when a peer is refused, its error is the only line
                     view.say(f"the swarm as a page: {self._page}")
+                    view.say(f"one more peer, in another terminal: noloco-peer join {self._address}")
                     self._page = ""
                 view.show(tails, fresh)
                 if not self._revive(view) and not running:

@@ -87,8 +87,8 @@ def why_refused(address: str, notice: Notice, own: Certificate | None) -> str:
     """One line for a peer that was refused; empty when the invitation is valid."""
     if own is None:
         return (
-            f"the swarm at {address} is for invited peers: set run.admission=invite, run.owner={notice.owner} and "
-            "peer.invitation to the file that its owner gives you (noloco-bootstrap invite)"
+            f"the swarm at {address} is for invited peers: set peer.invitation to the file that its owner gives you "
+            f"(noloco-bootstrap invite), and in a configuration run.admission=invite and run.owner={notice.owner}"
         )
     if not notice.objection:
         return ""

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.needs("chromium")
 LIVE = "document.querySelector('#connection')?.dataset.state === 'live'"
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 NAMES = "[...document.querySelectorAll('tbody .name bdi')].map(it => it.textContent)"
+JOIN = "[...document.querySelectorAll('#join code')].map(it => it.textContent)"
+PUBLIC = f"/ip4/203.0.113.7/tcp/31337/p2p/{page_sample.peer_id(10_000)}"
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,11 @@ def test_it_shows_the_swarm_and_updates_itself_in_place(browser: Chromium, serve
         assert tab.ask(f"document.querySelector('#{chart} svg').getAttribute('aria-label')")
     assert tab.ask("document.querySelectorAll('#meetings .edges path').length") == 6
     assert "healthy: below 10%" in tab.ask("document.querySelector('#idle').textContent")
-    assert "--initial-peers /ip4/203.0.113.7/" in tab.ask("document.querySelector('#join code').textContent")
+    assert tab.ask(JOIN)[:2] == [
+        f"noloco-peer join {PUBLIC}",
+        f"docker run --gpus all -v noloco:/data noloco-peer:0.1.0 join {PUBLIC}",
+    ]
+    assert json.loads(tab.ask(JOIN)[-1])["run"]["name"] == "demo"
     # a selection, a followed peer and the elements themselves survive the updates
     tab.click("tbody tr:nth-child(2) .name button")
     tab.ask(
@@ -94,7 +100,7 @@ def test_peers_come_and_go_and_the_table_is_sorted(browser: Chromium, serve: Cal
     server = serve(of(0))
     tab = opened(browser, server)
     assert tab.ask("!document.querySelector('#empty').hidden && document.querySelector('#run').hidden")
-    assert "noloco-peer train" in tab.ask("document.body.innerText")
+    assert tab.ask(JOIN)[0] == f"noloco-peer train --config FILE --initial-peers {PUBLIC}"
     server.swarm = of(12)
     tab.wait(f"{NAMES}.length === 12")
     assert tab.ask(NAMES)[1:3] == ["peer-1", "peer-2"] and tab.ask("document.querySelector('#empty').hidden")
@@ -224,6 +230,36 @@ def test_it_reports_a_lost_bootstrap_node_and_recovers(browser: Chromium, serve:
     assert not [it for it in tab.errors if "swarm.json" not in it]
 
 
+def test_the_line_that_joins_is_right_for_every_run(browser: Chromium, serve: Callable[..., PageServer]) -> None:
+    now = time.time()
+    runs = [page_sample.run(name, 2, now, now - 300) for name in ("open", "closed", "program", "unread")]
+    runs[1]["configuration"] = page_sample.configuration({"name": "closed", "admission": "invite"}, 2)
+    runs[2]["configuration"] = page_sample.configuration(None, 2, own_program=True)
+    runs[3]["configuration"] = None
+    swarm = page_sample.swarm(runs, now)
+    tab = opened(browser, serve(lambda: swarm))
+    docker, image = "docker run --gpus all", f"noloco-peer:0.1.0 join {PUBLIC}"
+    lines = [
+        [f"noloco-peer join {PUBLIC} --run open", f"{docker} -v noloco:/data {image} --run open"],
+        [
+            f"noloco-peer join {PUBLIC} --run closed --invitation FILE",
+            f'{docker} -v "$PWD/FILE:/invitation:ro" -v noloco:/data {image} --run closed --invitation /invitation',
+        ],
+        [f'initial_peers="{PUBLIC}"'],
+        [f"noloco-peer join {PUBLIC} --run unread"],
+    ]
+    for number, wanted in enumerate(lines, start=1):
+        tab.click(f"#runs button:nth-child({number})")
+        tab.wait(f"document.querySelector('#runs button:nth-child({number})').getAttribute('aria-current') === 'true'")
+        assert tab.ask(JOIN)[: len(wanted)] == wanted
+        assert (tab.ask(JOIN)[-1][0] == "{") == (number in (1, 2))
+    swarm["invited"], swarm["runs"] = True, [runs[0]]
+    tab.wait(f"{JOIN}[0].endsWith('--invitation FILE')")
+    swarm["runs"] = [{**runs[0], "run": "a; rm -rf /"}, runs[1]]
+    tab.wait(f"{JOIN}[0] === 'noloco-peer join {PUBLIC} --invitation FILE'")
+    assert tab.errors == []
+
+
 def test_several_runs_are_chosen_by_name(browser: Chromium, serve: Callable[..., PageServer]) -> None:
     now = time.time()
     runs = [
@@ -253,12 +289,13 @@ def test_a_real_swarm_on_a_real_bootstrap_node(browser: Chromium, swarm: Swarm) 
     tab.open("http://" + bootstrap.line(r"http=(\S+)").group(1))
     tab.wait(LIVE)
     tab.wait("!document.querySelector('#empty').hidden")
-    assert address in tab.ask("document.querySelector('#join code').textContent")
+    assert tab.ask(JOIN)[0] == f"noloco-peer train --config FILE --initial-peers {address}"
     for name in ("ann", "bob"):
         swarm.peer(name, "run.steps=100000", address=address)
     tab.wait(f"{NAMES}.join() === 'ann,bob'", 90)
     tab.wait("document.querySelectorAll('#meetings .edges path').length === 1", 60)
     tab.wait("document.querySelectorAll('#loss .lines path[d]').length === 2", 60)
+    tab.wait(f"{JOIN}[0] === 'noloco-peer join {address}' && {JOIN}.at(-1).startsWith('{{\"run\":')", 60)
     assert tab.errors == []
     bootstrap.signal(signal.SIGKILL)
     tab.wait("document.querySelector('#connection').dataset.state === 'gone'")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,27 @@ def as_any_peer(outer: OuterLoop, watching: OuterLoop, steps: int) -> None:
     assert registry.get_sample_value("noloco_inner_steps_total") == steps
     assert registry.get_sample_value("noloco_rounds_total", {"outcome": "merged"}) == 2
     assert registry.get_sample_value("noloco_phase_info", {"phase": "inner"}) == 1
+
+
+def test_a_program_takes_from_the_swarm_what_it_does_not_say(scene: Scene, tmp_path: Path) -> None:
+    """H, method, codec, name: by an address alone. What it does say must fit."""
+    one, two = Program(data=1), Program(seed=5, data=2)
+    first = scene.start(one, "one", {"run.outer.alpha": 0.2, "run.exchange.codec": "int8"}, method="noloco", steps=400)
+    here = {"run.dir": str(tmp_path), "peer.network.host": "127.0.0.1", "peer.metrics.port": 0}
+    said: dict[str, Any] = {"optimizer": two.optimizer, "initial_peers": first.addresses[0], "settings": here}
+    with OuterLoop.start(two.model, name="two", **said) as second:
+        assert second._member.node.member == replace(first._member.node.member, name="two")
+        assert second.adopted and second._total == 400
+        together(lambda: one.train_until_merged(first, 1), lambda: two.train_until_merged(second, 1))
+    for more, difference in (
+        ({"inner_steps": H + 1}, f"run.inner_steps is {H + 1} here and {H} there"),
+        ({"method": "diloco"}, "this configuration is not the swarm's: run."),
+        ({"tag": "mine"}, 'run.tag is "mine" here and "" there'),
+    ):
+        with pytest.raises(UserError, match=re.escape(difference)):
+            OuterLoop.start(two.model, name="three", **said, **more)
+    with OuterLoop.start(two.model, run="another", name="three", **said) as third:  # a new run, with the defaults
+        assert third.members == 1 and third._member.resources.run.inner_steps == 50
 
 
 def test_a_program_that_fails_leaves_and_its_own_exception_is_raised(scene: Scene) -> None:

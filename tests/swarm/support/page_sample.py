@@ -38,6 +38,7 @@ def swarm(runs: list[Json], now: float) -> Json:
         "connected_peers": sum(run["members"] for run in runs),
         "read_age": 1.2,
         "read_seconds": 0.05,
+        "invited": False,
         "runs": runs,
     }
 
@@ -61,7 +62,13 @@ def run(name: str, n: int, now: float, began: float, names: list[str] | None = N
             for i, it in enumerate(peers)
         ][-50:],
         "warnings": [],
+        "configuration": configuration({"name": name, "admission": "open"}, n),
     }
+
+
+def configuration(run: Json | None, agreeing: int, *, own_program: bool = False) -> Json:
+    """What a bootstrap node has read of a run."""
+    return {"digest": "0123456789abcdef", "agreeing": agreeing, "run": run, "why": "", "own_program": own_program}
 
 
 def _peer(i: int, n: int, now: float, began: float) -> Json:

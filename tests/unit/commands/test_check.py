@@ -18,6 +18,7 @@ from peer.commands.check.finding import Finding, warn
 from peer.commands.check.members import spoken, unlike_protocols
 from peer.config.load import load
 from peer.config.schema import Config
+from peer.replica import memory
 from peer.replica.memory import estimate
 from peer.swarm.state_transfer.donor import CLIENTS
 from tests.unit.hub.server import Hub
@@ -78,7 +79,7 @@ def test_too_little_disk_and_memory_is_found(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "not").exists()  # a check leaves nothing behind
     usage = training.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(training.shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    monkeypatch.setattr(training, "available_memory", lambda: 2**28)
+    monkeypatch.setattr(memory, "available_memory", lambda: 2**28)
     found = [*training.disk(small), *training.memory(small, 1)]
     assert levels(found) == ["fail", "fail"]
     assert "peer.checkpoint.keep" in found[0].advice and "peer.micro_batch" in found[1].advice
@@ -89,7 +90,7 @@ def test_memory_that_is_short_only_while_newcomers_are_served_is_a_warning(monke
     needed = estimate(large.run, large.peer)
     usual, served = needed.device_bytes + needed.host_bytes, CLIENTS * needed.giving_bytes
     for free, level in ((usual + served / 2, "warn"), (1.2 * (usual + served), "ok"), (usual / 2, "fail")):
-        monkeypatch.setattr(training, "available_memory", lambda free=free: int(free))
+        monkeypatch.setattr(memory, "available_memory", lambda free=free: int(free))
         assert levels(training.memory(large, 1)) == [level], free
 
 

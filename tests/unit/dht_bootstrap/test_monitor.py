@@ -58,7 +58,7 @@ class Site:
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(Watch, "failure", "")
-    node = SimpleNamespace(failure="", peer_id="QmNode", addresses=())
+    node = SimpleNamespace(failure="", peer_id="QmNode", addresses=(), invited=False)
     monitor = Monitor(node, "127.0.0.1", 0, [IPv4Network("10.0.0.0/8")])  # type: ignore[arg-type]
     try:
         yield Site(monitor)

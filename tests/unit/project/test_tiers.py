@@ -18,6 +18,7 @@ KINDS = {
     "a group": "swarm/exchange/test_group_swarm.py",
     "a late join": "swarm/commands/test_by_hand.py",
     "kill and resume": "swarm/membership/test_resume.py",
+    "a join by an address alone": "swarm/membership/test_join_command.py",
     "an invitation": "swarm/membership/test_admission.py",
     "NAT": "netlab/test_nat.py",
     "an own loop": "swarm/commands/test_own_loop.py",

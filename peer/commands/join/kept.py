@@ -1,0 +1,57 @@
+"""The configuration of the last join, in ``<run.dir>/joined/<run>.json``: for a restart when nobody else trains.
+
+It is a file for ``--config`` too, with the addresses by which the swarm was joined.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from peer.config.digest import digest_of
+from peer.config.received import LARGEST_TEXT
+from peer.errors import UserError
+from peer.p2p.addresses import owner_of
+from peer.swarm.configuration import OfferedRun
+
+FOLDER = "joined"
+
+
+def keep(run_dir: Path, offer: OfferedRun, initial_peers: Sequence[str]) -> None:
+    """Write it. Raises :class:`UserError`."""
+    path = run_dir / FOLDER / f"{offer.name}.json"
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")  # another peer of this machine may join at the same time
+    body = {"run": json.loads(offer.text), "peer": {"initial_peers": list(initial_peers)}}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"run.dir: cannot write to {path.parent}: {error.strerror}") from None
+
+
+def kept(run_dir: Path, initial_peers: Sequence[str], name: str | None, digest: str | None) -> OfferedRun | None:
+    """The one that was joined through one of the nodes ``initial_peers``; ``name`` and ``digest``, if given, must fit.
+    ``None`` where there is none, or more than one.
+    """
+    nodes = set(map(owner_of, initial_peers)) - {""}
+    found = [
+        offer
+        for offer, addresses in _all(run_dir / FOLDER)
+        if nodes & set(map(owner_of, addresses)) and name in (None, offer.name) and digest in (None, offer.digest)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _all(folder: Path) -> Iterator[tuple[OfferedRun, list[str]]]:
+    """Those that can be read: this machine's own files, which a person may have changed."""
+    for path in sorted(folder.glob("*.json")):
+        try:
+            body = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= 2 * LARGEST_TEXT else {}
+            text = json.dumps(body["run"], sort_keys=True, separators=(",", ":"))
+            addresses = [str(address) for address in body["peer"]["initial_peers"]]
+            yield OfferedRun(str(body["run"]["name"]), digest_of(text), text, agreeing=0, members=0), addresses
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            continue

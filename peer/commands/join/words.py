@@ -1,0 +1,48 @@
+"""What a peer says before it trains the swarm's configuration: what is trained, and what must be downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from peer.config.data import BYTES, HuggingFaceData
+from peer.config.model import AutoModel, LlamaModel
+from peer.config.schema import Config, RunConfig
+from peer.swarm.configuration import OfferedRun
+
+UNKNOWN_SIZE = "of unknown size, unless it is on this machine already"
+
+
+def outlined(config: Config, offer: OfferedRun) -> Iterator[str]:
+    """The run in a few lines."""
+    run = config.run
+    whose = f"of {offer.agreeing} of {offer.members} members" if offer.members else "of the last join: nobody is there"
+    yield f"{run.name}: the configuration {offer.digest}, {whose}"
+    exchange = run.exchange
+    phase = f"{run.inner_time:g} s" if run.inner_time else f"{run.inner_steps} inner steps"
+    swap = f"codec {exchange.codec}{', overlapped' if exchange.overlap else ''}"
+    yield f"method: {run.outer.name}, a round every {phase}, {swap}; {run.steps} steps of {run.inner.optimizer}"
+    yield f"model: {_model(run)}"
+    data = run.data
+    batch = f"{run.batch_size} sequences of {data.sequence_length} tokens a step"
+    yield f"data: {data.name}, tokenizer {data.tokenizer.name}, {batch}"
+
+
+def _model(run: RunConfig) -> str:
+    model = run.model
+    if isinstance(model, LlamaModel):
+        return f"llama, {model.layers} layers of {model.hidden_size}, {model.heads} heads, fresh weights"
+    return f"{model.source}, {'its own' if model.pretrained else 'fresh'} weights, digest {model.digest}"
+
+
+def downloads(config: Config) -> Iterator[str]:
+    """What comes from the Hugging Face hub. The sizes are not known before."""
+    model, data = config.run.model, config.run.data
+    if isinstance(model, AutoModel) and not Path(model.source).expanduser().is_dir():
+        what = "weights and configuration" if model.pretrained else "configuration"
+        yield f"download: {what} of the model {model.source}, {UNKNOWN_SIZE}"
+    if data.tokenizer.name != BYTES and data.tokenizer.path is None:
+        yield f"download: the tokenizer {data.tokenizer.name}, {UNKNOWN_SIZE}"
+    if isinstance(data, HuggingFaceData) and not Path(data.path).expanduser().exists():
+        how = "piece by piece" if data.streaming else "as a whole before the first step"
+        yield f"download: the data set {data.path}, {how}, {UNKNOWN_SIZE}"

@@ -1,0 +1,146 @@
+"""What a swarm trains, for a node that is no member: the digest that most members' records name, and its configuration.
+
+Any member gives the configuration: it refuses the greeting of a :func:`peer.p2p.greeting.newcomer` with it. Only a text
+with the wanted digest is used, so one member that lies changes nothing. In an open swarm anybody can write records,
+also many: who has learned the digest from a person gives it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer import clock
+from peer.config.digest import digest_of
+from peer.config.received import LARGEST_TEXT
+from peer.config.schema import MemberConfig
+from peer.errors import RunError, UserError
+from peer.p2p.deadline import together
+from peer.p2p.greeting import GREETING_TIMEOUT, guest_node, guest_settings, newcomer, refusal_of
+from peer.p2p.node import OPEN_TIMEOUT, Node
+from peer.p2p.stream import Refused
+from peer.swarm.directory.directory import present_members
+from peer.swarm.directory.reader import Onlooker
+from peer.swarm.directory.records import MemberRecord
+from peer.swarm.state_transfer.donor import STATE_PROTOCOL
+
+ASKED_MEMBERS = 3
+ASK_TIMEOUT = OPEN_TIMEOUT + 2 * GREETING_TIMEOUT  # seconds for one member
+DHT_TIMEOUT = 60.0  # seconds to join
+LOOK_TIMEOUT = 20.0  # seconds for one look at the directory
+LOOK_SECONDS = 15.0  # until the first record must be found
+LOOK_PAUSE = 0.5  # seconds
+
+
+class NoMajority(UserError):
+    """The members of a run have several configurations, and none is that of more than half of them."""
+
+
+@dataclass(frozen=True)
+class OfferedRun:
+    """A configuration as the swarm has it. ``text`` is canonical and has ``digest``; nothing in it was checked yet.
+
+    ``agreeing`` of ``members`` records name the digest.
+    """
+
+    name: str
+    digest: str
+    text: str
+    agreeing: int
+    members: int
+
+
+def most_common(records: Sequence[MemberRecord]) -> str | None:
+    """The digest that more than half of the records name; ``None`` when none is."""
+    ((digest, count),) = Counter(record.config for record in records).most_common(1) or [("", 0)]
+    return digest if 2 * count > len(records) else None
+
+
+async def ask(node: Node, run: str, record: MemberRecord) -> str | Refused | None:
+    """A member's configuration (canonical text), if it has the digest in its record; how it refuses to tell it; or
+    ``None`` for no answer or a wrong one. Ends within ``ASK_TIMEOUT``.
+    """
+    said = await refusal_of(node, newcomer(run), record.peer_id, STATE_PROTOCOL, record.addresses)
+    if said is None or said.run is None:
+        return said
+    fits = len(said.run) <= LARGEST_TEXT and digest_of(said.run) == record.config
+    return said.run if fits else None
+
+
+def offered(own: MemberConfig, name: str | None = None, digest: str | None = None) -> OfferedRun | None:
+    """Ask the swarm at ``own.initial_peers``; ``None`` when nobody trains there.
+
+    ``name`` of the run, if there may be several; ``digest``: the one to use, whatever most members have. Raises
+    :class:`UserError` and :class:`RunError`, each with one line that says what to do, :class:`NoMajority` among them.
+    From the main thread.
+    """
+    settings = guest_settings(own.initial_peers, own.network.join_timeout)
+    with guest_node(settings, _invitation(own)) as (node, _):
+        node.call(node.join(node.connect(), client=True), DHT_TIMEOUT)
+        runs = {name: present_members(node, name)} if name else _runs(node)
+        runs = {run: records for run, records in runs.items() if records}
+        if len(runs) > 1:
+            listed = ", ".join(f"{run} ({_count(records)})" for run, records in sorted(runs.items()))
+            raise UserError(f"several runs are trained there: {listed}; choose one with --run NAME")
+        for run, records in runs.items():
+            return _from_members(node, run, records, digest)
+    return None
+
+
+def _invitation(own: MemberConfig) -> Path | None:
+    """Its file; an empty one stands for none (docker/compose.peer.yaml always mounts one)."""
+    path = own.invitation
+    return None if path is None or (path.exists() and not path.stat().st_size) else path
+
+
+def _runs(node: Node) -> dict[str, list[MemberRecord]]:
+    """The live members of each run that is found; the names of runs may come late."""
+    onlooker, until = Onlooker(node), clock.monotonic() + LOOK_SECONDS
+    while True:
+        try:
+            found = node.call(onlooker.look(), LOOK_TIMEOUT)
+        except TimeoutError:
+            raise RunError("the swarm's directory does not answer") from None
+        now = clock.unix()
+        runs = {run: [it.record for it in there.values() if it.is_live(now)] for run, there in found.items()}
+        if any(runs.values()) or clock.monotonic() > until:
+            return runs
+        clock.sleep(LOOK_PAUSE)
+
+
+def _from_members(node: Node, run: str, records: Sequence[MemberRecord], wanted: str | None) -> OfferedRun:
+    digest = wanted or most_common(records)
+    if digest is None:
+        raise NoMajority(
+            f"the members of {run} do not agree on a configuration: {_camps(records)}; ask one of them whom you trust, "
+            "and choose with --digest"
+        )
+    those = [record for record in records if record.config == digest]
+    if not those:
+        raise UserError(f"no member of {run} has the configuration {digest}: {_camps(records)}")
+
+    async def ask_some() -> list[str | Refused | None]:
+        return await together(ask(node, run, it) for it in random.sample(those, min(ASKED_MEMBERS, len(those))))
+
+    answers = node.call(ask_some(), ASK_TIMEOUT + OPEN_TIMEOUT)
+    text = next((it for it in answers if isinstance(it, str)), None)
+    if text is None:
+        why = next((f": {it}" for it in answers if isinstance(it, Refused)), " within its time; try again")
+        raise RunError(f"no member of {run} has sent the configuration {digest}{why}")
+    return OfferedRun(run, digest, text, len(those), len(records))
+
+
+def _camps(records: Sequence[MemberRecord]) -> str:
+    """``1a2b (alice, bob), 3c4d (carol)``, the largest first."""
+    camps: dict[str, list[str]] = defaultdict(list)
+    for record in records:
+        camps[record.config].append(record.name)
+    largest = sorted(camps.items(), key=lambda it: -len(it[1]))[:4]
+    return ", ".join(f"{digest} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})" for digest, names in largest)
+
+
+def _count(records: Sequence[MemberRecord]) -> str:
+    return f"{len(records)} peer{'s' * (len(records) != 1)}"

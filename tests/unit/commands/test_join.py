@@ -1,0 +1,196 @@
+"""``noloco-peer join``: the swarm's run and this machine's settings become one configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.commands.join import configuration
+from peer.commands.join.configuration import JoinOptions, joining
+from peer.commands.join.micro_batch import fitting
+from peer.config.digest import canonical, digest_of
+from peer.config.load import load
+from peer.config.schema import Config, MemberConfig, RunConfig
+from peer.errors import UserError
+from peer.replica import memory
+from peer.swarm.configuration import OfferedRun
+
+ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/QmA"
+JSONL = "run.data={name: jsonl, train: [x], sequence_length: 16}"
+
+
+def config(*overrides: str) -> Config:
+    return load([], overrides, environment={})
+
+
+class Joining:
+    """The swarm offers one run, as test_configuration.py has it from members."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._monkeypatch, self.folder = monkeypatch, folder
+        self.said: list[str] = []
+        self.digest = "d"
+        self.asked: list[tuple[MemberConfig, str | None, str | None]] = []
+
+    def __call__(
+        self, run: RunConfig | None, *sets: str, addresses: Sequence[str] = (ADDRESS,), files: Sequence[Path] = ()
+    ) -> Config:
+        offer = None
+        sets = (f"run.dir={self.folder}", *sets)
+        if run is not None:
+            self.digest = digest_of(canonical(run))
+            offer = OfferedRun(run.name, self.digest, canonical(run), agreeing=2, members=3)
+
+        def offered(*asked: Any) -> OfferedRun | None:
+            self.asked.append(asked)
+            return offer
+
+        self._monkeypatch.setattr(configuration, "offered", offered)
+        options = JoinOptions(addresses, files, sets, run="wanted", digest=self.digest, invitation=None)
+        return joining(options, self.said.append)
+
+
+@pytest.fixture
+def join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Joining:
+    for name in ("NOLOCO_INITIAL_PEERS", "NOLOCO_INVITATION", "NOLOCO_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    return Joining(monkeypatch, tmp_path / "runs")
+
+
+def test_the_run_is_the_swarms_and_the_rest_this_machines(join: Joining, tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("peer: {name: me, device: cpu, network: {port: 31338}}")
+    run = config("run.name=ours", "run.steps=7", "run.outer={name: diloco}").run
+    found = join(run, "peer.threads=1", files=[own])
+    assert found.run == run.model_copy(update={"dir": join.folder})
+    assert (found.peer.name, found.peer.threads, found.peer.network.port) == ("me", 1, 31338)
+    assert found.peer.initial_peers == (ADDRESS,) and join.asked[0][1:] == ("wanted", join.digest)
+    assert "ours: the configuration" in join.said[0] and "2 of 3 members" in join.said[0]
+    assert 4 <= len(join.said) <= 6 and all("\n" not in line for line in join.said)
+
+
+def test_a_swarm_on_this_machine_is_joined_on_loopback(join: Joining) -> None:
+    run = RunConfig()
+    assert join(run).peer.network.host == "127.0.0.1"
+    assert join(run, "peer.network.host=10.0.0.1").peer.network.host == "10.0.0.1"
+    assert join(run, addresses=["/ip4/203.0.113.7/tcp/1/p2p/QmA"]).peer.network.host == "0.0.0.0"
+
+
+def test_addresses_come_from_the_environment_too(join: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="give an ADDRESS"):
+        join(RunConfig(), addresses=[])
+    monkeypatch.setenv("NOLOCO_INITIAL_PEERS", ADDRESS)
+    assert join(RunConfig(), addresses=[]).peer.initial_peers == (ADDRESS,)
+
+
+def test_where_nobody_trains_the_first_peer_is_told_what_to_do(join: Joining) -> None:
+    with pytest.raises(UserError, match=r"nobody trains wanted there yet; .* noloco-peer train --config FILE"):
+        join(None)
+
+
+def test_a_restart_when_nobody_is_there_goes_on_with_the_last_configuration(join: Joining) -> None:
+    """At the same address only, and after the same checks as of a swarm's."""
+    run, elsewhere = config("run.name=wanted", "run.steps=7").run, "/ip4/127.0.0.1/tcp/2/p2p/QmB"
+    assert join(run).run.steps == 7
+    again = join(None)
+    assert canonical(again.run) == canonical(run) and "of the last join" in join.said[-4]
+    assert canonical(load(join.folder / "joined" / "wanted.json", environment={}).run) == canonical(run)
+    with pytest.raises(UserError, match=r"nobody trains wanted"):
+        join(None, addresses=[elsewhere])
+    moved = ADDRESS.replace("127.0.0.1/tcp/1", "127.0.0.2/tcp/7")  # the same node
+    assert join(None, addresses=[moved]).run.steps == 7
+    changed = {"run": {"name": "wanted"}, "peer": {"initial_peers": [ADDRESS]}}
+    (join.folder / "joined" / "wanted.json").write_text(json.dumps(changed))
+    with pytest.raises(UserError, match=r"nobody trains wanted"):  # it has another digest than the wanted one
+        join(None)
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", '{"run": 1, "peer": 2}', "[" * 10_000])
+def test_a_broken_file_of_the_last_join_is_none(join: Joining, text: str) -> None:
+    (join.folder / "joined").mkdir(parents=True)
+    (join.folder / "joined" / "wanted.json").write_text(text)
+    with pytest.raises(UserError, match=r"nobody trains wanted"):
+        join(None)
+
+
+@pytest.mark.parametrize("where", ["set", "file"])
+def test_what_is_equal_for_all_cannot_be_changed(join: Joining, where: str, tmp_path: Path) -> None:
+    (file := tmp_path / "own.yaml").write_text("run: {steps: 7}")
+    with pytest.raises(UserError, match=r"run.steps is 7 here and 1000 there: it is equal for all"):
+        join(RunConfig(), *["run.steps=7"][: where == "set"], files=[file][: where == "file"])
+    assert join(RunConfig(), "run.steps=1000").run.steps == 1000  # the same is no change
+
+
+def test_data_that_lie_elsewhere_are_asked_for_by_name(join: Joining) -> None:
+    run = config(JSONL).run
+    with pytest.raises(UserError, match=r"needs of this machine run.data.train: .*--set 'run.data.train=\[PATTERN\]'"):
+        join(run)
+    both = config(JSONL, "run.model={name: auto, source: a}").run
+    with pytest.raises(UserError, match=r"(data.train|model.source): .*; and run\.(data.train|model.source): "):
+        join(both)
+    assert join(run, "run.data.train=[y]").run.data == run.data.model_copy(update={"train": ("y",)})
+
+
+def test_a_model_of_files_is_asked_for_and_code_of_it_runs_by_a_local_decision_only(
+    join: Joining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = "{name: auto, source: a/b, trust_remote_code: true, digest: 0123456789abcdef0123456789abcdef}"
+    run = config(f"run.model={model}").run
+    with pytest.raises(UserError, match=r"needs of this machine run.model.source: .*--set run.model.source=NAME"):
+        join(run)
+    monkeypatch.setattr(configuration.model_source, "pinned", lambda it: it)
+    monkeypatch.setattr(configuration, "fitting", lambda it, _: it.peer.micro_batch)
+    found: Any = join(run, "run.model.source=c/d").run.model
+    assert (found.source, found.trust_remote_code, found.digest) == ("c/d", False, "0123456789abcdef" * 2)
+    assert any("download" in line and "c/d" in line and "of unknown size" in line for line in join.said)
+    found = join(run, "run.model.source=c/d", "run.model.trust_remote_code=true").run.model
+    assert found.trust_remote_code is True
+
+
+def test_a_place_as_a_tokenizer_is_asked_for(join: Joining) -> None:
+    run = config("run.data={name: stdlib, tokenizer: {name: /etc/secret, vocabulary: 300}}").run
+    with pytest.raises(UserError, match=r"run.data.tokenizer.path=PATH"):
+        join(run)
+    assert join(run, "run.data.tokenizer.path=/mine").run.data.tokenizer.path == Path("/mine")
+
+
+def test_the_text_of_another_run_is_refused(join: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = canonical(RunConfig(name="b"))
+    monkeypatch.setattr(configuration, "offered", lambda *_: OfferedRun("a", digest_of(text), text, 1, 1))
+    with pytest.raises(UserError, match="the configuration of another run"):
+        joining(JoinOptions([ADDRESS], [], [], None, None, None), print)
+
+
+# -- the micro-batch that fits
+
+
+BATCH = "run={batch_size: 12, model: {layers: 1, hidden_size: 32, heads: 2}}"
+
+
+def need(size: int) -> int:
+    it = config(BATCH, f"peer.micro_batch={size}", "peer.device=cpu")
+    found = memory.estimate(it.run, it.peer)
+    return found.device_bytes + found.host_bytes
+
+
+@pytest.mark.parametrize(("size", "found"), [(12, None), (6, 6), (4, 4), (3, 3), (1, 1)])
+def test_the_largest_divisor_that_fits_is_taken(size: int, found: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = int((need(size) + 1) / memory.TIGHT_SHARE)
+    monkeypatch.setattr(memory, "available_memory", lambda: free)
+    assert fitting(config(BATCH, "peer.device=cpu")) == found
+
+
+def test_a_run_that_does_not_fit_needs_a_word_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 2**20)
+    with pytest.raises(UserError, match=r"does not fit this machine: .* needed, .* free.*--set peer.micro_batch=1"):
+        fitting(config(BATCH, "peer.device=cpu"))
+    assert fitting(config(BATCH, "peer.device=cpu", "peer.micro_batch=4")) == 4
+
+
+def test_where_the_free_memory_is_unknown_the_batch_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: None)
+    assert fitting(config(BATCH, "peer.device=cpu")) is None

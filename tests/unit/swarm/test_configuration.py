@@ -1,0 +1,144 @@
+"""A node that is no member learns what a swarm trains: by the digest of most records, from members that may lie."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer import clock
+from peer.config.digest import canonical, digest_of
+from peer.config.received import LARGEST_TEXT
+from peer.config.schema import InnerConfig, MemberConfig, RunConfig
+from peer.errors import RunError, UserError
+from peer.p2p.event_loop import LoopThread
+from peer.p2p.greeting import MemberIdentity
+from peer.p2p.stream import Refusal, Refused, Stream, StreamLost
+from peer.swarm.configuration import ASK_TIMEOUT, NoMajority, _from_members, _invitation, ask, most_common
+from peer.swarm.directory.records import MemberRecord
+from tests.unit.parts import member_record
+from tests.unit.virtual import stream_pair
+
+TEXT, OTHER = canonical(RunConfig()), canonical(RunConfig(inner=InnerConfig(learning_rate=0.5)))
+DIGEST, OTHER_DIGEST = digest_of(TEXT), digest_of(OTHER)
+
+
+def records(*digests: str) -> list[MemberRecord]:
+    """Of members ``m0``, ``m1``, ... with these digests."""
+    return [member_record(f"m{i}").model_copy(update={"config": it}) for i, it in enumerate(digests)]
+
+
+def honest(text: str) -> MemberIdentity:
+    return MemberIdentity("member", "demo", digest_of(text), text, "layout")
+
+
+class Swarm:
+    """What a node needs to ask members: each answers as it is, over streams in virtual time."""
+
+    def __init__(self, thread: LoopThread, members: dict[str, Any]) -> None:
+        self.call, self._members = thread.call, members
+        self.asked: list[str] = []
+
+    async def open(self, peer_id: str, protocol: str, addresses: Sequence[str]) -> Stream:
+        self.asked.append(peer_id)
+        member = self._members[peer_id]
+        if member is None:
+            raise StreamLost("nobody listens")
+        mine, theirs = await stream_pair()
+        serving = asyncio.ensure_future(self._serve(member, theirs))
+        mine.hang_up = lambda: serving.cancel()
+        return mine
+
+    async def _serve(self, member: Any, stream: Stream) -> None:
+        try:
+            if isinstance(member, MemberIdentity):
+                await member.admit(stream)
+            elif isinstance(member, Refusal):
+                await stream.send(member, 1)
+                await stream.until_closed(60)
+            else:
+                await asyncio.sleep(member)
+        except StreamLost:
+            pass
+        finally:
+            stream.close()
+
+
+@pytest.mark.parametrize(
+    ("digests", "found"),
+    [("a", "a"), ("aab", "a"), ("abb", "b"), ("ab", None), ("abc", None), ("aabb", None), ("aabbc", None), ("", None)],
+)
+def test_more_than_half_of_the_records_decide(digests: str, found: str | None) -> None:
+    assert most_common(records(*digests)) == found
+
+
+def test_one_liar_decides_nothing_and_its_text_is_never_taken(thread: LoopThread) -> None:
+    """It names the digest of most and sends another text; it is asked too."""
+    liar = Refusal(reason="it trains another configuration", run=OTHER)
+    members = {"m0": honest(TEXT), "m1": honest(TEXT), "m2": liar}
+    node: Any = Swarm(thread, members)
+    offer = _from_members(node, "demo", records(DIGEST, DIGEST, DIGEST), None)
+    assert sorted(node.asked) == ["m0", "m1", "m2"]
+    assert (offer.text, offer.digest, offer.agreeing, offer.members) == (TEXT, DIGEST, 3, 3)
+    assert thread.call(ask(node, "demo", records("", "", DIGEST)[2]), 60) is None
+
+    node = Swarm(thread, {"m0": honest(TEXT), "m1": honest(TEXT), "m2": honest(OTHER)})
+    offer = _from_members(node, "demo", records(DIGEST, DIGEST, OTHER_DIGEST), None)
+    assert (offer.text, offer.agreeing, offer.members) == (TEXT, 2, 3) and "m2" not in node.asked
+
+
+def test_on_a_tie_a_person_chooses(thread: LoopThread) -> None:
+    node: Any = Swarm(thread, {"m0": honest(TEXT), "m1": honest(OTHER)})
+    with pytest.raises(NoMajority, match="--digest") as error:
+        _from_members(node, "demo", records(DIGEST, OTHER_DIGEST), None)
+    assert f"{DIGEST} (m0)" in str(error.value) and f"{OTHER_DIGEST} (m1)" in str(error.value) and node.asked == []
+    assert _from_members(node, "demo", records(DIGEST, OTHER_DIGEST), OTHER_DIGEST).text == OTHER
+
+
+def test_a_digest_of_a_persons_own_counts_against_any_majority(thread: LoopThread) -> None:
+    node: Any = Swarm(thread, {"m0": honest(TEXT), "m1": honest(OTHER), "m2": honest(OTHER)})
+    found = records(DIGEST, OTHER_DIGEST, OTHER_DIGEST)
+    assert _from_members(node, "demo", found, DIGEST).text == TEXT
+    with pytest.raises(UserError, match="no member of demo has the configuration 0123"):
+        _from_members(node, "demo", found, "0123")
+
+
+def test_a_large_text_is_not_believed_even_with_the_right_digest(thread: LoopThread) -> None:
+    large = "x" * (LARGEST_TEXT + 1)
+    node: Any = Swarm(thread, {"m0": honest(large)})
+    with pytest.raises(RunError, match="no member of demo has sent"):
+        _from_members(node, "demo", records(digest_of(large)), None)
+
+
+def test_a_member_that_is_gone_frozen_or_of_another_version_costs_its_deadline_and_no_more(thread: LoopThread) -> None:
+    frozen = 1e6
+    node: Any = Swarm(thread, {"m0": None, "m1": frozen, "m2": honest(TEXT)})
+    began = clock.monotonic()
+    assert _from_members(node, "demo", records(DIGEST, DIGEST, DIGEST), None).text == TEXT
+    assert clock.monotonic() - began <= ASK_TIMEOUT
+
+    older = Refusal(reason="it runs noloco-peer 0.1.0 (wire version 1), this peer 0.2.0 (wire version 2)")
+    node = Swarm(thread, {"m0": None, "m1": older})
+    with pytest.raises(RunError, match=r"noloco-peer 0.1.0"):
+        _from_members(node, "demo", records(DIGEST, DIGEST), None)
+    assert isinstance(thread.call(ask(node, "demo", records("", DIGEST)[1]), 60), Refused)
+
+
+def test_a_member_of_another_run_tells_nothing(thread: LoopThread) -> None:
+    node: Any = Swarm(thread, {"m0": replace(honest(TEXT), run="other")})
+    with pytest.raises(RunError, match="it trains another run"):
+        _from_members(node, "demo", records(DIGEST), None)
+
+
+def test_an_empty_file_is_no_invitation(tmp_path: Path) -> None:
+    """docker/compose.peer.yaml mounts one in an open swarm."""
+    (full := tmp_path / "a.invitation").write_text("{}")
+    (empty := tmp_path / "empty").touch()
+    for path, found in ((None, None), (empty, None), (Path("/dev/null"), None), (full, full)):
+        assert _invitation(MemberConfig(invitation=path)) == found
+    missing = tmp_path / "none"
+    assert _invitation(MemberConfig(invitation=missing)) == missing  # reading it says so
