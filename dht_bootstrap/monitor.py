@@ -21,6 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from dht_bootstrap import page
 from dht_bootstrap.collector import SwarmCollector
+from dht_bootstrap.contributors import Contributors
 from dht_bootstrap.history import RunHistory
 from dht_bootstrap.targets import Networks, targets
 from dht_bootstrap.view import run_view
@@ -58,11 +59,18 @@ def _nulled(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _live_first(item: tuple[str, RunHistory]) -> tuple[bool, float, str]:
+    """Order of the runs: live ones by name, then those that have ended, the last one first."""
+    return bool(item[1].ended_at), -item[1].ended_at, item[0]
+
+
 class Monitor:
     """Serves in threads of its own until closed. ``networks``: where Prometheus may be sent (targets.py)."""
 
-    def __init__(self, node: Node, host: str, port: int, networks: Networks = ()) -> None:
-        self._node, self._watch = node, Watch(node)
+    def __init__(
+        self, node: Node, host: str, port: int, networks: Networks = (), contributors: Contributors | None = None
+    ) -> None:
+        self._node, self._watch = node, Watch(node, contributors)
         registry = CollectorRegistry()
         registry.register(SwarmCollector(self._watch))
         routes: dict[str, Callable[[], HttpAnswer]] = {
@@ -85,6 +93,12 @@ class Monitor:
     def watch(self) -> None:
         """The node has started: read the directory from now on."""
         self._node.spawn(self._watch.read_on())
+
+    def save(self) -> None:
+        """Write what outlives this process."""
+        with self._watch.lock:
+            text = self._watch.contributors.text()
+        self._watch.contributors.write(text)
 
     def close(self) -> None:
         """Stop serving."""
@@ -116,7 +130,8 @@ class Monitor:
             "connected_peers": watch.connected,
             "read_age": watch.read_age,
             "read_seconds": watch.read_seconds,
-            "runs": [run_view(name, run, now) for name, run in sorted(runs.items())],
+            "runs": [run_view(*item, now) for item in sorted(runs.items(), key=_live_first)],
+            "contributors": watch.contributors.view(now),
         }
 
 
