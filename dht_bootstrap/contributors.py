@@ -22,25 +22,25 @@ from peer.swarm.state_transfer.join import plausible_rate
 
 log = get_logger("contributors")
 
-KEPT = 1024  # peers of all runs: those that gave most
-SHOWN = 100  # of each run
-FILE_BYTES = 2**20  # a larger file is not read
+KEPT_CONTRIBUTORS = 1024  # peers of all runs: those that gave most
+SHOWN_CONTRIBUTORS = 100  # of each run
+STATE_BYTES = 2**20  # a larger file is not read
 MERGES_A_SECOND = 10.0  # nobody merges more often
-MOST = 2**53  # what JSON's readers hold exactly
+MOST_TOKENS = 2**53  # what JSON's readers hold exactly
 
-Unix = Annotated[float, Field(ge=0, le=1e11)]  # seconds
+UnixSeconds = Annotated[float, Field(ge=0, le=1e11)]  # seconds
 
 
-class Contribution(BaseModel):
+class ContributorRow(BaseModel):
     """Of one peer to one run. ``said``: tokens and merges in its last record. ``paid``: its time until then is used up
     by the tokens that were believed.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     name: Name
-    since: Unix
-    seen: Unix
-    paid: Unix
+    since: UnixSeconds
+    seen: UnixSeconds
+    paid: UnixSeconds
     tokens: Count = 0
     merges: Count = 0
     said: tuple[Count, Count] = (0, 0)
@@ -52,18 +52,18 @@ class Contribution(BaseModel):
         tokens, merges = (new - old if new >= old else new for new, old in zip(said, self.said, strict=True))
         believed = int(min(tokens, rate * (now - self.paid)))
         self.said = said
-        self.tokens = min(self.tokens + believed, MOST)
+        self.tokens = min(self.tokens + believed, MOST_TOKENS)
         self.paid += believed / rate if believed else 0.0
         # not bounded by the tokens: a merge may be told later than its steps
         self.merges = max(self.merges, min(self.merges + merges, int(MERGES_A_SECOND * (now - self.since))))
 
 
-class Book(BaseModel):
+class ContributorsBook(BaseModel):
     """The file. ``looked``: when the directory was read last, in unix seconds; 0 before the first time."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    looked: Unix = 0.0
-    runs: dict[Name, dict[Annotated[str, Field(max_length=128)], Contribution]] = {}
+    looked: UnixSeconds = 0.0
+    runs: dict[Name, dict[Annotated[str, Field(max_length=128)], ContributorRow]] = {}
 
 
 class Contributors:
@@ -71,7 +71,7 @@ class Contributors:
 
     def __init__(self, file: Path | None = None) -> None:
         self._file, self._written = file, ""
-        self._book = Book() if file is None else _read(file)
+        self._book = ContributorsBook() if file is None else _read(file)
 
     @property
     def looked(self) -> float:
@@ -89,24 +89,28 @@ class Contributors:
         since = min(self.looked or now, now) - LIFETIME  # a record may be so old when it is read first
         rows = self._book.runs.setdefault(run, {})
         for record in live:
-            row = rows.setdefault(record.peer_id, Contribution(name=record.name, since=since, seen=now, paid=since))
+            row = rows.setdefault(record.peer_id, ContributorRow(name=record.name, since=since, seen=now, paid=since))
             row.see(record, plausible_rate(record, live), now)
         self._drop()
 
     def _drop(self) -> None:
         """Those that gave least, when there are too many: an id costs nothing."""
         rows = sorted(self._rows(), key=lambda it: it[2].tokens)
-        for run, peer_id, _ in rows[: max(0, len(rows) - KEPT)]:
+        for run, peer_id, _ in rows[: max(0, len(rows) - KEPT_CONTRIBUTORS)]:
             del self._book.runs[run][peer_id]
         self._book.runs = {run: rows for run, rows in self._book.runs.items() if rows}
 
-    def _rows(self) -> Iterator[tuple[str, str, Contribution]]:
+    def _rows(self) -> Iterator[tuple[str, str, ContributorRow]]:
         return ((run, peer_id, row) for run, rows in self._book.runs.items() for peer_id, row in rows.items())
 
     def view(self, now: float) -> list[dict[str, Any]]:
         """For ``/swarm.json``: the runs by name, each with those that gave most, and with the sums over all."""
         return [
-            {"run": run, **_sums(rows.values()), "peers": [_peer_view(*row, now) for row in _most(rows)[:SHOWN]]}
+            {
+                "run": run,
+                **_sums(rows.values()),
+                "peers": [_peer_view(*row, now) for row in _most(rows)[:SHOWN_CONTRIBUTORS]],
+            }
             for run, rows in sorted(self._book.runs.items())
         ]
 
@@ -130,12 +134,12 @@ def _sums(rows: Any) -> dict[str, int]:
     return {"tokens": sum(row.tokens for row in given), "count": len(given)}
 
 
-def _most(rows: dict[str, Contribution]) -> list[tuple[str, Contribution]]:
+def _most(rows: dict[str, ContributorRow]) -> list[tuple[str, ContributorRow]]:
     given = [item for item in rows.items() if item[1].tokens or item[1].merges]
     return sorted(given, key=lambda item: (-item[1].tokens, item[1].name, item[0]))
 
 
-def _peer_view(peer_id: str, row: Contribution, now: float) -> dict[str, Any]:
+def _peer_view(peer_id: str, row: ContributorRow, now: float) -> dict[str, Any]:
     """Ages in seconds."""
     return {
         "peer_id": peer_id,
@@ -147,15 +151,15 @@ def _peer_view(peer_id: str, row: Contribution, now: float) -> dict[str, Any]:
     }
 
 
-def _read(file: Path) -> Book:
+def _read(file: Path) -> ContributorsBook:
     """The book in ``file``; a new one if there is none. A damaged file is put aside."""
     try:
         if not file.exists():
-            return Book()
-        if file.stat().st_size > FILE_BYTES:
+            return ContributorsBook()
+        if file.stat().st_size > STATE_BYTES:
             raise ValueError("it is too large")
-        book = Book.model_validate_json(file.read_bytes())
-        if sum(map(len, book.runs.values())) > KEPT:
+        book = ContributorsBook.model_validate_json(file.read_bytes())
+        if sum(map(len, book.runs.values())) > KEPT_CONTRIBUTORS:
             raise ValueError("it has too many peers")
         return book
     except OSError as error:
@@ -167,4 +171,4 @@ def _read(file: Path) -> Book:
         except OSError as error:
             raise UserError(f"--state {file}: damaged, and {aside} cannot be written: {error.strerror}") from None
         log.warning("--state %s: damaged; it is %s now, and counting begins anew", file, aside)
-        return Book()
+        return ContributorsBook()

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from peer.config.data import AnyData, StdlibData
-from peer.config.fields import LOCAL, Bitrate, Fraction, PathText, Port, Positive, Section, Sequence, Words
+from peer.config.fields import LOCAL, Bitrate, Fraction, Hours, PathText, Port, Positive, Section, Sequence, Words
 from peer.config.model import AutoModel, LlamaModel
 from peer.rounds.types import Name
 
@@ -237,6 +237,7 @@ class PeerConfig(MemberConfig):
     micro_batch: int | None = Field(default=None, gt=0)  # sequences at once on one device; none: the whole batch
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third slower
     compile: bool = False  # torch.compile the model; where that fails the model is used as it is
+    hours: Hours | None = None  # in which it trains, such as 20:00-08:00 of local time; else it pauses; none: always
     stream: int | None = Field(default=None, ge=0)  # data stream; none: from the identity
     checkpoint: CheckpointConfig = CheckpointConfig()
 

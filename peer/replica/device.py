@@ -23,6 +23,12 @@ def wants_bf16(precision: str, device: torch.device) -> bool:
     return precision == "bf16"
 
 
+def release_memory(device: torch.device) -> None:
+    """Give the memory that torch keeps for later back to ``device``."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 class Arriving:
     """A number, or a scalar of an accelerator that is read without waiting for the work queued behind it."""
 

@@ -113,8 +113,7 @@ class Presence:
         self._taken += 1
         self._failed_takes = self._joins_from = 0
         self._forgive(divergent)
-        with contextlib.suppress(TimeoutError, RunError):
-            self._members.announce()  # the others may meet this peer again
+        self.announce()  # the others may meet this peer again
 
     def _forgive(self, peers: Collection[str]) -> None:
         for peer_id in peers:
@@ -138,8 +137,12 @@ class Presence:
         log.info("waiting for others: %s", fields(of=count, seconds=seconds))
         self._wait(count, clock.monotonic() + seconds)
         self._waits = False
+        self.announce()  # the last newcomer waits for it
+
+    def announce(self) -> None:
+        """Write this peer's record now, if others would learn something from it. Never raises."""
         with contextlib.suppress(TimeoutError, RunError):
-            self._members.announce()  # the last newcomer waits for it
+            self._members.announce()
 
     def _wait(self, count: int, until: float) -> None:
         began = clock.unix()
@@ -191,7 +194,7 @@ class Presence:
     def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:
         """The verified state of a member of the group in ``room``, or ``None``."""
         limit = catch_up_limit(self._context.boundary.progress.phase_seconds)
-        state = take_from(self._node, donor, room, limit, lambda: self._context.stopping)
+        state = take_from(self._node, donor, room, limit, lambda: self._context.away)
         if state is None:
             self._matching.gave_no_state(donor.peer_id)
         return state
@@ -219,13 +222,13 @@ class Presence:
         self._node.stop()
 
     def _record(self) -> MemberRecord:
-        vitals = self._vitals()
+        vitals, paused = self._vitals(), self._context.loop.pause.active
         return MemberRecord(
             peer_id=self._node.peer_id,
             name=self._node.member.name,
             addresses=list(for_record(self._node.addresses)),
             config=self._node.member.config,
-            state="waiting" if self._waits else "training",
+            state="paused" if paused else "waiting" if self._waits else "training",
             step=vitals.step,
             round=self._counters.round,
             tokens_per_second=vitals.tokens_per_second,

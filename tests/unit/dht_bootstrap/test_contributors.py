@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dht_bootstrap import contributors
-from dht_bootstrap.contributors import KEPT, Contributors
+from dht_bootstrap.contributors import KEPT_CONTRIBUTORS, Contributors
 from peer.errors import UserError
 from peer.swarm.directory.records import LIFETIME, MemberRecord, Report
 from tests.unit.parts import member_record
@@ -96,10 +96,10 @@ def test_a_flood_of_ids_and_of_runs_is_bounded_and_keeps_those_that_gave_most(tm
             flood = [record(f"x{at}-{run}-{number}", RATE) for number in range(200)]
             see(book, at, *flood, run=f"run-{run}")
     assert given(book) == dict.fromkeys("abc", (int(RATE * 600), 30))
-    assert sum(it["count"] for it in book.view(NOW)) <= KEPT
-    assert all(len(it["peers"]) <= contributors.SHOWN for it in book.view(NOW))
+    assert sum(it["count"] for it in book.view(NOW)) <= KEPT_CONTRIBUTORS
+    assert all(len(it["peers"]) <= contributors.SHOWN_CONTRIBUTORS for it in book.view(NOW))
     book.write(book.text())
-    assert (tmp_path / "state.json").stat().st_size < contributors.FILE_BYTES
+    assert (tmp_path / "state.json").stat().st_size < contributors.STATE_BYTES
     assert given(Contributors(tmp_path / "state.json")) == given(book)
 
 
@@ -116,7 +116,7 @@ def test_a_flood_of_ids_and_of_runs_is_bounded_and_keeps_those_that_gave_most(tm
         b'{"runs": {"demo": {"Qm": {"name": "a b", "since": 1, "seen": 1, "paid": 1}}}}',
         b'{"runs": {"demo": {"Qm": {"name": "a", "since": 1, "seen": 1, "paid": 1, "tokens": -1}}}}',
         b'{"runs": ' + b"[" * 100_000,
-        b" " * (contributors.FILE_BYTES + 1),
+        b" " * (contributors.STATE_BYTES + 1),
     ],
 )
 def test_a_damaged_file_is_one_line_and_a_new_beginning(
