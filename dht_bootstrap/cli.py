@@ -24,6 +24,7 @@ DEFAULT_DHT_PORT = 31337
 DEFAULT_HTTP_PORT = 9400
 WATCH_SECONDS = 0.5
 BOOK_SECONDS = 5.0  # between two readings of the owner's book
+SAVE_SECONDS = 60.0  # between two writings of the contributors
 
 log = logs.get_logger("bootstrap")
 
@@ -50,6 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--announce", nargs="+", default=[], metavar="ADDR", help="multiaddrs to announce instead")
     kept = "key file; keeps the address"
     parser.add_argument("--identity", type=Path, default=Path("bootstrap.key"), metavar="FILE", help=kept)
+    given = "what the peers have given to each run (default: the identity's file with .contributors.json)"
+    parser.add_argument("--state", type=Path, metavar="FILE", help=given)
     parser.add_argument("--http-host", default="127.0.0.1", help="address of the monitor (default: this machine only)")
     parser.add_argument(
         "--http-port", type=int, default=DEFAULT_HTTP_PORT, help="its port (default %(default)s; 0: any)"
@@ -108,6 +111,7 @@ def _serve(args: argparse.Namespace) -> None:
     if args.stop_with_parent:
         stop_with_parent()
     from dht_bootstrap import owner
+    from dht_bootstrap.contributors import Contributors
     from dht_bootstrap.monitor import Monitor
     from dht_bootstrap.targets import default_networks
     from peer.p2p import identity
@@ -123,7 +127,9 @@ def _serve(args: argparse.Namespace) -> None:
         stack.callback(node.stop)
         signals.emergency = node.kill
         networks = default_networks(args.host) if args.scrape_networks is None else args.scrape_networks
-        monitor = Monitor(node, args.http_host, args.http_port, networks)
+        contributors = Contributors(args.state or args.identity.with_name(f"{args.identity.name}.contributors.json"))
+        monitor = Monitor(node, args.http_host, args.http_port, networks, contributors)
+        stack.callback(monitor.save)
         stack.callback(monitor.close)
         node.start()
         monitor.watch()
@@ -134,9 +140,12 @@ def _serve(args: argparse.Namespace) -> None:
             owner.write_whole(args.addresses_file, lines, "--addresses-file ")
         log.info("ready: port=%d http=%s identity=%s", args.port, monitor.address, args.identity)
         signals.looping = True
-        pause, looked = threading.Event(), time.monotonic()
+        pause, looked, saved = threading.Event(), time.monotonic(), time.monotonic()
         while not stop.requested and not node.failure:
             pause.wait(WATCH_SECONDS)
+            if time.monotonic() - saved > SAVE_SECONDS:
+                saved = time.monotonic()
+                monitor.save()
             if authority is not None and time.monotonic() - looked > BOOK_SECONDS:
                 looked = time.monotonic()
                 try:

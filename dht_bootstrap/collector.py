@@ -6,6 +6,7 @@ The records show peers behind NAT too. telemetry/series.py has the names of the 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dht_bootstrap.findings import findings
-from dht_bootstrap.history import PeerHistory, RunHistory
+from dht_bootstrap.history import FORGET, PeerHistory, RunHistory
 from peer import __version__
 from peer.telemetry.series import OF_BOOTSTRAP, PREFIX, STATES, SWARM_EVENTS, WARNINGS
 
@@ -45,14 +46,15 @@ class SwarmCollector(Collector):
         yield from families.values()
 
     def _samples(self) -> Iterator[SeriesSample]:
-        watch = self._watch
+        watch, now = self._watch, time.time()
         yield "bootstrap_info", (__version__,), 1.0
         yield "dht_connected_peers", (), float(watch.connected)
         yield "dht_read_seconds", (), watch.read_seconds
         for result, count in watch.reads.items():
             yield "dht_reads_total", (result,), float(count)
         with watch.lock:
-            for name, run in watch.runs.items():
+            runs = {name: run for name, run in watch.runs.items() if not run.ended_at or run.ended_at > now - FORGET}
+            for name, run in runs.items():
                 yield from _of_run(name, run)
 
 

@@ -16,6 +16,8 @@ FORGET = 600.0  # seconds for which a meeting, and a peer that is gone, are show
 POINTS = 240  # of a curve
 NAMED = 512  # peers of all runs that are followed and named; the others are counted
 KEPT_EVENTS = 50
+ENDED_RUNS = 4  # that are shown after their end: those that lasted longest
+ENDED_PEERS = 32  # of each of them: those that gave most
 PARTNERS = 6  # kept of each peer
 
 
@@ -107,9 +109,10 @@ class PeerHistory:
 
 
 class RunHistory:
-    """One run."""
+    """One run. After its end it stays as it was: ``peers`` are those of its last minutes."""
 
-    def __init__(self) -> None:
+    def __init__(self, began: float = 0.0) -> None:
+        self.began, self.ended_at = began, 0.0  # unix seconds; 0 while it has live members
         self.peers: dict[str, PeerHistory] = {}
         self.unnamed: list[MemberRecord] = []  # live members beyond those in ``peers``
         self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
@@ -132,6 +135,19 @@ class RunHistory:
                 self.unnamed.append(entry.record)
         for peer_id in self.live().keys() - entries.keys():
             self._gone(peer_id, "lost", now)
+        if self.live() or self.unnamed:
+            self.ended_at = 0.0
+            self._forget(now)
+        elif not self.ended_at:
+            self.ended_at = now
+            most = sorted(self.peers.items(), key=lambda item: item[1].record.report.tokens, reverse=True)
+            self.peers = dict(most[:ENDED_PEERS])
+
+    def present(self) -> dict[str, PeerHistory]:
+        """The live peers by id; after the end those of its last minutes."""
+        return self.peers if self.ended_at else self.live()
+
+    def _forget(self, now: float) -> None:
         forget = 0.0 if self.unnamed else FORGET
         self.peers = {key: it for key, it in self.peers.items() if it.live or now - it.gone_at < forget}
         while self.meetings and self.meetings[0][0] < now - FORGET:

@@ -22,6 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from dht_bootstrap import page
 from dht_bootstrap.collector import SwarmCollector
 from dht_bootstrap.configurations import Configurations
+from dht_bootstrap.contributors import Contributors
 from dht_bootstrap.history import RunHistory
 from dht_bootstrap.targets import Networks, targets
 from dht_bootstrap.view import run_view
@@ -59,11 +60,18 @@ def _nulled(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _live_first(item: tuple[str, RunHistory]) -> tuple[bool, float, str]:
+    """Order of the runs: live ones by name, then those that have ended, the last one first."""
+    return bool(item[1].ended_at), -item[1].ended_at, item[0]
+
+
 class Monitor:
     """Serves in threads of its own until closed. ``networks``: where Prometheus may be sent (targets.py)."""
 
-    def __init__(self, node: Node, host: str, port: int, networks: Networks = ()) -> None:
-        self._node, self._watch = node, Watch(node)
+    def __init__(
+        self, node: Node, host: str, port: int, networks: Networks = (), contributors: Contributors | None = None
+    ) -> None:
+        self._node, self._watch = node, Watch(node, contributors)
         self._configurations = Configurations(self._watch)
         registry = CollectorRegistry()
         registry.register(SwarmCollector(self._watch))
@@ -88,6 +96,12 @@ class Monitor:
         """The node has started: read the directory and the configurations from now on."""
         self._node.spawn(self._watch.read_on())
         self._node.spawn(self._configurations.read_on())
+
+    def save(self) -> None:
+        """Write what outlives this process."""
+        with self._watch.lock:
+            text = self._watch.contributors.text()
+        self._watch.contributors.write(text)
 
     def close(self) -> None:
         """Stop serving."""
@@ -122,8 +136,9 @@ class Monitor:
             "invited": self._node.invited,
             "runs": [
                 {**run_view(name, run, now), "configuration": self._configurations.view(name, run)}
-                for name, run in sorted(runs.items())
+                for name, run in sorted(runs.items(), key=_live_first)
             ],
+            "contributors": watch.contributors.view(now),
         }
 
 

@@ -10,13 +10,14 @@ from dht_bootstrap.history import PeerHistory, Point, RunHistory
 
 
 def run_view(name: str, run: RunHistory, now: float) -> dict[str, Any]:
-    """One run; times are unix seconds, ages seconds."""
-    live = list(run.live().values())
-    records = [*(peer.record for peer in live), *run.unnamed]
-    shares = [share for share in (peer.idle_share() for peer in live) if share is not None]
+    """One run; times are unix seconds, ages seconds. After its end the figures are its last ones."""
+    present = list(run.present().values())
+    records = [*(peer.record for peer in present), *run.unnamed]
+    shares = [share for share in (peer.idle_share() for peer in present) if share is not None]
     refused = run.refusals()
     return {
         "run": name,
+        "ended_age": now - run.ended_at if run.ended_at else None,
         "members": len(records),
         "unnamed": len(run.unnamed),  # of the members: they have no row in "peers"
         "step": max((record.step for record in records), default=0),
@@ -27,7 +28,7 @@ def run_view(name: str, run: RunHistory, now: float) -> dict[str, Any]:
             _peer_view(peer_id, peer, refused[peer_id], now)
             for peer_id, peer in sorted(run.peers.items(), key=lambda item: (item[1].record.name, item[0]))
         ],
-        "meetings": _meetings(run, now),
+        "meetings": _meetings(run, run.ended_at or now),
         "events": [event._asdict() for event in run.events],
         "warnings": [
             {"kind": found.kind, "peer": run.peers[found.peer_id].record.name, "text": found.text}

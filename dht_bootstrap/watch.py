@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Mapping
 
-from dht_bootstrap.history import NAMED, RunHistory
+from dht_bootstrap.contributors import Contributors
+from dht_bootstrap.history import ENDED_RUNS, NAMED, RunHistory
 from peer.errors import one_line
 from peer.logs import get_logger
 from peer.p2p.node import Node
@@ -22,8 +23,8 @@ STALE = 30.0  # seconds after which the last reading is too old
 class Watch:
     """What is known of all runs. A thread that reads or changes ``runs`` holds ``lock``."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(self, node: Node, contributors: Contributors | None = None) -> None:
+        self.node, self.contributors = node, contributors or Contributors()
         self.lock = threading.Lock()
         self.runs: dict[str, RunHistory] = {}
         self.reads = {"ok": 0, "failed": 0}
@@ -46,12 +47,17 @@ class Watch:
         return self._error if age is None or age > STALE else ""
 
     def see(self, found: Mapping[str, Mapping[str, Entry]], now: float) -> None:
-        """The directory was read; ``found``: by run and peer id. All runs share the ``NAMED`` peers."""
+        """The directory was read; ``found``: by run and peer id. All live runs share the ``NAMED`` peers."""
         for run in sorted(found.keys() | self.runs.keys()):
-            history = self.runs.setdefault(run, RunHistory())
-            others = sum(len(it.peers) for it in self.runs.values() if it is not history)
+            history = self.runs.setdefault(run, RunHistory(now))
+            others = sum(len(it.peers) for it in self.runs.values() if it is not history and not it.ended_at)
             history.see(found.get(run, {}), now, NAMED - others)
-        self.runs = {run: history for run, history in self.runs.items() if history.peers or history.unnamed}
+            self.contributors.see(run, [peer.record for peer in history.live().values()], now)
+        self.contributors.looked = now
+        ended = [it for it in self.runs.values() if it.ended_at and it.peers]
+        # anybody can invent a run; one that lasted is more likely to be a real one
+        kept = sorted(ended, key=lambda it: it.ended_at - it.began, reverse=True)[:ENDED_RUNS]
+        self.runs = {run: it for run, it in self.runs.items() if not it.ended_at or it in kept}
 
     async def read_on(self) -> None:
         """Read the directory until cancelled, on the node's thread."""

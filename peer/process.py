@@ -60,9 +60,29 @@ class Stop:
         self.requested = True
 
 
+class Pause:
+    """``requested``: by a person or by the hours (training/pausing), withdrawn in the same way. ``resting``: the
+    training thread has not gone on yet (training/pausing). Read by any thread.
+    """
+
+    def __init__(self) -> None:
+        self.requested = self.resting = False
+
+    @property
+    def active(self) -> bool:
+        """This peer is paused, as others see it."""
+        return self.requested or self.resting
+
+
 @dataclass(frozen=True)
 class LoopContext:
-    """The inner loop's progress, and the request that ends it."""
+    """The inner loop's progress, and the requests that end or pause it."""
 
     progress: Progress = field(default_factory=Progress)
     stop: Stop = field(default_factory=Stop)
+    pause: Pause = field(default_factory=Pause)
+
+    @property
+    def away(self) -> bool:
+        """This peer begins no step and no swap: it was asked to stop, or is paused."""
+        return self.stop.requested or self.pause.active

@@ -1,7 +1,7 @@
 // Recent merges: peers on a circle, a line between two that merged; thicker with their number, fainter with their age.
 
 import { keyed, say, set, svg } from "./dom.js";
-import { count, duration, inOrder, integer, isolated, list, number } from "./words.js";
+import { count, duration, inOrder, integer, isolated, list, number, there } from "./words.js";
 
 const LATELY = 600; // seconds that the bootstrap remembers
 const MOST_LINES = 1500; // the newest; more cannot be told apart
@@ -88,9 +88,8 @@ export class Meetings {
 }
 
 const side = (dx) => (Math.abs(dx) < 0.25 ? "middle" : dx > 0 ? "start" : "end");
-const there = (peer) => peer.state === "training" || peer.state === "waiting";
 const present = (run, names) =>
-  list(run.peers).filter(there).map((peer) => String(peer.peer_id)).filter((id) => names.has(id));
+  list(run.peers).filter((peer) => run.ended || there(peer)).map((peer) => String(peer.peer_id)).filter((id) => names.has(id));
 
 function place(i, n, cx, cy, radius) {
   const angle = (2 * Math.PI * i) / n - Math.PI / 2;

@@ -2,6 +2,7 @@
 
 import { el, keyed, say, set, show } from "./dom.js";
 import { watch } from "./fetching.js";
+import { drawContributors } from "./contributors.js";
 import { drawJoin } from "./join.js";
 import { drawEvents, drawWarnings } from "./notices.js";
 import { RunView } from "./run.js";
@@ -24,11 +25,12 @@ function draw() {
   drawTabs(runs);
   drawWarnings(at("warnings"), runs);
   drawEvents(at("events"), run);
+  drawContributors(at("contributors"), data.contributors, run);
   drawJoin(at("addresses"), data, run, runs.length > 1);
   if (somebody) view.draw(run);
   const name = run ? plain(run.run, 64) : "";
   say(at("title"), runs.length === 1 ? name : "Swarm");
-  document.title = somebody ? `${name} · ${count(run.members, "peer")}` : "Swarm";
+  document.title = somebody && number(run.ended_age) !== null ? `${name} · ended` : somebody ? `${name} · ${count(run.members, "peer")}` : "Swarm";
   const about = ["Bootstrap node ", tail(data.peer_id), `, version ${plain(data.version, 20)}, connected to `];
   say(at("about"), `${about.join("")}${count(data.connected_peers, "peer")}. Times are in your time zone.`);
 }
@@ -47,7 +49,7 @@ function drawTabs(runs) {
   }, (button, run) => {
     set(button, { "aria-current": run.run === shown });
     say(button.firstChild, plain(run.run, 64) || "unnamed");
-    say(button.lastChild, ` ${count(run.members, "peer")}`);
+    say(button.lastChild, number(run.ended_age) === null ? ` ${count(run.members, "peer")}` : " ended");
   });
 }
 

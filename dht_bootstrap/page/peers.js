@@ -4,14 +4,14 @@ import { el, keyed, say, set } from "./dom.js";
 import { compact, duration, inOrder, integer, isolated, list, loss, number, percent, plain, tail } from "./words.js";
 
 const HEALTHY = 0.1;
-const STATES = { training: "training", waiting: "waiting", left: "left", lost: "lost" };
-const ORDER = ["training", "waiting", "lost", "left"];
+const ORDER = ["training", "ready", "waiting", "paused", "lost", "left"];
+const stateOf = (peer) => (ORDER.includes(peer.state) ? peer.state : null);
 const met = (peer) => list(peer.partners).at(-1);
 
 // key, head, tooltip, text, value to sort by, largest first
 const COLUMNS = [
   ["name", "Peer", "click a name to follow the peer in the charts", null, null, false],
-  ["state", "State", "lost: its record expired without a departure", (p) => STATES[p.state] ?? "?", (p) => ORDER.indexOf(p.state), false],
+  ["state", "State", "paused: it comes back; lost: its record expired without a departure", (p) => stateOf(p) ?? "?", (p) => ORDER.indexOf(p.state), false],
   ["idle", "Idle", "share of the last 5 minutes spent waiting for others", (p) => percent(p.idle_share), (p) => p.idle_share, true],
   ["loss", "Loss", "training loss of the last inner phase", (p) => loss(p.train_loss), (p) => p.train_loss, true],
   ["val", "Val loss", "loss on held-out text", (p) => loss(p.val_loss), (p) => p.val_loss, true],
@@ -93,7 +93,7 @@ export class PeerTable {
 
 function fill(row, peer, names, following) {
   const id = String(peer.peer_id);
-  const state = STATES[peer.state] ?? "unknown";
+  const state = stateOf(peer) ?? "unknown";
   set(row, { class: `${following.look(id)} ${state}` });
   COLUMNS.forEach(([key, , , text], i) => {
     const cell = row.children[i];

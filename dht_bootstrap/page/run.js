@@ -7,10 +7,9 @@ import { Meetings } from "./meetings.js";
 import { PeerTable } from "./peers.js";
 import { around, upTo } from "./scale.js";
 import { idle, losses, medianLine, speeds } from "./series.js";
-import { compact, count, inOrder, integer, isolated, list, loss, median, names, number, percent, percentTick } from "./words.js";
+import { compact, count, duration, inOrder, integer, isolated, list, loss, median, names, number, percent, percentTick, there } from "./words.js";
 
 const HEALTHY = 0.1; // idle share
-const there = (peer) => peer.state === "training" || peer.state === "waiting";
 const known = (peers, key) => peers.filter((peer) => number(peer[key]) !== null);
 
 export class RunView {
@@ -47,10 +46,15 @@ export class RunView {
     const named = names(peers);
     peers.sort((a, b) => inOrder(named.get(String(a.peer_id)), named.get(String(b.peer_id))));
     this.following.see(peers.map((peer) => String(peer.peer_id)));
-    figures(this.place.querySelector("#figures"), run, peers);
+    const ended = number(run.ended_age) !== null;
+    const present = ended ? peers : peers.filter(there);
+    const note = this.place.querySelector("#ended");
+    show(note, ended);
+    if (ended) say(note, `This run ended ${duration(run.ended_age)} ago. These are its last figures.`);
+    figures(this.place.querySelector("#figures"), run, peers, present, ended);
     this.#legend(peers, named);
-    this.#charts(peers, named);
-    this.meetings.draw({ ...run, peers }, named, this.following);
+    this.#charts(peers, named, present);
+    this.meetings.draw({ ...run, peers, ended }, named, this.following);
     this.table.draw({ ...run, peers }, named, this.following);
   }
 
@@ -75,9 +79,8 @@ export class RunView {
     say(hint, `${count(peers.length, "peer")}: each has a thin line, the thick line is the median. Choose up to ${COLOURS} in the table or the circle to show them in colour.`);
   }
 
-  #charts(peers, named) {
+  #charts(peers, named, live) {
     const by = this.place.querySelector("[name=against]:checked").value;
-    const live = peers.filter(there);
     this.idle.draw({ by: "time", lines: this.#lines(idle(peers), named, (y) => y > HEALTHY), summary: idleWords(live, named) });
     this.loss.draw({ by, lines: this.#lines(losses(peers, by), named), summary: lossWords(live, named) });
     this.speed.draw({ by: "time", lines: this.#lines(speeds(peers), named), summary: speedWords(live, named) });
@@ -100,14 +103,13 @@ export class RunView {
   }
 }
 
-function figures(place, run, peers) {
-  const live = peers.filter(there);
+function figures(place, run, peers, live, ended) {
   const losses = known(live, "val_loss").map((peer) => peer.val_loss);
   const share = number(run.idle_share);
   const rows = [
     ["Idle", percent(run.idle_share), share === null ? "no data yet" : share < HEALTHY ? "healthy: below 10%" : "too much: above 10%"],
-    ["Peers", integer(run.members), gone(run, peers)],
-    ["Tokens per second", compact(run.tokens_per_second), "all peers together"],
+    ["Peers", integer(run.members), ended ? "at the end" : gone(run, peers)],
+    ["Tokens per second", compact(run.tokens_per_second), ended ? "at the end" : "all peers together"],
     ["Tokens", compact(run.tokens), "trained on so far"],
     ["Step", integer(run.step), "the furthest peer"],
     ["Validation loss", loss(median(losses)), losses.length > 1 ? `worst peer ${loss(Math.max(...losses))}` : "on held-out text"],
@@ -125,8 +127,8 @@ function figures(place, run, peers) {
 
 function gone(run, peers) {
   const lost = peers.filter((peer) => peer.state === "lost").length;
-  const waiting = peers.filter((peer) => peer.state === "waiting").length;
-  const words = [waiting && `${integer(waiting)} waiting`, lost && `${integer(lost)} lost`, number(run.unnamed) > 0 && `${integer(run.unnamed)} without a row`].filter(Boolean);
+  const idle = ["waiting", "ready", "paused"].map((state) => [state, peers.filter((peer) => peer.state === state).length]);
+  const words = [...idle.map(([state, n]) => n && `${integer(n)} ${state}`), lost && `${integer(lost)} lost`, number(run.unnamed) > 0 && `${integer(run.unnamed)} without a row`].filter(Boolean);
   return words.join(", ") || "training";
 }
 

@@ -19,6 +19,9 @@ export const percent = orNothing((value) => `${(100 * value).toFixed(value < 0.0
 export const percentTick = (value) => `${Math.round(100 * value)}%`;
 export const loss = orNothing((value) => (Math.abs(value) < 1000 ? value.toFixed(3) : brief(value)));
 
+/** Does the peer take part? One that is paused comes back. */
+export const there = (peer) => ["training", "waiting", "ready", "paused"].includes(peer.state);
+
 /** A duration: 4 s, 3 min, 2 h 5 min, 3 days. */
 export const duration = orNothing((seconds) => {
   const s = Math.max(0, seconds);

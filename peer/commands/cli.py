@@ -7,6 +7,7 @@ noloco-peer simulate --replicas 8 --config configs/demo.yaml
 noloco-peer tokenize books/*.jsonl.gz tokens --tokenizer gpt2
 noloco-peer check --config configs/demo.yaml --initial-peers ADDRESS
 noloco-peer status --initial-peers ADDRESS
+noloco-peer pause peer-1
 noloco-peer export runs/peer-1 runs/peer-2 my-model --push OWNER/NAME
 noloco-peer show-config --config configs/demo.yaml
 """
@@ -19,6 +20,7 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -93,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--invitation", type=Path, metavar="FILE", help="an invitation, if the swarm requires one")
     status.set_defaults(run=_status)
 
+    _requests(commands)
     _add_export(commands.add_parser("export", help="checkpoints into a Hugging Face folder; several are averaged"))
 
     show = commands.add_parser("show-config", help="print the resolved configuration and its digest")
@@ -125,6 +128,15 @@ def _join_options(join: argparse.ArgumentParser) -> None:
     join.add_argument("--invitation", type=Path, metavar="FILE", help="an invitation, if the swarm requires one")
     _common(join, file_needed=False)
     join.set_defaults(run=_train, load=_joining)
+
+
+def _requests(commands: Any) -> None:
+    """``pause`` and ``resume``."""
+    for word, what in (("pause", "a peer of this machine frees its GPU and keeps its place"), ("resume", "it goes on")):
+        command = commands.add_parser(word, help=what)
+        command.add_argument("name", metavar="NAME", help="the peer's name, or its folder")
+        command.add_argument("--dir", type=Path, default=Path("runs"), help="run.dir of the peer (default runs)")
+        command.set_defaults(run=_pause)
 
 
 def _common(parser: argparse.ArgumentParser, *, file_needed: bool = True) -> None:
@@ -238,6 +250,13 @@ def _status(args: argparse.Namespace) -> int:
     known = dict(load.from_environment(os.environ))
     invitation = args.invitation or known.get("peer.invitation")
     return status.run(args.initial_peers or known.get("peer.initial_peers", []), invitation and Path(invitation))
+
+
+def _pause(args: argparse.Namespace) -> int:
+    from peer.commands import pause
+
+    pause.run(args.name, args.dir, args.command, partial(print, flush=True))
+    return 0
 
 
 def _check(args: argparse.Namespace) -> int:

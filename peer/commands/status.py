@@ -17,8 +17,8 @@ from rich.text import Text
 
 from peer.errors import RunError, UserError
 from peer.p2p.greeting import guest_node, guest_settings
-from peer.swarm.directory.reader import Entry, Onlooker
-from peer.swarm.directory.records import LIFETIME, MemberRecord
+from peer.swarm.directory.reader import WATCHED_RUNS, Entry, Onlooker
+from peer.swarm.directory.records import LIFETIME
 
 REFRESH_SECONDS = 2.0
 STATUS_TIMEOUT = 20.0  # seconds to join, and to read all records
@@ -39,48 +39,83 @@ def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
             if time.monotonic() > until:
                 raise RunError(f"nobody is there: {initial_peers[0]} answers, but no peer has written a record")
             time.sleep(REFRESH_SECONDS / 4)
+        shown = LastFigures()
         if not sys.stdout.isatty():
             console = Console(width=TABLE_WIDTH)
-            for table in _tables(found):
+            for table in shown.tables(found, time.time()):
                 console.print(table)
             return 0
         with Live(console=Console(), auto_refresh=False) as live:
             while not node.failure:
-                live.update(_screen(found), refresh=True)
+                live.update(shown.screen(found, time.time()), refresh=True)
                 time.sleep(REFRESH_SECONDS)
                 found = node.call(onlooker.look(), STATUS_TIMEOUT)
         raise RunError(node.failure)
 
 
-def _screen(found: Mapping[str, Mapping[str, Entry]]) -> Table:
-    grid = Table.grid()
-    for row in _tables(found) if found else ["nobody is there any more"]:
-        grid.add_row(row)
-    return grid
+class LastFigures:
+    """What was seen last of each run: its figures stay after its end."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[float, Mapping[str, Entry]]] = {}  # when it lived last, and with whom
+
+    def screen(self, found: Mapping[str, Mapping[str, Entry]], now: float) -> Table:
+        """The tables of all runs, one below the other."""
+        grid = Table.grid()
+        for table in self.tables(found, now):
+            grid.add_row(table)
+        return grid
+
+    def tables(self, found: Mapping[str, Mapping[str, Entry]], now: float) -> Iterator[Table]:
+        """A table for each run; those that have ended come last."""
+        for run, entries in found.items():
+            if any(entry.is_live(now) for entry in entries.values()):
+                self._last[run] = now, entries
+            else:
+                self._last.setdefault(run, (0.0, entries))
+        newest = sorted(self._last.items(), key=lambda item: -item[1][0])
+        self._last = dict(newest[:WATCHED_RUNS])  # anybody can write names of runs
+        for run, (at, entries) in self._last.items():
+            yield _table(run, entries, at, now)
 
 
-def _tables(found: Mapping[str, Mapping[str, Entry]]) -> Iterator[Table]:
-    """A table for each run; each has a record."""
-    now = time.time()
-    for run_name, entries in found.items():
-        live = [entry for entry in entries.values() if entry.is_live(now)]
-        rate = sum(entry.record.tokens_per_second for entry in live)
-        table = Table(title=Text(f"{run_name}: {len(live)} peers, {rate:.0f} tokens/s"))
-        ordered = sorted(entries.values(), key=lambda entry: entry.record.name)
-        rows = [_row(entry.record, max(0.0, now - entry.expires + LIFETIME)) for entry in ordered]
-        for heading in rows[0]:
-            table.add_column(heading, justify="left" if heading in LEFT_ALIGNED else "right")
-        for row in rows:
-            table.add_row(*map(Text, row.values()))  # Text: no markup in a name
-        yield table
+def _table(run: str, entries: Mapping[str, Entry], at: float, now: float) -> Table:
+    """``entries``: those of the time ``at``, when the run lived last."""
+    ordered = sorted(entries.values(), key=lambda entry: entry.record.name)
+    live = [entry for entry in ordered if entry.is_live(now)]
+    known = live or ordered
+    rate = sum(entry.record.tokens_per_second for entry in known)
+    peers = "1 peer" if len(known) == 1 else f"{len(known)} peers"
+    title = f"{run}: {peers}, {rate:.0f} tokens/s"
+    if not live:
+        ended = max(at, *(entry.expires - LIFETIME for entry in ordered))
+        title = f"{run}: ended {in_words(now - ended)} ago, these are its last figures: {peers}, {rate:.0f} tokens/s"
+    rows = [_row(entry, now) for entry in ordered]
+    table = Table(title=Text(title))
+    for heading in rows[0]:
+        table.add_column(heading, justify="left" if heading in LEFT_ALIGNED else "right")
+    for row in rows:
+        table.add_row(*map(Text, row.values()))  # Text: no markup in a name
+    return table
 
 
-def _row(record: MemberRecord, age: float) -> dict[str, str]:
+def in_words(seconds: float) -> str:
+    """4 s, 3 min, 2 h 5 min, 3 days."""
+    seconds = max(0.0, seconds)
+    minutes = round(seconds / 60)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes < 2880 else f"{minutes / 1440:.0f} days"
+
+
+def _row(entry: Entry, now: float) -> dict[str, str]:
     """A member's cells by their heading."""
-    report = record.report
+    record, report = entry.record, entry.record.report
     return {
         "peer": record.name,
-        "state": record.state,
+        "state": record.state if record.state == "left" or entry.is_live(now) else "lost",
         "step": str(record.step),
         "round": str(record.round),
         "loss": _number(report.train_loss),
@@ -90,7 +125,7 @@ def _row(record: MemberRecord, age: float) -> dict[str, str]:
         "met last": ", ".join(report.partners),
         "sees": str(report.members or ""),
         "config": record.config[:12],
-        "age": f"{age:.0f} s",
+        "heard": f"{in_words(now - entry.expires + LIFETIME)} ago",
     }
 
 

@@ -72,6 +72,31 @@ def _nearest_bitrate(text: str) -> str:
 Bitrate = Annotated[str, BeforeValidator(_bitrate)]
 
 
+_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+
+
+def minutes_of(hours: str) -> tuple[int, int]:
+    """Begin and end of checked :data:`Hours`, in minutes of the day; they may go over midnight."""
+    found = _HOURS.fullmatch(hours)
+    assert found is not None, "checked with the configuration"
+    begin_hour, begin, end_hour, end = map(int, found.groups())
+    return 60 * begin_hour + begin, 60 * end_hour + end
+
+
+def _hours(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _HOURS.fullmatch(value):
+        raise ValueError("hours are begin and end of a day's training in local time, such as 20:00-08:00")
+    begin, end = minutes_of(value)
+    if begin == end:
+        raise ValueError("these hours have no length; leave them out to train always")
+    return value
+
+
+Hours = Annotated[str, BeforeValidator(_hours)]
+
+
 class Section(BaseModel):
     """Strict: unknown keys and wrong types are errors."""
 

@@ -19,6 +19,7 @@ from peer.config.fields import (
     REPOSITORY,
     Bitrate,
     Fraction,
+    Hours,
     PathText,
     Port,
     Positive,
@@ -258,6 +259,7 @@ class PeerConfig(MemberConfig):
     offload: Literal["none", "optimizer"] = "none"  # AdamW's moments and gradients on the host: slower, 4 bytes not 16
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third slower
     compile: bool = False  # torch.compile the model; where that fails the model is used as it is
+    hours: Hours | None = None  # in which it trains, such as 20:00-08:00 of local time; else it pauses; none: always
     stream: int | None = Field(default=None, ge=0)  # data stream; none: from the identity
     checkpoint: CheckpointConfig = CheckpointConfig()
     push: PushConfig | None = None

@@ -63,3 +63,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and str(error).startswith("MPS backend out of memory")
     )
+
+
+def release_memory(device: torch.device) -> None:
+    """Give the memory that torch keeps for later back to ``device``."""
+    if device.type != "cpu":
+        module_of(device).empty_cache()

@@ -72,7 +72,7 @@ class InnerLoop:
         self.moment_count = moment_count(model, self._settings)
 
     def run(self, batches: Iterable[Tensor]) -> InnerReport:
-        """Train on ``batches`` (``[B, T + 1]`` token ids each) until they end or a stop is requested.
+        """Train on ``batches`` (``[B, T + 1]`` token ids each) until they end or this peer is away.
 
         The loss stays on the device until the phase ends.
         """
@@ -88,7 +88,7 @@ class InnerLoop:
             tokens += batch.shape[0] * (batch.shape[1] - 1)
             self.step += 1
             self._context.progress.tick()
-            if self._context.stop.requested:
+            if self._context.away:
                 break
         values = torch.stack(losses).float().cpu() if losses else torch.full((1,), math.nan)
         return InnerReport(

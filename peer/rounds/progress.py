@@ -48,6 +48,10 @@ class Progress:
         self._limit, self._until = limit, self._last + limit
         self.phases += 1
 
+    def suspend(self) -> None:
+        """No step follows before the next :meth:`begin`: when the boundary comes is not known."""
+        self._last = None
+
     def tick(self) -> None:
         """One inner step is done."""
         now = clock.monotonic()

@@ -90,13 +90,19 @@ class SwarmContext:
     tokens: Callable[[], float] = lambda: 0.0  # of an inner step, 0 when unknown
 
     def others(self, *, since: float = 0.0) -> list[MemberRecord]:
-        """Live members of this configuration whose records were written after ``since`` (unix seconds)."""
-        return [record for record in self.members.live(since=since) if record.config == self.node.member.config]
+        """Live members of this configuration that are not paused, by records written after ``since`` (unix seconds)."""
+        live = self.members.live(since=since)
+        return [it for it in live if it.config == self.node.member.config and it.state != "paused"]
 
     @property
     def stopping(self) -> bool:
         """This peer was asked to stop."""
         return self.loop.stop.requested
+
+    @property
+    def away(self) -> bool:
+        """It was asked to stop, or is paused: it meets nobody."""
+        return self.loop.away
 
 
 class Matching:

@@ -113,8 +113,7 @@ class Presence:
         self._taken += 1
         self._failed_takes = self._joins_from = 0
         self._forgive(divergent)
-        with contextlib.suppress(TimeoutError, RunError):
-            self._members.announce()  # the others may meet this peer again
+        self.announce()  # the others may meet this peer again
 
     def _forgive(self, peers: Collection[str]) -> None:
         for peer_id in peers:
@@ -133,6 +132,11 @@ class Presence:
         self._announced = True
         self._matching.start(round)
 
+    def announce(self) -> None:
+        """Write this peer's record now, if others would learn something from it. Never raises."""
+        with contextlib.suppress(TimeoutError, RunError):
+            self._members.announce()
+
     def await_others(self, count: int, seconds: float) -> int | None:
         """Return when ``count`` members begin together, when one trains already, or after ``seconds``.
 
@@ -143,7 +147,7 @@ class Presence:
         log.info("waiting for others: %s", fields(of=count, seconds=seconds))
         latest = self._wait(count, clock.monotonic() + seconds)
         self._waits = False
-        self._tell()
+        self.announce()  # others wait for it
         return latest
 
     def _wait(self, count: int, until: float) -> int | None:
@@ -158,16 +162,12 @@ class Presence:
                 return None
             if not self._ready and len(waiting) + 1 >= count:
                 self._ready, latest = True, max((record.round for record in waiting), default=0)
-                self._tell()
+                self.announce()
             if clock.monotonic() > until:
                 log.warning("begins without all: %s", fields(members=len(fresh) + 1, of=count))
                 return None
             clock.sleep(START_PERIOD)
         return None
-
-    def _tell(self) -> None:
-        with contextlib.suppress(TimeoutError, RunError):
-            self._members.announce()  # others wait for it
 
     def group_for(self, round: int, after: int | None = None) -> Group:
         """The group that averages at the boundary that ends ``round``: see :meth:`Matching.group_for`."""
@@ -216,7 +216,7 @@ class Presence:
     def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:
         """The verified state of a member of the group in ``room``, or ``None``."""
         limit = catch_up_limit(self._context.boundary.progress.phase_seconds)
-        state = take_from(self._node, donor, room, limit, lambda: self._context.stopping)
+        state = take_from(self._node, donor, room, limit, lambda: self._context.away)
         if state is None:
             self._matching.gave_no_state(donor.peer_id)
         return state
@@ -249,13 +249,13 @@ class Presence:
         self._node.stop()
 
     def _record(self) -> MemberRecord:
-        vitals = self._vitals()
+        vitals, paused = self._vitals(), self._context.loop.pause.active
         return MemberRecord(
             peer_id=self._node.peer_id,
             name=self._node.member.name,
             addresses=list(for_record(self._node.addresses)),
             config=self._node.member.config,
-            state="waiting" if self._waits else "training",
+            state="paused" if paused else "waiting" if self._waits else "training",
             ready=self._ready,
             step=vitals.step,
             round=self._counters.round,

@@ -115,9 +115,9 @@ class PhaseClock:
         return {phase: total - before[phase] for phase, total in self._lap.items()}
 
     def idle_share(self) -> float:
-        """Share of the time that this peer waited for a partner or its tensor."""
+        """Share of the time that this peer waited for a partner or its tensor; pauses do not count."""
         totals = self.totals
-        total = sum(totals.values())
+        total = sum(totals.values()) - totals["paused"]
         return sum(totals[phase] for phase in IDLE_PHASES) / total if total else 0.0
 
     def _book(self, phase: str | None = None) -> None:

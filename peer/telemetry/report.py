@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ class Reporter:
         self._metrics, self._trackers = metrics, trackers or Trackers()
         self._status = Report(version=__version__[:24])
         self._merged_at: float | None = None
+        self._stands_at: float | None = None  # monotonic time at which a pause began
+        self._saved = False
         self._refused: Counter[str] = Counter()
         self._rounds, self._evals = folder / ROUNDS, folder / EVALS
         self._rounds.touch()
@@ -161,12 +164,12 @@ class Reporter:
 
         Call it from any thread.
         """
-        merged_at = self._merged_at
+        merged_at, now_at = self._merged_at, self._stands_at or clock.monotonic()
         now = {
-            "seconds": round(sum(totals.values()), 2),
+            "seconds": round(sum(totals.values()) - totals["paused"], 2),
             "idle_seconds": round(sum(totals[phase] for phase in IDLE_PHASES), 2),
             "members": members,
-            "merged_ago": None if merged_at is None else round(clock.monotonic() - merged_at, 1),
+            "merged_ago": None if merged_at is None else round(now_at - merged_at, 1),
             "refused": tuple((name[:64], count) for name, count in self._refused.most_common(REFUSED_SHOWN)),
         }
         return self._status.model_copy(update=now)
@@ -174,8 +177,23 @@ class Reporter:
     def _note(self, **values: Any) -> None:
         self._status = self._status.model_copy(update=values)
 
+    @contextmanager
+    def standstill(self) -> Iterator[None]:
+        """A pause: the times since the last merge and since the last checkpoint stand still."""
+        began = self._stands_at = clock.monotonic()
+        try:
+            yield
+        finally:
+            paused, self._stands_at = clock.monotonic() - began, None
+            if self._merged_at is not None:
+                self._merged_at += paused
+                self._metrics["last_merge_timestamp_seconds"].inc(paused)
+            if self._saved:
+                self._metrics["last_checkpoint_timestamp_seconds"].inc(paused)
+
     def saved(self) -> None:
         """A checkpoint was written."""
+        self._saved = True
         self._metrics["last_checkpoint_timestamp_seconds"].set(clock.unix())
 
     def close(self) -> None:

@@ -15,9 +15,9 @@ from typing import Literal
 from peer.rounds.types import Outcome, Reason
 
 PREFIX = "noloco_"
-PHASES = ("inner", "match", "exchange", "apply", "checkpoint", "eval", "join")
+PHASES = ("inner", "match", "exchange", "apply", "checkpoint", "eval", "join", "paused")
 IDLE_PHASES = ("match", "exchange")
-STATES = ("waiting", "training", "left", "lost")
+STATES = ("waiting", "training", "paused", "left", "lost")
 SWARM_EVENTS = ("joined", "left", "lost")
 WARNINGS = ("split", "clock", "straggler", "refused", "config", "stuck")
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 300, 600)
@@ -45,7 +45,7 @@ OF_PEER = (
     Series(
         "phase_seconds_total",
         "counter",
-        "Time spent in each phase; match and exchange are idle time.",
+        "Time spent in each phase; match and exchange are idle time, paused is not.",
         ("phase",),
         PHASES,
     ),
@@ -90,8 +90,12 @@ OF_PEER = (
         "gauge",
         "Inner steps between a part's contribution and its merge in the last round; 0 without overlap.",
     ),
-    Series("last_merge_timestamp_seconds", "gauge", "Unix time of the last merge."),
-    Series("last_checkpoint_timestamp_seconds", "gauge", "Unix time of the last checkpoint of this process."),
+    Series("last_merge_timestamp_seconds", "gauge", "Unix time of the last merge, later by the pauses since."),
+    Series(
+        "last_checkpoint_timestamp_seconds",
+        "gauge",
+        "Unix time of this process's last checkpoint, later by the pauses since.",
+    ),
     Series("checkpoint_bytes", "gauge", "Size of one checkpoint."),
     Series("disk_free_bytes", "gauge", "Free space on the checkpoints' disk."),
     Series(
@@ -104,7 +108,7 @@ OF_PEER = (
 
 OF_BOOTSTRAP = (
     _of_each("idle_seconds_total", "counter", "Time that the peer has waited for partners and their tensors."),
-    _of_each("seconds_total", "counter", "Time that the peer has run."),
+    _of_each("seconds_total", "counter", "Time that the peer has run, without pauses."),
     _of_each("step", "gauge", "Inner steps of the swarm that the peer has reached."),
     _of_each("round", "gauge", "Rounds that the peer has reached."),
     _of_each("tokens_total", "counter", "Tokens that the peer has trained on."),

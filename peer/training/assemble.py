@@ -14,6 +14,7 @@ from peer.config.schema import Config
 from peer.data import corpus
 from peer.data.open import read_ahead, validation
 from peer.device.accelerator import pick_device
+from peer.errors import UserError
 from peer.hub.beside import Pusher
 from peer.logs import fields
 from peer.p2p import identity
@@ -24,6 +25,7 @@ from peer.swarm.connect import connect
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.member import Membership
+from peer.training.pausing.requests import watching
 from peer.training.resources import member_node, open_resources
 from peer.training.state import PeerState
 from peer.training.trainer import Trainer
@@ -39,6 +41,10 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
     with ExitStack() as stack:
         resources = stack.enter_context(open_resources(config.run, own, pick_device(own.device), signals.stop))
         logs.setup(resources.folder.name, resources.folder.path / "peer.log")
+        if ranks is None:
+            stack.enter_context(watching(resources.folder.path, own.hours, resources.context.pause))
+        elif own.hours is not None:
+            raise UserError("peer.hours: a peer of several ranks cannot pause; leave it out")
         pusher = None
         if own.push is not None:
             pusher = Pusher(own.push, resources.folder.path, signals.stop)

@@ -65,6 +65,6 @@ class Blocking(Boundary):
     def repeats(self, mean: Averaged) -> bool:
         """Report the end of the exchange; returns whether a member's failure is a reason to repeat it without it."""
         self.presence.ended(mean)
-        if self.outer.grouping is not Grouping.EVERYONE or self.context.stop.requested:
+        if self.outer.grouping is not Grouping.EVERYONE or self.context.away:
             return False
         return mean.culprits[:1] not in ((), (self.presence.peer_id,))

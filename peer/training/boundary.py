@@ -70,7 +70,7 @@ class Boundary(ABC):
         outer.end_run()
         self.presence.end_run()
         for _ in range(last_swaps(self.presence.size)):
-            if self.context.stop.requested or not self.presence.awaits_partner():
+            if self.context.away or not self.presence.awaits_partner():
                 return
             self.cross(NO_STEPS)
             self.complete()

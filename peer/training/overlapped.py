@@ -23,7 +23,7 @@ from peer.telemetry.report import BoundaryReport
 from peer.training.boundary import Boundary
 from peer.training.outer_state import Trial
 
-STOP_PATIENCE = 10.0  # seconds for a running swap after a stop request
+STOP_PATIENCE = 10.0  # seconds for a running swap after a request to stop or to pause
 LOOK_SECONDS = 0.05  # seconds between two checks of a swap at the end of the run
 
 
@@ -78,7 +78,7 @@ class Overlapped(Boundary):
         self._advance()
 
     def complete(self) -> None:
-        """Until the deadline of the running swap, or for ``STOP_PATIENCE`` after a stop request."""
+        """Until the deadline of the running swap, or for ``STOP_PATIENCE`` when this peer is away."""
         with self.phase("exchange"):
             self._launch()
             until = clock.monotonic() + STOP_PATIENCE
@@ -86,7 +86,7 @@ class Overlapped(Boundary):
                 self._advance(idle=True)
                 if self._swap is not None:
                     self._swap.mailbox.wait(LOOK_SECONDS)
-                    if self.context.stop.requested and clock.monotonic() > until:
+                    if self.context.away and clock.monotonic() > until:
                         self._swap.mailbox.cancel()
 
     def _launch(self) -> None:

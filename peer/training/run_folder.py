@@ -13,6 +13,8 @@ from pathlib import Path
 
 from peer.errors import RunError, UserError
 
+LOCK = ".lock"  # in the folder
+
 
 class RunFolder:
     """The claimed folder. The lock ends with the process, also after a kill."""
@@ -33,7 +35,7 @@ def claim(run_dir: Path, name: str | None) -> RunFolder:
         folder = run_dir / candidate
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise UserError(f"run.dir: cannot write to {folder}: {error.strerror}") from None
         try:
@@ -47,6 +49,21 @@ def claim(run_dir: Path, name: str | None) -> RunFolder:
             continue
         return RunFolder(candidate, folder, lock)
     raise AssertionError("unreachable: the names do not end")
+
+
+def is_used(folder: Path) -> bool:
+    """Does a peer run in this folder? Creates no file."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def require_folder(folder: Path) -> None:

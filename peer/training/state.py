@@ -79,6 +79,13 @@ class PeerState(OuterState):
         self.counters.lineage = Lineage(*scalars["lineage"])
         _set_rng(scalars["rng"], self.inner.device)
 
+    def move_to(self, device: torch.device) -> None:
+        """Model and optimizer to ``device``, with the same bits. Raises what torch raises when it has no room."""
+        slow, optimizer = self.outer.slow, self.inner.optimizer
+        moments = slow.moments(optimizer)
+        self.inner.model.to(device)
+        slow.take_moments(optimizer, moments)
+
     def forget(self) -> None:
         """Reset the inner optimizer."""
         self.outer.slow.take_moments(self.inner.optimizer, {})

@@ -16,6 +16,7 @@ from peer.hub.beside import Pusher
 from peer.replica.inner_loop import InnerReport
 from peer.training.checkpoint import Checkpoints
 from peer.training.member import Membership
+from peer.training.pausing.rest import Rest
 from peer.training.state import PeerState
 from peer.training.validation import Validation
 
@@ -34,25 +35,31 @@ class Trainer:
     ) -> None:
         self.config, self.member, self.state = config, member, state
         self.inner, self.stream, self.counters = state.inner, state.stream, state.counters
-        self.phase, self.stop = member.resources.phase, member.resources.context.stop
+        self.phase, self.context = member.resources.phase, member.resources.context
+        self.rest = Rest(member, state)
         self.phase_length, self.boundary = member.phase_length, member.boundary(validation)
         self.checkpoints, self.validation, self.pusher = checkpoints, validation, pusher
         self.phase.lap()  # the first report begins here
 
     def run(self) -> None:
         """Train; raises :class:`RunError` when it cannot continue."""
-        if not self.stop.requested:
+        if not self.context.away:
             self.evaluate()
-        self.loop()
-        self.boundary.finish()
-        saved = self.save()
-        if not self.stop.requested:
+        going_on = True
+        while going_on:
+            self.loop()
+            self.boundary.finish()
+            saved = self.save()
+            going_on = not self.finished and self.rest.until_resumed()
+        if not saved and self.context.stop.requested:
+            self.save()  # after a pause
+        if not self.context.stop.requested:
             self.evaluate()
             if self.pusher is not None and saved:
                 self.pusher.finish_with(self.checkpoints.path(self.inner.step))
 
     def loop(self) -> None:
-        """Rounds until the end. After a stop within an inner phase, the resumed peer continues the phase."""
+        """Rounds until the end, a stop or a pause. After these the resumed peer continues the inner phase."""
         while not self.done():
             with self.phase("inner"):
                 inner = self.inner.run(self.batches())
@@ -63,8 +70,13 @@ class Trainer:
                 self.now_and_then()
 
     def done(self) -> bool:
-        """All steps are made, or a stop is requested."""
-        return self.stop.requested or self.inner.step >= self.config.run.steps
+        """All steps are made, or this peer is asked to stop or to pause."""
+        return self.context.away or self.finished
+
+    @property
+    def finished(self) -> bool:
+        """All steps are made."""
+        return self.inner.step >= self.config.run.steps
 
     def batches(self) -> Iterator[Tensor]:
         """Training batches up to the next boundary, or for ``run.inner_time``."""
@@ -79,7 +91,7 @@ class Trainer:
         self.counters.tokens += inner.tokens
         self.counters.phase_tokens += inner.tokens
         self.counters.phase_steps_done += inner.steps
-        if self.phase_length.time_up and not self.stop.requested:
+        if self.phase_length.time_up and not self.context.away:
             self.phase_length.cut()
         self.member.reporter.inner(inner)
         if inner.steps and not math.isfinite(inner.loss):
@@ -109,7 +121,9 @@ class Trainer:
         self.member.reporter.evaluation(self.inner.step, self.counters.tokens, loss, others)
 
     def save(self) -> bool:
-        """Write a checkpoint, and push it if that is due. Training continues without it when the disk is full."""
+        """Write a checkpoint, and push it if that is due; returns whether it is written. Training continues without it
+        when the disk is full.
+        """
         with self.phase("checkpoint"):
             saved = self.checkpoints.save(self.inner.step, self.state.scalars(), self.state.tensors())
         if saved:

@@ -16,7 +16,7 @@ from peer.config.schema import Config
 from peer.errors import RunError, UserError
 from peer.outer.method import outer_method
 from peer.outer.slow_weights import SlowWeights
-from peer.process import LoopContext, Stop
+from peer.process import LoopContext, Pause, Stop
 from peer.swarm.connect import connect
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.training.member import Membership
@@ -50,6 +50,8 @@ class SimulatedPeer:
     due: float = float("inf")  # virtual time from which it was meant to run without a further interruption
     process: Process | None = None
     stop: Stop = field(default_factory=Stop)
+    pause: Pause = field(default_factory=Pause)
+    paused_at: float = 0.0  # virtual time of its last request to pause
     trainer: Trainer | None = None
     ended: str = ""  # why its process has ended
     damaged: bool = False  # its machine has sent what it did not mean
@@ -59,8 +61,9 @@ class SimulatedPeer:
 
     @property
     def training(self) -> bool:
-        """It has joined, and its process runs."""
-        return self.trainer is not None and self.process is not None and not self.process.dead and not self.ended
+        """It has joined, its process runs, and it is not paused."""
+        runs = self.process is not None and not self.process.dead and not self.ended
+        return self.trainer is not None and runs and not self.pause.active
 
     @property
     def honest(self) -> bool:
@@ -81,7 +84,7 @@ class SimulatedPeer:
     def _train(self, watch: Any) -> None:
         run, own = self.config.run, self.config.peer
         metrics = Metrics()
-        context = LoopContext(stop=self.stop)
+        context = LoopContext(stop=self.stop, pause=self.pause)
         state = self._state(context)
         lies.in_state(self.lie, state)
         self.born(self, state)

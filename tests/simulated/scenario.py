@@ -15,6 +15,7 @@ SPOILS = (*RARE, "slow")  # what ends the swaps of two peers that meet
 LIES = (*Attack, "silent", "no-show", "false donor")
 GROUP_LIES = ("false mean",)
 INVITED = 0.2  # share of the swarms that have invitations
+PAUSED = 0.2  # share of the swarms with peers that are paused for a while
 OUTSIDER = 0.25  # share of the swarms that an outsider troubles
 LIAR = 0.25  # share of the swarms of pairs that have a hostile member
 CALM = 60.0  # seconds without a fault at the end, in which all wounds must heal
@@ -112,6 +113,7 @@ def scenario(
         *rare_faults(seed, count, seconds),
         *uninvited,
         *outsiders(seed, seconds),
+        *(() if long else pauses(seed, count, seconds)),  # when long seeds were kept there were none
     )
     return Scenario(
         seed=seed,
@@ -183,6 +185,19 @@ def invitations(seed: int, count: int, seconds: float) -> tuple[bool, list[Fault
     kinds = ("revoke", "expire")
     at = chance.uniform
     return True, [Fault(at(5, seconds), chance.choice(kinds), (it,), 0.0, 0, chance.random() < 0.5) for it in peers]
+
+
+def pauses(seed: int, count: int, seconds: float) -> tuple[Fault, ...]:
+    """Which peers are paused, and when."""
+    chance = random.Random(f"pause {seed}")
+    if chance.random() >= PAUSED:
+        return ()
+    faults = []
+    for number in chance.sample(range(count), chance.randint(1, max(1, count // 2))):
+        at = chance.uniform(5, seconds)
+        lasts = chance.choice((chance.uniform(0.1, 5), chance.uniform(5, 90)))
+        faults.append(Fault(at, "pause", (number,), min(lasts, seconds - at), 0))
+    return tuple(faults)
 
 
 def outsiders(seed: int, seconds: float) -> list[Fault]:

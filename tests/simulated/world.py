@@ -25,7 +25,7 @@ from peer.config.schema import Config
 from peer.logs import LOGGER
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.node import NodeSettings
-from peer.process import Stop
+from peer.process import Pause, Stop
 from peer.telemetry.run_log import ROUNDS, Row, read_rows
 from peer.training import resources
 from tests.simulated.admission import NEVER, Invitations
@@ -145,7 +145,7 @@ class World:
         peer.lives, peer.ended = peer.lives + 1, ""
         if peer.out == float("inf"):
             peer.due = min(peer.due, self.loop.time())
-        peer.process, peer.stop = Process(peer.name, peer.skew), Stop()
+        peer.process, peer.stop, peer.pause = Process(peer.name, peer.skew), Stop(), Pause()
         self.say(peer.name, f"starts (life {peer.lives})")
         self.runtime.start(peer.process, self._live, peer)
 

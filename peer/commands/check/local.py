@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import resource
 import socket
 import stat
@@ -11,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from peer.commands.check.finding import Finding, Subject, fail, ok, warn
+from peer.training.run_folder import is_used
 
 OPEN_FILES = 1024  # the p2p daemon holds up to 512 connections, and the peer two sockets for each stream
 
@@ -68,7 +67,7 @@ def identity(config: Subject) -> Iterator[Finding]:
     if config.run.owner is not None:
         yield from _invitation(config)
         return
-    if config.peer.name is not None and _is_running(config.run.dir / config.peer.name):
+    if config.peer.name is not None and is_used(config.run.dir / config.peer.name):
         text = f"a peer runs in {config.run.dir / config.peer.name}"
         yield fail("identity", text, "end it, or choose another peer.name for a second one")
     path = identity_file(config)
@@ -107,18 +106,3 @@ def identity_file(config: Subject) -> Path | None:
     if own.identity is not None:
         return own.identity
     return config.run.dir / own.name / "identity.key" if own.name else None
-
-
-def _is_running(folder: Path) -> bool:
-    """Does a process hold the lock of training/run_folder.py? Creates no file."""
-    try:
-        lock = os.open(folder / ".lock", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(lock)
-    return False

@@ -84,12 +84,14 @@ class Members:
         return [entry.record for entry in list(self._reader.known.values()) if entry.is_live(after)]
 
     def candidates(self) -> list[MemberRecord]:
-        """As :meth:`live`, and those met lately even if their records are not found: others may fill the directory."""
+        """As :meth:`live` without those that are paused, and those met lately even if their records are not found:
+        others may fill the directory.
+        """
         now, kept = clock.unix(), self._reader.kept
         return [
             entry.record
             for peer_id, entry in list(self._reader.known.items())
-            if entry.is_live(now) or (kept.get(peer_id, 0.0) > now and entry.record.state != "left")
+            if entry.record.state not in ("left", "paused") and max(entry.expires, kept.get(peer_id, 0.0)) > now
         ]
 
     def keep(self, peer_id: str, seconds: float) -> None:

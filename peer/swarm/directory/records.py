@@ -41,7 +41,7 @@ Duration = Annotated[float, Field(ge=0, le=1e10)]  # seconds: three centuries
 
 
 class Report(Message):
-    """For people: no other peer acts on it. Counted since the start of the peer's process."""
+    """For people: no other peer acts on it. Counted since the start of the peer's process, times without its pauses."""
 
     version: Annotated[OneLine, Field(max_length=24)] = ""
     tokens: Count = 0
@@ -67,7 +67,8 @@ class MemberRecord(Message):
     name: Name
     addresses: Annotated[list[Text], Field(max_length=8)]  # multiaddrs without the peer id
     config: Annotated[OneLine, Field(max_length=64)]  # digest of the run's configuration
-    state: Literal["waiting", "training", "left"]  # waiting: for others to begin with
+    # waiting: for others to begin with; paused: it meets nobody, and gives its state to newcomers
+    state: Literal["waiting", "training", "paused", "left"]
     ready: bool = False  # to begin: it has seen all others that it was to wait for
     step: Count
     round: Count

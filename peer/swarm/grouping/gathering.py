@@ -22,6 +22,7 @@ from peer.swarm.directory.records import LIFETIME
 from peer.swarm.grouping.leader import MEMBER_SLACK, GroupLeader
 from peer.swarm.grouping.member import LEADER_PERIOD, LEADER_TRIES, GroupMember
 from peer.swarm.grouping.messages import (
+    AWAY,
     GROUP_CALL,
     UNWELCOME,
     Admitted,
@@ -100,7 +101,7 @@ class GroupMatching(Matching):
     async def _lead(self) -> Group | str:
         until = clock.monotonic() + MEMBER_SLACK
         while (missing := self._known.missing(self._leader.present)) and clock.monotonic() < until:
-            if self._context.stopping:
+            if self._context.away:
                 break
             if (leader := self._known.leader()) is not None:
                 return f"{leader.name} leads"
@@ -110,7 +111,7 @@ class GroupMatching(Matching):
         phase, self._leads = self._boundary.progress.phase_seconds or 0.0, True
         try:
             group = await self._leader.gather(
-                seat, lineage, self._round, phase, equal=self._equal, stopped=lambda: self._context.stopping
+                seat, lineage, self._round, phase, equal=self._equal, stopped=lambda: self._context.away
             )
         finally:
             self._leads = False
@@ -122,12 +123,16 @@ class GroupMatching(Matching):
 
     async def _keep_joined(self) -> None:
         """During the inner steps: be in the leader's group."""
-        while not self._context.stopping:
+        while True:
+            if self._context.away and not self._boundary.here:  # before the checkpoint
+                await self._leave()
+            if self._context.stopping:
+                return
             await asyncio.sleep(LEADER_PERIOD)
             eta = self._boundary.eta()
             if self._leads:  # one that could not reach this peer waits for its call
                 self._known.notify(self._known.missing(self._leader.present))
-            if self._boundary.here or self._boundary.between or eta is None:
+            if self._boundary.here or self._boundary.between or eta is None or self._context.away:
                 continue
             if self._round < self._context.counters.round:  # it did not get the group's weights at its boundary
                 self._round = self._context.counters.round
@@ -139,8 +144,6 @@ class GroupMatching(Matching):
             if self._leader.present:
                 await self._leader.hand_over(leader)
             await self._member.join(leader, self._round)
-        if not self._boundary.here:  # before the checkpoint
-            await self._leave()
 
     async def _leave(self) -> None:
         """No member shall wait for this peer."""
@@ -165,8 +168,8 @@ class GroupMatching(Matching):
         self._leader.admit(stream, call)
 
     def _reply(self, call: JoinGroup, peer_id: str) -> JoinAnswer:
-        if self._context.stopping:
-            return Decline(reason="is leaving")
+        if self._context.away:
+            return Decline(reason=AWAY)
         if not self._context.backoff.welcome(peer_id):
             return Decline(reason=UNWELCOME)
         leader = self._known.leader()

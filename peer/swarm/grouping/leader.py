@@ -98,8 +98,9 @@ class GroupLeader:
         self._news.set()
 
     def close(self) -> None:
-        """This peer leaves: close all streams, so that the members find another leader."""
-        for member in self._joined.values():
+        """This peer leaves or pauses: close all streams, so that the members find another leader."""
+        members, self._joined = self._joined, {}
+        for member in members.values():
             member.leave()
 
     async def hand_over(self, leader: Seat) -> None:

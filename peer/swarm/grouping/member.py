@@ -11,6 +11,7 @@ from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Group, Link, Seat
 from peer.swarm.context import Decline, SwarmContext
 from peer.swarm.grouping.messages import (
+    AWAY,
     JOIN_ANSWER,
     LEADER_MESSAGE,
     UNWELCOME,
@@ -94,7 +95,7 @@ class GroupMember:
                 await asyncio.sleep(REDIRECT_PAUSE)  # until the one that was asked finds that out too, and leads
             return f"{leader.name} follows another"
         reason = answer.reason if isinstance(answer, Decline) else ""
-        if reason == UNWELCOME:
+        if reason in (UNWELCOME, AWAY):
             self._known.avoid(leader.peer_id)  # until it calls: another one may lead those that it leaves out
         await asyncio.sleep(LEADER_PERIOD)
         return f"{leader.name}: {reason}"

@@ -21,6 +21,7 @@ from peer.swarm.context import Decline, Seconds
 
 MAX_MEMBERS = 256
 UNWELCOME = "a round failed because of you"
+AWAY = "is leaving, or is paused"
 
 
 class JoinGroup(Message):

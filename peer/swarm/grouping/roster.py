@@ -37,7 +37,8 @@ class KnownMembers:
 
     def __init__(self, context: SwarmContext, patience: float) -> None:
         self._patience, self._boundary, self._progress = patience, context.boundary, context.boundary.progress
-        self._node, self._live, self._backoff = context.node, context.others, context.backoff
+        self._node, self._members, self._backoff = context.node, context.members, context.backoff
+        self._live = context.others
         self._named: dict[str, tuple[Seat, float]] = {}  # from messages, with the time until which it counts
         self._notice_due: dict[str, float] = {}  # from when on a member may get the next notice
         self._failed_leaders: set[str] = set()  # in the rounds since the last that succeeded
@@ -79,7 +80,8 @@ class KnownMembers:
     def others(self) -> list[Seat]:
         """All possible members other than this peer."""
         now = clock.monotonic()
-        seats = {key: seat for key, (seat, until) in self._named.items() if until > now}
+        paused = {record.peer_id for record in self._members.live() if record.state == "paused"}
+        seats = {key: seat for key, (seat, until) in self._named.items() if until > now and key not in paused}
         for record in self._live():
             seats[record.peer_id] = Seat(record.peer_id, record.name, tuple(record.addresses))
         return [seat for key, seat in seats.items() if not self._backoff.avoided(key)]

@@ -77,11 +77,15 @@ class Proposals:
         """During the inner steps: propose to members with a near boundary, from a random time of the phase on."""
         agreement = self._agreement
         round, opens = agreement.round, random.uniform(*OPENS)
-        while not self._context.stopping:
+        while True:
+            if self._context.away and agreement.meeting is not None and not self._boundary.here:
+                agreement.cancel(agreement.meeting)  # before the checkpoint: the partner can find another one
+            if self._context.stopping:
+                return
             await self._rest(opens)
             if round != agreement.round:
                 self._asked, round, opens = {}, agreement.round, random.uniform(*OPENS)
-            if agreement.meeting is not None or self._boundary.here:
+            if agreement.meeting is not None or self._boundary.here or self._context.away:
                 continue
             eta, phase = self._boundary.eta(), self._boundary.progress.phase_seconds
             if eta is None or not phase or eta / phase > max(opens, LAST_CALL):
@@ -89,16 +93,14 @@ class Proposals:
             candidate = min(askable(self._candidates(), eta / phase, opens), key=self._last_asked, default=None)
             if candidate is not None and self._last_asked(candidate) < clock.monotonic() - ASK_AGAIN_PHASES * phase:
                 await self._propose(candidate)
-        if agreement.meeting is not None and not self._boundary.here:
-            agreement.cancel(agreement.meeting)  # before the checkpoint: the partner can find another one
 
     async def _rest(self, opens: float) -> None:
         """A pause. It is longer while this peer has a meeting, or is far from the time from which it asks others."""
         meeting, eta, phase = self._agreement.meeting, self._boundary.eta(), self._boundary.progress.phase_seconds
-        idle = 0.0
-        if eta is not None and phase:
+        idle = PAUSE_SECONDS[1] if self._context.away else 0.0
+        if not idle and eta is not None and phase:
             idle = eta if meeting is not None else (eta - max(opens, LAST_CALL) * phase) / 2
-        seconds = max(self.pause(), min(idle, PAUSE_SECONDS[1]))  # a request to stop has no event
+        seconds = max(self.pause(), min(idle, PAUSE_SECONDS[1]))  # a request to stop or pause has no event
         if meeting is not None and not meeting.came.done():
             await asyncio.wait([meeting.came], timeout=seconds)  # it may be cancelled
         else:
@@ -111,7 +113,7 @@ class Proposals:
                 await self._answered.wait()  # our last proposal may still be open
                 candidates = sorted(self._candidates(), key=self._last_asked)
                 for record in candidates[: self._settings.tries]:
-                    if self._agreement.meeting is not None or self._context.stopping:
+                    if self._agreement.meeting is not None or self._context.away:
                         return
                     await self._propose(record)
         except TimeoutError:
@@ -205,8 +207,9 @@ class Proposals:
 
     def _consider(self, reply: Accept | Decline, mine: Propose, stream: Stream, name: str) -> None:
         avoided = self._context.backoff.avoided(stream.remote)  # since it was asked, a swap with it may have ended
+        free = self._agreement.meeting is None and not self._context.away
         late = mine.run_ended is not self._boundary.run_ended
-        if isinstance(reply, Accept) and self._agreement.meeting is None and not (avoided or late):
+        if isinstance(reply, Accept) and free and not (avoided or late):
             window = AT_BOUNDARY if self._boundary.here else self._settings.window
             if near(mine.eta, reply.eta, mine.phase, mine.phase, window):
                 self._agreement.commit(stream, name, reply)
@@ -226,7 +229,7 @@ class Proposals:
 
     def _objection(self, proposal: Propose, remote: str) -> Decline | None:
         eta, phase = self._boundary.eta(), self._boundary.progress.phase_seconds
-        if self._context.stopping or eta is None or phase is None:
+        if self._context.away or eta is None or phase is None:
             return Decline(reason="not ready to meet")
         if self._agreement.meeting is not None:
             return Decline(reason="has a meeting")

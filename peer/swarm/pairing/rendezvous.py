@@ -90,7 +90,7 @@ class PairMatching(Matching):
                 for _ in range(2):  # the agreed meeting, and another one if it fails
                     while agreement.meeting is None:
                         await self._proposals.ask_around()
-                        if agreement.meeting is not None or self._context.stopping or clock.monotonic() >= until:
+                        if agreement.meeting is not None or self._context.away or clock.monotonic() >= until:
                             break
                         if self._boundary.run_ended and not self._proposals.anybody():
                             break
@@ -114,12 +114,12 @@ class PairMatching(Matching):
             await meeting.stream.send(PartnerReady(), MEET_TIMEOUT)
             for patience in clock.slices(1.5 * meeting.their_eta() + PARTNER_SLACK + linger):
                 await asyncio.wait([meeting.came], timeout=patience)
-                if meeting.came.done() or self._context.stopping:
+                if meeting.came.done() or self._context.away:
                     break
             if meeting.came.done() and meeting.came.result() and not meeting.stream.ended:
                 self._origin.met(meeting.root)
                 return Link(meeting.stream.remote, meeting.name, meeting.stream)
-            if not meeting.came.done() and not self._context.stopping:
+            if not meeting.came.done() and not self._context.away:
                 reason = "did not come in time"
                 self.avoid(meeting.stream.remote, offence=True, phases=MISSED_PHASES)
         except (TimeoutError, StreamLost) as error:

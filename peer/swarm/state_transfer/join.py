@@ -214,6 +214,14 @@ def plausible(records: Sequence[MemberRecord], inner_steps: int, tokens: float) 
     return [it for it in records if it.round <= most[0] and it.step <= most[1]]
 
 
+def plausible_rate(record: MemberRecord, records: Sequence[MemberRecord]) -> float:
+    """The most tokens a second that a member among ``records`` is believed to do, by the same measure: its own word, up
+    to ``FURTHER`` times the second highest rate where there are three or more.
+    """
+    said = sorted(it.tokens_per_second for it in records)
+    return FURTHER * (record.tokens_per_second if len(said) < 3 else min(record.tokens_per_second, said[-2]))
+
+
 def donors_of(records: Sequence[MemberRecord], above: int, reached: int) -> list[MemberRecord]:
     """Members beyond round ``above`` that are near the furthest one, so that newcomers spread over many.
 

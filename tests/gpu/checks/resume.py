@@ -1,10 +1,13 @@
-"""A peer that is saved within a phase and resumed is, to the bit, the peer that was not interrupted."""
+"""A peer that is saved within a phase and resumed is, to the bit, the peer that was not interrupted. So is one that was
+paused, with model and optimizer on the host, whose memory on the device is free meanwhile.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
+from peer.replica.device import release_memory
 from torch import Tensor
 
 from peer.config.schema import Config
@@ -14,6 +17,7 @@ from peer.training.state import PeerState
 from tests.gpu.site import Finding, Site, fast, repeatable
 
 H, STEPS, INTERRUPTED = 4, 10, 6  # steps: in the middle of the second phase
+FREED = 0.9  # of the bytes of weights and moments
 TWICE = "two runs without an interruption differ on this device"
 
 
@@ -22,6 +26,7 @@ def check(site: Site) -> Iterator[Finding]:
         config = site.config(f"peer.precision={precision}", f"run.inner_steps={H}", "run.inner.warmup_steps=0")
         with repeatable():
             yield _resumed(site, config, precision)
+            yield _paused(site, config, precision)
 
 
 def _resumed(site: Site, config: Config, precision: str) -> Finding:
@@ -51,6 +56,30 @@ def _resumed(site: Site, config: Config, precision: str) -> Finding:
         else f"the same bits after {STEPS} steps, saved at {INTERRUPTED}"
     )
     return Finding(subject, not unlike, words)
+
+
+def _paused(site: Site, config: Config, precision: str) -> Finding:
+    subject = f"pause in {precision}"
+    whole, paused = site.replica(config), site.replica(config)
+    expected, losses = run(whole, STEPS), run(paused, INTERRUPTED)
+    moved = 4 * (paused.outer.slow.numel + paused.inner.moment_count)
+    before = allocated(site)
+    paused.move_to(torch.device("cpu"))
+    release_memory(site.device)
+    freed = before - allocated(site)
+    paused.move_to(site.device)
+    losses += run(paused, STEPS - INTERRUPTED)
+    if site.accelerator and freed < FREED * moved:
+        return Finding(subject, False, f"{freed} of {moved} bytes were free while it was on the host")
+    unlike = differing(paused, whole) or ("the losses" if losses != expected else "")
+    words = f"{unlike} differ" if unlike else f"the same bits after {STEPS} steps, on the host after {INTERRUPTED}"
+    return Finding(subject, not unlike, words)
+
+
+def allocated(site: Site) -> int:
+    """Bytes of tensors on the device; 0 on a CPU."""
+    site.settle()
+    return torch.cuda.memory_allocated(site.device) if site.accelerator else 0
 
 
 def run(state: PeerState, steps: int) -> list[float]:

@@ -113,6 +113,8 @@ class Conduct:
                 self._world.violation(f"{peer.name} agrees to meet an outsider")
             if backoff.avoided(stream.remote):
                 self._world.violation(f"{peer.name} agrees to meet {name}, which it avoids")
+            if peer.pause.active:
+                self._world.violation(f"{peer.name} agrees to meet {name}, and is paused")
             apart, phase = abs((presence._context.boundary.eta() or 0.0) - said.eta), progress.phase_seconds or 0.0
             if isinstance(said, Propose) and apart > WINDOW * min(phase, said.phase) + 0.01:
                 self._world.violation(f"{peer.name} agrees to meet {name} {apart:.1f} s from its boundary")
@@ -161,9 +163,13 @@ class Conduct:
         """A meeting that was agreed on before is kept."""
         if averaged.outcome is not Outcome.MERGED or not peer.honest:
             return
-        for other in self._world.peers:
-            if other.name in averaged.partners and self._world.loop.time() > other.out + GOODBYE + 2 * phase:
+        partners = [it for it in self._world.peers if it.name in averaged.partners]
+        since = self._world.loop.time() - GOODBYE - 2 * phase
+        for other in partners:
+            if since > other.out:
                 self._world.violation(f"{peer.name} merged with {other.name}, which is not invited any more")
+            if other.pause.active and since > other.paused_at:
+                self._world.violation(f"{peer.name} merged with {other.name}, which is paused")
 
     def _check_backoff(self, peer: SimulatedPeer, presence: Any) -> None:
         now, backoff = self._world.loop.time(), presence._context.backoff

@@ -7,6 +7,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING
 
+from peer.process import Pause
 from tests.simulated.harm.outsiders import Outsider
 from tests.simulated.loop import PROCESS, Process
 from tests.simulated.network import CHUNK, WINDOW, Host
@@ -74,6 +75,16 @@ class Faults:
             peer.stop.request()
             peer.due = float("inf")
             self._world.loop.call_later(60 + seconds, self._world.start, peer)
+
+    def _pause(self, peers: list[SimulatedPeer], seconds: float) -> None:
+        for peer in peers:
+            peer.pause.requested, peer.paused_at, peer.due = True, self._world.loop.time(), float("inf")
+            self._world.loop.call_later(seconds, self._resume, peer, peer.pause)
+
+    def _resume(self, peer: SimulatedPeer, pause: Pause) -> None:
+        pause.requested = False
+        if peer.pause is pause and peer.out == float("inf") and not peer.ended:
+            peer.due = self._world.loop.time()
 
     def _damage(self, peers: list[SimulatedPeer], seconds: float) -> None:
         for peer in peers:

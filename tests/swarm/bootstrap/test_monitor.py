@@ -35,6 +35,30 @@ def series(url: str) -> dict[str, Any]:
     return {family.name: family.samples for family in families}
 
 
+def test_a_run_that_has_ended_is_shown_and_its_contributors_outlive_the_node(swarm: Swarm) -> None:
+    bootstrap, address = swarm.bootstrap()
+    url = "http://" + bootstrap.line(r"http=(\S+)").group(1)
+
+    def swarm_of(url: str) -> dict[str, Any]:
+        return dict(json.loads(get(url + "/swarm.json")[1]))
+
+    peers = [swarm.peer(name, "run.steps=600", "peer.start_with=2", address=address) for name in NAMES[:2]]
+    assert [peer.exit_code(90) for peer in peers] == [0, 0]
+    (run,) = wait_for(lambda: [it for it in swarm_of(url).get("runs", []) if it["ended_age"]], 60)
+    assert run["members"] == 2 and run["step"] > 0 and run["tokens"] > 0 and run["tokens_per_second"] > 0
+    assert {peer["name"] for peer in run["peers"]} == set(NAMES[:2])
+    (given,) = swarm_of(url)["contributors"]
+    assert {peer["name"] for peer in given["peers"]} == set(NAMES[:2])
+    assert 0 < given["tokens"] <= 2 * 600 * 2 * 16  # of both: steps, sequences, tokens
+    bootstrap.signal(signal.SIGTERM)
+    assert bootstrap.exit_code(30) == 0
+    again, _ = swarm.bootstrap()
+    url = "http://" + again.line(r"http=(\S+)").group(1)
+    later = wait_for(lambda: swarm_of(url).get("contributors"), 60)
+    same = [(peer["peer_id"], peer["tokens"], peer["merges"]) for peer in later[0]["peers"]]
+    assert same == [(peer["peer_id"], peer["tokens"], peer["merges"]) for peer in given["peers"]]
+
+
 def test_the_monitor_sees_peers_join_train_merge_leave_and_die(swarm: Swarm) -> None:
     bootstrap, address = swarm.bootstrap()
     url = "http://" + bootstrap.line(r"http=(\S+)").group(1)

@@ -19,7 +19,7 @@ from tests.swarm.support.page_server import PageServer
 pytestmark = pytest.mark.needs("chromium")
 LIVE = "document.querySelector('#connection')?.dataset.state === 'live'"
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-NAMES = "[...document.querySelectorAll('tbody .name bdi')].map(it => it.textContent)"
+NAMES = "[...document.querySelectorAll('#peers tbody .name bdi')].map(it => it.textContent)"
 JOIN = "[...document.querySelectorAll('#join code')].map(it => it.textContent)"
 PUBLIC = f"/ip4/203.0.113.7/tcp/31337/p2p/{page_sample.peer_id(10_000)}"
 
@@ -80,15 +80,14 @@ def test_it_shows_the_swarm_and_updates_itself_in_place(browser: Chromium, serve
     ]
     assert json.loads(tab.ask(JOIN)[-1])["run"]["name"] == "demo"
     # a selection, a followed peer and the elements themselves survive the updates
-    tab.click("tbody tr:nth-child(2) .name button")
-    tab.ask(
-        "window.row = document.querySelector('tbody tr'); getSelection().selectAllChildren(row.querySelector('bdi'))"
-    )
+    tab.click("#peers tbody tr:nth-child(2) .name button")
+    tab.ask("window.row = document.querySelector('#peers tbody tr')")
+    tab.ask("getSelection().selectAllChildren(row.querySelector('bdi'))")
     step, asked = tab.ask("row.querySelector('.step').textContent"), server.asked
     tab.wait(f"row.querySelector('.step').textContent !== {json.dumps(step)}")
     assert server.asked > asked
     assert tab.ask("getSelection().toString()") == "peer-0"
-    assert tab.ask("row.isConnected && document.querySelectorAll('tbody tr').length === 4")
+    assert tab.ask("row.isConnected && document.querySelectorAll('#peers tbody tr').length === 4")
     assert tab.ask(
         "document.querySelector('#idle .lines .chosen') === document.querySelector('#idle .lines').lastChild"
     )
@@ -107,7 +106,7 @@ def test_peers_come_and_go_and_the_table_is_sorted(browser: Chromium, serve: Cal
     assert (
         tab.ask("document.querySelectorAll('#idle .lines .middle').length") == 1
     )  # too many for colours: a median line
-    tab.click("thead .rate button")
+    tab.click("#peers thead .rate button")
     rates = [
         float(it.replace(",", ""))
         for it in tab.ask("[...document.querySelectorAll('td.rate')].map(it => it.textContent)")
@@ -142,6 +141,8 @@ def test_strings_from_other_peers_stay_text(browser: Chromium, serve: Callable[.
         run = page_sample.with_warnings(swarm["runs"][0])
         for peer in run["peers"]:
             peer.update(version=evil, config=evil)
+        swarm["contributors"] += [{"run": evil, "tokens": "x", "count": None, "peers": [None, {"name": evil}]}]
+        swarm["contributors"][0]["run"] = evil
         run["warnings"].append({"kind": evil, "peer": evil, "text": evil})
         run["events"].append({"at": "soon", "event": evil, "name": evil, "peer_id": evil})
         run["meetings"].append({"a": evil, "b": None, "age": "old", "count": None})
@@ -152,7 +153,7 @@ def test_strings_from_other_peers_stay_text(browser: Chromium, serve: Callable[.
     server = serve(hostile)
     tab = opened(browser, server)
     for i in range(1, 9):
-        tab.click(f"tbody tr:nth-child({i}) .name button")
+        tab.click(f"#peers tbody tr:nth-child({i}) .name button")
     shown = tab.ask(NAMES)
     assert len(shown) == len(set(shown)) == 8
     assert page_sample.HOSTILE[0] in shown and page_sample.HOSTILE[1] in shown
@@ -185,7 +186,7 @@ def test_the_largest_values_of_a_record_are_drawn(browser: Chromium, serve: Call
     tab = opened(browser, serve(extreme))
     assert "5,608 without a row" in tab.ask("document.querySelector('#figures').textContent")
     for i in range(1, 9):
-        tab.click(f"tbody tr:nth-child({i}) .name button")
+        tab.click(f"#peers tbody tr:nth-child({i}) .name button")
     tab.click("[name=against][value=step]")
     assert not tab.ask("/NaN|Infinity|undefined/.test(document.body.textContent)")
     assert not tab.ask("[...document.querySelectorAll('svg *')].some(it => /NaN|Infinity/.test(it.outerHTML))")
@@ -204,10 +205,77 @@ def test_a_phone_needs_no_horizontal_scrolling(browser: Chromium, serve: Callabl
         return page_sample.swarm([page_sample.with_warnings(it) if n else it], now)
 
     tab = opened(browser, serve(swarm), 360, 740)
-    assert tab.ask("document.querySelectorAll('tbody tr').length") == n
+    assert tab.ask("document.querySelectorAll('#peers tbody tr').length") == n
     assert tab.ask(OVERFLOW) <= 0
     assert tab.ask("document.querySelector('#warnings').hidden") == (n == 0)
     assert tab.ask("getComputedStyle(document.querySelector('#idle .healthy')).fill") != "none"
+    assert tab.errors == []
+
+
+CUT = """(() => {
+  const found = [];
+  const wide = document.documentElement.clientWidth;
+  const note = (why, node) => found.push([why, node.tagName, node.textContent.slice(0, 60)]);
+  for (const node of document.querySelectorAll("body *")) {
+    const box = node.getBoundingClientRect();
+    if (!box.width || node.closest("svg, #peers .scroll, .switch input")) continue;
+    if (box.left < -0.5 || box.right > wide + 0.5) note("outside", node);
+    const hides = getComputedStyle(node).overflowX !== "visible" && node.scrollWidth > node.clientWidth + 1;
+    if (hides && node.textContent.trim()) note("cut", node);
+  }
+  for (const text of document.querySelectorAll("svg text")) {
+    const box = text.getBoundingClientRect();
+    const plot = text.closest(".plot").getBoundingClientRect();
+    const across = box.left > plot.left - 1 && box.right < plot.right + 1;
+    if (box.width && !(across && box.top > plot.top - 1 && box.bottom < plot.bottom + 1)) note("label", text);
+  }
+  return found;
+})()"""  # elements that leave the page, and texts that are not whole; the table of peers scrolls in itself
+
+
+@pytest.mark.parametrize("state", ["live", "warned", "ended"])
+@pytest.mark.parametrize("n", [1, 4, 12])
+def test_at_the_width_of_a_phone_nothing_is_cut(
+    browser: Chromium, serve: Callable[..., PageServer], n: int, state: str
+) -> None:
+    began = time.time() - 7500
+
+    def swarm() -> Json:
+        it = page_sample.run("demo", n, time.time(), began)
+        if state == "warned" and n > 3:
+            it = page_sample.with_warnings(it)
+        elif state == "ended":
+            it = page_sample.ended(it, 7500.0)
+        return page_sample.swarm([it], time.time())
+
+    tab = opened(browser, serve(swarm), 375, 812)
+    assert tab.ask("document.querySelectorAll('#contributors tbody tr').length") == n
+    tab.click("#peers tbody tr .name button")  # its details open
+    assert tab.ask(OVERFLOW) <= 0
+    assert tab.ask(CUT) == []
+    assert tab.errors == []
+
+
+def test_a_run_that_has_ended_keeps_its_figures_and_says_when_it_ended(
+    browser: Chromium, serve: Callable[..., PageServer]
+) -> None:
+    now = time.time()
+    server = serve(lambda: page_sample.swarm([page_sample.run("demo", 4, now, now - 600)], now))
+    tab = opened(browser, server)
+    figures = "[...document.querySelectorAll('#figures dd:nth-child(2)')].map(it => it.textContent)"
+    before, given = tab.ask(figures), tab.ask("document.querySelector('#contributors').innerText")
+    assert tab.ask("document.querySelector('#ended').hidden") and "–" not in before
+    last = page_sample.ended(page_sample.run("demo", 4, now, now - 600), 7500.0)
+    server.swarm = lambda: page_sample.swarm([last], now)
+    tab.wait("!document.querySelector('#ended').hidden")
+    assert "This run ended 2 h 5 min ago" in tab.ask("document.querySelector('#ended').innerText")
+    assert tab.ask(figures) == before and tab.ask("document.title") == "demo · ended"
+    assert "most " in tab.ask("document.querySelector('#idle figcaption').textContent")
+    assert "2 h 5 min ago" in tab.ask("document.querySelector('#contributors').innerText") != given
+    table = page_sample.swarm([last], now)["contributors"]
+    server.swarm = lambda: {**page_sample.swarm([], now), "contributors": table}
+    tab.wait("document.querySelector('#run').hidden")  # the node was restarted: the table stays
+    assert tab.ask("document.querySelectorAll('#contributors tbody tr').length") == 4
     assert tab.errors == []
 
 

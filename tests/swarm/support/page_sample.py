@@ -40,7 +40,32 @@ def swarm(runs: list[Json], now: float) -> Json:
         "read_seconds": 0.05,
         "invited": False,
         "runs": runs,
+        "contributors": [_given(run) for run in runs if run["peers"]],
     }
+
+
+def _given(run: Json) -> Json:
+    rows = [
+        {
+            "peer_id": peer["peer_id"],
+            "name": peer["name"],
+            "tokens": 3 * peer["tokens"],
+            "merges": 2 * peer["round"],
+            "since_age": 90_000.0,
+            "age": peer["age"],
+        }
+        for peer in run["peers"]
+    ]
+    rows.sort(key=lambda it: -int(it["tokens"]))
+    return {"run": run["run"], "tokens": sum(it["tokens"] for it in rows), "count": len(rows), "peers": rows[:100]}
+
+
+def ended(it: Json, age: float) -> Json:
+    """The same run after its end, ``age`` seconds ago."""
+    for peer in it["peers"]:
+        peer.update(state="left", age=age + peer["age"])
+    it["ended_age"] = age
+    return it
 
 
 def run(name: str, n: int, now: float, began: float, names: list[str] | None = None) -> Json:
@@ -50,6 +75,7 @@ def run(name: str, n: int, now: float, began: float, names: list[str] | None = N
         peer["name"] = given
     return {
         "run": name,
+        "ended_age": None,
         "members": n,
         "step": max((it["step"] for it in peers), default=0),
         "tokens": sum(it["tokens"] for it in peers),

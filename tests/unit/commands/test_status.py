@@ -2,13 +2,56 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from rich.console import Console
 
-from peer.commands.status import _screen
+from peer.commands.status import LastFigures, in_words
+from peer.swarm.directory.reader import Entry
+from peer.swarm.directory.records import LIFETIME
+from tests.unit.parts import member_record
+
+NOW = 1_700_000_000.0
 
 
-def test_when_the_last_record_has_expired_it_says_so() -> None:
-    console = Console(width=80)
-    with console.capture() as shown:
-        console.print(_screen({}))
-    assert shown.get().strip() == "nobody is there any more"
+def entries(at: float, count: int = 2, **changes: Any) -> dict[str, Entry]:
+    records = [member_record(f"Qm{number}").model_copy(update=changes) for number in range(count)]
+    return {it.peer_id: Entry(it, NOW + at + LIFETIME) for it in records}
+
+
+def shown(figures: LastFigures, found: Any, at: float) -> str:
+    console = Console(width=160)
+    with console.capture() as text:
+        console.print(figures.screen(found, NOW + at))
+    return text.get()
+
+
+def test_a_run_that_has_ended_keeps_its_last_figures_and_says_since_when() -> None:
+    figures = LastFigures()
+    assert "demo: 2 peers, 2 tokens/s" in shown(figures, {"demo": entries(0.0, step=70)}, 1.0)
+    shown(figures, {"demo": entries(2.0, state="left", step=71)}, 3.0)
+    last = shown(figures, {}, 183.0)  # all records have expired
+    assert "demo: ended 3 min ago, these are its last figures: 2 peers, 2 tokens/s" in last
+    assert last.count(" 70 ") == 2 and last.count(" lost ") == 2
+    assert "demo: 2 peers, 2 tokens/s" in shown(figures, {"demo": entries(200.0)}, 201.0)  # it goes on
+
+
+def test_a_run_that_has_just_ended_is_shown_from_the_records_of_those_that_left() -> None:
+    last = shown(LastFigures(), {"demo": entries(0.0, state="left")}, 20.0)
+    assert "demo: ended 20 s ago" in last and last.count(" left ") == 2
+
+
+def test_invented_runs_do_not_fill_the_screen() -> None:
+    figures = LastFigures()
+    for number in range(40):
+        shown(figures, {f"run-{number}": entries(float(number))}, float(number))
+    assert shown(figures, {}, 900.0).count(": ended ") == 16
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-3, "0 s"), (59.4, "59 s"), (61, "1 min"), (3540, "59 min"), (7510, "2 h 5 min"), (200_000, "2 days")],
+)
+def test_times_in_words(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words

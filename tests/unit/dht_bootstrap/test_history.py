@@ -81,6 +81,22 @@ def test_each_join_departure_and_loss_is_one_event() -> None:
     assert run.peers.keys() == {"Qma", "Qmc"}
 
 
+def test_a_run_that_has_ended_keeps_its_last_figures() -> None:
+    usual = {"tokens": 500, "train_loss": 2.0, "val_loss": 2.1, "idle_seconds": 1.0}
+    run = seen(*((at, swarm(at, merges=int(at), partners=("a",), **usual)) for at in (1.0, 20.0)))
+    before = run_view("demo", run, NOW + 20)
+    run.see({it.record.peer_id: it for it in [entry(name, 21.0, state="left", **usual) for name in "abc"]}, NOW + 21)
+    run.see({}, NOW + 60)
+    after = run_view("demo", run, NOW + 21 + 7200)
+    kept = ("members", "step", "tokens", "tokens_per_second", "idle_share")
+    assert {key: after[key] for key in kept} == {key: before[key] for key in kept}
+    assert (before["ended_age"], after["ended_age"]) == (None, 7200.0)
+    assert [peer["state"] for peer in after["peers"]] == ["left"] * 3 and after["meetings"]
+    assert after["peers"][0]["val_loss"] == 2.1 and after["warnings"] == [] and targets({"demo": run}, []) == []
+    run.see({"Qmd": entry("d", 8000.0)}, NOW + 8000)  # it goes on with others
+    assert run_view("demo", run, NOW + 8000)["ended_age"] is None and run.peers.keys() == {"Qmd"}
+
+
 def test_a_merge_that_both_peers_report_counts_once() -> None:
     looks = []
     for count in range(4):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dht_bootstrap.history import NAMED
+from dht_bootstrap.history import ENDED_PEERS, ENDED_RUNS, NAMED
 from dht_bootstrap.monitor import Monitor, json_answer
 from dht_bootstrap.watch import Watch
 from peer.swarm.directory.reader import Entry
@@ -141,3 +141,27 @@ def test_a_swarm_within_the_bound_is_named_whole(site: Site) -> None:
     site.see({"demo": entries([member(number) for number in range(NAMED)])})
     (run,) = site.json("/swarm.json")["runs"]
     assert (len(run["peers"]), run["unnamed"]) == (NAMED, 0)
+
+
+def test_runs_that_have_ended_stay_and_are_few_and_invented_ones_do_not_displace_them(site: Site) -> None:
+    """Those that lasted longest stay: a stranger must keep an invented one up for longer."""
+    real = {"real": entries([member(number, report=Report(tokens=9)) for number in range(40)])}
+    site.see(real, -3600.0)
+    site.see(real)
+    for at in range(60, 100):
+        site.see({f"run-{at}-{number}": entries([member(number)], at) for number in range(16)}, at)
+    for at in (120.0, 122.0):
+        site.see({"live": entries([member(number) for number in range(NAMED)], at)}, at)
+    runs = site.json("/swarm.json")["runs"]
+    assert [it["run"] for it in runs[:1]] == ["live"] and len(runs) == 1 + ENDED_RUNS
+    assert len(runs[0]["peers"]) == NAMED  # those that are gone take no room of the living
+    (kept,) = [it for it in runs if it["run"] == "real"]
+    assert kept["members"] == len(kept["peers"]) == ENDED_PEERS and kept["tokens"] == 9 * ENDED_PEERS
+    assert {it.labels["run"] for it in site.series()["noloco_swarm_peers"]} == {"live"}  # it is years ago
+
+
+def test_what_peers_have_given_is_there_without_their_run(site: Site) -> None:
+    for at in (0.0, 10.0):
+        site.see({"demo": entries([member(number, report=Report(tokens=int(at))) for number in range(3)], at)}, at)
+    (given,) = site.json("/swarm.json")["contributors"]
+    assert (given["run"], given["tokens"], [it["tokens"] for it in given["peers"]]) == ("demo", 30, [10] * 3)

@@ -1,0 +1,174 @@
+"""What each peer has given to a run: tokens and merges, over restarts of the peers and of this node.
+
+A record counts since the start of its peer's process, and its peer can write anything into it. So a counter that falls
+begins anew, and tokens are believed as far as the time since this node has known the peer allows, at the run's
+plausible rate (state_transfer/join.py). What a peer did before this node first ran is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dht_bootstrap.owner import write_whole
+from peer.errors import UserError
+from peer.logs import get_logger
+from peer.rounds.types import Count, Name
+from peer.swarm.directory.records import LIFETIME, MemberRecord
+from peer.swarm.state_transfer.join import plausible_rate
+
+log = get_logger("contributors")
+
+KEPT_CONTRIBUTORS = 1024  # peers of all runs: those that gave most
+SHOWN_CONTRIBUTORS = 100  # of each run
+STATE_BYTES = 2**20  # a larger file is not read
+MERGES_A_SECOND = 10.0  # nobody merges more often
+MOST_TOKENS = 2**53  # what JSON's readers hold exactly
+
+UnixSeconds = Annotated[float, Field(ge=0, le=1e11)]  # seconds
+
+
+class ContributorRow(BaseModel):
+    """Of one peer to one run. ``said``: tokens and merges in its last record. ``paid``: its time until then is used up
+    by the tokens that were believed.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    name: Name
+    since: UnixSeconds
+    seen: UnixSeconds
+    paid: UnixSeconds
+    tokens: Count = 0
+    merges: Count = 0
+    said: tuple[Count, Count] = (0, 0)
+
+    def see(self, record: MemberRecord, rate: float, now: float) -> None:
+        """Its newest record. ``rate``: the most tokens a second that are believed."""
+        self.name, self.seen, self.paid = record.name, now, min(self.paid, now)
+        said = (record.report.tokens, record.report.merges)
+        tokens, merges = (new - old if new >= old else new for new, old in zip(said, self.said, strict=True))
+        believed = int(min(tokens, rate * (now - self.paid)))
+        self.said = said
+        self.tokens = min(self.tokens + believed, MOST_TOKENS)
+        self.paid += believed / rate if believed else 0.0
+        # not bounded by the tokens: a merge may be told later than its steps
+        self.merges = max(self.merges, min(self.merges + merges, int(MERGES_A_SECOND * (now - self.since))))
+
+
+class ContributorsBook(BaseModel):
+    """The file. ``looked``: when the directory was read last, in unix seconds; 0 before the first time."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    looked: UnixSeconds = 0.0
+    runs: dict[Name, dict[Annotated[str, Field(max_length=128)], ContributorRow]] = {}
+
+
+class Contributors:
+    """Keeps them in ``file``, or in memory. It has no lock of its own."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file, self._written = file, ""
+        self._book = ContributorsBook() if file is None else _read(file)
+
+    @property
+    def looked(self) -> float:
+        """When the directory was read last, in unix seconds."""
+        return self._book.looked
+
+    @looked.setter
+    def looked(self, now: float) -> None:
+        self._book.looked = now
+
+    def see(self, run: str, live: Sequence[MemberRecord], now: float) -> None:
+        """The newest records of the run's live members."""
+        if not live:
+            return
+        since = min(self.looked or now, now) - LIFETIME  # a record may be so old when it is read first
+        rows = self._book.runs.setdefault(run, {})
+        for record in live:
+            row = rows.setdefault(record.peer_id, ContributorRow(name=record.name, since=since, seen=now, paid=since))
+            row.see(record, plausible_rate(record, live), now)
+        self._drop()
+
+    def _drop(self) -> None:
+        """Those that gave least, when there are too many: an id costs nothing."""
+        rows = sorted(self._rows(), key=lambda it: it[2].tokens)
+        for run, peer_id, _ in rows[: max(0, len(rows) - KEPT_CONTRIBUTORS)]:
+            del self._book.runs[run][peer_id]
+        self._book.runs = {run: rows for run, rows in self._book.runs.items() if rows}
+
+    def _rows(self) -> Iterator[tuple[str, str, ContributorRow]]:
+        return ((run, peer_id, row) for run, rows in self._book.runs.items() for peer_id, row in rows.items())
+
+    def view(self, now: float) -> list[dict[str, Any]]:
+        """For ``/swarm.json``: the runs by name, each with those that gave most, and with the sums over all."""
+        return [
+            {
+                "run": run,
+                **_sums(rows.values()),
+                "peers": [_peer_view(*row, now) for row in _most(rows)[:SHOWN_CONTRIBUTORS]],
+            }
+            for run, rows in sorted(self._book.runs.items())
+        ]
+
+    def text(self) -> str:
+        """The file's content."""
+        return self._book.model_dump_json()
+
+    def write(self, text: str) -> None:
+        """Write the file, if it has changed. Training does not depend on it: an error of the disk is logged."""
+        if self._file is None or text == self._written:
+            return
+        self._written = text
+        try:
+            write_whole(self._file, text)
+        except UserError as error:
+            log.warning("the contributors are not saved: %s", error)
+
+
+def _sums(rows: Any) -> dict[str, int]:
+    given = [row for row in rows if row.tokens or row.merges]
+    return {"tokens": sum(row.tokens for row in given), "count": len(given)}
+
+
+def _most(rows: dict[str, ContributorRow]) -> list[tuple[str, ContributorRow]]:
+    given = [item for item in rows.items() if item[1].tokens or item[1].merges]
+    return sorted(given, key=lambda item: (-item[1].tokens, item[1].name, item[0]))
+
+
+def _peer_view(peer_id: str, row: ContributorRow, now: float) -> dict[str, Any]:
+    """Ages in seconds."""
+    return {
+        "peer_id": peer_id,
+        "name": row.name,
+        "tokens": row.tokens,
+        "merges": row.merges,
+        "since_age": max(0.0, now - row.since),
+        "age": max(0.0, now - row.seen),
+    }
+
+
+def _read(file: Path) -> ContributorsBook:
+    """The book in ``file``; a new one if there is none. A damaged file is put aside."""
+    try:
+        if not file.exists():
+            return ContributorsBook()
+        if file.stat().st_size > STATE_BYTES:
+            raise ValueError("it is too large")
+        book = ContributorsBook.model_validate_json(file.read_bytes())
+        if sum(map(len, book.runs.values())) > KEPT_CONTRIBUTORS:
+            raise ValueError("it has too many peers")
+        return book
+    except OSError as error:
+        raise UserError(f"--state {file}: {error.strerror}") from None
+    except (ValidationError, ValueError):
+        aside = file.with_name(file.name + ".damaged")
+        try:
+            file.rename(aside)
+        except OSError as error:
+            raise UserError(f"--state {file}: damaged, and {aside} cannot be written: {error.strerror}") from None
+        log.warning("--state %s: damaged; it is %s now, and counting begins anew", file, aside)
+        return ContributorsBook()

@@ -1,0 +1,81 @@
+"""A pause: the accelerator's memory is free, the others know, and this peer comes back as one that was away.
+
+The checkpoint is written before. The process, the node and the slow weights on the host stay, so a paused peer still
+gives its state to newcomers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from peer import clock
+from peer.device.memory import is_out_of_memory, release_memory
+from peer.errors import RunError, one_line
+from peer.logs import fields, get_logger
+from peer.training.member import Membership
+from peer.training.state import PeerState
+
+log = get_logger("pause")
+
+REST_PERIOD = 0.2  # seconds between two looks at the requests
+TRY_AGAIN = 30.0  # seconds after which a peer that could not come back tries again
+
+
+class Rest:
+    """The pauses of one peer. Used by its training thread, between two inner phases or within one."""
+
+    def __init__(self, member: Membership, state: PeerState) -> None:
+        self._member, self._state = member, state
+        self._phase, self._context = member.resources.phase, member.resources.context
+        self._device = member.resources.device
+
+    def until_resumed(self) -> bool:
+        """Rest while a pause is requested; returns whether training goes on. Nothing of a swap may be open.
+
+        Raises :class:`RunError` when the network has failed.
+        """
+        pause, stop = self._context.pause, self._context.stop
+        if not pause.requested or stop.requested:
+            return not stop.requested
+        log.info("paused: %s", fields(step=self._state.inner.step, round=self._state.counters.round))
+        pause.resting = True
+        self._context.progress.suspend()
+        with self._phase("paused"), self._member.reporter.standstill():
+            self._free()
+            self._member.presence.announce()
+            self._wait()
+            while not stop.requested and not self._back():
+                self._wait(TRY_AGAIN)
+        pause.resting = False
+        if not stop.requested:
+            log.info("resumed: %s", fields(step=self._state.inner.step, round=self._state.counters.round))
+            self._member.presence.announce()
+        return not stop.requested
+
+    def _wait(self, least: float = 0.0) -> None:
+        """Until no pause is requested, and ``least`` seconds have passed; not after a stop."""
+        until = clock.monotonic() + least
+        while not self._context.stop.requested and (self._context.pause.requested or clock.monotonic() < until):
+            if self._member.presence.failure:
+                raise RunError(f"{self._member.presence.failure}; the state is saved, start again to go on")
+            clock.sleep(REST_PERIOD)
+
+    def _back(self) -> bool:
+        """Take the accelerator's memory, and the state of a member that is further; returns whether that succeeded."""
+        try:
+            if self._device.type != "cpu":
+                self._state.move_to(self._device)
+            self._member.rejoin()
+        except (RuntimeError, RunError) as error:
+            if not (isinstance(error, RunError) or is_out_of_memory(error)):
+                raise
+            log.warning("cannot go on, stays paused and tries again in %.0f s: %s", TRY_AGAIN, one_line(error))
+            self._free()
+            return False
+        return True
+
+    def _free(self) -> None:
+        """Move model and optimizer to the host."""
+        if self._device.type != "cpu":
+            self._state.move_to(torch.device("cpu"))
+            release_memory(self._device)

@@ -1,0 +1,146 @@
+"""When a peer pauses: its hours, its requests, and what ``noloco-peer pause`` says when no peer takes one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peer.commands import pause as command
+from peer.config.load import load
+from peer.errors import RunError, UserError
+from peer.process import Pause
+from peer.training.pausing import requests as pausing
+from peer.training.pausing.requests import REQUEST, PauseRule, ask, take, watching
+from peer.training.run_folder import LOCK, claim
+from tests.swarm.support.harness import DEMO, wait_for
+
+NIGHT = "20:00-08:00"
+
+
+def at(text: str) -> int:
+    hour, minute = text.split(":")
+    return 60 * int(hour) + int(minute)
+
+
+@pytest.mark.parametrize(
+    ("hours", "trains", "pauses"),
+    [
+        (NIGHT, ["20:00", "23:59", "00:00", "07:59"], ["08:00", "12:00", "19:59"]),
+        ("09:30-17:00", ["09:30", "16:59"], ["09:29", "17:00", "00:00"]),
+        ("00:00-23:59", ["00:00", "23:58"], ["23:59"]),
+        (None, ["00:00", "12:00"], []),
+    ],
+)
+def test_hours_go_over_midnight(hours: str | None, trains: list[str], pauses: list[str]) -> None:
+    assert [PauseRule(hours).paused(at(it), None) for it in trains] == [False] * len(trains)
+    assert [PauseRule(hours).paused(at(it), None) for it in pauses] == [True] * len(pauses)
+
+
+def test_what_a_person_says_holds_until_the_next_border() -> None:
+    rule = PauseRule(NIGHT)
+    said: list[tuple[str, Any, bool]] = [
+        ("12:00", None, True),
+        ("12:01", "resume", False),  # by day
+        ("19:59", None, False),
+        ("20:00", None, False),
+        ("21:00", "pause", True),  # by night
+        ("07:59", None, True),
+        ("08:00", None, True),
+        ("20:00", None, False),  # the border ended the request
+        ("21:00", "pause", True),
+        ("21:01", "resume", False),
+        ("08:00", None, True),
+    ]
+    assert [rule.paused(at(time), request) for time, request, _ in said] == [paused for *_, paused in said]
+
+
+def test_without_hours_a_request_holds_until_the_next_one() -> None:
+    rule = PauseRule(None)
+    assert rule.paused(0, "pause") and rule.paused(1439, None) and rule.paused(0, None)
+    assert not rule.paused(5, "resume") and not rule.paused(6, None)
+
+
+@pytest.mark.parametrize(
+    "hours", ["8-20", "20:00", "24:00-08:00", "20:00-08:60", "20:00-08:00,1", "20:00-20:00", "x", 5]
+)
+def test_other_hours_are_refused_in_one_line(hours: Any) -> None:
+    with pytest.raises(UserError, match=r"peer\.hours") as refused:
+        load([DEMO], [f"peer.hours={hours}"])
+    assert "\n" not in str(refused.value)
+
+
+def test_hours_are_read_from_a_file_as_people_write_them(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("peer:\n  hours: 20:00-08:00\n")
+    assert load([DEMO, tmp_path / "own.yaml"], []).peer.hours == NIGHT
+
+
+def test_requests_are_taken_and_what_lies_there_from_before_is_not(tmp_path: Path) -> None:
+    (tmp_path / REQUEST).write_text("pause")
+    pause = Pause()
+    with watching(tmp_path, None, pause):
+        assert not pause.requested
+        assert ask(tmp_path, "pause", 5)
+        wait_for(lambda: pause.requested, 5)
+        assert ask(tmp_path, "resume", 5)
+        wait_for(lambda: not pause.requested, 5)
+        (tmp_path / REQUEST).write_bytes(b"\xff" * 10_000)
+        wait_for(lambda: not (tmp_path / REQUEST).exists(), 5)
+        assert not pause.requested
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_outside_of_its_hours_a_peer_is_paused_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [datetime(2026, 1, 1, 12, 0)]
+    monkeypatch.setattr(pausing.clock, "unix", lambda: now[0].timestamp())  # of local time
+    pause = Pause()
+    with watching(tmp_path, NIGHT, pause):
+        assert pause.requested
+        now[0] = datetime(2026, 1, 2, 0, 0)
+        wait_for(lambda: not pause.requested, 5)
+
+
+@contextmanager
+def running(run_dir: Path, name: str) -> Iterator[Path]:
+    folder = claim(run_dir, name)
+    try:
+        yield folder.path
+    finally:
+        folder.release()
+
+
+def test_a_name_or_a_folder_finds_the_peer_and_others_are_refused_in_one_line(tmp_path: Path) -> None:
+    said: list[str] = []
+    with running(tmp_path, "ann") as folder, watching(folder, None, pause := Pause()):
+        command.run("ann", tmp_path, "pause", said.append)
+        wait_for(lambda: pause.requested, 5)
+        command.run(str(folder), Path("elsewhere"), "resume", said.append)
+        wait_for(lambda: not pause.requested, 5)
+        with pytest.raises(UserError, match=r"bob: no such peer.*ann run there"):
+            command.run("bob", tmp_path, "pause", said.append)
+    assert len(said) == 2 and all("ann" in line for line in said)
+    with pytest.raises(UserError, match="ann: no peer runs there"):
+        command.run("ann", tmp_path, "pause", said.append)
+    assert not (tmp_path / "bob").exists() and not (tmp_path / "ann" / REQUEST).exists()
+
+
+def test_a_peer_that_takes_no_requests_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "TAKEN_SECONDS", 0.5)
+    with running(tmp_path, "ann") as folder, pytest.raises(RunError, match="does not take requests"):
+        command.run("ann", tmp_path, "pause", print)
+    assert not (folder / REQUEST).exists()  # it is not found later
+
+
+def test_the_lock_is_that_of_the_running_peer(tmp_path: Path) -> None:
+    with running(tmp_path, "ann") as folder:
+        assert take(folder) is None
+        lock = os.open(folder / LOCK, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        os.close(lock)

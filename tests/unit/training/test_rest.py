@@ -1,0 +1,123 @@
+"""A pause in its order: memory back, others told, wait, memory taken, caught up; and what keeps a peer paused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from peer import clock
+from peer.errors import RunError, UserError
+from peer.process import LoopContext
+from peer.training.pausing.rest import TRY_AGAIN, Rest
+from tests.unit.virtual import virtual_time
+
+GPU, HOST = torch.device("cuda"), torch.device("cpu")
+
+
+class Peer:
+    """Notes what a rest does, and when. ``trouble``: what the attempts to come back raise, one after the other."""
+
+    def __init__(self, device: torch.device, *trouble: Exception) -> None:
+        self.done: list[str] = []
+        self.trouble, self.context = list(trouble), LoopContext()
+        self.network = ""
+        self.inner, self.counters = SimpleNamespace(step=7), SimpleNamespace(round=2)
+        resources = SimpleNamespace(context=self.context, device=device, phase=lambda name: nullcontext())
+        self.rested = 0.0
+        reporter = SimpleNamespace(standstill=self.standstill)
+        member: Any = SimpleNamespace(resources=resources, presence=self, reporter=reporter, rejoin=self.rejoin)
+        self.rest = Rest(member, self)  # type: ignore[arg-type]
+
+    @property
+    def failure(self) -> str:
+        return self.network
+
+    def note(self, what: str) -> None:
+        self.done.append(what)
+
+    @contextmanager
+    def standstill(self) -> Iterator[None]:
+        began = clock.monotonic()
+        yield
+        self.rested = clock.monotonic() - began
+
+    def announce(self) -> None:
+        self.note("announces that it is paused" if self.context.pause.active else "announces that it trains")
+
+    def move_to(self, device: torch.device) -> None:
+        assert self.context.pause.resting
+        self.note(f"to {device.type}")
+
+    def rejoin(self) -> None:
+        assert self.context.pause.active, "others must not meet it before it has caught up"
+        self.note("catches up")
+        if self.trouble:
+            raise self.trouble.pop(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.training.pausing.rest.release_memory", lambda device: None)
+
+
+def paused(peer: Peer, seconds: float, then: Any = None) -> Any:
+    """The result of a pause that ends after ``seconds``."""
+    with virtual_time() as runtime:
+        peer.context.pause.requested = True
+        end = then or (lambda: setattr(peer.context.pause, "requested", False))
+        runtime.loop.call_later(seconds, end)
+        return peer.rest.until_resumed()
+
+
+def test_a_pause_in_its_order() -> None:
+    peer = Peer(GPU)
+    peer.context.progress.begin(5, 10)
+    peer.context.progress.step_seconds = 1.0
+    assert paused(peer, 600.0)
+    assert peer.done == [
+        *("to cpu", "announces that it is paused", "to cuda", "catches up", "announces that it trains")
+    ]
+    assert peer.rested == pytest.approx(600, abs=1)
+    assert not peer.context.away and peer.context.progress.eta() is None  # until the next step
+
+
+def test_a_peer_on_a_cpu_moves_nothing() -> None:
+    peer = Peer(HOST)
+    assert paused(peer, 5.0)
+    assert "to cpu" not in peer.done
+
+
+def test_without_room_or_a_member_that_answers_it_stays_paused_and_tries_again() -> None:
+    peer = Peer(GPU, torch.OutOfMemoryError("no room. Tried to allocate"), RunError("no member gave its weights"))
+    assert paused(peer, 60.0)
+    assert peer.done.count("catches up") == 3 and peer.done.count("to cpu") == 3
+    assert peer.rested == pytest.approx(60 + 2 * TRY_AGAIN, abs=1)
+    assert peer.done[-1] == "announces that it trains"
+
+
+def test_after_a_stop_nothing_moves_back() -> None:
+    peer = Peer(GPU)
+    assert not paused(peer, 60.0, peer.context.stop.request)
+    assert peer.done == ["to cpu", "announces that it is paused"]
+
+
+def test_a_network_that_fails_and_a_configuration_that_differs_end_the_peer() -> None:
+    peer = Peer(GPU)
+    with pytest.raises(RunError, match="p2pd has ended; the state is saved"):
+        paused(peer, 60.0, lambda: setattr(peer, "network", "p2pd has ended"))
+    with pytest.raises(UserError, match="not the swarm's"):
+        paused(Peer(GPU, UserError("this configuration is not the swarm's")), 1.0)
+
+
+def test_without_a_request_training_goes_on_and_after_a_stop_it_does_not() -> None:
+    peer = Peer(GPU)
+    assert peer.rest.until_resumed()
+    peer.context.stop.request()
+    peer.context.pause.requested = True
+    assert not peer.rest.until_resumed()
+    assert peer.done == []
