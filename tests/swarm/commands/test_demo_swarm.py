@@ -40,6 +40,7 @@ def rounds(folder: Path) -> list[dict[str, Any]]:
 def wait_for_page(process: Process) -> None:
     """Wait until the bootstrap node answers at the page's address in the output."""
     page = process.line(r"the swarm as a page: (\S+)")[1]
+    assert process.line(r"noloco-peer join (\S+)")[1].startswith("/ip4/127.0.0.1/tcp/")
 
     def healthy() -> bool:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{page}healthz", timeout=10) as answer:

@@ -191,6 +191,13 @@ def test_a_run_that_does_not_fit_needs_a_word_of_the_user(monkeypatch: pytest.Mo
     assert fitting(config(BATCH, "peer.device=cpu", "peer.micro_batch=4")) == 4
 
 
+def test_a_model_of_any_size_is_refused_by_its_parameters_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "estimate", None)  # it would take minutes
+    largest = "run.model={layers: 1024, hidden_size: 131072, heads: 1024, intermediate_size: 1048576}"
+    with pytest.raises(UserError, match=r"about 3,[0-9]{3},[0-9.]+ GiB of memory needed"):
+        fitting(config(largest, "peer.device=cpu"))
+
+
 def test_where_the_free_memory_is_unknown_the_batch_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: None)
     assert fitting(config(BATCH, "peer.device=cpu")) is None
