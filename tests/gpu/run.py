@@ -21,8 +21,8 @@ from tests.gpu.site import ROOT, Finding, Site
 
 # What is right comes before what is fast: the time may not suffice on a slow card.
 CHECKS = (
-    *("copies", "sharing", "resume", "out_of_memory", "memory", "ranks"),
-    *("step_share", "network", "speed"),
+    *("copies", "sharing", "resume", "offload", "out_of_memory", "memory"),
+    *("ranks", "step_share", "network", "speed"),
 )
 LIMIT = 14 * 60.0  # seconds; a finding takes up to a minute more
 PACKAGES = ("transformers", "hivemind", "numpy", "pydantic", "triton")

@@ -19,9 +19,10 @@ from peer.exchange.pair import blocking, protocol
 from peer.exchange.pair.mailbox import SwapMailbox
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
-from peer.replica import inner_loop
+from peer.replica import inner_loop, offload
 from peer.replica.inner_loop import InnerLoop
 from peer.replica.memory import Memory
+from peer.replica.offload import HostCopies
 from peer.replica.sharded.weights import GatheredWeights
 from peer.training.state import PeerState
 from tests.gpu.checks import memory, network, out_of_memory, sharing, speed, step_share
@@ -31,6 +32,7 @@ from tests.unit.parts import no_compiler
 
 Patch = pytest.MonkeyPatch
 LATE = 0.2  # seconds
+STARVED = "error: CUDA out of memory; lower peer.micro_batch (now 4), or set peer.offload: optimizer\n"
 
 
 def wrong(folder: Path, check: str, *, timed: bool = False) -> list[str]:
@@ -151,6 +153,25 @@ def test_a_pause_that_loses_something(tmp_path: Path, monkeypatch: Patch) -> Non
     assert wrong(tmp_path, "resume") == ["pause in fp32", "pause in bf16"]
 
 
+# -- offload
+
+
+def test_an_offloaded_optimizer_that_misses_a_change(tmp_path: Path, monkeypatch: Patch) -> None:
+    refresh = HostCopies.refresh
+
+    def once(self: HostCopies) -> None:
+        if not self._versions:
+            refresh(self)
+
+    monkeypatch.setattr(HostCopies, "refresh", once)
+    assert wrong(tmp_path, "offload") == ["offload", "offload, two micro-batches"]
+
+
+def test_an_offloaded_optimizer_that_keeps_the_last_gradient_only(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(offload, "_accumulate", lambda copy, gradient: setattr(copy, "grad", gradient))
+    assert wrong(tmp_path, "offload") == ["offload, two micro-batches"]
+
+
 # -- memory
 
 
@@ -158,13 +179,13 @@ def test_a_pause_that_loses_something(tmp_path: Path, monkeypatch: Patch) -> Non
     ("code", "output"),
     [
         (1, "Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory\n"),
-        (1, "error: CUDA out of memory; lower peer.micro_batch (now 4)\nerror: and another one\n"),
-        (0, "error: CUDA out of memory; lower peer.micro_batch (now 4)\n"),
+        (1, f"{STARVED}error: and another one\n"),
+        (0, STARVED),
         (1, "error: CUDA out of memory\n"),
     ],
 )
 def test_an_end_that_is_not_one_line(code: int, output: str) -> None:
-    assert out_of_memory.judged("it", 1, "error: CUDA out of memory; lower peer.micro_batch (now 4)\n").right
+    assert out_of_memory.judged("it", 1, STARVED).right
     assert not out_of_memory.judged("it", code, output).right
 
 

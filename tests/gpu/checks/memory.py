@@ -33,12 +33,18 @@ class Case:
 
 METHOD = CONFIGS / "methods" / "noloco.yaml"
 SIZES = ("run.batch_size=16", "run.evaluation.batches=1")
+OFFLOAD = "peer.offload=optimizer"
 PRESETS = (
     Case("125M", (CONFIGS / "models" / "llama-125m.yaml", METHOD), SIZES),
     Case("1.1B", (CONFIGS / "models" / "llama-1.1b.yaml", METHOD), SIZES, saves=False),
+    Case("1.1B, offloaded", (CONFIGS / "models" / "llama-1.1b.yaml", METHOD), (*SIZES, OFFLOAD), saves=False),
 )
 LARGER = ("run.model.hidden_size=256", "run.model.intermediate_size=688", "run.data.sequence_length=256")
-ON_CPU = (Case("1M", (DEMO,), ()), Case("4M", (DEMO,), (*LARGER, "run.evaluation.batches=1"), saves=False))
+ON_CPU = (
+    Case("1M", (DEMO,), ()),
+    Case("4M", (DEMO,), (*LARGER, "run.evaluation.batches=1"), saves=False),
+    Case("4M, offloaded", (DEMO,), (*LARGER, "run.evaluation.batches=1", OFFLOAD), saves=False),
+)
 
 
 def check(site: Site) -> Iterator[Finding]:
