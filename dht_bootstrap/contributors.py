@@ -48,6 +48,8 @@ class ContributorRow(BaseModel):
     def see(self, record: MemberRecord, rate: float, now: float) -> None:
         """Its newest record. ``rate``: the most tokens a second that are believed."""
         self.name, self.seen, self.paid = record.name, now, min(self.paid, now)
+        if record.state == "paused":
+            return  # it has no speed to judge by: its counters are read when it goes on
         said = (record.report.tokens, record.report.merges)
         tokens, merges = (new - old if new >= old else new for new, old in zip(said, self.said, strict=True))
         believed = int(min(tokens, rate * (now - self.paid)))

@@ -135,7 +135,7 @@ def _requests(commands: Any) -> None:
     for word, what in (("pause", "a peer of this machine frees its GPU and keeps its place"), ("resume", "it goes on")):
         command = commands.add_parser(word, help=what)
         command.add_argument("name", metavar="NAME", help="the peer's name, or its folder")
-        command.add_argument("--dir", type=Path, default=Path("runs"), help="run.dir of the peer (default runs)")
+        command.add_argument("--dir", type=Path, help="run.dir of the peer (default: NOLOCO_RUN_DIR, or runs)")
         command.set_defaults(run=_pause)
 
 
@@ -255,7 +255,8 @@ def _status(args: argparse.Namespace) -> int:
 def _pause(args: argparse.Namespace) -> int:
     from peer.commands import pause
 
-    pause.run(args.name, args.dir, args.command, partial(print, flush=True))
+    run_dir = args.dir or Path(dict(load.from_environment(os.environ)).get("run.dir", "runs"))
+    pause.run(args.name, run_dir, args.command, partial(print, flush=True))
     return 0
 
 

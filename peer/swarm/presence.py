@@ -259,7 +259,7 @@ class Presence:
             ready=self._ready,
             step=vitals.step,
             round=self._counters.round,
-            tokens_per_second=vitals.tokens_per_second,
+            tokens_per_second=0.0 if paused else vitals.tokens_per_second,
             metrics=self._metrics_address,
             report=vitals.report,
             root=self.origin.root,

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from peer import __version__, clock
 from peer.errors import UserError
-from peer.telemetry.series import IDLE_PHASES, OF_PEER, PHASES, PREFIX, SECONDS
+from peer.telemetry.series import IDLE_PHASES, OF_PEER, PHASES, PREFIX, SECONDS, running
 
 METRICS_PORT = 9464
 KINDS: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": partial(Histogram, buckets=SECONDS)}
@@ -117,7 +117,7 @@ class PhaseClock:
     def idle_share(self) -> float:
         """Share of the time that this peer waited for a partner or its tensor; pauses do not count."""
         totals = self.totals
-        total = sum(totals.values()) - totals["paused"]
+        total = running(totals)
         return sum(totals[phase] for phase in IDLE_PHASES) / total if total else 0.0
 
     def _book(self, phase: str | None = None) -> None:

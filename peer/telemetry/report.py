@@ -21,7 +21,7 @@ from peer.rounds.types import Outcome, Reason
 from peer.swarm.directory.records import LARGEST_LOSS, Report
 from peer.telemetry.metrics import Metrics
 from peer.telemetry.run_log import EVALS, ROUNDS, read_rows
-from peer.telemetry.series import IDLE_PHASES
+from peer.telemetry.series import IDLE_PHASES, running
 from peer.telemetry.trackers import Trackers
 
 log = get_logger("round")
@@ -166,7 +166,7 @@ class Reporter:
         """
         merged_at, now_at = self._merged_at, self._stands_at or clock.monotonic()
         now = {
-            "seconds": round(sum(totals.values()) - totals["paused"], 2),
+            "seconds": round(running(totals), 2),
             "idle_seconds": round(sum(totals[phase] for phase in IDLE_PHASES), 2),
             "members": members,
             "merged_ago": None if merged_at is None else round(now_at - merged_at, 1),

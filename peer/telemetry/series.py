@@ -9,6 +9,7 @@ label.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +18,7 @@ from peer.rounds.types import Outcome, Reason
 PREFIX = "noloco_"
 PHASES = ("inner", "match", "exchange", "apply", "checkpoint", "eval", "join", "paused")
 IDLE_PHASES = ("match", "exchange")
+PAUSED = "paused"  # this phase is no time of training, neither idle nor other
 STATES = ("waiting", "training", "paused", "left", "lost")
 SWARM_EVENTS = ("joined", "left", "lost")
 WARNINGS = ("split", "clock", "straggler", "refused", "config", "stuck")
@@ -24,6 +26,11 @@ SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 300, 600)
 PEER_LABELS = ("run", "peer", "peer_id")  # labels of the bootstrap's series of one peer
 
 Kind = Literal["counter", "gauge", "histogram"]
+
+
+def running(seconds: Mapping[str, float]) -> float:
+    """The time of all phases but ``paused``; idle shares are shares of it."""
+    return sum(value for phase, value in seconds.items() if phase != PAUSED)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class PacedLoop:
             self.loss = losses[-1]
             steps, self.step = steps + 1, self.step + 1
             self._context.progress.tick()
-            if self._context.stop.requested:
+            if self._context.away:
                 break
         spread = stdev(losses[1:]) if steps > 1 else math.nan
         loss = fmean(losses[1:]) if steps else math.nan

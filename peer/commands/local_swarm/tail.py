@@ -7,7 +7,7 @@ from pathlib import Path
 
 from peer.rounds.types import Outcome
 from peer.telemetry.run_log import EVALS, ROUNDS, Row, RunLog
-from peer.telemetry.series import IDLE_PHASES
+from peer.telemetry.series import IDLE_PHASES, running
 
 
 class Tail:
@@ -37,7 +37,7 @@ class Tail:
     @property
     def seconds(self) -> float:
         """All time of the finished rounds."""
-        return sum(sum(row["seconds"].values()) for row in self.rounds)
+        return sum(running(row["seconds"]) for row in self.rounds)
 
     @property
     def idle_seconds(self) -> float:

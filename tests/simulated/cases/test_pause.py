@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from peer.telemetry.run_log import Row
+from peer.training.overlapped import STOP_PATIENCE
+from tests.simulated.harm.faults import Faults
 from tests.simulated.scenario import Fault, Kind, Machine, Scenario
 from tests.simulated.world import World, in_a_folder
 
@@ -108,3 +113,68 @@ def test_a_paused_peer_leaves_at_once_and_comes_back_from_its_checkpoint(kind: K
         assert report.violations == []
         assert ended[0] < BEGIN + 60 + 2.0
         assert world.peers[1].lives == 2 and len(merged(world, 1)) > 10
+
+
+def test_when_the_leader_of_a_group_pauses_another_one_leads_at_once() -> None:
+    with in_a_folder(swarm("group")) as world:
+        leader = min(range(5), key=lambda number: world.peers[number].host.peer_id)
+        pause = Fault(BEGIN, "pause", (leader,), LENGTH, 0)
+        world.loop.call_later(BEGIN, Faults(world).happen, pause)
+        counts: dict[float, int] = {}
+        other = (leader + 1) % 5
+        for at in (BEGIN, BEGIN + 40):
+            world.loop.call_later(at, lambda at=at: counts.update({at: len(world.rounds(world.peers[other]))}))
+        report = world.run()
+        assert report.violations == []
+        rows = world.rounds(world.peers[other])[counts[BEGIN] : counts[BEGIN + 40]]
+        assert len(rows) > 6  # of 4 s each: nobody waits for long
+        assert [row["outcome"] for row in rows].count("merged") >= len(rows) - 1, rows
+
+
+def test_a_group_does_not_wait_for_a_member_that_pauses_within_its_phase() -> None:
+    """It would for one and a half times what the member has announced."""
+    slow = replace(swarm("group"), machines=(Machine(2.0, 0.02, 1e6, 1e6, 0.0, 0.0),) * 5, seconds=300.0)
+    with in_a_folder(slow) as world:
+        last = max(range(5), key=lambda number: world.peers[number].host.peer_id)  # not the leader
+        paused: list[float] = []
+
+        def look() -> None:
+            trainer = world.peers[last].trainer
+            middle = trainer is not None and trainer.state.inner.step == trainer.state.counters.boundary_step + 3
+            if middle and world.loop.time() > 100 and not paused:
+                paused.append(world.loop.time())
+                Faults(world).happen(Fault(world.loop.time(), "pause", (last,), 100.0, 0))
+            world.loop.call_later(0.5, look)
+
+        world.loop.call_later(1.0, look)
+        before: dict[int, int] = {}
+        world.loop.call_later(100.0, lambda: before.update({it: len(world.rounds(world.peers[it])) for it in range(5)}))
+        report = world.run()
+        assert report.violations == [] and paused
+        for number in (it for it in range(5) if it != last):
+            rows = world.rounds(world.peers[number])[before[number] : before[number] + 3]
+            assert max(row["seconds"]["match"] for row in rows) < 6.0, rows  # those of one speed wait for each other
+
+
+def test_a_pause_does_not_wait_for_a_swap_that_takes_long() -> None:
+    machines = (Machine(2.0, 0.02, 1e6, 1e6, 0.0, 0.0),) * 2
+    trickle = tuple(Fault(63.5, "trickle", (number,), 236.5, 0) for number in range(2))
+    slow = Scenario(0, "overlapped", machines, trickle, 500.0, inner_steps=30, numel=2000, codec="none")
+    with in_a_folder(slow) as world:
+        asked: list[float] = []
+        rested: list[float] = []
+
+        def look() -> None:
+            peer, now = world.peers[0], world.loop.time()
+            boundary: Any = peer.trainer.boundary if peer.trainer is not None else None
+            if now > 62 and not asked and boundary is not None and boundary._swap is not None:
+                asked.append(now)
+                Faults(world).happen(Fault(now, "pause", (0,), 120.0, 0))
+            if peer.pause.resting and not rested:
+                rested.append(now)
+            world.loop.call_later(0.5, look)
+
+        world.loop.call_later(1.0, look)
+        report = world.run()
+        assert report.violations == []
+        assert rested[0] - asked[0] < STOP_PATIENCE + 10.0  # a step, the swap, a checkpoint; the swap may take 240 s

@@ -73,6 +73,17 @@ def test_a_peer_is_believed_as_far_as_time_allows() -> None:
     assert given(book)["a"] == (RATE * 600, 30)
 
 
+def test_what_a_peer_did_before_a_pause_is_counted_after_it() -> None:
+    book = Contributors()
+    trained(book, 0, 600)
+    others = [record(name, RATE * 600, merges=30) for name in "ab"]
+    last = record("c", RATE * 610, merges=31, rate=0.0).model_copy(update={"state": "paused"})
+    see(book, 620, *others, last)
+    assert given(book)["c"] == (RATE * 600, 30)
+    see(book, 1000, *others, record("c", RATE * 610, merges=31))
+    assert given(book)["c"] == (RATE * 610, 31)
+
+
 def test_a_counter_that_goes_up_and_down_gains_nothing() -> None:
     book = Contributors()
     for at in range(0, 601, 2):

@@ -117,6 +117,16 @@ def test_the_series_say_what_the_clock_says() -> None:
     assert phases.totals["match"] == pytest.approx(0.02)
 
 
+@pytest.mark.usefixtures("virtual")
+def test_a_pause_is_neither_idle_nor_other_time() -> None:
+    phases = PhaseClock(Metrics(), nothing)
+    for phase, seconds in (("inner", 3.0), ("exchange", 1.0), ("paused", 1000.0)):
+        with phases(phase):
+            clock.sleep(seconds)
+    assert phases.idle_share() == pytest.approx(0.25, abs=0.001)
+    assert phases.totals["paused"] == pytest.approx(1000.0)
+
+
 @pytest.mark.parametrize("port", [0, None])
 def test_a_host_that_is_not_this_machine_is_said_as_such(port: int | None) -> None:
     with pytest.raises(UserError, match=r"peer\.metrics\.host") as caught:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from peer import clock
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome, Reason
@@ -178,3 +179,28 @@ def test_a_peer_that_comes_back_knows_how_far_it_was(tmp_path: Path) -> None:
     again.rewind(1, 10)
     assert again.reached() == 1
     again.close()
+
+
+@pytest.mark.usefixtures("virtual")
+def test_in_a_pause_the_time_since_the_last_merge_and_checkpoint_stands_still(tmp_path: Path) -> None:
+    metrics = Metrics()
+    reporter = Reporter(tmp_path, metrics)
+
+    def since_merge() -> float | None:
+        return reporter.status(dict.fromkeys(PHASES, 0.0), 2).merged_ago
+
+    def since(series: str) -> float:
+        return clock.unix() - float(metrics.registry.get_sample_value(f"noloco_last_{series}_timestamp_seconds") or 0)
+
+    with reporter.standstill():
+        clock.sleep(5.0)
+    assert since_merge() is None
+    reporter.round(round_report(1))
+    reporter.saved()
+    clock.sleep(10.0)
+    with reporter.standstill():
+        clock.sleep(3600.0)
+        assert since_merge() == pytest.approx(10.0)
+    clock.sleep(1.0)
+    assert since_merge() == pytest.approx(11.0)
+    assert since("merge") == since("checkpoint") == pytest.approx(11.0)

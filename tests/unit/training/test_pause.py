@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from peer.commands import pause as command
+from peer.commands.cli import main
 from peer.config.load import load
 from peer.errors import RunError, UserError
 from peer.process import Pause
@@ -128,6 +129,15 @@ def test_a_name_or_a_folder_finds_the_peer_and_others_are_refused_in_one_line(tm
     with pytest.raises(UserError, match="ann: no peer runs there"):
         command.run("ann", tmp_path, "pause", said.append)
     assert not (tmp_path / "bob").exists() and not (tmp_path / "ann" / REQUEST).exists()
+
+
+def test_run_dir_comes_from_the_environment_as_for_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOLOCO_RUN_DIR", str(tmp_path))
+    with running(tmp_path, "ann") as folder, watching(folder, None, pause := Pause()):
+        with pytest.raises(SystemExit) as ended:
+            main(["pause", "ann"])
+        wait_for(lambda: pause.requested, 5)
+    assert ended.value.code == 0
 
 
 def test_a_peer_that_takes_no_requests_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,57 @@
+"""Who counts as present: a paused member meets nobody and is waited for by nobody, and still gives its state."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from peer import clock
+from peer.process import LoopContext
+from peer.rounds.types import Seat
+from peer.swarm.context import BoundaryClock, SwarmContext
+from peer.swarm.directory.directory import Members
+from peer.swarm.directory.reader import Entry
+from peer.swarm.grouping.roster import KnownMembers
+from peer.swarm.state_transfer.join import donors_of
+from tests.unit.parts import member_record
+
+CONFIG = member_record("QmA").config
+
+
+@pytest.fixture
+def context() -> SwarmContext:
+    """This peer with three members; C is paused."""
+    node: Any = SimpleNamespace(member=SimpleNamespace(config=CONFIG), peer_id="QmZ", proven=set(), subkey=b"")
+    members = Members(node, "demo", lambda: member_record("QmZ"))
+    for name in "ABC":
+        state = "paused" if name == "C" else "training"
+        record = member_record(f"Qm{name}").model_copy(update={"state": state})
+        members._reader.known[record.peer_id] = Entry(record, clock.unix() + 20)
+        members.keep(record.peer_id, 60.0)  # all were met lately
+    loop = LoopContext()
+    return SwarmContext(node, members, BoundaryClock(loop.progress), loop, SimpleNamespace(round=10, lineage=None))  # type: ignore[arg-type]
+
+
+def ids(records: Any) -> set[str]:
+    return {it.peer_id for it in records}
+
+
+def test_no_candidate_is_paused(context: SwarmContext) -> None:
+    assert ids(context.others()) == {"QmA", "QmB"}
+    assert ids(context.members.candidates()) == {"QmA", "QmB"}
+
+
+def test_a_paused_member_is_there_for_newcomers(context: SwarmContext) -> None:
+    assert ids(donors_of(context.members.live(), above=0, reached=0)) == {"QmA", "QmB", "QmC"}
+
+
+def test_a_group_does_not_count_a_paused_member_that_a_message_named(context: SwarmContext) -> None:
+    known = KnownMembers(context, 60.0)
+    for seat in list(known.others()):
+        known.learn(seat)
+    known.learn(Seat("QmC", "c"))  # in the last round
+    assert ids(known.others()) == ids(known.missing(set())) == {"QmA", "QmB"}
+    leader = known.leader()
+    assert leader is not None and leader.peer_id == "QmA"
