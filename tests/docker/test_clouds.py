@@ -170,7 +170,7 @@ def test_the_pods_run_commands_that_exist() -> None:
 @pytest.mark.parametrize("of", SETS)
 def test_a_pod_is_confined(of: str) -> None:
     pod = SETS[of]["spec"]["template"]["spec"]
-    assert pod["automountServiceAccountToken"] is False
+    assert pod["automountServiceAccountToken"] is False and pod["shareProcessNamespace"] is True
     assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 1000
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()

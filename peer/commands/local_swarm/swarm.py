@@ -84,7 +84,10 @@ class LocalSwarm:
         bootstrap.arguments += ["--http-port", monitor.rpartition(":")[2]]  # a restarted one listens on the same ports
         train = ["train", "--config", *map(str, self._files), *sets]
         train += ["--initial-peers", *addresses, "--stop-with-parent"]
-        return [self._spawn(name, "peer", [*train, "--set", f"peer.name={name}"]) for name in self._names]
+        first, *others = (["--set", f"peer.name={name}"] for name in self._names)
+        others = [[*words, "--set", "peer.push=null"] for words in others]  # they would push over each other
+        members = zip(self._names, [first, *others], strict=True)
+        return [self._spawn(name, "peer", [*train, *words]) for name, words in members]
 
     def _spawn(self, name: str, module: str, arguments: list[str]) -> Child:
         child = Child(name, module, arguments, self._folder / name / "console.log")

@@ -18,6 +18,9 @@ WRITE, READ, OTHER = "hf_write", "hf_read", "hf_of_somebody_else"
 USERS = {WRITE: ("me", "write"), READ: ("me", "read"), OTHER: ("other", "write")}
 
 
+ORGANIZATIONS = {"me": ("lab",)}
+
+
 @dataclass
 class Repository:
     private: bool
@@ -98,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _may_write(self, name: str) -> bool:
         user, role = self._user()
-        return role == "write" and name.startswith(f"{user}/")
+        return role == "write" and name.partition("/")[0] in (user, *ORGANIZATIONS.get(user, ()))
 
     def _repository(self, name: str) -> Repository | None:
         found = self.server.repositories.get(name)
@@ -111,7 +114,14 @@ class _Handler(BaseHTTPRequestHandler):
         name, role = self._user()
         if not name:
             return self._send(401, {"error": "Invalid username or password."})
-        return self._send(200, {"name": name, "orgs": [], "auth": {"accessToken": {"role": role}}})
+        return self._send(
+            200,
+            {
+                "name": name,
+                "orgs": [{"name": it} for it in ORGANIZATIONS.get(name, ())],
+                "auth": {"accessToken": {"role": role}},
+            },
+        )
 
     def may(self, body: bytes, name: str) -> None:
         if self._repository(name) is not None:

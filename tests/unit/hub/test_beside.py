@@ -51,6 +51,7 @@ def test_a_due_checkpoint_is_pushed_by_a_process_that_gives_way(
     assert os.getpriority(os.PRIO_PROCESS, first.pid) == 19
     assert Path(f"/proc/{first.pid}/oom_score_adj").read_text().strip() == "1000"
     assert b"CUDA_VISIBLE_DEVICES=\0" in Path(f"/proc/{first.pid}/environ").read_bytes()
+    assert b"--max-upload\x0050mbit\0" in Path(f"/proc/{first.pid}/cmdline").read_bytes()
     pusher.saved(checkpoint, 40)
     assert pusher._process is first  # never two at once
     wait_for_the_end(pusher)

@@ -54,6 +54,7 @@ def test_a_repository_is_private_unless_it_is_said_or_was_there(hub: Hub, folder
 def test_what_will_happen_is_said_and_nothing_is_written(hub: Hub) -> None:
     assert rights("me/new", True) == "me/new: not there yet, it will be made, private"
     assert rights("me/new", False) == "me/new: not there yet, it will be made, for all to see"
+    assert rights("lab/new", True).startswith("lab/new: not there yet")
     hub.repositories["me/known"] = Repository(private=True)
     assert rights("me/known", True) == "me/known: there already, and this token may write to it"
     assert all(it.startswith("GET ") for it in hub.requests)
@@ -121,23 +122,29 @@ def test_a_question_has_a_deadline_whatever_is_heard() -> None:
     ended.set()
 
 
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of each sleep, in which a clock goes on that does not go on by itself."""
+    seconds: list[float] = []
+    monkeypatch.setattr(clock, "monotonic", lambda: sum(seconds))
+    monkeypatch.setattr(clock, "sleep", seconds.append)
+    return seconds
+
+
 @pytest.mark.parametrize("rate", [None, 1e5])
-def test_a_file_is_read_at_the_rate_and_not_faster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float | None
-) -> None:
-    now = 0.0
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    monkeypatch.setattr(clock, "monotonic", lambda: now)
-    monkeypatch.setattr(clock, "sleep", sleep)
+def test_a_file_is_read_at_the_rate_and_not_faster(tmp_path: Path, slept: list[float], rate: float | None) -> None:
     (tmp_path / "file").write_bytes(bytes(1_000_000))
     with PacedFile(tmp_path / "file") as file:
-        assert len(file.read()) == 1_000_000 and now == 0
-        file.seek(0)
+        assert len(file.read()) == 1_000_000 and not slept
         file.rate = rate
+        file.seek(0)
         while file.read(2**16):
             pass
-    assert now == pytest.approx(10 if rate else 0, rel=0.1)
+    assert sum(slept) == pytest.approx(10 if rate else 0, rel=0.1)
+
+
+@pytest.mark.parametrize("part", [0, 70_000], ids=["one part", "five parts"])
+def test_a_push_takes_the_line_for_its_bytes_once(hub: Hub, folder: Path, slept: list[float], part: int) -> None:
+    hub.part = part
+    push(folder, "me/model", private=True, message="m", rate=1e5)
+    assert sum(slept) == pytest.approx(3, rel=0.3)  # 300 kB

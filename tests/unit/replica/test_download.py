@@ -18,8 +18,10 @@ def test_a_download_is_announced(hub: Hub, caplog: pytest.LogCaptureFixture, pre
     caplog.set_level(logging.INFO, "noloco")
     hub.repositories["me/model"] = Repository(private=True, files=dict(FILES), commits=["first"])
     model_source._download.cache_clear()
-    for _ in range(2):
-        folder = model_source.locate(AutoModel(name="auto", source="me/model", pretrained=pretrained))
+    settings = AutoModel(name="auto", source="me/model", pretrained=pretrained)
+    folder = model_source.locate(settings)
+    asked = len(hub.requests)
+    assert model_source.locate(settings) == folder and len(hub.requests) == asked  # a program asks the hub once
     assert caplog.messages == [f"the model is downloaded: source=me/model size={size}"]
     assert (folder / "config.json").is_file() and not (folder / "pytorch_model.bin").exists()
     sizes = [it for it in hub.requests if it.startswith("GET /api/models/me/model")]
