@@ -20,6 +20,11 @@ def test_no_promise_is_broken(first: int) -> None:
     keeps_its_promises("--seed", str(first), "--count", str(CHUNK))
 
 
+@pytest.mark.parametrize("kind", ["blocking", "overlapped"])
+def test_no_promise_is_broken_at_the_end_of_a_run(kind: str) -> None:
+    keeps_its_promises("--seed", "0", "--count", "10", "--kind", kind, "--peers", "6", "--ends")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", BROKEN)
 def test_no_promise_is_broken_again(seed: int) -> None:

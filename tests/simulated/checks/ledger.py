@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -19,6 +19,7 @@ from torch import Tensor
 from peer.config.schema import CodecName
 from peer.exchange.codec import BLOCK
 from peer.exchange.group.rounding import Rounding
+from peer.exchange.guard import RECENT_PARTNERS
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.rounds.contribution import Averaged
@@ -75,7 +76,10 @@ class Ledger:
     _sides: dict[int, dict[str, Side]] = field(default_factory=dict)  # by number of the stream and peer id
     _groups: dict[str, dict[str, GroupSide]] = field(default_factory=dict)  # by token and peer id
     _merged: set[tuple[str, str, bytes]] = field(default_factory=set)  # by whom, of whom, the digest
-    _stepped: dict[str, float] = field(default_factory=dict)  # by name: how far its last inner steps went
+    # by name: how far its inner steps went before its last swaps
+    _stepped: defaultdict[str, deque[float]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=RECENT_PARTNERS))
+    )
     _digests: dict[str, str] = field(default_factory=dict)  # of the result, by token
 
     def watch(self, peer: SimulatedPeer) -> None:
@@ -187,8 +191,10 @@ class Ledger:
         share = share_of(own, theirs)
         full = any(taken >= share for taken, _ in own.taken.values())
         stepped = math.hypot(*(changed for _, changed in own.taken.values()))
-        stepped = stepped or self._stepped.get(peer.name, 0.0)  # after the last inner step nothing changes any more
-        self._stepped[peer.name] = stepped
+        if stepped:
+            self._stepped[peer.name].append(stepped)
+        else:  # after the last inner step partners may be as far away as they were
+            stepped = max(self._stepped[peer.name], default=0.0)
         reach = LONGEST_REACH * stepped * MOST_SHARE / share  # of few tokens a mean takes less
         if full and float(sent.norm()) > 1.01 * (float(mine.norm()) + reach):
             self.violation(f"{peer.name} merged in full what is out of proportion")

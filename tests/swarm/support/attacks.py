@@ -132,8 +132,8 @@ class Unguarded(Guard):
 
 
 class _Unguarded(Judgement):
-    def add(self, start: int, own: Tensor, change: Tensor, theirs: Tensor) -> float:
-        super().add(start, own, change, theirs)
+    def add(self, start: int, own: Tensor, change: Tensor, theirs: Tensor, unresolved: int = 0) -> float:
+        super().add(start, own, change, theirs, unresolved)
         return self.share
 
     def objection(self, digest: bytes) -> Verdict | None:

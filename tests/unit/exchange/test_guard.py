@@ -171,10 +171,11 @@ def test_after_the_last_inner_step_partners_are_taken_that_are_as_far_away_as_be
     guard = Guard()
     for number in range(5):
         taken(guard, 3.0, partner=f"P{number}")
-    for number, (change, distance, moved) in enumerate([(0.1, 3.0, 1.5), (0.0, 3.0, 1.5), (0.0, 90.0, 2.25)]):
+    last = [(0.1, 3.0, 1.5), *[(0.0, 3.0, 1.5)] * 5, (0.0, 90.0, 2.25)]
+    for number, (change, distance, moved) in enumerate(last):
         own, theirs = apart(distance, change)
         mean = theirs.all()
-        assert judge(own, mean, guard.judgement(f"Q{number}", NUMEL)).outcome is Outcome.MERGED
+        assert judge(own, mean, guard.judgement(f"P{number}", NUMEL)).outcome is Outcome.MERGED
         assert float((mean - own.all()).norm()) == pytest.approx(moved, rel=1e-3)
 
 
