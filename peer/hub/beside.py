@@ -50,7 +50,9 @@ class Pusher:
         try:
             said = rights(self._settings.to, self._settings.private)
         except (UserError, RunError) as error:
-            log.warning("pushes will fail, training goes on: %s", error)
+            log.warning(
+                "pushes %s fail, training goes on: %s", "will" if isinstance(error, UserError) else "may", error
+            )
         else:
             log.info("pushes every %d rounds: %s", self._settings.every_rounds, said)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load
 
 from peer.config.load import dump
@@ -83,6 +84,15 @@ def test_a_failure_is_one_line_and_the_next_is_tried(
     pusher.saved(checkpoint, 20)
     assert pusher._process is not None
     pusher.close()
+
+
+def test_a_hub_that_is_away_at_the_start_may_come_back(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    Pusher(TO, tmp_path, Stop()).say_rights()
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("pushes may fail, training goes on: me/model: the Hugging Face hub cannot be")
 
 
 def test_the_last_weights_of_a_run_are_waited_for(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
