@@ -19,7 +19,7 @@ from peer.swarm.configuration import ask, most_common
 from peer.swarm.directory.records import MemberRecord
 
 log = get_logger("configurations")
-PERIOD = 2.0  # seconds between two looks at what is unknown; in each of them every run has one member asked
+ASK_PERIOD = 2.0  # seconds between two looks at what is unknown; in each of them every run has one member asked
 
 
 class ReadRun(NamedTuple):
@@ -50,7 +50,7 @@ class Configurations:
     async def read_on(self) -> None:
         """Ask members for what is unknown, until cancelled, on the node's thread."""
         while True:
-            await asyncio.sleep(PERIOD)
+            await asyncio.sleep(ASK_PERIOD)
             with self._watch.lock:
                 runs = {name: _records(run) for name, run in self._watch.runs.items()}
             try:

@@ -71,6 +71,7 @@ class Node(LoopThread):
     def __init__(self, settings: NodeSettings, authority: Authority | None = None) -> None:
         super().__init__()
         self._settings, self._authority = settings, authority
+        self.invited = authority is not None  # a node of a swarm of invited peers
         self._author: Author | None = authority
         self._stream = partial(Stream, bandwidth=Bandwidth.of(settings.max_upload, settings.max_download))
         self.proven = Proven()
@@ -143,11 +144,6 @@ class Node(LoopThread):
     def subkey(self) -> str:
         """The subkey of this peer's record in the directory."""
         return self.peer_id + (self._author.tag if self._author else "")
-
-    @property
-    def invited(self) -> bool:
-        """Is it a node of a swarm of invited peers?"""
-        return self._authority is not None
 
     @property
     def failure(self) -> str:

@@ -27,12 +27,12 @@ from peer.swarm.directory.reader import Onlooker
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
-ASKED_MEMBERS = 3
-ASK_TIMEOUT = OPEN_TIMEOUT + 2 * GREETING_TIMEOUT  # seconds for one member
-DHT_TIMEOUT = 60.0  # seconds to join
-LOOK_TIMEOUT = 20.0  # seconds for one look at the directory
-LOOK_SECONDS = 15.0  # until the first record must be found
-LOOK_PAUSE = 0.5  # seconds
+OFFERS_ASKED = 3
+OFFER_TIMEOUT = OPEN_TIMEOUT + 2 * GREETING_TIMEOUT  # seconds for one member
+GUEST_TIMEOUT = 60.0  # seconds to join
+RUNS_TIMEOUT = 20.0  # seconds for one look at the directory
+RUNS_SECONDS = 15.0  # until the first record must be found
+RUNS_PAUSE = 0.5  # seconds
 
 
 class NoMajority(UserError):
@@ -61,7 +61,7 @@ def most_common(records: Sequence[MemberRecord]) -> str | None:
 
 async def ask(node: Node, run: str, record: MemberRecord) -> str | Refused | None:
     """A member's configuration (canonical text), if it has the digest in its record; how it refuses to tell it; or
-    ``None`` for no answer or a wrong one. Ends within ``ASK_TIMEOUT``.
+    ``None`` for no answer or a wrong one. Ends within ``OFFER_TIMEOUT``.
     """
     said = await refusal_of(node, newcomer(run), record.peer_id, STATE_PROTOCOL, record.addresses)
     if said is None or said.run is None:
@@ -79,7 +79,7 @@ def offered(own: MemberConfig, name: str | None = None, digest: str | None = Non
     """
     settings = guest_settings(own.initial_peers, own.network.join_timeout)
     with guest_node(settings, _invitation(own)) as (node, _):
-        node.call(node.join(node.connect(), client=True), DHT_TIMEOUT)
+        node.call(node.join(node.connect(), client=True), GUEST_TIMEOUT)
         runs = {name: present_members(node, name)} if name else _runs(node)
         runs = {run: records for run, records in runs.items() if records}
         if len(runs) > 1:
@@ -98,17 +98,17 @@ def _invitation(own: MemberConfig) -> Path | None:
 
 def _runs(node: Node) -> dict[str, list[MemberRecord]]:
     """The live members of each run that is found; the names of runs may come late."""
-    onlooker, until = Onlooker(node), clock.monotonic() + LOOK_SECONDS
+    onlooker, until = Onlooker(node), clock.monotonic() + RUNS_SECONDS
     while True:
         try:
-            found = node.call(onlooker.look(), LOOK_TIMEOUT)
+            found = node.call(onlooker.look(), RUNS_TIMEOUT)
         except TimeoutError:
             raise RunError("the swarm's directory does not answer") from None
         now = clock.unix()
         runs = {run: [it.record for it in there.values() if it.is_live(now)] for run, there in found.items()}
         if any(runs.values()) or clock.monotonic() > until:
             return runs
-        clock.sleep(LOOK_PAUSE)
+        clock.sleep(RUNS_PAUSE)
 
 
 def _from_members(node: Node, run: str, records: Sequence[MemberRecord], wanted: str | None) -> OfferedRun:
@@ -123,9 +123,9 @@ def _from_members(node: Node, run: str, records: Sequence[MemberRecord], wanted:
         raise UserError(f"no member of {run} has the configuration {digest}: {_camps(records)}")
 
     async def ask_some() -> list[str | Refused | None]:
-        return await together(ask(node, run, it) for it in random.sample(those, min(ASKED_MEMBERS, len(those))))
+        return await together(ask(node, run, it) for it in random.sample(those, min(OFFERS_ASKED, len(those))))
 
-    answers = node.call(ask_some(), ASK_TIMEOUT + OPEN_TIMEOUT)
+    answers = node.call(ask_some(), OFFER_TIMEOUT + OPEN_TIMEOUT)
     text = next((it for it in answers if isinstance(it, str)), None)
     if text is None:
         why = next((f": {it}" for it in answers if isinstance(it, Refused)), " within its time; try again")

@@ -16,12 +16,12 @@ from peer.errors import UserError
 from peer.p2p.addresses import owner_of
 from peer.swarm.configuration import OfferedRun
 
-FOLDER = "joined"
+JOINED = "joined"
 
 
 def keep(run_dir: Path, offer: OfferedRun, initial_peers: Sequence[str]) -> None:
     """Write it. Raises :class:`UserError`."""
-    path = run_dir / FOLDER / f"{offer.name}.json"
+    path = run_dir / JOINED / f"{offer.name}.json"
     temporary = path.with_suffix(f".{os.getpid()}.tmp")  # another peer of this machine may join at the same time
     body = {"run": json.loads(offer.text), "peer": {"initial_peers": list(initial_peers)}}
     try:
@@ -39,7 +39,7 @@ def kept(run_dir: Path, initial_peers: Sequence[str], name: str | None, digest: 
     nodes = set(map(owner_of, initial_peers)) - {""}
     found = [
         offer
-        for offer, addresses in _all(run_dir / FOLDER)
+        for offer, addresses in _all(run_dir / JOINED)
         if nodes & set(map(owner_of, addresses)) and name in (None, offer.name) and digest in (None, offer.digest)
     ]
     return found[0] if len(found) == 1 else None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import bisect
 
+from peer.commands.check.training import GIB
 from peer.config.schema import Config
 from peer.device.accelerator import pick_device
 from peer.errors import UserError
 from peer.replica import memory
 from peer.replica.model import parameters_of
 
-GIB = 2**30
 WEIGHT_AND_GRADIENT = 8  # bytes of a parameter, the least that any training needs
 
 

@@ -18,7 +18,7 @@ from peer.errors import RunError, UserError
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.stream import Refusal, Refused, Stream, StreamLost
-from peer.swarm.configuration import ASK_TIMEOUT, NoMajority, _from_members, _invitation, ask, most_common
+from peer.swarm.configuration import OFFER_TIMEOUT, NoMajority, _from_members, _invitation, ask, most_common
 from peer.swarm.directory.records import MemberRecord
 from tests.unit.parts import member_record
 from tests.unit.virtual import stream_pair
@@ -119,7 +119,7 @@ def test_a_member_that_is_gone_frozen_or_of_another_version_costs_its_deadline_a
     node: Any = Swarm(thread, {"m0": None, "m1": frozen, "m2": honest(TEXT)})
     began = clock.monotonic()
     assert _from_members(node, "demo", records(DIGEST, DIGEST, DIGEST), None).text == TEXT
-    assert clock.monotonic() - began <= ASK_TIMEOUT
+    assert clock.monotonic() - began <= OFFER_TIMEOUT
 
     older = Refusal(reason="it runs noloco-peer 0.1.0 (wire version 1), this peer 0.2.0 (wire version 2)")
     node = Swarm(thread, {"m0": None, "m1": older})
