@@ -44,8 +44,9 @@ def trained(book: Contributors, begin: int, end: int, *, said: float = 0.0) -> N
 def test_what_a_peer_has_given_is_added_up_over_restarts_of_its_process() -> None:
     book = Contributors()
     trained(book, 0, 600)
-    trained(book, 700, 1000)  # its counters begin anew
-    assert given(book) == dict.fromkeys("abc", (int(RATE * 900), 45))
+    for at in range(710, 1001, 10):  # the counters begin anew, and are read when they are above zero
+        see(book, at, *(record(name, RATE * (at - 700), merges=(at - 700) // 10) for name in "abc"))
+    assert given(book) == dict.fromkeys("abc", (int(RATE * 900), 60))
 
 
 def test_it_outlives_the_node_and_counts_what_was_done_meanwhile(tmp_path: Path) -> None:
