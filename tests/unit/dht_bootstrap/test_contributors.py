@@ -128,7 +128,7 @@ def test_a_flood_of_ids_and_of_runs_is_bounded_and_keeps_those_that_gave_most(tm
         b'{"runs": {"demo": {"Qm": {"name": "a b", "since": 1, "seen": 1, "paid": 1}}}}',
         b'{"runs": {"demo": {"Qm": {"name": "a", "since": 1, "seen": 1, "paid": 1, "tokens": -1}}}}',
         b'{"runs": ' + b"[" * 100_000,
-        b" " * (contributors.STATE_BYTES + 1),
+        b'{"runs": {}}' + b" " * contributors.STATE_BYTES,
     ],
 )
 def test_a_damaged_file_is_one_line_and_a_new_beginning(
