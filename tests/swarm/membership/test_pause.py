@@ -9,8 +9,6 @@ import urllib.request
 from datetime import datetime, timedelta
 from typing import Any
 
-import pytest
-
 from tests.swarm.support.harness import Swarm, wait_for
 
 LONG = ("run.steps=1000000", "run.inner_steps=50", "peer.checkpoint.every_rounds=100000")
@@ -36,7 +34,6 @@ def states(url: str) -> dict[str, str]:
     return {peer["name"]: peer["state"] for run in swarm_json(url)["runs"] for peer in run["peers"]}
 
 
-@pytest.mark.smoke
 def test_a_paused_peer_stays_out_and_merges_again_when_it_is_resumed(swarm: Swarm) -> None:
     bootstrap, address = swarm.bootstrap()
     url = "http://" + bootstrap.line(r"http=(\S+)").group(1)

@@ -44,8 +44,9 @@ def trained(book: Contributors, begin: int, end: int, *, said: float = 0.0) -> N
 def test_what_a_peer_has_given_is_added_up_over_restarts_of_its_process() -> None:
     book = Contributors()
     trained(book, 0, 600)
-    trained(book, 700, 1000)  # its counters begin anew
-    assert given(book) == dict.fromkeys("abc", (int(RATE * 900), 45))
+    for at in range(710, 1001, 10):  # the counters begin anew, and are read when they are above zero
+        see(book, at, *(record(name, RATE * (at - 700), merges=(at - 700) // 10) for name in "abc"))
+    assert given(book) == dict.fromkeys("abc", (int(RATE * 900), 60))
 
 
 def test_it_outlives_the_node_and_counts_what_was_done_meanwhile(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_a_flood_of_ids_and_of_runs_is_bounded_and_keeps_those_that_gave_most(tm
         b'{"runs": {"demo": {"Qm": {"name": "a b", "since": 1, "seen": 1, "paid": 1}}}}',
         b'{"runs": {"demo": {"Qm": {"name": "a", "since": 1, "seen": 1, "paid": 1, "tokens": -1}}}}',
         b'{"runs": ' + b"[" * 100_000,
-        b" " * (contributors.STATE_BYTES + 1),
+        b'{"runs": {}}' + b" " * contributors.STATE_BYTES,
     ],
 )
 def test_a_damaged_file_is_one_line_and_a_new_beginning(

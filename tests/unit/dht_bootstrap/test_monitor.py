@@ -115,7 +115,7 @@ def test_six_thousand_members_that_are_not_there_are_counted_and_not_named(site:
     (unnamed,) = series["noloco_swarm_peers_unnamed"]
     assert unnamed.value == 6_120 - NAMED
     assert {it.labels["state"]: it.value for it in series["noloco_swarm_peers"]} == {
-        **{"training": 20, "waiting": 6_100, "left": 0, "lost": 0}
+        **{"training": 20, "waiting": 6_100, "paused": 0, "left": 0, "lost": 0}
     }
     sizes = {path: len(site.get(path)) for path in ("/metrics", "/targets", "/swarm.json")}
     assert max(sizes.values()) < 3 * 2**20, sizes

@@ -17,7 +17,8 @@ from peer.swarm.grouping.roster import MEMBER_BACKOFF, NEW_PHASES, NEW_SLACK, Kn
 def known(backoff: PeerBackoff, phase: float | None = 2.0, patience: float = 600.0) -> Any:
     node = SimpleNamespace(peer_id="me", proven=Proven())
     boundary = SimpleNamespace(progress=SimpleNamespace(phase_seconds=phase))
-    context: Any = SimpleNamespace(node=node, others=lambda: [], backoff=backoff, boundary=boundary)
+    members = SimpleNamespace(live=lambda: [])
+    context: Any = SimpleNamespace(node=node, members=members, others=lambda: [], backoff=backoff, boundary=boundary)
     return KnownMembers(context, patience)
 
 
