@@ -16,19 +16,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from peer import __version__, logs
+from peer.commands.arguments import bitrate, positive, repository
 from peer.commands.simulate import command as simulation
 from peer.config import load
 from peer.config.digest import digest
-from peer.config.fields import REPOSITORY, Bitrate, bytes_a_second
 from peer.config.schema import Config
 from peer.errors import RunError, UserError, print_error
 from peer.replica.sharded import launch
@@ -66,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
     swarm = commands.add_parser("swarm", help="a bootstrap node and N peers on this machine, with a live table")
     _common(swarm)
-    swarm.add_argument("--peers", type=_positive, default=4, metavar="N", help="number of peers (default 4)")
+    swarm.add_argument("--peers", type=positive, default=4, metavar="N", help="number of peers (default 4)")
     swarm.add_argument("--resume", action="store_true", help="resume the peers in run.dir")
     swarm.set_defaults(run=_swarm)
 
@@ -86,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     _common(check, file_needed=False)
     check.add_argument("--own-loop", action="store_true", help="check a program with peer.OuterLoop; needs no file")
     _initial_peers(check)
-    check.add_argument("--ranks", type=_positive, default=1, metavar="N", help="GPUs of the peer, as for torchrun")
+    check.add_argument("--ranks", type=positive, default=1, metavar="N", help="GPUs of the peer, as for torchrun")
     check.add_argument("--speed", action="store_true", help="measure the line to members: does a swap fit?")
     check.set_defaults(run=_check)
 
@@ -112,11 +109,11 @@ def _add_export(export: argparse.ArgumentParser) -> None:
     wish = "compute the validation loss (default: when the run's text is on this machine)"
     export.add_argument("--evaluate", action=argparse.BooleanOptionalAction, default=None, help=wish)
     export.add_argument(
-        "--push", type=_repository, metavar="OWNER/NAME", help="push the folder to the Hugging Face hub"
+        "--push", type=repository, metavar="OWNER/NAME", help="push the folder to the Hugging Face hub"
     )
     export.add_argument("--public", action="store_true", help="make a new repository of the hub for all to see")
     limited = "limit of the push, such as 20mbit"
-    export.add_argument("--max-upload", type=_bitrate, metavar="RATE", help=limited)
+    export.add_argument("--max-upload", type=bitrate, metavar="RATE", help=limited)
     export.add_argument("--stop-with-parent", action="store_true", help=argparse.SUPPRESS)
     export.set_defaults(run=_export)
 
@@ -174,26 +171,6 @@ def _joining(args: argparse.Namespace) -> Config:
 def _overrides(args: argparse.Namespace) -> list[str]:
     peers = getattr(args, "initial_peers", [])
     return [*args.overrides, f"peer.initial_peers=[{', '.join(peers)}]"] if peers else args.overrides
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
-def _repository(text: str) -> str:
-    if not re.fullmatch(REPOSITORY, text):
-        raise argparse.ArgumentTypeError("give OWNER/NAME")
-    return text
-
-
-def _bitrate(text: str) -> float:
-    try:
-        return bytes_a_second(TypeAdapter(Bitrate).validate_python(text)) or 0.0
-    except ValidationError as error:
-        raise argparse.ArgumentTypeError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
 
 
 def _train(args: argparse.Namespace) -> int:

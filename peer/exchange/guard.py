@@ -86,8 +86,10 @@ class Guard:
         """A contribution has been judged, in part or whole, whatever the verdict."""
         if judgement.partner in self._known:
             self._known.remove(judgement.partner)
+        if not judgement.change:  # before the first inner step, or after the last one: there is no unit
+            return
         _, before = self._partners.pop(judgement.partner, (0.0, {}))
-        if judgement.seen == judgement.numel and judgement.change:
+        if judgement.seen == judgement.numel:
             self._change = math.sqrt(judgement.change)
         if math.isfinite(judgement.apart) and self._change:
             unit = max(self._change, math.sqrt(judgement.apart) / FURTHEST)

@@ -26,6 +26,7 @@ from peer.telemetry.trackers import Trackers
 
 log = get_logger("round")
 PARTNERS_SHOWN = 3
+RECENT = 20  # rounds: one call of a program's own loop ends two, and at the end of a run log2 N more
 REFUSED_SHOWN = 2  # the peers that were refused most often
 
 
@@ -69,7 +70,7 @@ class Reporter:
         self._rounds.touch()
         self._evals.touch()
         self._reported = self.reached()
-        self.count, self.recent = 0, deque[RoundReport](maxlen=4)  # one call of a program's own loop ends two at most
+        self.count, self.recent = 0, deque[RoundReport](maxlen=RECENT)
 
     @property
     def last(self) -> RoundReport | None:

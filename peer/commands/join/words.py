@@ -10,7 +10,7 @@ from peer.config.model import AutoModel, LlamaModel
 from peer.config.schema import Config, RunConfig
 from peer.swarm.configuration import OfferedRun
 
-UNKNOWN_SIZE = "of unknown size, unless it is on this machine already"
+UNLESS_HERE = "unless it is on this machine already"
 
 
 def outlined(config: Config, offer: OfferedRun) -> Iterator[str]:
@@ -36,13 +36,13 @@ def _model(run: RunConfig) -> str:
 
 
 def downloads(config: Config) -> Iterator[str]:
-    """What comes from the Hugging Face hub. The sizes are not known before."""
+    """What comes from the Hugging Face hub. The model's size is said before its download; no other is known."""
     model, data = config.run.model, config.run.data
     if isinstance(model, AutoModel) and not Path(model.source).expanduser().is_dir():
         what = "weights and configuration" if model.pretrained else "configuration"
-        yield f"download: {what} of the model {model.source}, {UNKNOWN_SIZE}"
+        yield f"download: {what} of the model {model.source}"
     if data.tokenizer.name != BYTES and data.tokenizer.path is None:
-        yield f"download: the tokenizer {data.tokenizer.name}, {UNKNOWN_SIZE}"
+        yield f"download: the tokenizer {data.tokenizer.name}, of unknown size, {UNLESS_HERE}"
     if isinstance(data, HuggingFaceData) and not Path(data.path).expanduser().exists():
         how = "piece by piece" if data.streaming else "as a whole before the first step"
-        yield f"download: the data set {data.path}, {how}, {UNKNOWN_SIZE}"
+        yield f"download: the data set {data.path}, {how}, of unknown size, {UNLESS_HERE}"

@@ -191,10 +191,12 @@ class Ledger:
         share = share_of(own, theirs)
         full = any(taken >= share for taken, _ in own.taken.values())
         stepped = math.hypot(*(changed for _, changed in own.taken.values()))
+        before = self._stepped[peer.name]
         if stepped:
-            self._stepped[peer.name].append(stepped)
+            before.append(stepped)
+            stepped = max(list(before)[-2:])  # the last phases of a run are shorter and shorter
         else:  # after the last inner step partners may be as far away as they were
-            stepped = max(self._stepped[peer.name], default=0.0)
+            stepped = max(before, default=0.0)
         reach = LONGEST_REACH * stepped * MOST_SHARE / share  # of few tokens a mean takes less
         if full and float(sent.norm()) > 1.01 * (float(mine.norm()) + reach):
             self.violation(f"{peer.name} merged in full what is out of proportion")

@@ -148,7 +148,7 @@ class Promises:
         due = [peer for peer in self._world.peers if peer.due < now - CALM]
         training = [peer for peer in due if peer.training]
         for peer in due:
-            if not peer.training and not (peer.ended == "done" and self._world.scenario.steps < ENDLESS):
+            if not peer.training and self._world.scenario.steps == ENDLESS:
                 self._world.violation(f"{peer.name} does not train at the end: {peer.ended or 'it has not joined'}")
         for one, other in sorted(self.unseen() & self._unseen):
             self._world.violation(f"{one} does not see {other} at the end")

@@ -59,7 +59,7 @@ def test_another_seed_is_another_run() -> None:
 
 def test_replicas_of_a_group_of_equals_stay_equal_and_those_of_pairs_do_not() -> None:
     assert simulate(Method.DILOCO)["swarm"]["spread"] < 1e-7
-    assert simulate(Method.NOLOCO)["swarm"]["spread"] > 1e-6
+    assert simulate(Method.NOLOCO, replicas=3)["swarm"]["spread"] > 1e-6  # two would end at their mean
     assert simulate(Method.LOCAL)["swarm"]["spread"] > simulate(Method.AVERAGING)["swarm"]["spread"]
 
 
@@ -347,7 +347,7 @@ def test_after_the_last_step_the_replicas_come_to_their_mean(overlap: bool, monk
     merged = simulate(replicas=8, run=run)["swarm"]
     monkeypatch.setattr("peer.commands.simulate.world.last_swaps", lambda members: 0)
     apart = simulate(replicas=8, run=run)["swarm"]
-    assert merged["spread"] < 0.3 * apart["spread"]
+    assert merged["spread"] < 0.45 * apart["spread"]  # each swap halves its square
     gaps = [it["val_loss_mean"] - it["val_loss_averaged_model"] for it in (merged, apart)]
     assert 0 <= abs(gaps[0]) < 0.2 * gaps[1]
     assert merged["val_loss_averaged_model"] == pytest.approx(apart["val_loss_averaged_model"], rel=1e-3)
