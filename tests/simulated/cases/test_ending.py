@@ -72,8 +72,11 @@ def test_who_ends_somewhat_later_is_waited_for_some_seconds_in_all(kind: Kind) -
             assert len([row for row in last_swaps(world, number) if row["outcome"] != "merged"]) <= 1
 
 
-def test_in_the_last_swaps_both_have_ended() -> None:
-    with in_a_folder(ending("blocking", [1.1, 1.0, 1.0, 0.9])) as world:
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("late", [0.99, 0.97, 0.95])
+def test_in_the_last_swaps_both_have_ended(kind: Kind, late: float) -> None:
+    """The last one comes to its last boundary while two others wait for partners after theirs."""
+    with in_a_folder(ending(kind, [1.0, 1.0, late])) as world:
         assert not world.run().violations
         for number, peer in enumerate(world.peers):
             others = {it.name: at for at, it in enumerate(world.peers)}
