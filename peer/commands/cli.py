@@ -108,9 +108,7 @@ def _add_export(export: argparse.ArgumentParser) -> None:
     export.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of the weights (default fp32)")
     wish = "compute the validation loss (default: when the run's text is on this machine)"
     export.add_argument("--evaluate", action=argparse.BooleanOptionalAction, default=None, help=wish)
-    export.add_argument(
-        "--push", type=repository, metavar="OWNER/NAME", help="push the folder to the Hugging Face hub"
-    )
+    export.add_argument("--push", type=repository, metavar="OWNER/NAME", help="push the folder to the Hugging Face hub")
     export.add_argument("--public", action="store_true", help="make a new repository of the hub for all to see")
     limited = "limit of the push, such as 20mbit"
     export.add_argument("--max-upload", type=bitrate, metavar="RATE", help=limited)
