@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LONGEST_WAIT = 20.0  # seconds of a match, and two inner phases
 LONGEST_BACKOFF = 60.0  # seconds for which somebody without a fault is avoided, or eight inner phases
 WINDOW = 0.5  # inner phases by which two boundaries may differ when one accepts the other's proposal
-EXPIRED = 15.0  # seconds for which a record may be kept after its end: three announcements
+EXPIRED = 22.0  # seconds for which a record may be kept after its end: a look and a write that time out, a pause
 GOODBYE = 40.0  # seconds, and two inner phases, until nobody merges with a peer whose invitation has ended
 BUSY = 15.0  # seconds: a donor may wait so long for a newcomer that is gone
 UNREAD = "Task exception was never retrieved"

@@ -66,8 +66,8 @@ def test_four_peers_train_together_and_leave_no_processes(swarm: Swarm) -> None:
         assert len(row["partners"]) >= 2, f"{name} met {row['partners']}"
         assert row["val_loss"] < row["first_val_loss"] - 1
         assert row["steps"] == 720
-        assert len(rounds(runs / name)) == 15  # eleven full phases, and 30, 15, 8 and 7 steps
-        assert sum(row["rounds"].values()) == 15
+        done = len(rounds(runs / name))  # eleven full phases; 30, 15, 8 and 7 steps; at most two without steps
+        assert 15 <= done <= 17 and sum(row["rounds"].values()) == done
         assert f"peer={name} round=15 step=720" in process.output()  # without a terminal: a line per round
     assert swarm.left_over() == []
     assert "Traceback" not in "".join(log.read_text() for log in runs.rglob("console.log"))

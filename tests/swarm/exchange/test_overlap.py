@@ -26,14 +26,15 @@ def test_swaps_run_during_the_inner_steps(swarm: Swarm) -> None:
         assert "Traceback" not in process.output()
     for name in names:
         rows = swarm.rounds(name)
-        merged = [row for row in rows if row["outcome"] == "merged"]
+        trained = [row for row in rows if row["train_loss"] is not None]  # the last swaps have no inner steps
+        merged = [row for row in trained if row["outcome"] == "merged"]
         assert len(merged) >= 5, [(row["outcome"], row["detail"]) for row in rows]
         assert rows[-1]["step"] == 3000
         early = [row["seconds"] for row in rows if row["step"] <= 2800]
         assert sum(it["match"] + it["exchange"] for it in early) < 0.06 * sum(sum(it.values()) for it in early)
         for row in merged:  # in seconds: a faster machine makes more steps during a swap
             assert row["staleness"] * TOKENS / row["tokens_per_second"] < 0.5, row
-        assert rows[-1]["train_loss"] < rows[0]["first_train_loss"] - 1
+        assert trained[-1]["train_loss"] < trained[0]["first_train_loss"] - 1
 
 
 def test_a_partner_that_is_killed_in_a_swap_costs_nothing(swarm: Swarm) -> None:
