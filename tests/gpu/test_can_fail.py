@@ -120,21 +120,6 @@ def test_an_outer_step_that_is_not_the_formulas(tmp_path: Path, monkeypatch: Pat
     assert wrong(tmp_path, "sharing") == ["2 peers, blocking"]
 
 
-@pytest.mark.usefixtures("few_codecs")
-def test_a_part_that_is_learned_while_it_is_sent(tmp_path: Path, monkeypatch: Patch) -> None:
-    """What this check has found: the partner's part could be decoded before this peer's own was learned."""
-    put = SwapMailbox.put
-
-    def learned_late(self: SwapMailbox, index: int, part: Any) -> None:
-        learn, self._learn = self._learn, None
-        put(self, index, part)
-        if learn is not None:
-            threading.Timer(LATE, learn, (self.parts[index][0], part.change)).start()
-
-    monkeypatch.setattr(SwapMailbox, "put", learned_late)
-    assert wrong(tmp_path, "sharing") == ["2 peers, overlapped"]
-
-
 # -- resume
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from peer.commands.simulate.exchanges import average, swap
+from peer.commands.simulate.exchanges import average, both_merged, swap
 from peer.commands.simulate.replica import Replica
 from peer.config.schema import Config
 from peer.exchange.guard import Guard
@@ -141,20 +141,27 @@ class Replay:
             return True
         partner = row["partner"]
         theirs = self._rows.get(partner, [])
-        if row["outcome"] != "merged" or not theirs or (theirs[0]["outcome"], theirs[0]["partner"]) != ("merged", name):
+        met = theirs and (theirs[0]["outcome"], theirs[0]["partner"]) == (row["outcome"], name)
+        if row["outcome"] not in ("merged", "refused") or not met:
             return False
         pair = self._train(name), self._train(partner)
-        means, _ = swap(*pair)
+        means, verdicts = swap(*pair)
+        merged = both_merged(verdicts)
+        if merged is not (row["outcome"] == "merged"):
+            return False
         for replica, mean in zip(pair, means, strict=True):
-            replica.apply(mean)
-            replica.cross_boundary(Outcome.MERGED)
-        self.merged += 1
+            replica.apply(mean if merged else average([replica])[0])
+            replica.cross_boundary(Outcome(row["outcome"]))
+        self.merged += merged
         return True
 
     def _train(self, name: str) -> Replica:
         """The inner phase before the peer's next round, which is taken from the log."""
         replica, row = self._replicas[name], self._rows[name].pop(0)
-        replica.train(row["step"] - replica.state.inner.step)
+        steps = row["step"] - replica.state.inner.step
+        if not steps:
+            replica.pairwise.end_run()
+        replica.train(steps)
         return replica
 
     def away(self) -> float:

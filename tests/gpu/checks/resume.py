@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from peer.replica.device import release_memory
 from torch import Tensor
 
 from peer.config.schema import Config
+from peer.device.memory import release_memory
 from peer.exchange.average import copy_own
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState

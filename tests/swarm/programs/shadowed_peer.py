@@ -73,11 +73,12 @@ def main_with(shadow: Shadow) -> None:
             np.save(shadow.folder / sent_file(data, shadow.partner), part.numpy())
         return data
 
-    def shadowed_decode(self: Modulo, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> None:
-        decode(self, name, start, data, own, out)
+    def shadowed_decode(self: Modulo, name: CodecName, start: int, data: Buffer, own: Tensor, out: Tensor) -> int:
+        unresolved = decode(self, name, start, data, own, out)
         if shadow.looks_at(start):
             row = {"codec": name, "data": np.frombuffer(bytes(data), np.uint8)}
             shadow.decoded[start] = {**row, "own": own.numpy().copy(), "decoded": out.numpy().copy()}
+        return unresolved
 
     def shadowed_corrections(self: SwapMailbox) -> list[tuple[int, Tensor]]:
         taken = take_corrections(self)
