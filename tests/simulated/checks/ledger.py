@@ -81,6 +81,7 @@ class Ledger:
         default_factory=lambda: defaultdict(lambda: deque(maxlen=RECENT_PARTNERS))
     )
     _digests: dict[str, str] = field(default_factory=dict)  # of the result, by token
+    _means: dict[str, Tensor] = field(default_factory=dict)  # of what a group has put in, by token
 
     def watch(self, peer: SimulatedPeer) -> None:
         """Note what this peer's exchange does from now on."""
@@ -321,7 +322,9 @@ class Ledger:
         if len({put_in[seat.peer_id].lineage for seat in seats}) > 1:
             self.violation(f"{peer.name} merged with members of another lineage")
         codec = peer.config.run.exchange.codec
-        mean = group_mean([put_in[seat.peer_id].own for seat in seats], codec)
+        if token not in self._means:
+            self._means = {token: group_mean([put_in[seat.peer_id].own for seat in seats], codec)}
+        mean = self._means[token]
         worst, largest = float((averaged.mean - mean).abs().max()), float(mean.abs().max())
         if worst > EXACT["none"] * (largest + 1e-9) * 4 + STEPS.get(codec, 0.0) * largest:
             self.violation(f"{peer.name} merged what is not its group's mean: off by {worst:.3g}")
