@@ -98,7 +98,7 @@ def scenario(
     kinds: tuple[Kind, ...] = ("blocking", "overlapped", "group")
     drawn = chance.choices(kinds, (4, 4, 2))[0]
     kind = kind or drawn
-    count = peers or round(4 * 16 ** (chance.random() ** (4 if long else 7)))  # long seeds stay as they were
+    count = peers or round(4 * 16 ** (chance.random() ** (4 if long else 6)))  # long seeds stay as they were
     if kind == "group":
         count = min(count, MOST_OF_A_GROUP)
     seconds = chance.choice(LONG_SECONDS if long else SECONDS)
