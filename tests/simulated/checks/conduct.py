@@ -96,6 +96,7 @@ class Conduct:
             ended(averaged)
             self._check_backoff(peer, presence)
             self._check_bounds(peer, boundary)
+            self._world.relays.check(peer)
             if isinstance(presence._matching, GroupMatching) and averaged.partners:
                 self._check_late(peer, set(boundary.exchange._incoming._waiting))
 
@@ -179,6 +180,7 @@ class Conduct:
             honest = peer.honest and other.honest and not other.damaged
             honest = honest and other.training and self._ran(other, now - LONGEST_BACKOFF)
             reachable = self._world.network.reachable(peer.host, other.host)
+            reachable = reachable and self._world.relays.reached(other)
             reachable = reachable and not any(self._spoilt(it) for it in (peer, other))  # each call may time out again
             if other is peer or not honest or not reachable or not backoff.avoided(other.host.peer_id):
                 self._avoids.pop(pair, None)
