@@ -4,10 +4,11 @@ peer/training/rollback.py), and without both.
 python -m tests.benchmarks.hostile [--quick] [--search N] [--json FILE]
 
 Every run is a simulation with the peer's own inner loop, outer step, codec, guard and backoff. Only the bytes or the
-tokens that replica 0 sends are false (tests/swarm/support/attacks.py); of two hostile ones, those of replica 1 too. The
-figures are validation losses of the others, of two seeds; of one without guard and rollback. hostile_real.py does the
-same with real peers. ``--search`` looks for the worst of N random mixtures of s, βΔ and noise, with a tiny model. Runs
-in FILE's .runs.json are not repeated.
+tokens that replica 0 sends are false (tests/swarm/support/attacks.py); of two hostile ones, those of replica 1 too.
+They collude: both send the same direction, by the gradient of replica 0. "creep" is a slow poison: each round it goes
+as far uphill as a merge may harm without being taken back. The figures are validation losses of the others, of two
+seeds; of one without guard and rollback. hostile_real.py does the same with real peers. ``--search`` looks for the
+worst of N random mixtures of s, βΔ and noise, with a tiny model. Runs in FILE's .runs.json are not repeated.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from peer.errors import RunError
 from peer.rounds.types import Outcome
 from tests.benchmarks.common import Known, command_line, finish, parse
 from tests.benchmarks.convergence.cases import NOLOCO, SWEEP_STEPS, Case, Size
-from tests.swarm.support.attacks import Attack, Falsehood, Hostile, Unguarded, gradient, mixture, uphill
+from tests.swarm.support.attacks import Attack, Falsehood, Hostile, Unguarded, creeping, gradient, mixture, uphill
 
 SHOWN = (Attack.SIGN, Attack.SCALE, Attack.RANDOM, Attack.STALE)
 TOKENS, UPHILL = "tokens", "uphill"  # honest, with 2^53 tokens · s + so many ‖βΔ‖ along the gradient of the loss
+CREEP = "creep"  # s + as many of them as nobody notices
 SUBTLE = (
     Attack.LOUD,
     Attack.NOISY,
@@ -43,8 +45,9 @@ SUBTLE = (
     f"{UPHILL} 0.5",
     f"{UPHILL} 3",
     f"{UPHILL} 20",
+    CREEP,
 )
-OVERLAPPED = (f"{UPHILL} 3", f"{UPHILL} 20")  # also with swaps that are not waited for
+OVERLAPPED = (f"{UPHILL} 3", f"{UPHILL} 20", CREEP)  # also with swaps that are not waited for
 SWAP_STEPS = 8  # inner steps during such a swap
 SEEDS = (0, 1)
 TINY = Size("tiny", LlamaModel(hidden_size=48, intermediate_size=128, layers=1, heads=4), 32)
@@ -53,8 +56,8 @@ TINY_STEPS, TINY_H, TINY_RATE = 325, 25, 6e-3
 
 @dataclass(frozen=True)
 class Battle:
-    """One simulation. ``attack``: an :class:`Attack`, ``TOKENS``, ``UPHILL`` with a length, or three factors: of s, βΔ
-    and noise.
+    """One simulation. ``attack``: an :class:`Attack`, ``TOKENS``, ``CREEP``, ``UPHILL`` with a length, or three
+    factors: of s, βΔ and noise.
     """
 
     attack: str | None
@@ -67,7 +70,7 @@ class Battle:
 
     @property
     def key(self) -> str:
-        more = f"{' liars=2' if self.liars > 1 else ''}{' tiny' if self.tiny else ''}{' overlap' * self.overlap}"
+        more = f"{' colluding' if self.liars > 1 else ''}{' tiny' if self.tiny else ''}{' overlap' * self.overlap}"
         guard = "clipped" if self.guarded else "open"
         return f"{self.attack or 'honest'} {guard} steps={self.steps} seed={self.seed}{more}"
 
@@ -94,11 +97,12 @@ class _Simulation(Simulation):
 
     def _replicas(self) -> list[Replica]:
         replicas = super()._replicas()
-        for replica in replicas[: self.battle.liars] if self.battle.attack else ():
+        hostile = replicas[: self.battle.liars] if self.battle.attack else []
+        for replica in hostile:
             if self.battle.attack == TOKENS:
                 replica.__class__ = Boaster
             else:
-                replica.codec = Hostile(_false(self.battle.attack or "", replica))
+                replica.codec = Hostile(_false(self.battle.attack or "", hostile[0]))
         for replica in replicas:
             if not self.battle.guarded:
                 replica.guard = Unguarded()
@@ -107,6 +111,9 @@ class _Simulation(Simulation):
 
 
 def _false(attack: str, replica: Replica) -> Attack | Falsehood:
+    """``replica``: the one whose model decides."""
+    if attack == CREEP:
+        return creeping(replica.state)
     if attack.startswith(UPHILL):
         return uphill(partial(gradient, replica.state), float(attack.removeprefix(UPHILL)))
     return Attack(attack) if attack in list(Attack) else mixture(*map(float, attack.split(",")))
