@@ -8,6 +8,7 @@ from typing import Literal
 
 from peer.p2p.budgets import RESERVATIONS
 from tests.simulated.harm.bad_relays import RELAY_LIES
+from tests.simulated.harm.lies import ACCUSING
 from tests.swarm.support.attacks import Attack
 
 Kind = Literal["blocking", "overlapped", "group"]
@@ -81,6 +82,11 @@ class Scenario:
     reservations: int = RESERVATIONS.all
 
     @property
+    def accused(self) -> bool:
+        """Does a member of a group say that others failed?"""
+        return any(machine.lie in ACCUSING for machine in self.machines)
+
+    @property
     def nats(self) -> bool:
         """Is there a peer that nobody can dial?"""
         return any(machine.nat for machine in self.machines)
@@ -120,6 +126,8 @@ def scenario(
     phase = min(max(seconds * count / rounds * chance.uniform(0.5, 2.0), 0.5), 30.0)
     inner_steps = chance.choice((10, 20) if kind == "overlapped" else (5, 10, 20))  # parts of a swap need some steps
     liar = chance.choice(GROUP_LIES if kind == "group" else LIES) if chance.random() < LIAR else ""
+    if liar in GROUP_LIES and not long:  # drawn from one when seeds were kept
+        liar = random.Random(f"group lie {seed}").choice((*GROUP_LIES, *ACCUSING))
     machines = _machines(chance, count, phase / inner_steps, liar)
     reservations = RESERVATIONS.all
     if not long:

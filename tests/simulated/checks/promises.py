@@ -83,7 +83,7 @@ class Promises:
 
     def _could_meet(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
         """Both train, see each other, and accept each other."""
-        if not (one.honest and other.honest and one.training and other.training):
+        if not (one.honest and other.honest and one.training and other.training) or self._world.scenario.accused:
             return False
         if self._spoilt(one, other) or not self._world.network.reachable(one.host, other.host):
             return False
