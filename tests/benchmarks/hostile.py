@@ -31,11 +31,20 @@ from peer.errors import RunError
 from peer.rounds.types import Outcome
 from tests.benchmarks.common import Known, command_line, finish, parse
 from tests.benchmarks.convergence.cases import NOLOCO, SWEEP_STEPS, Case, Size
-from tests.swarm.support.attacks import Attack, Falsehood, Hostile, Unguarded, creeping, gradient, mixture, uphill
+from tests.swarm.support.attacks import (
+    CREEP,
+    Attack,
+    Falsehood,
+    Hostile,
+    Unguarded,
+    creeping,
+    gradient,
+    mixture,
+    uphill,
+)
 
 SHOWN = (Attack.SIGN, Attack.SCALE, Attack.RANDOM, Attack.STALE)
 TOKENS, UPHILL = "tokens", "uphill"  # honest, with 2^53 tokens · s + so many ‖βΔ‖ along the gradient of the loss
-CREEP = "creep"  # s + as many of them as nobody notices
 SUBTLE = (
     Attack.LOUD,
     Attack.NOISY,

@@ -19,6 +19,7 @@ from peer.replica.inner_loop import batch_loss
 from peer.rounds.types import Reason
 from peer.training.state import PeerState
 
+CREEP = "creep"  # a slow poison, by :func:`creeping`
 STEPS = (16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25)  # lengths that a slow poison tries, of ‖βΔ‖
 UNNOTICED = 1.08  # times its loss: below what rollback.py takes for a jump
 Falsehood = Callable[[Tensor, Tensor, int], Tensor]  # of s and βΔ of a part, and its first element: what is sent
