@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 CIRCUIT = "/p2p-circuit"
@@ -66,6 +66,11 @@ def is_private(host: str) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         return address in ipaddress.ip_network("fc00::/7") or address.is_link_local or address.is_loopback
     return address.is_loopback or any(address in ipaddress.ip_network(it) for it in _PRIVATE)
+
+
+def most_public(addresses: Sequence[str]) -> str:
+    """The first that is not of a private network, or else the first."""
+    return min(addresses, key=lambda it: is_private((tcp_of(it) or ("0.0.0.0",))[0]))
 
 
 def for_record(addresses: Iterable[str], count: int = 8) -> tuple[str, ...]:

@@ -140,6 +140,11 @@ class Node(LoopThread):
         own = [address for address in self._listening if not is_loopback(address)]
         return (*(f"{place}/p2p/{self.peer_id}" for place in self._reservations.places), *own) or self._listening
 
+    def know_relays(self, others: Callable[[], Sequence[str]]) -> None:
+        """Addresses of nodes that may relay to this one besides its initial peers, where others cannot dial it."""
+        if self._reservations is not None:
+            self._reservations.others = others
+
     @property
     def subkey(self) -> str:
         """The subkey of this peer's record in the directory."""
@@ -277,7 +282,7 @@ class Node(LoopThread):
             await self.serve(relay.RELAY_PROTOCOL, serving.hold, limit=RESERVATION_STREAMS)
             await self.serve(circuit_messages.HOP, serving.hop, open_to_all=True, limit=CIRCUITS)
             return
-        self._reservations = Reservations(self.open, reached)
+        self._reservations = Reservations(self.open, (*reached, *self._settings.initial_peers))
         self._reservations.start(self.background)
         if not await self._reservations.first(RESERVATION_TIMEOUT):
             log.warning("no relay has granted a reservation yet: others cannot call this peer, it can call them")

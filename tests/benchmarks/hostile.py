@@ -1,13 +1,15 @@
 """Hostile peers among eight: the loss of the others with guard and rollback (peer/exchange/guard.py,
 peer/training/rollback.py), and without both.
 
-python -m tests.benchmarks.hostile [--quick] [--search N] [--json FILE]
+python -m tests.benchmarks.hostile [--quick] [--known] [--search N] [--json FILE]
 
 Every run is a simulation with the peer's own inner loop, outer step, codec, guard and backoff. Only the bytes or the
-tokens that replica 0 sends are false (tests/swarm/support/attacks.py); of two hostile ones, those of replica 1 too. The
-figures are validation losses of the others, of two seeds; of one without guard and rollback. hostile_real.py does the
-same with real peers. ``--search`` looks for the worst of N random mixtures of s, βΔ and noise, with a tiny model. Runs
-in FILE's .runs.json are not repeated.
+tokens that replica 0 sends are false (tests/swarm/support/attacks.py); of two hostile ones, those of replica 1 too.
+They collude: both send the same direction, by the gradient of replica 0. "creep" is a slow poison: each round it goes
+as far uphill as a merge may harm without being taken back. The figures are validation losses of the others, of two
+seeds; of one without guard and rollback. hostile_real.py does the same with real peers. ``--search`` looks for the
+worst of N random mixtures of s, βΔ and noise, with a tiny model. Runs in FILE's .runs.json are not repeated;
+``--known`` makes no others.
 """
 
 from __future__ import annotations
@@ -30,7 +32,17 @@ from peer.errors import RunError
 from peer.rounds.types import Outcome
 from tests.benchmarks.common import Known, command_line, finish, parse
 from tests.benchmarks.convergence.cases import NOLOCO, SWEEP_STEPS, Case, Size
-from tests.swarm.support.attacks import Attack, Falsehood, Hostile, Unguarded, gradient, mixture, uphill
+from tests.swarm.support.attacks import (
+    CREEP,
+    Attack,
+    Falsehood,
+    Hostile,
+    Unguarded,
+    creeping,
+    gradient,
+    mixture,
+    uphill,
+)
 
 SHOWN = (Attack.SIGN, Attack.SCALE, Attack.RANDOM, Attack.STALE)
 TOKENS, UPHILL = "tokens", "uphill"  # honest, with 2^53 tokens · s + so many ‖βΔ‖ along the gradient of the loss
@@ -43,8 +55,9 @@ SUBTLE = (
     f"{UPHILL} 0.5",
     f"{UPHILL} 3",
     f"{UPHILL} 20",
+    CREEP,
 )
-OVERLAPPED = (f"{UPHILL} 3", f"{UPHILL} 20")  # also with swaps that are not waited for
+OVERLAPPED = (f"{UPHILL} 3", f"{UPHILL} 20", CREEP)  # also with swaps that are not waited for
 SWAP_STEPS = 8  # inner steps during such a swap
 SEEDS = (0, 1)
 TINY = Size("tiny", LlamaModel(hidden_size=48, intermediate_size=128, layers=1, heads=4), 32)
@@ -53,8 +66,8 @@ TINY_STEPS, TINY_H, TINY_RATE = 325, 25, 6e-3
 
 @dataclass(frozen=True)
 class Battle:
-    """One simulation. ``attack``: an :class:`Attack`, ``TOKENS``, ``UPHILL`` with a length, or three factors: of s, βΔ
-    and noise.
+    """One simulation. ``attack``: an :class:`Attack`, ``TOKENS``, ``CREEP``, ``UPHILL`` with a length, or three
+    factors: of s, βΔ and noise.
     """
 
     attack: str | None
@@ -67,7 +80,7 @@ class Battle:
 
     @property
     def key(self) -> str:
-        more = f"{' liars=2' if self.liars > 1 else ''}{' tiny' if self.tiny else ''}{' overlap' * self.overlap}"
+        more = f"{' colluding' if self.liars > 1 else ''}{' tiny' if self.tiny else ''}{' overlap' * self.overlap}"
         guard = "clipped" if self.guarded else "open"
         return f"{self.attack or 'honest'} {guard} steps={self.steps} seed={self.seed}{more}"
 
@@ -94,11 +107,12 @@ class _Simulation(Simulation):
 
     def _replicas(self) -> list[Replica]:
         replicas = super()._replicas()
-        for replica in replicas[: self.battle.liars] if self.battle.attack else ():
+        hostile = replicas[: self.battle.liars] if self.battle.attack else []
+        for replica in hostile:
             if self.battle.attack == TOKENS:
                 replica.__class__ = Boaster
             else:
-                replica.codec = Hostile(_false(self.battle.attack or "", replica))
+                replica.codec = Hostile(_false(self.battle.attack or "", hostile[0]))
         for replica in replicas:
             if not self.battle.guarded:
                 replica.guard = Unguarded()
@@ -107,6 +121,9 @@ class _Simulation(Simulation):
 
 
 def _false(attack: str, replica: Replica) -> Attack | Falsehood:
+    """``replica``: the one whose model decides."""
+    if attack == CREEP:
+        return creeping(replica.state)
     if attack.startswith(UPHILL):
         return uphill(partial(gradient, replica.state), float(attack.removeprefix(UPHILL)))
     return Attack(attack) if attack in list(Attack) else mixture(*map(float, attack.split(",")))
@@ -141,29 +158,28 @@ def run_all(battles: list[Battle], known: Known) -> dict[str, dict[str, Any]]:
 
 
 def figures(rows: dict[str, dict[str, Any]], steps: int, seeds: tuple[int, ...]) -> dict[str, Any]:
-    """Loss ratios between runs with the same seed, mean over the seeds; ``None`` if a model diverged."""
+    """Loss ratios between runs with the same seed, mean over the seeds that were run; ``None`` if a model diverged. An
+    attack without a run is left out.
+    """
 
-    def loss(battle: Battle) -> float | None:
-        value: float | None = rows[battle.key]["val_loss"]
-        return value
+    def ratios(attacks: tuple[str, ...], guarded: bool, liars: int = 1, overlap: bool = False) -> dict[str, Any]:
+        found = {}
+        for attack in attacks:
+            battles = [Battle(attack or None, guarded, steps, seed, liars, overlap=overlap) for seed in seeds]
+            pairs = [(it.key, Battle(None, overlap, steps, it.seed, overlap=overlap).key) for it in battles]
+            losses = [[rows[key]["val_loss"] for key in both] for both in pairs if set(both) <= set(rows)]
+            known = [one / two for one, two in losses if one is not None and two is not None]
+            if losses:
+                found[str(attack)] = mean(known) if len(known) == len(losses) else None
+        return found
 
-    def ratio(attack: str | None, guarded: bool, liars: int = 1, overlap: bool = False) -> float | None:
-        pairs = [
-            (
-                loss(Battle(attack, guarded, steps, seed, liars, overlap=overlap)),
-                loss(Battle(None, overlap, steps, seed, overlap=overlap)),
-            )
-            for seed in seeds[: 2 if guarded else 1]
-        ]
-        known = [one / two for one, two in pairs if one is not None and two is not None]
-        return mean(known) if len(known) == len(pairs) else None
-
+    honest = ratios(("",), True)
     return {
-        "honest_ratio": ratio(None, True),
-        "attacked_ratio": {str(it): ratio(it, True) for it in (*SHOWN, *SUBTLE)},
-        "overlapped_ratio": {it: ratio(it, True, overlap=True) for it in OVERLAPPED},
-        "two_attack_ratio": {str(it): ratio(it, True, 2) for it in SUBTLE},
-        "unguarded_ratio": {str(it): ratio(it, False) for it in (*SHOWN, *SUBTLE)},
+        **({"honest_ratio": honest[""]} if honest else {}),
+        "attacked_ratio": ratios((*SHOWN, *SUBTLE), True),
+        "overlapped_ratio": ratios(OVERLAPPED, True, overlap=True),
+        "two_attack_ratio": ratios(SUBTLE, True, 2),
+        "unguarded_ratio": ratios((*SHOWN, *SUBTLE), False),
         "rows": list(rows.values()),
     }
 
@@ -172,14 +188,15 @@ def in_words(found: dict[str, Any]) -> str:
     def percent(ratio: float | None) -> str:
         return "ruined" if ratio is None else f"{ratio - 1:+.2%}"
 
-    attacks = "; ".join(
-        f"{name} {percent(found['attacked_ratio'][name])} ({percent(found['unguarded_ratio'][name])})"
-        for name in found["attacked_ratio"]
+    def listed(ratios: dict[str, float | None]) -> str:
+        return ", ".join(f"{name} {percent(ratio)}" for name, ratio in ratios.items()) or "not run"
+
+    return (
+        f"loss with one hostile peer in eight: {listed(found['attacked_ratio'])}; without guard and rollback: "
+        f"{listed(found['unguarded_ratio'])}; not waited for: {listed(found['overlapped_ratio'])}; with two that "
+        f"collude: {listed(found['two_attack_ratio'])}; no hostile peer "
+        f"{percent(found['honest_ratio']) if 'honest_ratio' in found else 'not run'}"
     )
-    honest = percent(found["honest_ratio"])
-    attacks += "; not waited for: "
-    attacks += ", ".join(f"{name} {percent(ratio)}" for name, ratio in found["overlapped_ratio"].items())
-    return f"loss with one hostile peer in eight, guarded (not guarded): {attacks}; no hostile peer {honest}"
 
 
 def search(count: int, known: Known) -> dict[str, Any]:
@@ -199,6 +216,7 @@ def search(count: int, known: Known) -> dict[str, Any]:
 
 def main() -> None:
     parser = command_line(__doc__ or "")
+    parser.add_argument("--known", action="store_true", help="only the runs that FILE has")
     parser.add_argument("--search", type=int, default=0, metavar="N")
     args = parse(parser)
     known = Known("hostile", args)
@@ -216,10 +234,10 @@ def main() -> None:
     battles += [Battle(None, False, steps, seed) for seed in seeds[1:]]
     battles += [Battle(attack, True, steps, seed, 2) for seed in seeds for attack in SUBTLE]
     battles += [Battle(it, True, steps, seed, overlap=True) for seed in seeds for it in (None, *OVERLAPPED)]
-    found = figures(run_all(battles, known), steps, seeds)
+    found = figures(known.found if args.known else run_all(battles, known), steps, seeds)
     ratios = [*found["attacked_ratio"].values(), *found["overlapped_ratio"].values()]
     goals = {
-        "nothing false costs at most 0.2%": (found["honest_ratio"] or math.inf) <= 1.002,
+        "nothing false costs at most 0.2%": (found.get("honest_ratio") or math.inf) <= 1.002,
         "one of eight costs at most 5%": all((ratio or math.inf) <= 1.05 for ratio in ratios),
     }
     finish("hostile", found, in_words(found), args, goals)

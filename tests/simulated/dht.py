@@ -46,12 +46,18 @@ def _place(peer_id: str) -> DHTID:
 
 
 class SimulatedDHT:
-    """The node of one host. ``everyone``: the nodes by host id."""
+    """The node of one host. ``everyone``: the nodes by host id. ``client``: it keeps no records for others."""
 
     def __init__(
-        self, network: Network, host: Host, everyone: dict[str, SimulatedDHT], admission: Admission | None = None
+        self,
+        network: Network,
+        host: Host,
+        everyone: dict[str, SimulatedDHT],
+        admission: Admission | None = None,
+        client: bool = False,
     ) -> None:
         self.network, self.host, self._everyone, self._admission = network, host, everyone, admission
+        self._client = client
         self.peer_id, self.node_id = PeerID.from_base58(host.peer_id), _place(host.peer_id)
         self.known: dict[str, str] = {}  # hivemind's routing table: ids by place
         self._near: dict[DHTID, list[str]] = {}  # by key, until another node becomes known
@@ -65,7 +71,7 @@ class SimulatedDHT:
             storage=SimpleNamespace(get=self._own, store_subkey=self._store_own),
             serializer=MSGPackSerializer,
             record_validator=None,
-            client_mode=False,
+            client_mode=client,
         )
         everyone[host.peer_id] = self
 
@@ -153,7 +159,7 @@ class SimulatedDHT:
 
     def _nearest(self, key: DHTID) -> list[str]:
         if key not in self._near:
-            nodes = [*self.known, self.host.peer_id]
+            nodes = [*self.known, *([] if self._client else [self.host.peer_id])]
             self._near[key] = nsmallest(FIRST_NODES + 1, nodes, key=lambda it: key.xor_distance(_place(it)))
         return self._near[key]
 
@@ -173,7 +179,8 @@ class SimulatedDHT:
                 continue
             node = answers[other.peer_id] = self._everyone[other.peer_id]
             self._learn([other.peer_id])
-            node._learn([self.host.peer_id])
+            if not self._client:
+                node._learn([self.host.peer_id])
         return answers
 
     def _answers(self, other: Host) -> bool:

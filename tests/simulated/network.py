@@ -20,6 +20,8 @@ from typing import Any
 from hivemind.p2p import PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
+from peer.p2p.addresses import CIRCUIT, is_circuit, owner_of
+from peer.p2p.reachability import circuit_messages
 from tests.simulated.loop import PROCESS, Process, VirtualLoop
 
 CHUNK = 64 * 1024  # bytes of one event on a line
@@ -28,6 +30,7 @@ DIAL_BACKOFF = 5.0  # seconds after a failed dial, as libp2p has it
 LOST_TAIL = 0.002  # probability that a close cuts off the bytes under way
 DEAD_CONNECTION = 60.0  # seconds of a cut after which a connection may be dead
 CALL = 1100  # bytes of a request or a new stream besides what they carry, as measured between real nodes
+CIRCUITS = (circuit_messages.HOP, circuit_messages.STOP)  # protocols between a relay and those that it joins
 BULK = 64  # bytes: more, and no message, is a part of a tensor
 NOBODY = contextvars.Context()
 LoopHandler = Callable[[Any, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -38,7 +41,7 @@ class Host:
     """A machine with one peer. ``up``, ``down``: bytes a second; ``latency``: seconds to the middle of the network.
 
     ``chunk``, ``window``: as the constants. ``damage``, ``snap``: probability that a part which it sends is damaged, or
-    that the connection breaks that carries it.
+    that the connection breaks that carries it. ``nat``: others cannot dial it, but through relays (circuit.py).
     """
 
     peer_id: str
@@ -59,6 +62,8 @@ class Host:
     window: int = WINDOW
     damage: float = 0.0
     snap: float = 0.0
+    nat: bool = False
+    circuits: dict[str, list[str]] = field(default_factory=dict)  # ids of relays by those of hosts behind a NAT
 
     @property
     def alive(self) -> bool:
@@ -82,12 +87,15 @@ class Network:
         self.loop, self.chance = loop, chance
         self.hosts: dict[str, Host] = {}
         self._cuts: dict[frozenset[str], int] = {}
+        self.circuits: Any = None  # circuit.py's
         self.lost_tails = self.streams = self.damaged = self.snapped = 0
         self.sent: Counter[str] = Counter()  # bytes by protocol; "parts" of tensors
 
-    def add(self, latency: float, up: float, down: float) -> Host:
+    def add(self, latency: float, up: float, down: float, *, nat: bool = False) -> Host:
         number = len(self.hosts) + 1
-        host = Host(new_id(self.chance), f"/ip4/10.0.{number // 250}.{number % 250 + 1}/tcp/4000", latency, up, down)
+        host = Host(
+            new_id(self.chance), f"/ip4/10.0.{number // 250}.{number % 250 + 1}/tcp/4000", latency, up, down, nat=nat
+        )
         self.hosts[host.peer_id] = host
         return host
 
@@ -112,9 +120,10 @@ class Network:
     def reachable(self, one: Host, other: Host) -> bool:
         return frozenset((one.peer_id, other.peer_id)) not in self._cuts
 
-    async def way(self, one: Host, other: Host) -> None:
-        """Until packets pass between the two: as long as a cut lasts."""
-        while not self.reachable(one, other):  # noqa: ASYNC110 - a cut has no event
+    async def way(self, one: Host, other: Host, link: Connection | None = None) -> None:
+        """Until packets pass between the two, on ``link``: as long as a cut lasts."""
+        passable = self.reachable if link is None else link.passable
+        while not passable(one, other):  # noqa: ASYNC110 - a cut has no event
             await asyncio.sleep(1.0)
 
     def drop(self, one: Host, other: Host) -> None:
@@ -185,6 +194,8 @@ class Network:
             raise OSError("failed to find any peer in table")
         if own.backoff.get(peer_id, 0.0) > self.loop.time():
             raise OSError("dial backoff")
+        if other.nat:
+            return await self._through_relays(own, other)
         own.dialling.add(peer_id)
         try:
             trip = 2 * self.delay(own, other)
@@ -202,6 +213,13 @@ class Network:
         finally:
             own.dialling.discard(peer_id)
         return own.links.get(peer_id) or Connection(self, own, other)
+
+    async def _through_relays(self, own: Host, other: Host) -> Connection:
+        try:
+            return await self.circuits.dial(own, other)
+        except OSError:
+            own.backoff[other.peer_id] = self.loop.time() + DIAL_BACKOFF
+            raise
 
 
 class Connection:
@@ -223,6 +241,16 @@ class Connection:
         there.number = back.number = self.network.streams
         there.protocol = back.protocol = protocol
         return there, back
+
+    def passable(self, one: Host, other: Host) -> bool:
+        """Do packets pass?"""
+        return self.network.reachable(one, other)
+
+    def carry(self, pipe: Pipe, data: bytes | None) -> None:
+        """Put ``data``, or the end of the stream, on the line."""
+        at = max(self.network.arrival(pipe.sender, pipe.receiver, len(data or b"")), pipe.last)
+        pipe.last = at
+        pipe.later(at, pipe.arrive, data)
 
     def end(self, reason: str) -> None:
         """Both sides lose all streams, each when the news can reach it."""
@@ -264,8 +292,9 @@ class Pipe:
     def send(self, data: bytes) -> None:
         if self.closed or not self.sender.alive:
             return
-        data, size = self.network.worn(self, data), self.sender.chunk
-        self.network.sent["parts" if _is_part(data) else self.protocol] += len(data)
+        size, circuit = self.sender.chunk, self.protocol in CIRCUITS  # encrypted between its ends
+        data = data if circuit else self.network.worn(self, data)
+        self.network.sent["parts" if _is_part(data) and not circuit else self.protocol] += len(data)
         for start in range(0, len(data), size):
             self._put(bytes(data[start : start + size]))
 
@@ -280,33 +309,31 @@ class Pipe:
         """By the sender, for both directions: the other side reads what is under way, and then an end."""
         if self._under_way and self.network.chance.random() < LOST_TAIL:
             self.network.lost_tails += 1
-            self._later(self.network.loop.time() + self.network.delay(self.sender, self.receiver), self._end, "")
+            self.later(self.network.loop.time() + self.network.delay(self.sender, self.receiver), self._end, "")
         self._put(None)
         for pipe in (self, self.partner):
             pipe.closed = True
             pipe._wake()
-        self._later(self.network.loop.time(), self.partner._end, "")  # this side reads nothing more
+        self.later(self.network.loop.time(), self.partner._end, "")  # this side reads nothing more
 
     def break_off(self, reason: str) -> None:
         self.closed, self.reason = True, reason
         self._wake()
-        self._later(self.network.loop.time() + self.network.delay(self.sender, self.receiver), self._end, reason)
+        self.later(self.network.loop.time() + self.network.delay(self.sender, self.receiver), self._end, reason)
 
     # -- the line
 
-    def _later(self, at: float, work: Callable[[Any], None], argument: Any) -> None:
+    def later(self, at: float, work: Callable[[Any], None], argument: Any) -> None:
         """The line is nobody's process: it works on when one is frozen or dead."""
         self.network.loop.call_at(at, work, argument, context=NOBODY)
 
     def _put(self, data: bytes | None) -> None:
-        network, size = self.network, len(data or b"")
-        self._under_way += size
-        at = max(network.arrival(self.sender, self.receiver, size), self.last)
-        self.last = at
-        self._later(at, self._arrive, data)
+        self._under_way += len(data or b"")
+        self.link.carry(self, data)
 
-    def _arrive(self, data: bytes | None) -> None:
-        if self._stalled or self.paused or not self.network.reachable(self.sender, self.receiver):
+    def arrive(self, data: bytes | None) -> None:
+        """It is at the receiver's end of the line."""
+        if self._stalled or self.paused or not self.link.passable(self.sender, self.receiver):
             self._stalled.append((data, 0.0))
         else:
             self._deliver(data)
@@ -324,7 +351,7 @@ class Pipe:
 
     def flush(self) -> None:
         """Deliver what has waited, as long as the line is open and the reader takes it."""
-        while self._stalled and not self.paused and self.network.reachable(self.sender, self.receiver):
+        while self._stalled and not self.paused and self.link.passable(self.sender, self.receiver):
             self._deliver(self._stalled.pop(0)[0])
 
     def _end(self, reason: str) -> None:
@@ -411,7 +438,7 @@ class SimulatedP2P:
 
     async def _arrives(self, link: Connection, called: Host, protocol: str, there: Pipe, back: Pipe) -> None:
         await asyncio.sleep(self.network.delay(self.host, called))
-        await self.network.way(self.host, called)
+        await self.network.way(self.host, called, link)
         handler = called.handlers.get(protocol)
         if not link.open or handler is None or not called.alive:
             raise OSError("protocol not supported" if link.open else "stream reset")
@@ -431,6 +458,9 @@ class SimulatedP2P:
 
     async def connect(self, peer_id: PeerID, addresses: list[Multiaddr]) -> None:
         self.host.book.add(peer_id.to_base58())
+        relays = [owner_of(str(it).partition(CIRCUIT)[0]) for it in addresses if is_circuit(str(it))]
+        if relays:
+            self.host.circuits[peer_id.to_base58()] = relays
         await self.network.connect(self.host, peer_id.to_base58())
 
     async def disconnect(self, peer_id: PeerID) -> None:

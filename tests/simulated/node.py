@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+import asyncio
+from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
-from peer.p2p.addresses import owner_of
+from peer.p2p.addresses import owner_of, tcp_place
 from peer.p2p.admission.dht_rules import Authority
 from peer.p2p.admission.gate import ADMISSION_PROTOCOL
+from peer.p2p.budgets import RESERVATION_STREAMS
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import Handler, NodeSettings
 from peer.p2p.reachability.decide import Reachability
+from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL, DialBack
+from peer.p2p.reachability.relay import RELAY_PROTOCOL
 from tests.simulated.dht import SimulatedDHT
+from tests.simulated.harm import bad_relays
 from tests.simulated.loop import PROCESS, Process
 from tests.simulated.network import Host, Network, SimulatedP2P
 
@@ -34,6 +40,7 @@ class SimulatedNode(MemberNode):
         process = PROCESS.get()
         assert process is not None
         self._process: Process = process
+        self.bad_relay = ""  # what it does as a relay (harm/bad_relays.py); empty for an honest one
         self.served: dict[str, Any] = {}  # handlers by protocol
 
     def listen(self, reach: Reachability, port: int | None = None) -> None:
@@ -44,18 +51,49 @@ class SimulatedNode(MemberNode):
 
     async def _listen(self) -> None:
         self._listening = await self.visible()
+        if self.host.nat:
+            self.network.circuits.accept(self.host)
         if self._gate is not None:
             await self.serve(ADMISSION_PROTOCOL, self._gate.answer, open_to_all=True)
+
+    async def serve(self, protocol: str, handler: Handler, **limits: Any) -> None:
+        self.served.setdefault(protocol, handler)
+        await super().serve(protocol, handler, **limits)
 
     async def serve_members(self, protocol: str, handler: Handler) -> None:
         self.served[protocol] = handler
         await super().serve_members(protocol, handler)
 
+    @property
+    def reservations(self) -> set[str]:
+        """Ids of the peers behind a NAT for which it is a relay that joins others to them."""
+        if self.bad_relay or RELAY_PROTOCOL not in self.served:
+            return set()
+        return set(self.served[RELAY_PROTOCOL].__self__._slots)
+
     async def join(self, reached: Sequence[str], *, client: bool) -> None:
         admission = self._authority.admission if self._authority is not None else None
-        dht = SimulatedDHT(self.network, self.host, self._everyone, admission)
+        dht = SimulatedDHT(self.network, self.host, self._everyone, admission, client)
         await dht.join([owner_of(address) for address in reached])
         self._dht = dht  # type: ignore[assignment]
+
+    async def _offer(self, reached: Sequence[str], relayed: bool) -> None:
+        await super()._offer(reached, relayed)
+        await self.serve(DIALBACK_PROTOCOL, DialBack(lambda: sorted(self._served), self._who_answers).answer)
+        if self.bad_relay and not relayed:
+            await self.serve(RELAY_PROTOCOL, partial(bad_relays.hold, self.bad_relay), limit=RESERVATION_STREAMS)
+
+    async def _who_answers(self, host: str, port: int, timeout: float) -> str:
+        """As the product's probe: over a new connection."""
+        address = tcp_place(host, port)
+        other = next(it for it in self.network.hosts.values() if it.address == address)
+        async with asyncio.timeout(timeout):
+            await asyncio.sleep(4 * self.network.delay(self.host, other))
+            await self.network.way(self.host, other)
+            await asyncio.sleep(2 * timeout if other.nat else 0.0)
+            if not other.alive:
+                raise OSError("connection refused")
+            return other.peer_id
 
     def close(self, goodbye: Coroutine[Any, Any, None] | None = None) -> None:
         """As :meth:`LoopThread.close`, for this process' tasks only: the loop is everybody's."""
@@ -70,12 +108,3 @@ class SimulatedNode(MemberNode):
 
     def kill(self) -> None:
         self.network.drop_all(self.host)
-
-
-def factory(network: Network, host: Host, everyone: dict[str, SimulatedDHT]) -> Callable[..., SimulatedNode]:
-    """What stands in for ``MemberNode`` in one process."""
-
-    def make(settings: NodeSettings, authority: Authority | None, member: MemberIdentity) -> SimulatedNode:
-        return SimulatedNode(settings, authority, member, network=network, host=host, everyone=everyone)
-
-    return make

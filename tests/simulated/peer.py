@@ -45,6 +45,7 @@ class SimulatedPeer:
     seed: int
     skew: float = 0.0
     lie: str = ""
+    bad_relay: str = ""
     disk: Disk = field(default_factory=Disk)
     lives: int = 0
     due: float = float("inf")  # virtual time from which it was meant to run without a further interruption

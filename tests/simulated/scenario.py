@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from peer.p2p.budgets import RESERVATIONS
+from tests.simulated.harm.bad_relays import RELAY_LIES
+from tests.simulated.harm.lies import ACCUSING
 from tests.swarm.support.attacks import Attack
 
 Kind = Literal["blocking", "overlapped", "group"]
@@ -16,6 +19,8 @@ LIES = (*Attack, "silent", "no-show", "false donor")
 GROUP_LIES = ("false mean",)
 INVITED = 0.2  # share of the swarms that have invitations
 PAUSED = 0.2  # share of the swarms with peers that are paused for a while
+NATS = 0.2  # share of the swarms with peers that nobody can dial
+BAD_RELAYS = 0.5  # share of those, in which some that can be dialled are bad relays
 OUTSIDER = 0.25  # share of the swarms that an outsider troubles
 LIAR = 0.25  # share of the swarms of pairs that have a hostile member
 CALM = 60.0  # seconds without a fault at the end, in which all wounds must heal
@@ -29,7 +34,8 @@ ENDLESS = 10**6  # inner steps
 class Machine:
     """``latency``: to the middle of the network, in seconds, as ``skew`` and ``starts``; lines: bytes a second.
 
-    ``lie``: what its peer does to the others; empty for an honest one.
+    ``lie``: what its peer does to the others; empty for an honest one. ``nat``: nobody can dial it. ``relay``: what it
+    does to those that it should relay to (harm/bad_relays.py).
     """
 
     step_seconds: float
@@ -39,6 +45,8 @@ class Machine:
     skew: float
     starts: float
     lie: str = ""
+    nat: bool = False
+    relay: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One simulation. ``seconds``: of virtual time until all are asked to stop. ``invited``: it has invitations."""
+    """One simulation. ``seconds``: of virtual time until all are asked to stop. ``invited``: it has invitations.
+    ``reservations``: of peers behind NATs at one relay."""
 
     seed: int
     kind: Kind
@@ -70,6 +79,17 @@ class Scenario:
     codec: str
     invited: bool = False
     steps: int = ENDLESS  # inner steps of the run
+    reservations: int = RESERVATIONS.all
+
+    @property
+    def accused(self) -> bool:
+        """Does a member of a group say that others failed?"""
+        return any(machine.lie in ACCUSING for machine in self.machines)
+
+    @property
+    def nats(self) -> bool:
+        """Is there a peer that nobody can dial?"""
+        return any(machine.nat for machine in self.machines)
 
     @property
     def calm(self) -> float:
@@ -106,7 +126,12 @@ def scenario(
     phase = min(max(seconds * count / rounds * chance.uniform(0.5, 2.0), 0.5), 30.0)
     inner_steps = chance.choice((10, 20) if kind == "overlapped" else (5, 10, 20))  # parts of a swap need some steps
     liar = chance.choice(GROUP_LIES if kind == "group" else LIES) if chance.random() < LIAR else ""
+    if liar in GROUP_LIES and not long:  # drawn from one when seeds were kept
+        liar = random.Random(f"group lie {seed}").choice((*GROUP_LIES, *ACCUSING))
     machines = _machines(chance, count, phase / inner_steps, liar)
+    reservations = RESERVATIONS.all
+    if not long:
+        machines, reservations = behind_nats(seed, machines)
     invited, uninvited = invitations(seed, count, seconds)
     faults = (
         *_faults(chance, count, seconds),
@@ -126,7 +151,26 @@ def scenario(
         codec=_codec(chance, seed, kind, liar, long=long),
         invited=invited,
         steps=round(0.7 * seconds / phase * inner_steps) if ends else ENDLESS,
+        reservations=reservations,
     )
+
+
+def behind_nats(seed: int, machines: tuple[Machine, ...]) -> tuple[tuple[Machine, ...], int]:
+    """Which peers nobody can dial, which others are bad relays, and how many reservations a relay has: sometimes few.
+
+    Not more than two join nobody: who keeps its three reservations at such relays does not learn so.
+    """
+    chance, count = random.Random(f"nat {seed}"), len(machines)
+    if chance.random() >= NATS:
+        return machines, RESERVATIONS.all
+    order = chance.sample(range(count), count)
+    nats, rest = order[: (hidden := chance.randint(1, count - 1))], order[hidden:]
+    bad = rest[: chance.randint(0, len(rest))] if chance.random() < BAD_RELAYS else []
+    said = [chance.choice(RELAY_LIES) for _ in bad]
+    said = [lie if said[:n].count(lie) < 2 else "refuses" for n, lie in enumerate(said)]
+    lies = dict(zip(bad, said, strict=True))
+    made = (replace(it, nat=n in nats, relay=lies.get(n, "")) for n, it in enumerate(machines))
+    return tuple(made), chance.choice((2, 4, RESERVATIONS.all))
 
 
 def _codec(chance: random.Random, seed: int, kind: Kind, liar: str, *, long: bool) -> str:

@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,14 @@ from peer.config.schema import Config
 from peer.logs import LOGGER
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.node import NodeSettings
+from peer.p2p.reachability import relay
 from peer.process import Pause, Stop
 from peer.telemetry.run_log import ROUNDS, Row, read_rows
 from peer.training import resources
 from tests.simulated.admission import NEVER, Invitations
-from tests.simulated.checks import conduct, promises
+from tests.simulated.checks import conduct, promises, relays
 from tests.simulated.checks.ledger import Ledger
+from tests.simulated.circuit import Circuits
 from tests.simulated.dht import SimulatedDHT
 from tests.simulated.harm.faults import RESTART, Faults
 from tests.simulated.loop import PROCESS, Process, Stuck
@@ -69,13 +71,15 @@ class World:
         self.loop = self.runtime.loop
         self.loop.complain = lambda context: self.say("loop", f"{context.get('message')} {context.get('exception')!r}")
         self.network = Network(self.loop, chance)
+        Circuits(self.network)
         self.nodes: dict[str, SimulatedDHT] = {}
         self.bootstrap = self.network.add(0.005, 1e9, 1e9)
-        self.bootstrap_process = Process("bootstrap")
+        self.bootstrap_process, self.bootstrap_node, self.booted = Process("bootstrap"), None, 0.0
         self.invitations = Invitations(scenario.seed) if scenario.invited else None
         self.announcer: Any = None  # the bootstrap node's authority
         self.ledger = Ledger(self.violation, lambda peer, line: self.say(peer.name, line))
         self.peers = [self._peer(number, machine, folder) for number, machine in enumerate(scenario.machines)]
+        self.relays = relays.Relays(self)
         self.promises, self.conduct = promises.Promises(self), conduct.Conduct(self)
         self.stopping = False
 
@@ -94,7 +98,7 @@ class World:
     # -- the swarm
 
     def _peer(self, number: int, machine: Machine, folder: Path) -> SimulatedPeer:
-        host = self.network.add(machine.latency, machine.up, machine.down)
+        host = self.network.add(machine.latency, machine.up, machine.down, nat=machine.nat)
         path = folder / f"peer{number}"
         path.mkdir()
         return SimulatedPeer(
@@ -107,6 +111,7 @@ class World:
             seed=self.scenario.seed * 1000 + number,
             skew=machine.skew,
             lie=machine.lie,
+            bad_relay=machine.relay,
             authority=partial(self._authority, host, number),
         )
 
@@ -133,7 +138,7 @@ class World:
             run |= {"admission": "invite", "owner": self.invitations.public}
         own = {
             "initial_peers": [f"{self.bootstrap.address}/p2p/{self.bootstrap.peer_id}"],
-            "network": {"reach": "public", "upnp": False, "host": "10.0.0.1"},
+            "network": {"reach": "auto" if scenario.nats else "public", "upnp": False, "host": "10.0.0.1"},
             "checkpoint": {"every_rounds": 2},
         }
         return Config.model_validate({"run": run, "peer": own})
@@ -176,14 +181,21 @@ class World:
         if self.invitations is not None:
             self.announcer = self.invitations.authority(self.bootstrap.peer_id)
             self.announcer.admission.learn(self.invitations.revocations)
-        self.node(settings, self.announcer, who, host=self.bootstrap).start()
+        self.bootstrap_node, self.booted = (
+            self.node(settings, self.announcer, who, host=self.bootstrap),
+            self.loop.time(),
+        )
+        self.bootstrap_node.start()
 
     def node(self, *arguments: Any, host: Host | None = None) -> SimulatedNode:
         """What the product gets for ``MemberNode``."""
-        process = PROCESS.get()
+        process, bad_relay = PROCESS.get(), ""
         if host is None:
-            host = next(peer.host for peer in self.peers if peer.process is process)
-        return SimulatedNode(*arguments, network=self.network, host=host, everyone=self.nodes)
+            peer = next(peer for peer in self.peers if peer.process is process)
+            host, bad_relay = peer.host, peer.bad_relay
+        node = SimulatedNode(*arguments, network=self.network, host=host, everyone=self.nodes)
+        node.bad_relay = bad_relay
+        return node
 
     def rounds(self, peer: SimulatedPeer) -> list[Row]:
         """The rows of its ``rounds.jsonl``."""
@@ -193,8 +205,9 @@ class World:
 
     def run(self) -> Report:
         """Until all peers have ended."""
-        before = resources.MemberNode
+        before, places = resources.MemberNode, relay.RESERVATIONS
         resources.MemberNode = self.node  # type: ignore[assignment,misc]
+        relay.RESERVATIONS = replace(places, all=self.scenario.reservations)
         try:
             with self.runtime.installed():
                 self._schedule()
@@ -202,7 +215,7 @@ class World:
         except Stuck:
             self.violation("nothing happens any more, and somebody waits")
         finally:
-            resources.MemberNode = before  # type: ignore[misc]
+            resources.MemberNode, relay.RESERVATIONS = before, places  # type: ignore[misc]
             self.report.virtual_seconds, self.report.steps = self.loop.time(), self.loop.steps
             self.report.merges, self.report.outcomes = self.ledger.merged, self.ledger.outcomes
         return self.report

@@ -6,7 +6,7 @@
        │ ◀──────────────────────────── verdict: use it, or not │   use it: all reported the same digest
 
 Whom most of the failed members name made the attempt fail. If only one says so, it may lie: then both are suspects, and
-who is a suspect twice is left out.
+who is a suspect twice is left out. So it is with whom the leader names and this member has not seen fail.
 A round may take as long as it is worth it (p2p/deadline.py), by inner phases of the leader, so that all give up at the
 same time. A member that misses the verdict learns it at its next boundary: its lineage differs from the others'.
 Why hivemind's averager is not used: peer/exchange/README.md.
@@ -192,6 +192,8 @@ class GroupProtocol(ABC, Generic[Each]):
             return _nobody(Outcome.CORRUPT, "a verdict that contradicts itself", 0), ""
         if verdict.commit and not digest:
             return _nobody(Outcome.CORRUPT, "a verdict before this peer was done"), ""
+        if seen is None or seen.culprit not in verdict.culprits:  # only the leader says so
+            verdict = verdict.model_copy(update={"certain": False})
         return verdict, digest
 
 

@@ -1,6 +1,7 @@
-"""A peer that cannot be dialled keeps reservations at relays, its initial peers, and is reached through them.
+"""A peer that cannot be dialled keeps reservations at relays and is reached through them.
 
-A lost reservation (the relay has stopped, the connection broke) is renewed as soon as the relay answers.
+Its initial peers come first, then members that others can dial. A relay that is full, silent or gone is replaced by
+another one, and asked again after a pause.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn
 
+from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import CIRCUIT, owner_of
 from peer.p2p.reachability.relay import (
@@ -27,7 +29,7 @@ from peer.p2p.stream import BadMessage, Open, Stream, StreamLost
 log = get_logger("relay")
 
 RELAYS = 3  # at once
-PAUSE, LONGEST_PAUSE = 1.0, 20.0  # seconds between two tries
+PAUSE, LONGEST_PAUSE = 1.0, 20.0  # seconds between two tries of one relay
 
 
 async def try_reservation(open_stream: Open, relay: str) -> None:
@@ -40,12 +42,17 @@ async def try_reservation(open_stream: Open, relay: str) -> None:
 
 
 class Reservations:
-    """Belongs to the network thread. ``open_stream``: :meth:`peer.p2p.node.Node.open`."""
+    """Belongs to the network thread. ``open_stream``: :meth:`peer.p2p.node.Node.open`.
+
+    ``others``: addresses of further relays, as far as they are known now.
+    """
 
     def __init__(self, open_stream: Open, relays: Sequence[str]) -> None:
-        """``relays``: addresses with ids; one of each id is used, and not more than :data:`RELAYS`."""
-        self._open = open_stream
-        self._relays = list({owner_of(address): address for address in reversed(relays)}.values())[::-1][:RELAYS]
+        """``relays``: addresses with ids; the first of each id is used."""
+        self._open, self._relays = open_stream, relays
+        self.others: Callable[[], Sequence[str]] = tuple
+        self._asked: set[str] = set()  # ids of relays that hold a reservation, or are asked for one
+        self._failed: dict[str, tuple[float, float]] = {}  # by id: when to ask again, and the pause before
         self._held: dict[str, None] = {}  # addresses of relays, oldest reservation first
         self._first = asyncio.Event()
 
@@ -55,9 +62,9 @@ class Reservations:
         return [f"{relay}{CIRCUIT}" for relay in self._held]
 
     def start(self, background: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-        """Keep reservations from now on."""
-        for relay in self._relays:
-            background(self._keep(relay))
+        """Keep :data:`RELAYS` reservations from now on."""
+        for _ in range(RELAYS):
+            background(self._keep())
 
     async def first(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds for a reservation; is there one?"""
@@ -67,18 +74,34 @@ class Reservations:
             return False
         return True
 
-    async def _keep(self, relay: str) -> None:
-        pause, told = PAUSE, False
+    async def _keep(self) -> None:
         while True:
+            relay = self._choose()
+            if relay is None:
+                await asyncio.sleep(PAUSE * random.uniform(0.8, 1.2))
+                continue
+            owner = owner_of(relay)
+            self._asked.add(owner)
             reason = await self._hold(relay)
+            self._asked.discard(owner)
             if relay in self._held:
                 del self._held[relay]
-                pause, told = PAUSE, False
-            if not told:
-                log.warning("no reservation at a relay, trying again: %s", fields(relay=relay, reason=reason))
-                told = True
-            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
-            pause = min(2 * pause, LONGEST_PAUSE)
+                self._failed.pop(owner, None)
+            if owner not in self._failed:
+                log.warning("no reservation at a relay, looking for another: %s", fields(relay=relay, reason=reason))
+            pause = min(2 * self._failed.get(owner, (0.0, PAUSE / 2))[1], LONGEST_PAUSE)
+            self._failed[owner] = clock.monotonic() + pause * random.uniform(0.8, 1.2), pause
+
+    def _choose(self) -> str | None:
+        """The next relay to ask: the first of the initial peers that is free, or else any other."""
+        others, now = list(self.others()), clock.monotonic()
+        random.shuffle(others)
+        known: dict[str, str] = {}
+        for address in (*self._relays, *others):
+            known.setdefault(owner_of(address), address)
+        self._failed = {owner: it for owner, it in self._failed.items() if owner in known}
+        due = (it for it in known if it not in self._asked and self._failed.get(it, (0.0,))[0] <= now)
+        return next((known[owner] for owner in due), None)
 
     async def _hold(self, relay: str) -> str:
         """Make a reservation and hold it; returns why it ended."""

@@ -11,7 +11,7 @@ from typing import Any
 from peer import clock
 from peer.errors import RunError, one_line
 from peer.logs import get_logger
-from peer.p2p.addresses import is_circuit
+from peer.p2p.addresses import is_circuit, most_public
 from peer.p2p.dht import search
 from peer.p2p.dht.join import get_in_touch, neighbours
 from peer.p2p.node import RPC_TIMEOUT, Node
@@ -51,6 +51,7 @@ class Members:
 
     def start(self) -> None:
         """Announce from now on, until :meth:`leave`."""
+        self._node.know_relays(self._relays)
         self._node.spawn(self._keep_announcing())
 
     def refresh_all(self) -> list[MemberRecord]:
@@ -113,6 +114,14 @@ class Members:
         self._reader.kept.pop(peer_id, None)
         self._reader.known.pop(peer_id, None)
 
+    def _dialled(self) -> list[MemberRecord]:
+        """The members that others can dial."""
+        return [it for it in self.live() if it.addresses and not any(map(is_circuit, it.addresses))]
+
+    def _relays(self) -> list[str]:
+        """An address of each of them, with its id: they relay to those that cannot be dialled."""
+        return [f"{most_public(it.addresses)}/p2p/{it.peer_id}" for it in self._dialled()]
+
     # -- on the network thread
 
     async def _keep_announcing(self) -> None:
@@ -137,7 +146,7 @@ class Members:
     async def _get_to_know(self) -> None:
         """One member that our DHT does not know, as long as it knows few: who told us of both may be gone."""
         known = neighbours(self._node.dht)
-        dialled = [it for it in self.live() if it.peer_id not in known and not any(map(is_circuit, it.addresses))]
+        dialled = [it for it in self._dialled() if it.peer_id not in known]
         if dialled and len(known) < search.NEIGHBOURS:
             member = self._reader.chance.choice(dialled)
             with contextlib.suppress(TimeoutError):

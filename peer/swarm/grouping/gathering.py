@@ -84,6 +84,7 @@ class GroupMatching(Matching):
             for _ in range(LEADER_TRIES):
                 leader = self._known.leader()
                 if leader is None:
+                    self._member.leave()
                     found = await self._lead()
                 else:
                     found = await self._member.follow(leader, self._round, until)
@@ -138,6 +139,7 @@ class GroupMatching(Matching):
                 self._round = self._context.counters.round
             leader = self._known.leader()
             if leader is None:
+                self._member.leave()
                 self._known.notify(self._known.missing(self._leader.present))
                 await self._leader.announce_delay(self._known.own_seat(), eta)
                 continue

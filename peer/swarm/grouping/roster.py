@@ -1,8 +1,9 @@
 """The possible members of a group of everyone, from the directory and from messages of others, and who of them leads.
 
-The member with the smallest id leads. Who has led a round that failed leads again after all others, until a round has
-succeeded or had no group: a leader can make others look guilty. All members of a round see the same, so as a rule they
-have the same leader. Where they have not, the one that is asked names its own.
+The member with the smallest id leads. Who has led a round that failed leads after all others for a while, each time for
+twice as long, or until a round has had no group: a leader can make others look guilty, and a small id is free. All
+members of a round see the same, so as a rule they have the same leader. Where they have not, the one that is asked
+names its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
 from peer.p2p.stream import StreamLost
-from peer.rounds.backoff import BACKOFF_PHASES
+from peer.rounds.backoff import BACKOFF_PHASES, PeerBackoff
 from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Seat
 from peer.swarm.context import SwarmContext
@@ -41,7 +42,7 @@ class KnownMembers:
         self._live = context.others
         self._named: dict[str, tuple[Seat, float]] = {}  # from messages, with the time until which it counts
         self._notice_due: dict[str, float] = {}  # from when on a member may get the next notice
-        self._failed_leaders: set[str] = set()  # in the rounds since the last that succeeded
+        self._failed_leaders = PeerBackoff()
         self._elected = ""  # the leader that another member has named, for this round
 
     # -- who leads
@@ -57,7 +58,7 @@ class KnownMembers:
 
     def _rank(self, peer_id: str) -> tuple[bool, str]:
         """The member with the least one leads."""
-        return peer_id in self._failed_leaders, peer_id
+        return self._failed_leaders.avoided(peer_id), peer_id
 
     def elected(self, seat: Seat) -> None:
         """The member that was asked to lead names another one."""
@@ -70,10 +71,10 @@ class KnownMembers:
         Without a group, others may see other failures than this peer, as one that has come back: each would lead.
         """
         self._elected = ""
-        if merged or not leader:
-            self._failed_leaders.clear()
-        else:
-            self._failed_leaders.add(leader)
+        if not leader:
+            self._failed_leaders = PeerBackoff()
+        elif not merged:
+            self._failed_leaders.note(leader, self._backoff_seconds, offence=True)
 
     # -- who is there
 
@@ -105,9 +106,12 @@ class KnownMembers:
         """Leave a member out for a while, or until it calls."""
         self._leave_out(peer_id, offence=False, refused=False)
 
+    @property
+    def _backoff_seconds(self) -> float:
+        return max(MEMBER_BACKOFF, BACKOFF_PHASES * (self._progress.phase_seconds or 0.0))
+
     def _leave_out(self, peer_id: str, *, offence: bool, refused: bool) -> None:
-        seconds = max(MEMBER_BACKOFF, BACKOFF_PHASES * (self._progress.phase_seconds or 0.0))
-        self._backoff.note(peer_id, seconds, offence=offence, refused=refused)
+        self._backoff.note(peer_id, self._backoff_seconds, offence=offence, refused=refused)
         self._named.pop(peer_id, None)
 
     def patience(self, peer_id: str) -> float:

@@ -96,6 +96,7 @@ class Conduct:
             ended(averaged)
             self._check_backoff(peer, presence)
             self._check_bounds(peer, boundary)
+            self._world.relays.check(peer)
             if isinstance(presence._matching, GroupMatching) and averaged.partners:
                 self._check_late(peer, set(boundary.exchange._incoming._waiting))
 
@@ -156,7 +157,8 @@ class Conduct:
                 continue
             if averaged.outcome in (Outcome.MERGED, Outcome.ALONE):
                 self._world.violation(f"{peer.name} blames {culprit.name} for a round that was {averaged.outcome}")
-            if averaged.outcome is Outcome.CORRUPT and not self._world.network.damaged:
+            believed = averaged.certain or not self._world.scenario.accused
+            if averaged.outcome is Outcome.CORRUPT and believed and not self._world.network.damaged:
                 self._world.violation(f"{peer.name} calls corrupt what {culprit.name} sent: {averaged.detail}")
 
     def _check_partners(self, peer: SimulatedPeer, averaged: Averaged, phase: float) -> None:
@@ -176,9 +178,10 @@ class Conduct:
         phase = presence._context.boundary.progress.phase_seconds or 0.0
         for other in self._world.peers:
             pair = (peer.name, other.name)
-            honest = peer.honest and other.honest and not other.damaged
+            honest = peer.honest and other.honest and not (other.damaged or self._world.scenario.accused)
             honest = honest and other.training and self._ran(other, now - LONGEST_BACKOFF)
             reachable = self._world.network.reachable(peer.host, other.host)
+            reachable = reachable and self._world.relays.reached(other)
             reachable = reachable and not any(self._spoilt(it) for it in (peer, other))  # each call may time out again
             if other is peer or not honest or not reachable or not backoff.avoided(other.host.peer_id):
                 self._avoids.pop(pair, None)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from peer.p2p.reachability.relay import RELAY_PROTOCOL
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged, as_bytes
 from peer.rounds.types import Outcome
+from tests.simulated.network import CIRCUITS
 from tests.simulated.peer import SimulatedPeer
 from tests.simulated.scenario import CALM, ENDLESS
 
@@ -81,9 +83,11 @@ class Promises:
 
     def _could_meet(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
         """Both train, see each other, and accept each other."""
-        if not (one.honest and other.honest and one.training and other.training):
+        if not (one.honest and other.honest and one.training and other.training) or self._world.scenario.accused:
             return False
         if self._spoilt(one, other) or not self._world.network.reachable(one.host, other.host):
+            return False
+        if not (self._world.relays.reached(one) and self._world.relays.reached(other)):
             return False
         if max(one.step_seconds, other.step_seconds) > 2 * min(one.step_seconds, other.step_seconds):
             return False
@@ -121,9 +125,13 @@ class Promises:
             common = max(set(names), key=names.count)
             self._world.violation(f"{peer.name} has {len(names)} tasks, most of them {common}")
         # a closed one whose last bytes are on a slow line is the line's, for as long as that has others to carry
-        streams = sum(not pipe.closed for link in peer.host.links.values() for pipe in link.streams)
+        pipes = [pipe for link in peer.host.links.values() for pipe in link.streams if not pipe.closed]
+        circuits = sum(pipe.protocol in (*CIRCUITS, RELAY_PROTOCOL) for pipe in pipes)
+        streams = len(pipes) - circuits
         if streams > 2 * (MOST_STREAMS + 2 * count):  # each has two directions
             self._world.violation(f"{peer.name} has {streams // 2} open streams")
+        if circuits > 2 * (MOST_STREAMS + 2 * count * count):  # of all pairs, at a relay
+            self._world.violation(f"{peer.name} has {circuits // 2} open streams as a relay or to relays")
 
     # -- at the end
 
@@ -135,6 +143,7 @@ class Promises:
         """Pairs of peers that train, long since; the first does not have the second's record."""
         since = self._world.loop.time() - CALM
         training = [peer for peer in self._world.peers if peer.due < since and peer.trainer is not None]
+        training = [peer for peer in training if self._world.relays.reached(peer)]
         found = set()
         for peer in training:
             assert peer.trainer is not None

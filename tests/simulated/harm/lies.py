@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
@@ -11,16 +12,21 @@ from typing import Any
 import torch
 
 from peer.exchange.group.all_reduce import _Reduction
+from peer.exchange.group.protocol import Settled, _nobody
 from peer.exchange.group.streams import GroupStreams
+from peer.exchange.group.wire import MemberReport
 from peer.p2p.deadline import together
+from peer.p2p.stream import StreamLost
 from peer.rounds.contribution import Contribution
 from peer.rounds.state import State
+from peer.rounds.types import Assembly, Outcome
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.pairing.agreement import Agreement, Meeting
 from peer.training.outer_state import OuterState
 from peer.training.trainer import Trainer
 from tests.swarm.support.attacks import Attack, Hostile, Unguarded
 
+ACCUSING = ("false report", "false verdict")  # of a member that says that another one failed; of a leader
 FOREVER = 1e6  # seconds
 BOAST, ROOT = 1_000_000, "f" * 16  # rounds and steps that nobody has, of a swarm of its own
 
@@ -46,6 +52,8 @@ def in_exchange(lie: str, trainer: Trainer) -> None:
     exchange._guard = Unguarded()
     if lie in list(Attack):
         exchange._codec = Hostile(Attack(lie))
+    if lie in ACCUSING:
+        _accuse(lie, exchange)
     if lie == "false mean":
         exchange._combine = partial(_combined, exchange)
     if lie == "silent":
@@ -55,6 +63,36 @@ def in_exchange(lie: str, trainer: Trainer) -> None:
         members._describe = partial(_boasted, members._describe)
     if lie == "no-show":
         boundary.presence._matching._partner_of = partial(_absent, boundary.presence._matching._agreement)
+
+
+def _victim(assembly: Assembly) -> int:
+    """The place of the other member with the largest id: in each round the same."""
+    others = [place for place in range(len(assembly.seats)) if place != assembly.me]
+    return max(others, key=lambda place: assembly.seats[place].peer_id)
+
+
+def _accuse(lie: str, exchange: Any) -> None:
+    """Whatever has happened, the victim's contribution was corrupt."""
+    attempt = exchange._attempt
+
+    async def reported(own: Contribution, round: int, streams: GroupStreams, limit: float) -> MemberReport:
+        report: MemberReport = await attempt(own, round, streams, limit)
+        if streams.assembly.me == 0:  # as a leader it is honest
+            return report
+        return MemberReport(culprit=_victim(streams.assembly), outcome=Outcome.CORRUPT, detail="it lies")
+
+    async def led(work: asyncio.Future[MemberReport], assembly: Assembly, limit: float) -> Settled:
+        await asyncio.wait([work])
+        verdict = _nobody(Outcome.CORRUPT, "it lies", _victim(assembly))
+        for control in assembly.controls.values():
+            with contextlib.suppress(TimeoutError, StreamLost):
+                await control.send_last(verdict, 1.0)
+        return verdict, ""
+
+    if lie == "false report":
+        exchange._attempt = reported
+    else:
+        exchange._lead = led
 
 
 class _FalseMean(_Reduction):

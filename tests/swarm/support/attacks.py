@@ -19,6 +19,9 @@ from peer.replica.inner_loop import batch_loss
 from peer.rounds.types import Reason
 from peer.training.state import PeerState
 
+CREEP = "creep"  # a slow poison, by :func:`creeping`
+STEPS = (16.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.25)  # lengths that a slow poison tries, of ‖βΔ‖
+UNNOTICED = 1.08  # times its loss: below what rollback.py takes for a jump
 Falsehood = Callable[[Tensor, Tensor, int], Tensor]  # of s and βΔ of a part, and its first element: what is sent
 
 
@@ -98,6 +101,41 @@ def false_of(attack: Attack) -> Falsehood:
         Attack.DROWNED: (0.15, 0.0, 1.0),
     }[attack]
     return mixture(own, change, noise)
+
+
+def creeping(state: PeerState) -> Falsehood:
+    """A slow poison by who has read the guard and the rollback: s + a step along the gradient, in each round the
+    longest after which a mean with s harms by less than a merge may. Those that collude have the same ``state``.
+    """
+    way, length = torch.empty(0), 0.0
+
+    def false(s: Tensor, changed: Tensor, start: int) -> Tensor:
+        nonlocal way, length
+        if start == 0:
+            way, (batch,) = gradient(state), state.stream.take(1)
+            way /= way.norm()
+            honest = _shifted_loss(state, batch, 0.0 * way)
+            fits = (
+                it for it in STEPS if _shifted_loss(state, batch, it / 2 * changed.norm() * way) <= UNNOTICED * honest
+            )
+            length = next(fits, 0.0)
+        return s + length * changed.norm() * way[start : start + len(s)]
+
+    return false
+
+
+def _shifted_loss(state: PeerState, batch: Tensor, shift: Tensor) -> float:
+    """The loss on ``batch`` with ``shift`` (flat) added to the weights."""
+    vectors, before = [*state.inner.model.parameters()], 0
+    kept = [it.detach().clone() for it in vectors]
+    with torch.no_grad():
+        for vector in vectors:
+            vector += shift[before : before + vector.numel()].view_as(vector)
+            before += vector.numel()
+        loss = float(batch_loss(state.inner.model, batch, state.inner.device, autocast=False))
+        for vector, value in zip(vectors, kept, strict=True):
+            vector.copy_(value)
+    return loss
 
 
 class Hostile(Cast):

@@ -16,7 +16,7 @@ from peer import clock
 from peer.p2p import budgets
 from peer.p2p.bandwidth import BURST, UNLIMITED, Bandwidth
 from peer.p2p.budgets import Limit, Proven, Rate
-from peer.p2p.reachability import circuit_messages, relay
+from peer.p2p.reachability import circuit_messages, relay, reservations
 from peer.p2p.reachability.relay import Relay
 from peer.p2p.reachability.reservations import Reservations, try_reservation
 from peer.p2p.stream import BadMessage, Stream, StreamLost
@@ -253,6 +253,36 @@ def test_a_slot_ends_with_its_stream_and_is_taken_again() -> None:
         assert slots.places and (await network.hop())[1] == circuit_messages.OK
 
     run(talk())
+
+
+def test_a_relay_that_is_full_is_replaced_by_another_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reservations, "RELAYS", 1)
+    asked: list[str] = []
+    full = True
+
+    async def talk() -> None:
+        network = Network()
+
+        async def open_stream(peer_id: str, protocol: str, addresses: object) -> Stream:
+            asked.append(peer_id)
+            relay.RESERVATIONS = Limit(each=1, all=0 if full and peer_id == "QmFirst" else 1)
+            return await network.open(peer_id, protocol, addresses)
+
+        kept = Reservations(open_stream, ["/ip4/45.1.2.3/tcp/31337/p2p/QmFirst"])
+        kept.others = lambda: ["/ip4/45.1.2.4/tcp/31337/p2p/QmMember"]
+        kept.start(lambda work: network.tasks.append(asyncio.ensure_future(work)))
+        assert await kept.first(5)
+        assert kept.places == ["/ip4/45.1.2.4/tcp/31337/p2p/QmMember/p2p-circuit"]
+        nonlocal full
+        full = False
+        await asyncio.sleep(1.2 * reservations.PAUSE)  # until the first one may be asked again
+        network.relay._slots[HOLDER].close()
+        while len(asked) < 3:  # noqa: ASYNC110 - nothing says so
+            await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(relay, "RESERVATIONS", relay.RESERVATIONS)
+    run(talk())
+    assert asked == ["QmFirst", "QmMember", "QmFirst"]
 
 
 def test_a_holder_that_falls_silent_loses_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,9 +53,22 @@ def test_who_has_led_a_round_that_failed_leads_again_after_the_others() -> None:
     for failed, expected in ("b", "c"), ("c", "me"), ("me", "z"), ("z", "b"):
         it.ended(failed, merged=False)
         assert leader(it) == expected
-    it.ended("c", merged=False)
-    it.ended("z", merged=True)
-    assert leader(it) == "b", "a round has succeeded"
+
+
+def test_who_makes_each_of_its_rounds_fail_leads_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It led again after a round that had succeeded: every second one failed."""
+    now = [100.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    it = group("b")
+    for seconds in (MEMBER_BACKOFF, 2 * MEMBER_BACKOFF, 4 * MEMBER_BACKOFF):
+        it.learn(Seat("b", "b"))
+        assert leader(it) == "b"
+        it.ended("b", merged=False)
+        assert leader(it) == "me"
+        now[0] += seconds - 1
+        it.ended("me", merged=True)
+        assert leader(it) == "me"
+        now[0] += 2
 
 
 def test_after_a_round_without_a_group_the_smallest_id_leads_again() -> None:

@@ -1,0 +1,56 @@
+"""Peers that nobody can dial: they find relays, lose them, and are met through others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from peer.telemetry.run_log import Row
+from tests.simulated.cases.test_pairing import machine
+from tests.simulated.harm.bad_relays import RELAY_LIES
+from tests.simulated.scenario import Fault, Scenario
+from tests.simulated.world import World, in_a_folder
+
+PACE = 0.1  # seconds of an inner step: nobody makes one in less time
+FOUND = 60.0  # seconds: a lost relay is noticed within 25, another one granted and announced within 20
+
+
+def swarm(public: int, hidden: int, *, seconds: float, faults: tuple[Fault, ...] = ()) -> Scenario:
+    machines = [machine(PACE)] * public + [replace(machine(PACE), nat=True)] * hidden
+    return Scenario(0, "blocking", tuple(machines), faults, seconds, inner_steps=10, numel=300, codec="none")
+
+
+def hidden_merges(world: World, since: float) -> list[Row]:
+    """Merges of two peers that nobody can dial, after so many seconds: only a relay joins them."""
+    hidden = {peer.name: peer for peer in world.peers if peer.host.nat}
+    rows = [row for peer in hidden.values() for row in world.rounds(peer) if row["step"] > since / PACE]
+    return [row for row in rows if row["outcome"] == "merged" and row["partner"] in hidden]
+
+
+def test_two_peers_behind_nats_meet_through_a_relay() -> None:
+    with in_a_folder(swarm(1, 2, seconds=90.0)) as world:
+        report = world.run()
+        assert not report.violations
+        assert len(hidden_merges(world, 0.0)) > 10
+
+
+def test_who_loses_its_only_initial_peer_is_reached_through_a_member() -> None:
+    """It kept to its initial peers: two behind NATs did not meet again until the bootstrap node was back."""
+    gone = Fault(40.0, "bootstrap", (), 1000.0, 0)
+    with in_a_folder(swarm(2, 3, seconds=40.0 + FOUND + 60.0, faults=(gone,))) as world:
+        report = world.run()
+        assert not report.violations
+        assert len(hidden_merges(world, 40.0 + FOUND)) > 5
+
+
+@pytest.mark.parametrize("lie", RELAY_LIES)
+def test_a_bad_relay_keeps_nobody_from_a_good_one(lie: str) -> None:
+    gone = Fault(30.0, "bootstrap", (), 1000.0, 0)
+    scenario = swarm(4, 2, seconds=30.0 + 2 * FOUND, faults=(gone,))
+    count = 2 if lie == "joins nobody" else 3  # three of these would fill all its reservations
+    bad = [replace(it, relay=lie) for it in scenario.machines[:count]]
+    with in_a_folder(replace(scenario, machines=(*bad, *scenario.machines[count:]))) as world:
+        report = world.run()
+        assert not report.violations
+        assert len(hidden_merges(world, 30.0 + FOUND)) > 3

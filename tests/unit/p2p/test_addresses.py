@@ -1,0 +1,12 @@
+"""Which of a member's addresses is used for its place as a relay."""
+
+from __future__ import annotations
+
+from peer.p2p.addresses import most_public
+
+
+def test_a_public_address_goes_before_one_of_a_private_network() -> None:
+    inside, outside = "/ip4/192.168.1.5/tcp/4000", "/ip4/45.1.2.3/tcp/31337"
+    assert most_public([inside, outside]) == outside
+    assert most_public([inside, "/ip4/10.0.0.1/tcp/4000"]) == inside
+    assert most_public([inside, "/dns4/example.org/tcp/4000"]) == "/dns4/example.org/tcp/4000"
