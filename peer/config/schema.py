@@ -7,7 +7,7 @@ files and explains mistakes.
 from __future__ import annotations
 
 import warnings
-from math import sqrt
+from math import ceil, log, sqrt
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -89,9 +89,21 @@ class DecoupledConfig(Section):
 
     name: Literal["decoupled"]
     learning_rate: Positive = 0.7
-    momentum: float = Field(default=0.5, ge=0, lt=1)  # the authors have 0.9 to 0.95; at few rounds that diverges
+    momentum: float = Field(default=0.5, ge=0, lt=1)  # the authors have 0.9 to 0.95
+    variant: Literal["replace", "add"] = "replace"  # add: the authors' code
     chunk: int = Field(default=64, ge=8, le=256)  # side of a chunk; a position in a chunk fits 16 bits
     density: Fraction = Field(default=1 / 128, gt=0)  # share of a chunk's coefficients that is sent
+
+    @model_validator(mode="after")
+    def _bounded(self) -> DecoupledConfig:
+        if self.variant == "add" and self.momentum > 0.5:  # see outer/decoupled.py
+            peers = ceil(log(2 * self.momentum - 1, self.momentum)) - 1
+            warnings.warn(
+                f"run.outer.momentum {self.momentum:g} with variant add may grow without an end, among {peers} peers or "
+                "more; set variant: replace",
+                stacklevel=2,
+            )
+        return self
 
 
 class LocalConfig(Section):

@@ -190,6 +190,17 @@ def group_codecs() -> list[Case]:
     return [replace(quarter, label=f"diloco_h{h}_{it}", h=h, codec=it) for h in (50, 12) for it in codecs]
 
 
+def decoupled() -> list[Case]:
+    """Both variants of decoupled momentum, with 4 replicas for 240 steps of 2.0 tokens a parameter; three seeds."""
+    short = Case("", "decoupled", 12, replicas=4, steps=240)
+    tried = [(variant, mu) for mu in (0.5, 0.7) for variant in ("replace", "add")] + [("replace", 0.9)]
+    return [
+        replace(short, label=f"decoupled_{variant}", outer={"variant": variant, "momentum": mu}, seed=seed)
+        for seed in (0, 1, 2)
+        for variant, mu in tried
+    ]
+
+
 STAGES: dict[str, Callable[[], list[Case]]] = {
     "lr": lr_sweep,
     "outer": outer_sweep,
@@ -197,5 +208,6 @@ STAGES: dict[str, Callable[[], list[Case]]] = {
     "optimizer": optimizer_sweep,
     "optimizers": optimizers,
     "group_codecs": group_codecs,
+    "decoupled": decoupled,
     "confirm": confirmation,
 }
