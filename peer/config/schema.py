@@ -99,8 +99,8 @@ class DecoupledConfig(Section):
         if self.variant == "add" and self.momentum > 0.5:  # see outer/decoupled.py
             peers = ceil(log(2 * self.momentum - 1, self.momentum)) - 1
             warnings.warn(
-                f"run.outer.momentum {self.momentum:g} with variant add may grow without an end, among {peers} peers or "
-                "more; set variant: replace",
+                f"run.outer.momentum {self.momentum:g} with variant add may grow without an end, among {peers} peers "
+                "or more; set variant: replace",
                 stacklevel=2,
             )
         return self

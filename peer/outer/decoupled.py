@@ -1,5 +1,5 @@
-"""Decoupled momentum (Nedelkoski et al., arXiv 2510.03371): peers keep weights and momentum of their own, and share only
-the momentum's largest DCT coefficients.
+"""Decoupled momentum (Nedelkoski et al., arXiv 2510.03371): peers keep weights and momentum of their own, and share
+only the momentum's largest DCT coefficients.
 
 With Δᵢ = θᵢ − φᵢ, μ the momentum's decay, η the learning rate, T the k largest coefficients of each chunk:
 
@@ -14,8 +14,8 @@ With Δᵢ = θᵢ − φᵢ, μ the momentum's decay, η the learning rate, T t
 ``add`` is the authors' code: a peer that did not send a coefficient keeps its own value and gets the senders' mean on
 top. A coefficient grows fastest when in each round the peer with its largest value alone sends it: with n peers that is
 the sum of what was sent in the n rounds before, sₜ = μ sₜ₋₁ + … + μⁿ sₜ₋ₙ. So δ is bounded whatever is sent if and only
-if μ + μ² + … + μⁿ < 1: for μ < 0.618 with two peers, 0.519 with four, ½ with any number. In ``replace`` no value exceeds
-the largest of before, so δ is bounded for every μ < 1.
+if μ + μ² + … + μⁿ < 1: for μ < 0.618 with two peers, 0.519 with four, ½ with any number. In ``replace`` no value
+exceeds the largest of before, so δ is bounded for every μ < 1.
 
 Δᵢ itself is never averaged, so the replicas drift apart and must be averaged at the end. A peer sends a share of each
 chunk's coefficients, by default 32 of 64 × 64; the authors send 32 of a chunk of any size.
@@ -85,12 +85,12 @@ class Decoupled:
         own[self._sent.positions] = self._sent.values
         with self.slow.changing:
             for tiling in self._tilings:
-                here = slice(tiling.span.start, tiling.span.stop)
-                change, shared = self._read_change(here), mean[tiling.start : tiling.stop]
-                momentum, known = self.momentum[here].mul_(mu).add_(change), own[tiling.start : tiling.stop]
+                here, waves = slice(tiling.span.start, tiling.span.stop), slice(tiling.start, tiling.stop)
+                change = self._read_change(here)
+                momentum, shared, old = self.momentum[here].mul_(mu).add_(change), mean[waves], own[waves]
                 if self.settings.variant == "replace":
-                    known = tiling.forward(momentum).view(-1).mul_(shared != 0)
-                momentum.add_(tiling.inverse(shared - known))  # the transform is linear
+                    old = tiling.forward(momentum).view(-1).mul_((shared != 0) | (old != 0))
+                momentum.add_(tiling.inverse(shared - old))  # the transform is linear
                 self.slow.phi[here].add_(change, alpha=eta).add_(momentum, alpha=eta * mu)
         self._sent = None
         self.slow.write_fast()
