@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from math import ceil, log, sqrt
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -120,8 +120,11 @@ class RendezvousConfig(Section):
     patience: Positive = 600.0  # seconds for which a group of everyone waits for its slowest member
 
 
-CodecName = Literal["none", "fp16", "bf16", "int8", "int4"]
-CODECS = {"noloco": get_args(CodecName), "diloco": ("none", "bf16", "int8", "int4")}  # by method
+CodecName = Literal["none", "fp16", "bf16", "int8", "int4", "int2"]
+CODECS: dict[str, tuple[CodecName, ...]] = {  # by method
+    "noloco": ("none", "fp16", "bf16", "int8", "int4"),
+    "diloco": ("none", "bf16", "int8", "int4", "int2"),
+}
 
 
 class ExchangeConfig(Section):
@@ -134,6 +137,11 @@ class ExchangeConfig(Section):
     max_phases: Positive = 4.0  # inner phases that a swap may take; one that would take longer is ended early
     # norm of a member's contribution over the median norm of a group of everyone
     max_norm_ratio: float = Field(default=10.0, gt=1)
+
+    @property
+    def feedback(self) -> bool:
+        """What rounding loses is sent in later rounds (exchange/group/feedback.py)."""
+        return self.codec == "int2"
 
 
 class EvaluationConfig(Section):

@@ -184,10 +184,11 @@ def confirmation() -> list[Case]:
 
 
 def group_codecs() -> list[Case]:
-    """DiLoCo with few bits, at a quarter of the tokens: 5.4 a parameter."""
+    """DiLoCo with few bits, at a quarter of the tokens: 5.4 a parameter. Of 2 bits a second seed."""
     quarter = Case("", "diloco", outer=DILOCO, steps=325)
-    codecs: tuple[CodecName, ...] = ("none", "int8", "int4")
-    return [replace(quarter, label=f"diloco_h{h}_{it}", h=h, codec=it) for h in (50, 12) for it in codecs]
+    codecs: tuple[CodecName, ...] = ("none", "int8", "int4", "int2")
+    first = [replace(quarter, label=f"diloco_h{h}_{it}", h=h, codec=it) for h in (50, 12) for it in codecs]
+    return first + [replace(it, seed=1) for it in first if it.codec in ("none", "int2")]
 
 
 def decoupled() -> list[Case]:

@@ -62,11 +62,12 @@ class _FalseMean(_Reduction):
 
     def _average(self, weights: list[float]) -> None:
         super()._average(weights)
-        self._mean.neg_()
+        self._rounded = self._rounding.apply(self._mean.neg_())
 
 
 async def _combined(exchange: Any, own: Contribution, streams: GroupStreams) -> None:
-    work = _FalseMean(own, exchange._buffer, streams, exchange._settings, exchange._digest)
+    work = _FalseMean(own, exchange._buffer, streams, exchange._settings, exchange._digest, exchange._kept)
+    exchange._work = work
     await together([work.reduce(), streams.with_all(work.exchange)])
 
 

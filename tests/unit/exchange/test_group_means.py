@@ -97,7 +97,7 @@ def no_numbers(work: _Reduction) -> None:
     ],
 )
 @pytest.mark.parametrize("lie", [lambda mean: mean.neg_(), lambda mean: mean.add_(noise(len(mean), 9), alpha=3)])
-@pytest.mark.parametrize("codec", ["none", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["none", "int8", "int4", "int2"])
 def test_a_false_mean_is_used_by_nobody_and_its_author_is_named(
     monkeypatch: pytest.MonkeyPatch,
     hide: Callable[[_Reduction], None],
@@ -111,7 +111,7 @@ def test_a_false_mean_is_used_by_nobody_and_its_author_is_named(
         average(work, weights)
         if work._me == LIAR:
             lie(work._mean)
-            work._rounding.apply(work._mean)
+            work._rounded = work._rounding.apply(work._mean)
 
     def hidden(work: _Reduction) -> None:
         sketched(work)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from peer.config.schema import CodecName
 from peer.exchange.codec import BLOCK
-from peer.exchange.group.rounding import MOST_LOST, Rounding, mean_of_slices
+from peer.exchange.group.feedback import mean_of_slices
+from peer.exchange.group.rounding import MOST_LOST, Rounding
 from peer.rounds.contribution import PART, Vector
 from peer.rounds.types import Outcome
 from tests.unit.exchange.group_harness import EXACT, many

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from peer.config.schema import DecoupledConfig, DiLoCoConfig, NoLoCoConfig
 from peer.exchange.average import mean_of_senders
-from peer.exchange.group.rounding import Rounding, mean_of_slices
+from peer.exchange.group.feedback import mean_of_slices
+from peer.exchange.group.rounding import Rounding
 from peer.outer.dct import basis, tilings
 from peer.outer.decoupled import Decoupled
 from peer.outer.diloco import DiLoCo
