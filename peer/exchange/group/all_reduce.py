@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
+from operator import mul
 from statistics import median
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from peer import clock
 from peer.config.schema import ExchangeConfig
 from peer.exchange.average import copy_own
-from peer.exchange.group.feedback import keep, slices
+from peer.exchange.group.feedback import keep, norm_of, round_mean, slices
 from peer.exchange.group.flow_control import turns
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.rounding import Rounded, Rounding, borders, encoded, receive
@@ -95,9 +96,9 @@ class _Reduction:
         copy_own(self._own[self._me], self._given[self._me])
         for _ in range(len(self._given) - 1):
             await self._arrived.acquire()
-        norms = await clock.in_thread(lambda: [_norm(self._given[place]) for place in sorted(self._given)])
+        norms = await clock.in_thread(lambda: [norm_of(self._given[place]) for place in sorted(self._given)])
         self._judge(norms)
-        await clock.in_thread(self._average, factors(norms))
+        await clock.in_thread(self._average, factors(norms), norms)
         self._reduced.set()
         for _ in range(len(self._given) - 1):
             await self._gathered.acquire()
@@ -142,18 +143,15 @@ class _Reduction:
             detail = f"the norm of {{}}, {norm:.4g}, is far above the median {middle:.4g}"
             self._streams.require(sane or place == self._me, place, detail)
 
-    def _average(self, weights: list[float]) -> None:
+    def _average(self, weights: list[float], norms: list[float]) -> None:
         for start, stop in parts(self._mean.numel()):
             total = self._mean[start:stop].zero_()
             for place, weight in enumerate(weights):
                 total.add_(self._given[place][start:stop], alpha=weight)
             total.mul_(1 / len(weights))
         if not self._rounding.exact:
-            exact = self._mean.clone()
-            if self._kept:
-                self._mean.add_(self._kept[self._me], alpha=1 / len(weights))
-            self._rounded = self._rounding.apply(self._mean)
-            self._lost = exact.sub_(self._mean)
+            kept, counted = self._kept[self._me] if self._kept else None, [*map(mul, weights, norms)]
+            self._rounded, self._lost = round_mean(self._mean, kept, counted, self._rounding)
 
     async def _send_mean(self) -> AsyncIterator[bytes]:
         if self._rounding.exact:
@@ -168,7 +166,7 @@ class _Reduction:
             if place != self._me:
                 keep(self._own[place], self._rounding, kept)
             elif self._lost is not None:
-                kept.add_(self._lost, alpha=len(self._given))
+                kept.add_(self._lost)
 
     def _sketch(self) -> None:
         self._digest = self._digest_of_result()
@@ -185,7 +183,3 @@ class _Reduction:
 def _cut(vector: Tensor | None, count: int) -> list[Tensor]:
     """The slice of each of ``count`` members."""
     return [] if vector is None else [vector[start:stop] for start, stop in borders(vector.numel(), count)]
-
-
-def _norm(vector: Tensor) -> float:
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))

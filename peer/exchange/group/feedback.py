@@ -1,15 +1,18 @@
-"""Error feedback of a group's all-reduce (Seide et al., 2014; Karimireddy et al., ICML 2019): what rounding loses is
-sent in later rounds.
+"""Error feedback of a group's all-reduce (Seide et al., 2014; Tang et al., ICML 2019): what rounding loses is sent in
+later rounds.
 
-Member i keeps eᵢ, what it still owes to the sum of all contributions sᵢ. With Q the rounding and n members:
+Member i keeps eᵢ. Of its contribution sᵢ, with Q the rounding:
 
-    a slice that another member averages     it sends Q(sᵢ + eᵢ)              eᵢ ← sᵢ + eᵢ − Q(sᵢ + eᵢ)
-    its own slice, with the mean x̄           all use m = Q(x̄ + eᵢ / n)        eᵢ ← eᵢ + n (x̄ − m)
+    a slice that another member averages      it sends Q(sᵢ + eᵢ)           eᵢ ← sᵢ + eᵢ − Q(sᵢ + eᵢ)
+    its own slice, with the mean x̄            all use m = Q(x̄ + t eᵢ)       eᵢ ← x̄ + eᵢ − m
 
-In x̄ its own sᵢ is not rounded. So n m + Σ eᵢ grows by what all have contributed, also when slices move to other
-members. eᵢ changes when the group uses the mean, and only then: after a round that has failed sᵢ and eᵢ are sent again.
-Lost are the eᵢ of a member that leaves or takes the weights of others, what is clipped (sketch.py), and of a member
-that misses the verdict the rounding of its own slice; such a member sends again what it has sent.
+In x̄ its own sᵢ is not rounded. t is the first of :data:`SHARES` with which x̄ − m is not so long that the group could
+take m for a false mean (sketch.py).
+
+eᵢ changes when the group uses the mean, and only then: after a round that has failed sᵢ and eᵢ are sent again. A member
+that misses the verdict sends again what it has sent, and the rounding of its slice is lost. Lost are the eᵢ of a member
+that leaves or takes the weights of others, too. When members come or go slices move: there eᵢ counts once by a weight
+that is not its own. Each of these is at most the rounding of one round.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from torch import Tensor
 from peer.exchange.average import copy_own
 from peer.exchange.group.rounding import Rounded, Rounding, Slice, borders
 from peer.rounds.contribution import Readable, parts, scratch
+
+SHARES = (1.0, 0.5, 0.25, 0.0)  # of what is kept of a mean
 
 
 class Owed:
@@ -53,6 +58,25 @@ def keep(sent: Readable, rounding: Rounding, kept: Tensor) -> None:
         here.sub_(room)
 
 
+def round_mean(
+    mean: Tensor, kept: Tensor | None, norms: Sequence[float], rounding: Rounding
+) -> tuple[list[bytes], Tensor]:
+    """``mean`` ← m; returns the bytes that bring it, and x̄ − m. ``norms``: of the contributions to it."""
+    exact, most = mean.clone(), rounding.most_lost * sum(norms) / len(norms)
+    for share in SHARES if kept is not None else (0.0,):
+        if kept is not None:
+            mean.copy_(exact).add_(kept, alpha=share)
+        sent = rounding.apply(mean)
+        lost = exact - mean
+        if norm_of(lost) <= most:
+            break
+    return sent, lost
+
+
+def norm_of(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+
+
 def mean_of_slices(
     group: Sequence[Readable], rounding: Rounding, out: Tensor, kept: Sequence[Tensor | None] | None = None
 ) -> None:
@@ -63,17 +87,15 @@ def mean_of_slices(
     count, owed = len(group), kept or [None] * len(group)
     given = [slices(*each, count, me) for me, each in enumerate(zip(group, owed, strict=True))]
     for place, (start, stop) in enumerate(borders(out.numel(), count)):
-        total, room, own = out[start:stop].zero_(), torch.empty(stop - start), owed[place]
+        total, room, own, norms = out[start:stop].zero_(), torch.empty(stop - start), owed[place], []
         for me in range(count):
             sent = given[me][place]
             copy_own(sent if me == place else Rounded(sent, rounding), room)
+            norms.append(norm_of(room))
             total.add_(room)
-        exact = total.mul_(1 / count).clone()
-        if own is not None:
-            total.add_(own[start:stop], alpha=1 / count)
-        rounding.apply(total)
+        _, lost = round_mean(total.mul_(1 / count), None if own is None else own[start:stop], norms, rounding)
         for me, mine in enumerate(owed):
             if mine is not None and me == place:
-                mine[start:stop].add_(exact.sub_(total), alpha=count)
+                mine[start:stop].add_(lost)
             elif mine is not None:
                 keep(given[me][place], rounding, mine[start:stop])

@@ -2,8 +2,8 @@
 
 With b bits the elements of a block of 256 are whole multiples of a step, from 1 − 2^(b−1) to 2^(b−1) − 1; the step is
 the largest of them over 2^(b−1) − 1, as bf16. With 2 bits that would leave next to nothing of most elements: they are
-−1½, −½, ½ or 1½ steps, and the step is the root of their mean square. Then the error is near the least that 2 bits can
-have (a third of the norm, for normal elements), and later rounds send it (feedback.py).
+−1½, −½, ½ or 1½ steps, by whether they are beyond the root of their mean square, and of all steps it is the one with
+the least error: less than the block's norm, a third of it for normal elements. Later rounds send it (feedback.py).
 
 Unlike those of a pair (modulo.py) the bytes mean the same to every member, so that all have the same mean to the bit. A
 member rounds what it sends, who averages a slice rounds the mean.
@@ -55,9 +55,11 @@ class Rounding:
         if not self._bits:
             return self._cast.encode(0, part)
         blocks = functional.pad(part, (0, -len(part) % BLOCK)).view(-1, BLOCK)
-        step = self._step(blocks, len(part)).bfloat16()
-        steps = blocks.div(step.float()[:, None]).nan_to_num_(0.0)
-        codes = steps.floor_().clamp_(-2, 1) if self._bits == 2 else steps.round_().clamp_(-self._most, self._most)
+        if self._bits == 2:
+            codes, step = _quarters(blocks, len(part))
+        else:
+            step = blocks.abs().amax(1).div_(self._most).bfloat16()
+            codes = blocks.div(step.float()[:, None]).nan_to_num_(0.0).round_().clamp_(-self._most, self._most)
         codes, each, mask = codes.to(torch.int8).view(torch.uint8), 8 // self._bits, 2**self._bits - 1
         packed = codes[:, 0::each] & mask
         for place in range(1, each):
@@ -78,14 +80,6 @@ class Rounding:
         codes = (codes >> 8 - self._bits).float()  # the sign is the highest bit
         out.copy_((codes.add_(0.5) if self._bits == 2 else codes).mul_(step).view(-1)[: len(out)])
 
-    def _step(self, blocks: Tensor, numel: int) -> Tensor:
-        """Of each block; the last one may be padded."""
-        if self._bits > 2:
-            return blocks.abs().amax(1).div_(self._most)
-        square = blocks.square().sum(1).div_(BLOCK)
-        square[-1:].mul_(BLOCK / (numel - (len(blocks) - 1) * BLOCK or BLOCK))
-        return square.sqrt_()
-
     def apply(self, vector: Tensor) -> list[bytes]:
         """``vector`` ← what arrives of it, in place, of any length; returns the bytes that bring it, part by part."""
         if self.exact:
@@ -94,6 +88,18 @@ class Rounding:
         for (start, stop), data in zip(parts(len(vector)), sent, strict=True):
             self.decode(bytearray(data), vector[start:stop])
         return sent
+
+
+def _quarters(blocks: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+    """The codes of two bits, −2 to 1, and the steps. Of the ``numel`` elements; the last block may be padded."""
+    counts = torch.full((len(blocks),), float(BLOCK))
+    counts[-1:] -= len(blocks) * BLOCK - numel
+    usual = torch.linalg.vector_norm(blocks, dim=1, dtype=torch.float64).div_(counts.sqrt_()).float()
+    codes = blocks.div(usual[:, None]).nan_to_num_(0.0).floor_().clamp_(-2, 1)
+    levels = codes + 0.5
+    levels.view(-1)[numel:] = 0
+    step = (blocks * levels).sum(1).div_(levels.square().sum(1).clamp_(min=1e-3))
+    return codes, step.bfloat16()
 
 
 class Slice:

@@ -60,8 +60,8 @@ def in_exchange(lie: str, trainer: Trainer) -> None:
 class _FalseMean(_Reduction):
     """Everybody is to step the other way."""
 
-    def _average(self, weights: list[float]) -> None:
-        super()._average(weights)
+    def _average(self, weights: list[float], norms: list[float]) -> None:
+        super()._average(weights, norms)
         self._rounded = self._rounding.apply(self._mean.neg_())
 
 

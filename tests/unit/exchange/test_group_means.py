@@ -107,8 +107,8 @@ def test_a_false_mean_is_used_by_nobody_and_its_author_is_named(
 ) -> None:
     average, sketched = _Reduction._average, _Reduction._sketch
 
-    def false(work: _Reduction, weights: list[float]) -> None:
-        average(work, weights)
+    def false(work: _Reduction, *norms: list[float]) -> None:
+        average(work, *norms)
         if work._me == LIAR:
             lie(work._mean)
             work._rounded = work._rounding.apply(work._mean)
@@ -133,8 +133,8 @@ def test_a_false_mean_is_used_by_nobody_and_its_author_is_named(
 def test_a_leader_that_says_to_use_its_false_mean_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     average = _Reduction._average
 
-    def false(work: _Reduction, weights: list[float]) -> None:
-        average(work, weights)
+    def false(work: _Reduction, *norms: list[float]) -> None:
+        average(work, *norms)
         if work._me == 0:
             work._mean.neg_()
 
