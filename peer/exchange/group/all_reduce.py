@@ -51,6 +51,7 @@ class AllReduceExchange(GroupProtocol[Contribution]):
         self._work: _Reduction | None = None
 
     def _take_own(self, contribution: Contribution) -> None:
+        self._work = None
         copy_own(contribution, self._buffer)
 
     async def _combine(self, own: Contribution, streams: GroupStreams) -> None:

@@ -176,7 +176,9 @@ def test_overlap_and_codec_are_defaults_of_noloco_alone(tmp_path: Path) -> None:
         assert exchange("run: {exchange: {stall: 3}}", f"run.outer.name={method}") == (False, "none", 3.0)
         said = mistake("run: {exchange: {codec: fp16}}", tmp_path, f"run.outer.name={method}")
         assert f"exchange.codec fp16 is not for {method}, which takes none" in said
-    assert exchange("run: {exchange: {codec: int4}}", "run.outer.name=diloco") == (False, "int4", 10.0)
+    for codec in ("int4", "int2"):
+        assert exchange(f"run: {{exchange: {{codec: {codec}}}}}", "run.outer.name=diloco") == (False, codec, 10.0)
+    assert "exchange.codec int2 is not for noloco" in mistake("run: {exchange: {codec: int2}}", tmp_path)
     assert exchange("run: {exchange: {overlap: false, codec: none}}", "run.outer.name=local") == (False, "none", 10.0)
     assert mistake("run: {exchange: 3}", tmp_path, "run.outer.name=local").startswith(
         f"{tmp_path}/run.yaml: run.exchange:"
