@@ -2,8 +2,8 @@
 
 With b bits the elements of a block of 256 are whole multiples of a step, from 1 − 2^(b−1) to 2^(b−1) − 1; the step is
 the largest of them over 2^(b−1) − 1, as bf16. With 2 bits that would leave next to nothing of most elements: they are
-−1½, −½, ½ or 1½ steps, by whether they are beyond the root of their mean square, and of all steps it is the one with
-the least error: less than the block's norm, a third of it for normal elements. Later rounds send it (feedback.py).
+−1½, −½, ½ or 1½ steps, and the step is the one with the least error (Lloyd, 1982): less than the block's norm, a third
+of it for normal elements. Later rounds send what is lost (feedback.py).
 
 Unlike those of a pair (modulo.py) the bytes mean the same to every member, so that all have the same mean to the bit. A
 member rounds what it sends, who averages a slice rounds the mean.
@@ -24,6 +24,7 @@ from peer.exchange.codec import BITS, BLOCK, Buffer, Cast
 from peer.p2p.payload import Channel, fp32_parts, receive_fp32, receive_parts
 from peer.rounds.contribution import Readable, parts, scratch
 
+LLOYD = 3  # times that two bits choose their codes by the step, and the step by the codes
 STEP_BYTES = 2  # of a block: its step as bf16
 # see objection in sketch.py
 MOST_LOST: dict[CodecName, float] = {"none": 0.0, "bf16": 0.01, "int8": 0.05, "int4": 0.5, "int2": 1.0}
@@ -94,11 +95,12 @@ def _quarters(blocks: Tensor, numel: int) -> tuple[Tensor, Tensor]:
     """The codes of two bits, −2 to 1, and the steps. Of the ``numel`` elements; the last block may be padded."""
     counts = torch.full((len(blocks),), float(BLOCK))
     counts[-1:] -= len(blocks) * BLOCK - numel
-    usual = torch.linalg.vector_norm(blocks, dim=1, dtype=torch.float64).div_(counts.sqrt_()).float()
-    codes = blocks.div(usual[:, None]).nan_to_num_(0.0).floor_().clamp_(-2, 1)
-    levels = codes + 0.5
-    levels.view(-1)[numel:] = 0
-    step = (blocks * levels).sum(1).div_(levels.square().sum(1).clamp_(min=1e-3))
+    step = torch.linalg.vector_norm(blocks, dim=1, dtype=torch.float64).div_(counts.sqrt_()).float()
+    for _ in range(LLOYD):
+        codes = blocks.div(step[:, None]).nan_to_num_(0.0).floor_().clamp_(-2, 1)
+        levels = codes + 0.5
+        levels.view(-1)[numel:] = 0
+        step = (blocks * levels).sum(1).div_(levels.square().sum(1).clamp_(min=1e-3))
     return codes, step.bfloat16()
 
 
