@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from math import ceil, log, sqrt
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -68,10 +68,8 @@ class NoLoCoConfig(Section):
             )
         low, high = self.alpha, sqrt(2 + self.alpha**2)
         if not low < self.gamma < high:
-            warnings.warn(
-                f"run.outer.gamma {self.gamma:g} is outside the paper's range {low:g} < gamma < {high:.3g}",
-                stacklevel=2,
-            )
+            said = f"run.outer.gamma {self.gamma:g} is outside the paper's range {low:g} < gamma < {high:.3g}"
+            warnings.warn(said, stacklevel=2)
         return self
 
 
@@ -98,11 +96,8 @@ class DecoupledConfig(Section):
     def _bounded(self) -> DecoupledConfig:
         if self.variant == "add" and self.momentum > 0.5:  # see outer/decoupled.py
             peers = ceil(log(2 * self.momentum - 1, self.momentum)) - 1
-            warnings.warn(
-                f"run.outer.momentum {self.momentum:g} with variant add may grow without an end, among {peers} peers "
-                "or more; set variant: replace",
-                stacklevel=2,
-            )
+            said = f"run.outer.momentum {self.momentum:g} with variant add may grow without an end, among {peers} peers"
+            warnings.warn(f"{said} or more; set variant: replace", stacklevel=2)
         return self
 
 
@@ -121,10 +116,7 @@ class RendezvousConfig(Section):
 
 
 CodecName = Literal["none", "fp16", "bf16", "int8", "int4", "int2"]
-CODECS: dict[str, tuple[CodecName, ...]] = {  # by method
-    "noloco": ("none", "fp16", "bf16", "int8", "int4"),
-    "diloco": ("none", "bf16", "int8", "int4", "int2"),
-}
+CODECS = {"noloco": get_args(CodecName)[:-1], "diloco": ("none", *get_args(CodecName)[2:])}  # by method
 
 
 class ExchangeConfig(Section):
