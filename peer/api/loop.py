@@ -62,7 +62,7 @@ class OuterLoop:
             with resources.phase("join"):
                 connect(node, config.run)
             outer = outer_method(config.run, SlowWeights(named))
-            self._state = OwnState(outer, optimizers, digest(config.run))
+            self._state = OwnState(outer, optimizers, digest(config.run), feedback=config.run.exchange.feedback)
             if state is not None:
                 self._state.load_state_dict(state)
             self._before = 0  # rounds that had ended when the last step began

@@ -33,8 +33,10 @@ class OwnSteps:
 class OwnState(OuterState):
     """``config``: digest of the run. ``adopted``: a member's weights have replaced this peer's."""
 
-    def __init__(self, outer: OuterMethod, optimizers: Sequence[torch.optim.Optimizer], config: str) -> None:
-        super().__init__(OwnSteps(), outer)
+    def __init__(
+        self, outer: OuterMethod, optimizers: Sequence[torch.optim.Optimizer], config: str, *, feedback: bool = False
+    ) -> None:
+        super().__init__(OwnSteps(), outer, feedback=feedback)
         self._optimizers, self._config = optimizers, config
         self.adopted = False
         if outer.equal_replicas:  # peers with different initial weights first take the same ones
@@ -49,9 +51,9 @@ class OwnState(OuterState):
             optimizer.state.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of φ and δ, and plain values. θ is not in it: the program saves its model."""
+        """Copies of the outer step's vectors, and plain values. θ is not in it: the program saves its model."""
         with self.outer.slow.changing:
-            vectors = {name: vector.clone() for name, vector in self.named_vectors().items()}
+            vectors = {name: vector.clone() for name, vector in self.saved_vectors().items()}
             counters = {**vars(self.counters), "lineage": list(self.counters.lineage)}
             return {
                 "version": STATE_VERSION,

@@ -7,7 +7,7 @@ files and explains mistakes.
 from __future__ import annotations
 
 import warnings
-from math import sqrt
+from math import ceil, log, sqrt
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -68,10 +68,8 @@ class NoLoCoConfig(Section):
             )
         low, high = self.alpha, sqrt(2 + self.alpha**2)
         if not low < self.gamma < high:
-            warnings.warn(
-                f"run.outer.gamma {self.gamma:g} is outside the paper's range {low:g} < gamma < {high:.3g}",
-                stacklevel=2,
-            )
+            said = f"run.outer.gamma {self.gamma:g} is outside the paper's range {low:g} < gamma < {high:.3g}"
+            warnings.warn(said, stacklevel=2)
         return self
 
 
@@ -89,9 +87,18 @@ class DecoupledConfig(Section):
 
     name: Literal["decoupled"]
     learning_rate: Positive = 0.7
-    momentum: float = Field(default=0.5, ge=0, lt=1)  # the authors have 0.9 to 0.95; at few rounds that diverges
+    momentum: float = Field(default=0.5, ge=0, lt=1)  # the authors have 0.9 to 0.95
+    variant: Literal["replace", "add"] = "replace"  # add: the authors' code
     chunk: int = Field(default=64, ge=8, le=256)  # side of a chunk; a position in a chunk fits 16 bits
     density: Fraction = Field(default=1 / 128, gt=0)  # share of a chunk's coefficients that is sent
+
+    @model_validator(mode="after")
+    def _bounded(self) -> DecoupledConfig:
+        if self.variant == "add" and self.momentum > 0.5:  # see outer/decoupled.py
+            peers = ceil(log(2 * self.momentum - 1, self.momentum)) - 1
+            said = f"run.outer.momentum {self.momentum:g} with variant add may grow without an end, among {peers} peers"
+            warnings.warn(f"{said} or more; set variant: replace", stacklevel=2)
+        return self
 
 
 class LocalConfig(Section):
@@ -108,8 +115,8 @@ class RendezvousConfig(Section):
     patience: Positive = 600.0  # seconds for which a group of everyone waits for its slowest member
 
 
-CodecName = Literal["none", "fp16", "bf16", "int8", "int4"]
-CODECS = {"noloco": get_args(CodecName), "diloco": ("none", "bf16", "int8", "int4")}  # by method
+CodecName = Literal["none", "fp16", "bf16", "int8", "int4", "int2"]
+CODECS = {"noloco": get_args(CodecName)[:-1], "diloco": ("none", *get_args(CodecName)[2:])}  # by method
 
 
 class ExchangeConfig(Section):
@@ -122,6 +129,11 @@ class ExchangeConfig(Section):
     max_phases: Positive = 4.0  # inner phases that a swap may take; one that would take longer is ended early
     # norm of a member's contribution over the median norm of a group of everyone
     max_norm_ratio: float = Field(default=10.0, gt=1)
+
+    @property
+    def feedback(self) -> bool:
+        """What rounding loses is sent in later rounds (exchange/group/feedback.py)."""
+        return self.codec == "int2"
 
 
 class EvaluationConfig(Section):

@@ -18,6 +18,7 @@ from peer.rounds.contribution import Contribution, SparseContribution, parts, sc
 
 Buffer = bytearray | memoryview
 BLOCK = 256  # elements with one range
+BITS: dict[CodecName, int] = {"int8": 8, "int4": 4, "int2": 2}  # of an element
 BLOCK_BYTES = 5  # the range as bf16, and a check
 COEFFICIENT_BYTES = 4  # 16 bits of position in its chunk, an fp16 value
 
@@ -88,10 +89,8 @@ def size(name: CodecName, numel: int) -> int:
             return 4 * numel
         case "fp16" | "bf16":
             return 2 * numel
-        case "int8":
-            return blocks * (BLOCK + BLOCK_BYTES)
-        case "int4":
-            return blocks * (BLOCK // 2 + BLOCK_BYTES)
+        case _:
+            return blocks * (BLOCK * BITS[name] // 8 + BLOCK_BYTES)
 
 
 DTYPES: dict[CodecName, torch.dtype] = {"none": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

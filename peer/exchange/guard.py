@@ -46,6 +46,7 @@ RECENT_PARTNERS = 15
 KNOWN_PARTNERS = 256
 ENOUGH = 0.125  # share of the elements that allows a judgement on all
 MOST_UNRESOLVED = 0.1  # share of the blocks of a contribution that is merged
+SAID_UNRESOLVED = 0.01  # share from which on a merged one says so; fewer change nothing that could be seen
 SOME = ENOUGH / 2  # a partner may stop after ENOUGH; this peer has seen at least this share by then
 REMEMBERED = 256  # merged contributions
 
@@ -182,7 +183,7 @@ class Judgement:
             return objection
         self.guard.remember(self.partner, digest)
         notes = [f"clipped to {self.least:.2g}"] if self.least < 1 else []
-        notes += [self._unresolved_in_words] if self.unresolved else []
+        notes += [self._unresolved_in_words] if self.unresolved * BLOCK > SAID_UNRESOLVED * self.numel else []
         return Verdict(Outcome.MERGED, self._distance, ", ".join(notes))
 
     @property

@@ -32,7 +32,9 @@ from peer.logs import fields, get_logger
 log = get_logger("codec")
 
 FIRST = 3.0  # reach before the first swap, times a block's largest change: momentum will carry peers apart
-LATER = 1.0  # the same before a later one: a block at rest, such as the embeddings of rare tokens, may change at once
+# the same before a later one: the changes of both count, and grow in a warm-up; a block at rest, such as the embeddings
+# of rare tokens, may change at once. With 1.0 up to a fifth of the blocks did not resolve in a fourth round.
+LATER = 2.0
 MARGIN = 1.5  # reach, times the largest distance of the last swap
 SHRINK = 0.75  # a reach shrinks at most to this share in a round: the largest distance of a block is noisy
 WIDEN = 1.5  # after a round without a partner (the distance grows), and while peers drift apart

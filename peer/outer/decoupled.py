@@ -1,14 +1,21 @@
-"""Decoupled momentum (Nedelkoski et al., arXiv 2510.03371; steps as in the authors' code): peers keep weights and
-momentum of their own, and share only the momentum's largest DCT coefficients.
+"""Decoupled momentum (Nedelkoski et al., arXiv 2510.03371): peers keep weights and momentum of their own, and share
+only the momentum's largest DCT coefficients.
 
 With Δᵢ = θᵢ − φᵢ, μ the momentum's decay, η the learning rate, T the k largest coefficients of each chunk:
 
     δᵢ ← μ δᵢ + Δᵢ
-    qᵢ = DCT⁻¹(T(DCT(δᵢ)))                what peer i sends
-    Q  = DCT⁻¹(mean of each coefficient over the peers that sent it)
-    δᵢ ← δᵢ − qᵢ + Q                      the shared part is replaced by its mean, the residual stays
+    qᵢ = T(DCT(δᵢ))                       what peer i sends
+    Q  = mean of each coefficient over the peers that sent it
+    δᵢ ← DCT⁻¹(DCT(δᵢ), with Q in place of each coefficient that a peer has sent)        variant: replace
+    δᵢ ← δᵢ + DCT⁻¹(Q − qᵢ)                                                            variant: add
     φᵢ ← φᵢ + η (Δᵢ + μ δᵢ)
     θᵢ ← φᵢ
+
+``add`` is the authors' code: a peer that did not send a coefficient keeps its own value and gets the senders' mean on
+top. A coefficient grows fastest when in each round the peer with its largest value alone sends it: with n peers that is
+the sum of what was sent in the n rounds before, sₜ = μ sₜ₋₁ + … + μⁿ sₜ₋ₙ. So δ is bounded whatever is sent if and only
+if μ + μ² + … + μⁿ < 1: for μ < 0.618 with two peers, 0.519 with four, ½ with any number. In ``replace`` no value
+exceeds the largest of before, so δ is bounded for every μ < 1.
 
 Δᵢ itself is never averaged, so the replicas drift apart and must be averaged at the end. A peer sends a share of each
 chunk's coefficients, by default 32 of 64 × 64; the authors send 32 of a chunk of any size.
@@ -74,14 +81,17 @@ class Decoupled:
         """
         assert self._sent is not None, "contribution() comes first"
         eta, mu = self.settings.learning_rate, self.settings.momentum
-        difference = mean.clone()
-        difference[self._sent.positions] -= self._sent.values  # the transform is linear: Q − q in one inverse
+        own = torch.zeros_like(mean)
+        own[self._sent.positions] = self._sent.values
         with self.slow.changing:
             for tiling in self._tilings:
-                here = slice(tiling.span.start, tiling.span.stop)
+                here, waves = slice(tiling.span.start, tiling.span.stop), slice(tiling.start, tiling.stop)
                 change = self._read_change(here)
-                self.momentum[here].mul_(mu).add_(change).add_(tiling.inverse(difference[tiling.start : tiling.stop]))
-                self.slow.phi[here].add_(change, alpha=eta).add_(self.momentum[here], alpha=eta * mu)
+                momentum, shared, old = self.momentum[here].mul_(mu).add_(change), mean[waves], own[waves]
+                if self.settings.variant == "replace":
+                    old = tiling.forward(momentum).view(-1).mul_((shared != 0) | (old != 0))
+                momentum.add_(tiling.inverse(shared - old))  # the transform is linear
+                self.slow.phi[here].add_(change, alpha=eta).add_(momentum, alpha=eta * mu)
         self._sent = None
         self.slow.write_fast()
 

@@ -66,6 +66,7 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         "slow_weights": weights if ranks > 1 else vector,
         "window": min(4 * WINDOW_ELEMENTS, weights) if ranks > 1 else 0,
         "momentum": 0 if isinstance(run.outer, LocalConfig) else vector,
+        "kept": vector if run.exchange.feedback else 0,
         # overlapped: the corrections in bf16, until the next losses have judged them
         "swap_buffer": weights // 2 if run.exchange.overlap else weights * (1 + isinstance(run.outer, DiLoCoConfig)),
         # before they are written to the disk

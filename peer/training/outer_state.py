@@ -63,8 +63,9 @@ class OuterState(ABC):
 
     inner: Trained
 
-    def __init__(self, inner: Trained, outer: OuterMethod) -> None:
+    def __init__(self, inner: Trained, outer: OuterMethod, *, feedback: bool = False) -> None:
         self.inner, self.outer = inner, outer
+        self.kept = outer.slow.zeros() if feedback else None  # what rounding has kept back (exchange/group/feedback.py)
         self.counters = Counters()
         self.trial: Trial | None = None  # the last merge, while it may be undone (rollback.py)
 
@@ -77,8 +78,12 @@ class OuterState(ABC):
         phi, momentum = self.outer.slow.phi, self.outer.momentum
         return {"phi": phi} if momentum is None else {"phi": phi, "momentum": momentum}
 
+    def saved_vectors(self) -> dict[str, Tensor]:
+        """The same, and what only this peer's own checkpoints have."""
+        return self.named_vectors() if self.kept is None else {**self.named_vectors(), "kept": self.kept}
+
     def vectors(self) -> list[Tensor]:
-        """The same without the names."""
+        """:meth:`named_vectors` without the names."""
         return list(self.named_vectors().values())
 
     def room(self) -> list[Tensor]:
@@ -119,6 +124,8 @@ class OuterState(ABC):
         with self.outer.slow.changing:
             self._take_over(state)
             self.forget()
+            if self.kept is not None:
+                self.kept.zero_()  # of changes to other weights
 
     def catch_up(self, state: State) -> None:
         """Take the slow weights and the position of a member, and keep this peer's change: θ ← φ_theirs + (θ − φ_own).
@@ -149,14 +156,14 @@ class OuterState(ABC):
                 slow.add_to_fast(theta[start:stop] - slow.phi[start:stop], start)
 
     def take_outer(self, vectors: Mapping[str, Tensor]) -> None:
-        """φ ← ``vectors["phi"]``, δ ← ``vectors["momentum"]``; θ does not change."""
+        """Restore :meth:`saved_vectors`; θ does not change."""
         self.trial = None
         with self.outer.slow.changing:
-            for name, vector in self.named_vectors().items():
+            for name, vector in self.saved_vectors().items():
                 vector.copy_(vectors[name])
 
     def _take_over(self, state: State) -> None:
-        self.take_outer(dict(zip(("phi", "momentum"), state.vectors, strict=False)))
+        self.take_outer({**self.saved_vectors(), **dict(zip(self.named_vectors(), state.vectors, strict=True))})
         self.outer.slow.write_fast()
         self.inner.step = state.step + state.phase_steps_done
         self.counters.round, self.counters.boundary_step = state.round, state.step

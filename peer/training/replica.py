@@ -48,9 +48,9 @@ def replica(
         slow = SlowWeights(network.named_parameters())
     else:
         inner, slow = sharded.build(ranks, config, device, bf16=bf16, context=context)
-    return PeerState(
-        inner, outer_method(run, slow), batches(run, tokens, stream), digest(run), origin(run, inner.model)
-    )
+    outer, feedback = outer_method(run, slow), run.exchange.feedback
+    data = batches(run, tokens, stream)
+    return PeerState(inner, outer, data, digest(run), origin(run, inner.model), feedback=feedback)
 
 
 def origin(run: RunConfig, network: nn.Module) -> dict[str, Any]:

@@ -26,21 +26,28 @@ class PeerState(OuterState):
     inner: InnerLoop
 
     def __init__(
-        self, inner: InnerLoop, outer: OuterMethod, stream: BatchStream, config: str, origin: dict[str, Any]
+        self,
+        inner: InnerLoop,
+        outer: OuterMethod,
+        stream: BatchStream,
+        config: str,
+        origin: dict[str, Any],
+        *,
+        feedback: bool = False,
     ) -> None:
-        super().__init__(inner, outer)
+        super().__init__(inner, outer, feedback=feedback)
         self.stream = stream
         self._config, self._origin = config, origin
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of a checkpoint: θ, φ, δ and the optimizer's moments, fp32."""
-        return 4 * (3 * self.outer.slow.numel + self.inner.moment_count)
+        """Size of a checkpoint: θ, the vectors of the outer step and the optimizer's moments, fp32."""
+        return 4 * ((1 + len(self.saved_vectors())) * self.outer.slow.numel + self.inner.moment_count)
 
     def tensors(self) -> Iterator[tuple[str, Tensors]]:
         """A checkpoint's files by name, with live tensors where possible; sharded weights come one file at a time."""
         yield WEIGHTS_PART, self.outer.slow.tensors()
-        yield "outer", self.named_vectors()
+        yield "outer", self.saved_vectors()
         yield "optimizer", self.outer.slow.moments(self.inner.optimizer)
 
     def scalars(self) -> dict[str, Any]:

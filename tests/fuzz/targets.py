@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -41,7 +41,7 @@ from dht_bootstrap.monitor import json_answer
 from dht_bootstrap.targets import ENDPOINT
 from dht_bootstrap.targets import targets as targets_of
 from dht_bootstrap.view import run_view
-from peer.config import load
+from peer.config import load, schema
 from peer.config.digest import canonical
 from peer.config.received import received, require_hub_tokenizer
 from peer.config.schema import CodecName, Config, RunConfig
@@ -81,7 +81,7 @@ KINDS: tuple[type[Any] | TypeAdapter[Any], ...] = (
     *(gate.Pass, gate.Knock, gate.Notice),
     *(dialback.Ask, dialback.ANSWER, relay.Reserve, relay.REPLY, relay.Ping),
 )
-CODECS: tuple[CodecName, ...] = get_args(CodecName)
+CODECS: tuple[CodecName, ...] = schema.CODECS["noloco"]
 
 
 @dataclass(frozen=True)

@@ -126,4 +126,5 @@ class SimulatedPeer:
         weights = nn.Parameter(first)
         seed = random.Random(f"{self.seed} {self.lives}").getrandbits(32)
         inner = PacedLoop(weights, best, self.step_seconds, context, seed)
-        return SimulatedState(inner, outer_method(self.config.run, SlowWeights([("w", weights)])), self.disk)
+        run, slow = self.config.run, SlowWeights([("w", weights)])
+        return SimulatedState(inner, outer_method(run, slow), self.disk, feedback=run.exchange.feedback)

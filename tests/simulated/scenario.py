@@ -175,7 +175,7 @@ def behind_nats(seed: int, machines: tuple[Machine, ...]) -> tuple[tuple[Machine
 
 def _codec(chance: random.Random, seed: int, kind: Kind, liar: str, *, long: bool) -> str:
     if kind == "group":  # drawn from nothing, so that the rest of the world stays; groups had none in long ones
-        return "none" if long else ("none", "int8", "none", "int4")[seed % 4]
+        return "none" if long else ("none", "int8", "none", "int4", "none", "int8", "int2", "int4")[seed % 8]
     return "none" if liar else chance.choice(("none", "none", "fp16", "int8", "int4"))
 
 

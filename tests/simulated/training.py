@@ -79,8 +79,8 @@ class SimulatedState(OuterState):
 
     inner: PacedLoop
 
-    def __init__(self, inner: PacedLoop, outer: OuterMethod, disk: Disk) -> None:
-        super().__init__(inner, outer)
+    def __init__(self, inner: PacedLoop, outer: OuterMethod, disk: Disk, *, feedback: bool) -> None:
+        super().__init__(inner, outer, feedback=feedback)
         self.stream, self._disk = Endless(), disk
 
     def forget(self) -> None: ...
@@ -89,7 +89,7 @@ class SimulatedState(OuterState):
         return {"inner_step": self.inner.step, **vars(self.counters)}
 
     def tensors(self) -> dict[str, Tensor]:
-        named = {**self.outer.slow.tensors(), **self.named_vectors()}
+        named = {**self.outer.slow.tensors(), **self.saved_vectors()}
         return {name: tensor.clone() for name, tensor in named.items()}
 
     def resume(self) -> None:

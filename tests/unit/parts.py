@@ -53,10 +53,10 @@ def inner_loop(
     )
 
 
-def peer_state(inner: InnerConfig | None = None, **how: Any) -> PeerState:
+def peer_state(inner: InnerConfig | None = None, *, feedback: bool = False, **how: Any) -> PeerState:
     net = network()
     outer = NoLoCo(SlowWeights(net.named_parameters()), NoLoCoConfig())
-    return PeerState(inner_loop(net, inner=inner, **how), outer, stream(), "digest", {})
+    return PeerState(inner_loop(net, inner=inner, **how), outer, stream(), "digest", {}, feedback=feedback)
 
 
 def member_record(peer_id: str, round: int = 10, *, taken: int = 0, root: str = "") -> MemberRecord:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from peer.commands.check.finding import Finding, fail, ok, warn
-from peer.config.schema import CodecName, Config, DecoupledConfig, LocalConfig, NoLoCoConfig, RunConfig
+from peer.config.schema import CODECS, CodecName, Config, DecoupledConfig, LocalConfig, NoLoCoConfig, RunConfig
 from peer.exchange.codec import COEFFICIENT_BYTES, size
+from peer.exchange.group.rounding import Rounding
 from peer.p2p.deadline import MBIT
 from peer.rounds.transfer_rule import swap_limit
 
@@ -78,7 +79,7 @@ def bytes_of(run: RunConfig, numel: int, members: int, codec: CodecName | None =
         return size(codec or run.exchange.codec, numel)
     if isinstance(run.outer, DecoupledConfig):
         return (members - 1) * run.outer.density * numel * COEFFICIENT_BYTES
-    return 2 * (members - 1) / members * size("none", numel)
+    return 2 * (members - 1) / members * Rounding(run.exchange.codec).size(numel)
 
 
 def _advice(config: Config, numel: int, line: Line, phase: float, least: float, sent: float | None = None) -> str:
@@ -86,7 +87,7 @@ def _advice(config: Config, numel: int, line: Line, phase: float, least: float, 
     run = config.run
     ways, best = [], line.seconds(bytes_of(run, numel, 2) if sent is None else sent)
     if isinstance(run.outer, NoLoCoConfig):
-        taken = {it: line.seconds(size(it, numel)) for it in get_args(CodecName)}
+        taken = {it: line.seconds(size(it, numel)) for it in CODECS["noloco"]}
         shorter = {it: taken[it] for it in ("int8", "int4") if taken[it] < 0.9 * taken[run.exchange.codec]}
         for codec, seconds in shorter.items():
             if seconds <= least * phase:

@@ -14,7 +14,8 @@ from peer.commands.simulate.replica import Replica
 from peer.config.schema import CodecName
 from peer.exchange.average import Verdict, mean_of_senders
 from peer.exchange.codec import COEFFICIENT_BYTES, Codec, prepare, size
-from peer.exchange.group.rounding import Rounding, mean_of_slices
+from peer.exchange.group.feedback import mean_of_slices
+from peer.exchange.group.rounding import Rounding
 from peer.exchange.guard import Judgement, judge, share
 from peer.exchange.pair.mailbox import overlapped_parts
 from peer.rounds.contribution import Contribution, SparseContribution, parts
@@ -35,7 +36,8 @@ def average(group: Sequence[Replica], codec: CodecName = "none") -> tuple[Tensor
         mean_of_senders(sparse, out)
         return out, others * COEFFICIENT_BYTES * sparse[0].values.numel()
     rounding = Rounding(codec if others else "none")
-    mean_of_slices([it for it in contributions if not isinstance(it, SparseContribution)], rounding, out)
+    kept = [replica.state.kept if others else None for replica in group]
+    mean_of_slices([it for it in contributions if not isinstance(it, SparseContribution)], rounding, out, kept)
     return out, round(2 * others / len(group) * rounding.size(out.numel()))
 
 

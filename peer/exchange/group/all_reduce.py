@@ -3,14 +3,15 @@
 Member i averages slice i of the vector. Every other member sends it its slice i, receives the mean, and checks it by
 what member i shows of all contributions (sketch.py). So each member sends 2 (n − 1) / n of the vector, whatever n, both
 times with the bits of the codec (rounding.py), and (n − 1) (132 n + 164) bytes. It needs room for one more vector, and
-for another slice where means are rounded.
+for another slice where means are rounded. What rounding loses may be sent later (feedback.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from operator import mul
 from statistics import median
 
 import torch
@@ -19,25 +20,48 @@ from torch import Tensor
 from peer import clock
 from peer.config.schema import ExchangeConfig
 from peer.exchange.average import copy_own
+from peer.exchange.group.feedback import keep, norm_of, round_mean, slices
 from peer.exchange.group.flow_control import turns
 from peer.exchange.group.protocol import GroupProtocol
-from peer.exchange.group.rounding import Rounded, Rounding, Slice, borders, encoded, receive
+from peer.exchange.group.rounding import Rounded, Rounding, borders, encoded, receive
 from peer.exchange.group.sketch import NOTHING_LOST, Sketch, Sketches, empty_table, factors, objection, table
-from peer.exchange.group.streams import GroupStreams
+from peer.exchange.group.streams import GroupStreams, IncomingStreams
 from peer.p2p.deadline import together
+from peer.p2p.greeting import MemberNode
 from peer.p2p.payload import fp32_parts, receive_fp32
 from peer.rounds.contribution import Contribution, Vector, parts
 
 
 class AllReduceExchange(GroupProtocol[Contribution]):
-    """The mean of all members' contributions; what is unusually long is clipped."""
+    """The mean of all members' contributions; what is unusually long is clipped.
+
+    ``kept``: this member's part of the error feedback, with a codec that has it. Flat fp32 on the host.
+    """
+
+    def __init__(
+        self,
+        network: MemberNode,
+        incoming: IncomingStreams,
+        numel: int,
+        settings: ExchangeConfig,
+        kept: Tensor | None = None,
+    ) -> None:
+        super().__init__(network, incoming, numel, numel, settings)
+        self._kept = kept
+        self._work: _Reduction | None = None
 
     def _take_own(self, contribution: Contribution) -> None:
+        self._work = None
         copy_own(contribution, self._buffer)
 
     async def _combine(self, own: Contribution, streams: GroupStreams) -> None:
-        work = _Reduction(own, self._buffer, streams, self._settings, self._digest)
+        self._work = work = _Reduction(own, self._buffer, streams, self._settings, self._digest, self._kept)
         await together([work.reduce(), streams.with_all(work.exchange)])
+
+    def _used(self) -> None:
+        assert self._work is not None
+        self._work.keep()
+        self._work = None
 
 
 class _Reduction:
@@ -50,15 +74,17 @@ class _Reduction:
         streams: GroupStreams,
         settings: ExchangeConfig,
         digest: Callable[[], str],
+        kept: Tensor | None,
     ) -> None:
         self._streams, self._digest_of_result = streams, digest
         self._stall, self._ratio = settings.stall, settings.max_norm_ratio
         count, self._me = len(streams.assembly.seats), streams.assembly.me
         self._rounding = Rounding(settings.codec)
-        self._own = [Slice(own, start, stop) for start, stop in borders(own.numel, count)]
-        self._means = [result[start:stop] for start, stop in borders(own.numel, count)]
+        self._own = slices(own, kept, count, self._me)
+        self._means, self._kept = (_cut(vector, count) for vector in (result, kept))
         self._mean = self._means[self._me]
         self._lost: Tensor | None = None  # by rounding our mean
+        self._rounded: list[bytes] = []  # our mean
         self._order = turns(self._rounding.size(self._mean.numel()))
         self._given = {place: torch.empty(self._mean.numel()) for place in range(count)}  # contributions to our slice
         self._arrived, self._reduced = asyncio.Semaphore(0), asyncio.Event()
@@ -68,12 +94,12 @@ class _Reduction:
 
     async def reduce(self) -> None:
         """Average our slice when all have sent theirs; show what was averaged when all means are there."""
-        copy_own(Rounded(self._own[self._me], self._rounding), self._given[self._me])
+        copy_own(self._own[self._me], self._given[self._me])
         for _ in range(len(self._given) - 1):
             await self._arrived.acquire()
-        norms = await clock.in_thread(lambda: [_norm(self._given[place]) for place in sorted(self._given)])
+        norms = await clock.in_thread(lambda: [norm_of(self._given[place]) for place in sorted(self._given)])
         self._judge(norms)
-        await clock.in_thread(self._average, factors(norms))
+        await clock.in_thread(self._average, factors(norms), norms)
         self._reduced.set()
         for _ in range(len(self._given) - 1):
             await self._gathered.acquire()
@@ -90,7 +116,7 @@ class _Reduction:
 
         async def outward() -> None:
             await stream.send(encoded(rounding, self._own[place]), self._order)
-            await stream.send(encoded(rounding, Vector(self._mean)), self._order, ready=self._reduced)
+            await stream.send(self._send_mean(), self._order, ready=self._reduced)
             await stream.send(fp32_parts(Vector(self._table)), self._order, ready=self._sketched)
 
         async def inward() -> None:
@@ -118,22 +144,36 @@ class _Reduction:
             detail = f"the norm of {{}}, {norm:.4g}, is far above the median {middle:.4g}"
             self._streams.require(sane or place == self._me, place, detail)
 
-    def _average(self, weights: list[float]) -> None:
+    def _average(self, weights: list[float], norms: list[float]) -> None:
         for start, stop in parts(self._mean.numel()):
             total = self._mean[start:stop].zero_()
             for place, weight in enumerate(weights):
                 total.add_(self._given[place][start:stop], alpha=weight)
             total.mul_(1 / len(weights))
         if not self._rounding.exact:
-            exact = self._mean.clone()
-            self._rounding.apply(self._mean)
-            self._lost = exact.sub_(self._mean)
+            kept, counted = self._kept[self._me] if self._kept else None, [*map(mul, weights, norms)]
+            self._rounded, self._lost = round_mean(self._mean, kept, counted, self._rounding)
+
+    async def _send_mean(self) -> AsyncIterator[bytes]:
+        if self._rounding.exact:
+            async for data in fp32_parts(Vector(self._mean)):
+                yield data
+        for data in self._rounded:
+            yield data
+
+    def keep(self) -> None:
+        """The group uses the result: what rounding has lost is sent later, with a codec that has error feedback."""
+        for place, kept in enumerate(self._kept):
+            if place != self._me:
+                keep(self._own[place], self._rounding, kept)
+            elif self._lost is not None:
+                kept.add_(self._lost)
 
     def _sketch(self) -> None:
         self._digest = self._digest_of_result()
         for place, (own, mean) in enumerate(zip(self._own, self._means, strict=True)):
             sketches = Sketches(f"{self._digest} {place}", own.numel)
-            sent = sketches.of(Rounded(own, self._rounding))
+            sent = sketches.of(own if place == self._me else Rounded(own, self._rounding))
             self._sketches.append((sent, sketches.of(Vector(mean))))
             if place == self._me:
                 given = [sketches.of(Vector(self._given[other])) for other in sorted(self._given)]
@@ -141,5 +181,6 @@ class _Reduction:
                 self._table.copy_(table(self._digest, given, lost))
 
 
-def _norm(vector: Tensor) -> float:
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+def _cut(vector: Tensor | None, count: int) -> list[Tensor]:
+    """The slice of each of ``count`` members."""
+    return [] if vector is None else [vector[start:stop] for start, stop in borders(vector.numel(), count)]

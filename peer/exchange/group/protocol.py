@@ -64,7 +64,9 @@ class GroupProtocol(ABC, Generic[Each]):
         longest = 2 * limit + 2 * stall + THREAD_GRACE
         streams = GroupStreams(self._network, self._incoming, group.assembly, self._numel, stall)
         verdict, digest = self._network.call(self._guarded(contribution, group.round, streams, limit), longest)
-        if not verdict.commit:
+        if verdict.commit:
+            self._used()
+        else:
             self._take_own(contribution)
         ids = [seat.peer_id for seat in group.assembly.seats]
         return Averaged(
@@ -83,6 +85,9 @@ class GroupProtocol(ABC, Generic[Each]):
     @abstractmethod
     def _take_own(self, contribution: Each) -> None:
         """The buffer ← the mean over a group of this peer alone."""
+
+    def _used(self) -> None:
+        """All members use the mean."""
 
     @abstractmethod
     async def _combine(self, own: Each, streams: GroupStreams) -> None:

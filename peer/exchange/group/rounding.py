@@ -1,13 +1,17 @@
 """How a group's contributions and means become bytes: fp32, bf16, or few bits an element (``run.exchange.codec``).
 
 With b bits the elements of a block of 256 are whole multiples of a step, from 1 − 2^(b−1) to 2^(b−1) − 1; the step is
-the largest of them over 2^(b−1) − 1, as bf16. Unlike those of a pair (modulo.py) the bytes mean the same to every
-member, so that all have the same mean to the bit. A member rounds what it sends, who averages a slice rounds the mean.
+the largest of them over 2^(b−1) − 1, as bf16. With 2 bits that would leave next to nothing of most elements: they are
+−1½, −½, ½ or 1½ steps, and the step is the one with the least error (Lloyd, 1982): less than the block's norm, a third
+of it for normal elements. Later rounds send what is lost (feedback.py).
+
+Unlike those of a pair (modulo.py) the bytes mean the same to every member, so that all have the same mean to the bit. A
+member rounds what it sends, who averages a slice rounds the mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from itertools import pairwise
 
 import torch
@@ -16,13 +20,14 @@ from torch.nn import functional
 
 from peer import clock
 from peer.config.schema import CodecName
-from peer.exchange.average import copy_own
-from peer.exchange.codec import BLOCK, Buffer, Cast
+from peer.exchange.codec import BITS, BLOCK, Buffer, Cast
 from peer.p2p.payload import Channel, fp32_parts, receive_fp32, receive_parts
 from peer.rounds.contribution import Readable, parts, scratch
 
+LLOYD = 3  # times that two bits choose their codes by the step, and the step by the codes
 STEP_BYTES = 2  # of a block: its step as bf16
-MOST_LOST: dict[CodecName, float] = {"none": 0.0, "bf16": 0.01, "int8": 0.05, "int4": 0.5}  # see objection in sketch.py
+# see objection in sketch.py
+MOST_LOST: dict[CodecName, float] = {"none": 0.0, "bf16": 0.01, "int8": 0.05, "int4": 0.5, "int2": 1.0}
 
 
 class Rounding:
@@ -31,7 +36,8 @@ class Rounding:
     def __init__(self, name: CodecName) -> None:
         self._name: CodecName = name
         self.most_lost = MOST_LOST[name]  # ‖rounding error of a mean‖ over the mean norm of the contributions
-        self._most = {"int8": 127.0, "int4": 7.0}.get(name, 0.0)  # a block's largest element, in steps
+        self._bits = BITS.get(name, 0)
+        self._most = 2.0 ** (self._bits - 1) - 1  # a block's largest element, in steps
         self._cast = Cast(name)
 
     @property
@@ -41,42 +47,61 @@ class Rounding:
 
     def size(self, numel: int) -> int:
         """Bytes of ``numel`` elements, without digests."""
-        if not self._most:
+        if not self._bits:
             return (4 if self.exact else 2) * numel
-        return -(-numel // BLOCK) * (STEP_BYTES + (BLOCK if self._name == "int8" else BLOCK // 2))
+        return -(-numel // BLOCK) * (STEP_BYTES + BLOCK * self._bits // 8)
 
     def encode(self, part: Tensor) -> bytes:
         """``size(len(part))`` bytes. Elements that are not finite stay so."""
-        if not self._most:
+        if not self._bits:
             return self._cast.encode(0, part)
         blocks = functional.pad(part, (0, -len(part) % BLOCK)).view(-1, BLOCK)
-        step = blocks.abs().amax(1).div_(self._most).bfloat16()
-        wide = step.float()[:, None]
-        codes = blocks.div(wide).nan_to_num_(0.0).round_().clamp_(-self._most, self._most).to(torch.int8)
-        if self._name == "int4":
-            codes = (codes[:, 0::2] & 15) | codes[:, 1::2] << 4
-        return torch.cat([step[:, None].view(torch.uint8), codes.view(torch.uint8)], dim=1).numpy().tobytes()
+        if self._bits == 2:
+            codes, step = _quarters(blocks, len(part))
+        else:
+            step = blocks.abs().amax(1).div_(self._most).bfloat16()
+            codes = blocks.div(step.float()[:, None]).nan_to_num_(0.0).round_().clamp_(-self._most, self._most)
+        codes, each, mask = codes.to(torch.int8).view(torch.uint8), 8 // self._bits, 2**self._bits - 1
+        packed = codes[:, 0::each] & mask
+        for place in range(1, each):
+            packed |= (codes[:, place::each] & mask) << self._bits * place
+        return torch.cat([step[:, None].view(torch.uint8), packed], dim=1).numpy().tobytes()
 
     def decode(self, data: Buffer, out: Tensor) -> None:
         """``out`` ← the elements: exact products, so the same bits everywhere."""
         if not len(out):
             return
-        if not self._most:
+        if not self._bits:
             self._cast.decode(self._name, 0, data, out, out)
             return
         rows = torch.frombuffer(data, dtype=torch.uint8).view(-1, self.size(BLOCK))
         step = rows[:, :STEP_BYTES].flatten().view(torch.bfloat16).float()[:, None]
-        codes = rows[:, STEP_BYTES:].view(torch.int8)
-        if self._name == "int4":
-            codes = torch.stack([codes << 4 >> 4, codes >> 4], dim=2).flatten(1)
-        out.copy_(codes.float().mul_(step).view(-1)[: len(out)])
+        packed = rows[:, STEP_BYTES:].view(torch.int8)
+        codes = torch.stack([packed << shift for shift in range(8 - self._bits, -1, -self._bits)], dim=2).flatten(1)
+        codes = (codes >> 8 - self._bits).float()  # the sign is the highest bit
+        out.copy_((codes.add_(0.5) if self._bits == 2 else codes).mul_(step).view(-1)[: len(out)])
 
-    def apply(self, vector: Tensor) -> None:
-        """``vector`` ← what arrives of it, in place. Of any length."""
+    def apply(self, vector: Tensor) -> list[bytes]:
+        """``vector`` ← what arrives of it, in place, of any length; returns the bytes that bring it, part by part."""
         if self.exact:
-            return
-        for start, stop in parts(len(vector)):
-            self.decode(bytearray(self.encode(vector[start:stop])), vector[start:stop])
+            return []
+        sent = [self.encode(vector[start:stop]) for start, stop in parts(len(vector))]
+        for (start, stop), data in zip(parts(len(vector)), sent, strict=True):
+            self.decode(bytearray(data), vector[start:stop])
+        return sent
+
+
+def _quarters(blocks: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+    """The codes of two bits, −2 to 1, and the steps. Of the ``numel`` elements; the last block may be padded."""
+    counts = torch.full((len(blocks),), float(BLOCK))
+    counts[-1:] -= len(blocks) * BLOCK - numel
+    step = torch.linalg.vector_norm(blocks, dim=1, dtype=torch.float64).div_(counts.sqrt_()).float()
+    for _ in range(LLOYD):
+        codes = blocks.div(step[:, None]).nan_to_num_(0.0).floor_().clamp_(-2, 1)
+        levels = codes + 0.5
+        levels.view(-1)[numel:] = 0
+        step = (blocks * levels).sum(1).div_(levels.square().sum(1).clamp_(min=1e-3))
+    return codes, step.bfloat16()
 
 
 class Slice:
@@ -105,16 +130,6 @@ class Rounded:
 def borders(numel: int, members: int) -> list[tuple[int, int]]:
     """Of the slice of each member."""
     return list(pairwise(numel * place // members for place in range(members + 1)))
-
-
-def mean_of_slices(group: Sequence[Readable], rounding: Rounding, out: Tensor) -> None:
-    """``out`` ← the mean that a group's all-reduce gives, bit for bit where nothing is clipped."""
-    for start, stop in borders(out.numel(), len(group)):
-        total, room = out[start:stop].zero_(), torch.empty(stop - start)
-        for contribution in group:
-            copy_own(Rounded(Slice(contribution, start, stop), rounding), room)
-            total.add_(room)
-        rounding.apply(total.mul_(1 / len(group)))
 
 
 async def encoded(rounding: Rounding, vector: Readable) -> AsyncIterator[bytes]:

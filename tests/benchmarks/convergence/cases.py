@@ -184,10 +184,22 @@ def confirmation() -> list[Case]:
 
 
 def group_codecs() -> list[Case]:
-    """DiLoCo with few bits, at a quarter of the tokens: 5.4 a parameter."""
+    """DiLoCo with few bits, at a quarter of the tokens: 5.4 a parameter. Of 2 bits a second seed."""
     quarter = Case("", "diloco", outer=DILOCO, steps=325)
-    codecs: tuple[CodecName, ...] = ("none", "int8", "int4")
-    return [replace(quarter, label=f"diloco_h{h}_{it}", h=h, codec=it) for h in (50, 12) for it in codecs]
+    codecs: tuple[CodecName, ...] = ("none", "int8", "int4", "int2")
+    first = [replace(quarter, label=f"diloco_h{h}_{it}", h=h, codec=it) for h in (50, 12) for it in codecs]
+    return first + [replace(it, seed=1) for it in first if it.codec in ("none", "int2")]
+
+
+def decoupled() -> list[Case]:
+    """Both variants of decoupled momentum, with 4 replicas for 240 steps of 2.0 tokens a parameter; three seeds."""
+    short = Case("", "decoupled", 12, replicas=4, steps=240)
+    tried = [(variant, mu) for mu in (0.5, 0.7) for variant in ("replace", "add")] + [("replace", 0.9)]
+    return [
+        replace(short, label=f"decoupled_{variant}", outer={"variant": variant, "momentum": mu}, seed=seed)
+        for seed in (0, 1, 2)
+        for variant, mu in tried
+    ]
 
 
 STAGES: dict[str, Callable[[], list[Case]]] = {
@@ -197,5 +209,6 @@ STAGES: dict[str, Callable[[], list[Case]]] = {
     "optimizer": optimizer_sweep,
     "optimizers": optimizers,
     "group_codecs": group_codecs,
+    "decoupled": decoupled,
     "confirm": confirmation,
 }

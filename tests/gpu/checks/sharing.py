@@ -10,12 +10,12 @@ import contextlib
 import re
 from collections.abc import Iterator
 from itertools import chain
-from typing import get_args
 
 import torch
 from torch import Tensor
 
 from peer.commands.simulate.exchanges import OverlappedSwap, average, both_merged, swap
+from peer.config import schema
 from peer.config.schema import CodecName, Config
 from peer.p2p.event_loop import LoopThread
 from peer.rounds.contribution import Averaged
@@ -31,7 +31,7 @@ BY_HAND = 1e-6  # of φ, without a codec: fp32 against fp64
 ROUNDED = 0.02  # of the share that a clipped swap leaves, as its text says it
 LOST = 0.8  # of what the merge moves, at most: what a codec rounds away, and blocks that it cannot resolve
 UNRESOLVED = 0.34  # share of the swaps in which too many blocks of a first partner may not be resolved
-CODECS: tuple[CodecName, ...] = get_args(CodecName)
+CODECS: tuple[CodecName, ...] = schema.CODECS["noloco"]
 
 
 def check(site: Site) -> Iterator[Finding]:

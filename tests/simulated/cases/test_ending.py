@@ -62,12 +62,14 @@ def test_a_peer_that_ends_long_before_the_others_ends_at_once(kind: Kind) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_ends_somewhat_later_is_waited_for_some_seconds_in_all(kind: Kind) -> None:
-    """The last one freezes just before its end."""
-    freeze = Fault(1.0 + STEP * H * (ROUNDS - 1), "freeze", (3,), 60.0, 0)
-    with in_a_folder(ending(kind, [1.0] * 4, freeze)) as world:
+@pytest.mark.parametrize(("ends", "frozen"), [(3, 1), (2, 4)])
+def test_who_ends_somewhat_later_is_waited_for_some_seconds_in_all(kind: Kind, ends: int, frozen: int) -> None:
+    """The last ones freeze just before their end. Two that have met would wait twice for another one."""
+    late = tuple(range(ends, ends + frozen))
+    freeze = Fault(1.0 + STEP * H * (ROUNDS - 1), "freeze", late, 60.0, 0)
+    with in_a_folder(ending(kind, [1.0] * (ends + frozen), freeze)) as world:
         assert not world.run().violations
-        for number in range(3):
+        for number in range(ends):
             assert waited(world, number) < END_PATIENCE + ASK_TIMEOUT + 1.0
             assert len([row for row in last_swaps(world, number) if row["outcome"] != "merged"]) <= 1
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from peer.config.schema import CodecName
 from peer.exchange.codec import BLOCK
+from peer.exchange.group.feedback import round_mean
 from peer.exchange.group.rounding import Rounding
 from peer.exchange.guard import RECENT_PARTNERS
 from peer.exchange.pair.blocking import PairExchange
@@ -27,7 +28,7 @@ from peer.rounds.types import Group, Outcome
 from tests.simulated.peer import SimulatedPeer
 
 EXACT = {"none": 2e-6, "fp16": 1e-3, "bf16": 8e-3}  # of the largest element
-STEPS = {"int8": 1 / 120, "int4": 1 / 6.9}  # of a group's codec: a step of a block, of its largest element
+STEPS = {"int8": 1 / 120, "int4": 1 / 6.9, "int2": 1.0}  # of a group's codec: a step of a block, of its largest element
 LEAST_SHARE, MOST_SHARE = 0.1, 0.5  # of a partner in a mean of two
 LONGEST_REACH = 6.0  # times a peer's own change: so far away is nobody whose contribution is merged in full
 NEAR = 1.9  # times as far away as a peer's own inner steps went: merged in full
@@ -57,10 +58,11 @@ class Side:
 
 @dataclass
 class GroupSide:
-    """One member's part of a group's round. ``done``: it has a result."""
+    """One member's part of a group's round. ``kept``: by rounding, of before; ``done``: it has a result."""
 
     own: Tensor
     lineage: str
+    kept: Tensor | None
     done: bool = False
     outcome: Outcome | None = None
 
@@ -289,8 +291,9 @@ class Ledger:
                 return average(contribution, group)
             own = torch.empty(contribution.numel)
             contribution.read(0, own)
+            kept = exchange._kept.clone() if exchange._kept is not None else None
             put_in = self._groups.setdefault(group.assembly.token, {})
-            put_in[peer.host.peer_id] = current["side"] = GroupSide(own, counters.lineage.digest)
+            put_in[peer.host.peer_id] = current["side"] = GroupSide(own, counters.lineage.digest, kept)
             averaged: Averaged = average(contribution, group)
             current["side"].outcome = averaged.outcome
             leader = put_in.get(group.assembly.seats[0].peer_id)
@@ -299,6 +302,8 @@ class Ledger:
                 self.violation(f"{peer.name} is in a group in which somebody merged, and not the leader")
             if averaged.outcome is Outcome.MERGED:
                 self._check_group(peer, group, averaged, put_in)
+            elif kept is not None and not torch.equal(exchange._kept, kept):
+                self.violation(f"{peer.name} keeps something else after a round that failed")
             elif not torch.equal(averaged.mean, own):
                 self.violation(f"{peer.name} uses something else than its own part after a round that failed")
             return averaged
@@ -323,7 +328,8 @@ class Ledger:
             self.violation(f"{peer.name} merged with members of another lineage")
         codec = peer.config.run.exchange.codec
         if token not in self._means:
-            self._means = {token: group_mean([put_in[seat.peer_id].own for seat in seats], codec)}
+            sides = [put_in[seat.peer_id] for seat in seats]
+            self._means = {token: group_mean([it.own for it in sides], codec, [it.kept for it in sides])}
         mean = self._means[token]
         worst, largest = float((averaged.mean - mean).abs().max()), float(mean.abs().max())
         if worst > EXACT["none"] * (largest + 1e-9) * 4 + STEPS.get(codec, 0.0) * largest:
@@ -332,19 +338,26 @@ class Ledger:
             self.violation(f"{peer.name} merged another result than the rest of its group")
 
 
-def group_mean(group: Sequence[Tensor], codec: CodecName = "none") -> Tensor:
+def group_mean(
+    group: Sequence[Tensor], codec: CodecName = "none", kept: Sequence[Tensor | None] | None = None
+) -> Tensor:
     """Slice by slice; of three and more, no part of a slice is longer than ``GROUP_CLIP`` times the median one. Up to a
-    step of the codec, as a sum in another order may be rounded to the next one.
+    step of the codec, as a sum in another order may be rounded to the next one. ``kept``: by rounding, of before.
     """
-    slices = torch.stack(list(group)).tensor_split([len(group[0]) * n // len(group) for n in range(1, len(group))], 1)
+    cuts = [len(group[0]) * n // len(group) for n in range(1, len(group))]
+    slices, owed = torch.stack(list(group)).tensor_split(cuts, 1), kept or [None] * len(group)
     means = []
-    for part in slices:
-        for row in part:
-            Rounding(codec).apply(row)
+    for place, part in enumerate(slices):
+        own = [None if it is None else it.tensor_split(cuts)[place] for it in owed]
+        for member, row in enumerate(part):
+            if member != place:  # its own contribution is not sent
+                row += 0.0 if (mine := own[member]) is None else mine
+                Rounding(codec).apply(row)
         norms = part.norm(dim=1)
         reach = GROUP_CLIP * median(norms.tolist()) if len(group) > 2 else 0.0
-        means.append((part * (reach / norms).clamp(max=1)[:, None] if reach else part).mean(0))
-        Rounding(codec).apply(means[-1])
+        part = part * (reach / norms).clamp(max=1)[:, None] if reach else part
+        means.append(part.mean(0))
+        round_mean(means[-1], own[place], part.norm(dim=1).tolist(), Rounding(codec))
     return torch.cat(means)
 
 

@@ -98,13 +98,14 @@ def _accuse(lie: str, exchange: Any) -> None:
 class _FalseMean(_Reduction):
     """Everybody is to step the other way."""
 
-    def _average(self, weights: list[float]) -> None:
-        super()._average(weights)
-        self._mean.neg_()
+    def _average(self, weights: list[float], norms: list[float]) -> None:
+        super()._average(weights, norms)
+        self._rounded = self._rounding.apply(self._mean.neg_())
 
 
 async def _combined(exchange: Any, own: Contribution, streams: GroupStreams) -> None:
-    work = _FalseMean(own, exchange._buffer, streams, exchange._settings, exchange._digest)
+    work = _FalseMean(own, exchange._buffer, streams, exchange._settings, exchange._digest, exchange._kept)
+    exchange._work = work
     await together([work.reduce(), streams.with_all(work.exchange)])
 
 

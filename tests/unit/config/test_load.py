@@ -176,7 +176,9 @@ def test_overlap_and_codec_are_defaults_of_noloco_alone(tmp_path: Path) -> None:
         assert exchange("run: {exchange: {stall: 3}}", f"run.outer.name={method}") == (False, "none", 3.0)
         said = mistake("run: {exchange: {codec: fp16}}", tmp_path, f"run.outer.name={method}")
         assert f"exchange.codec fp16 is not for {method}, which takes none" in said
-    assert exchange("run: {exchange: {codec: int4}}", "run.outer.name=diloco") == (False, "int4", 10.0)
+    for codec in ("int4", "int2"):
+        assert exchange(f"run: {{exchange: {{codec: {codec}}}}}", "run.outer.name=diloco") == (False, codec, 10.0)
+    assert "exchange.codec int2 is not for noloco" in mistake("run: {exchange: {codec: int2}}", tmp_path)
     assert exchange("run: {exchange: {overlap: false, codec: none}}", "run.outer.name=local") == (False, "none", 10.0)
     assert mistake("run: {exchange: 3}", tmp_path, "run.outer.name=local").startswith(
         f"{tmp_path}/run.yaml: run.exchange:"
@@ -219,6 +221,22 @@ def test_gamma_outside_the_papers_range_is_only_warned_of(
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("noloco.config", logging.WARNING)
     assert "run.outer.gamma 0.3 is outside the paper's range 0.5 < gamma < 1.5" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("momentum", "peers"), [(0.5, 0), (0.501, 8), (0.51, 5), (0.53, 4), (0.6, 3), (0.61803, 3), (0.61804, 2), (0.9, 2)]
+)
+def test_a_momentum_that_may_grow_is_warned_of_with_the_number_of_peers(
+    momentum: float, peers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("noloco"), "propagate", True)
+    with caplog.at_level(logging.WARNING, "noloco.config"):
+        load(f"run: {{outer: {{name: decoupled, momentum: {momentum}}}}}", tmp_path)
+        assert caplog.text == ""
+        load(f"run: {{outer: {{name: decoupled, momentum: {momentum}, variant: add}}}}", tmp_path)
+    assert (f"among {peers} peers or more; set variant: replace" in caplog.text) == (peers > 0)
+    assert not peers or sum(momentum**power for power in range(1, peers + 1)) >= 1
+    assert not peers or sum(momentum**power for power in range(1, peers)) < 1
 
 
 def test_missing_file_and_text_that_is_not_utf8(tmp_path: Path) -> None:

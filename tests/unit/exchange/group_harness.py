@@ -8,6 +8,8 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import torch
+
 from peer import clock
 from peer.config.schema import ExchangeConfig
 from peer.exchange.group.all_gather import AllGatherExchange
@@ -74,13 +76,15 @@ class Many:
         settings: ExchangeConfig = EXACT,
         phase: float = 0.0,
     ) -> None:
-        kind: type[GroupProtocol[Any]] = AllGatherExchange if result else AllReduceExchange
         names = [chr(ord("a") + index) for index in range(count)]
         self.members = [Member(name, Process(name)) for name in names]
         self.seats = tuple(Seat(member.name, f"peer-{member.name}") for member in self.members)
-        self.exchanges = [
-            kind(Wires(member, self.members), member.incoming, numel, result or numel, settings)
-            for member in self.members
+        self.kept = [torch.zeros(numel) if settings.feedback else None for _ in self.members]
+        self.exchanges: list[GroupProtocol[Any]] = [
+            AllGatherExchange(Wires(member, self.members), member.incoming, numel, result, settings)
+            if result
+            else AllReduceExchange(Wires(member, self.members), member.incoming, numel, settings, kept)
+            for member, kept in zip(self.members, self.kept, strict=True)
         ]
         self.controls: list[dict[int, Stream]] = []
         self.tokens, self.phase = 0, phase

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 import torch
 import xxhash
@@ -11,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from peer.config import schema
 from peer.config.schema import CodecName
 from peer.exchange.codec import BLOCK, Codec, size
 from peer.exchange.modulo import MARGIN, WIDEN, Modulo, codec_named
 
-NAMES: tuple[CodecName, ...] = get_args(CodecName)
+NAMES: tuple[CodecName, ...] = schema.CODECS["noloco"]
 MODULO: tuple[CodecName, ...] = ("int8", "int4")
 
 

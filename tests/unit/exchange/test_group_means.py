@@ -97,7 +97,7 @@ def no_numbers(work: _Reduction) -> None:
     ],
 )
 @pytest.mark.parametrize("lie", [lambda mean: mean.neg_(), lambda mean: mean.add_(noise(len(mean), 9), alpha=3)])
-@pytest.mark.parametrize("codec", ["none", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["none", "int8", "int4", "int2"])
 def test_a_false_mean_is_used_by_nobody_and_its_author_is_named(
     monkeypatch: pytest.MonkeyPatch,
     hide: Callable[[_Reduction], None],
@@ -107,11 +107,11 @@ def test_a_false_mean_is_used_by_nobody_and_its_author_is_named(
 ) -> None:
     average, sketched = _Reduction._average, _Reduction._sketch
 
-    def false(work: _Reduction, weights: list[float]) -> None:
-        average(work, weights)
+    def false(work: _Reduction, *norms: list[float]) -> None:
+        average(work, *norms)
         if work._me == LIAR:
             lie(work._mean)
-            work._rounding.apply(work._mean)
+            work._rounded = work._rounding.apply(work._mean)
 
     def hidden(work: _Reduction) -> None:
         sketched(work)
@@ -133,8 +133,8 @@ def test_a_false_mean_is_used_by_nobody_and_its_author_is_named(
 def test_a_leader_that_says_to_use_its_false_mean_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     average = _Reduction._average
 
-    def false(work: _Reduction, weights: list[float]) -> None:
-        average(work, weights)
+    def false(work: _Reduction, *norms: list[float]) -> None:
+        average(work, *norms)
         if work._me == 0:
             work._mean.neg_()
 

@@ -38,8 +38,8 @@ class Two:
     def noise(self, scale: float) -> Tensor:
         return scale * torch.randn(NUMEL, generator=self._chance)
 
-    def peers(self) -> list[Trained]:
-        changes = [self.noise(1e-3).clamp(-2e-3, 2e-3) for _ in range(2)]
+    def peers(self, scale: float = 1.0) -> list[Trained]:
+        changes = [scale * self.noise(1e-3).clamp(-2e-3, 2e-3) for _ in range(2)]
         for change in changes:
             change[: self.resting * BLOCK] = 0.0
         return [Trained(phi, change) for phi, change in zip(self.phi, changes, strict=True)]
@@ -85,6 +85,21 @@ def test_a_block_that_does_not_resolve_is_counted_and_its_distance_is_not_taken_
     assert "2 of 20 blocks could not be resolved" in swapped[0].detail
     assert torch.equal(swapped[0].mean[: 2 * BLOCK], one.all()[: 2 * BLOCK])
     assert swapped[0].distance == pytest.approx(float(apart), rel=0.03)  # 0.95 of it if the two counted as 0
+
+
+def test_changes_that_grow_as_in_a_warm_up_are_resolved(two: Two) -> None:
+    for scale in (2.0, 4.0, 6.0):
+        assert not any(it.unresolved for it in two.swap(two.peers(scale)))
+
+
+@pytest.mark.parametrize(("unresolved", "said"), [(0, ""), (10, ""), (11, "11 of 1000 blocks could not be resolved")])
+def test_few_blocks_are_counted_and_not_said(unresolved: int, said: str) -> None:
+    numel = 1000 * BLOCK
+    own = Trained(torch.ones(numel), torch.full((numel,), 1e-3))
+    judgement = Guard().judgement("B", numel)
+    judgement.unresolved = unresolved
+    verdict = judge(own, own.all(), judgement)
+    assert (verdict.outcome, verdict.detail, judgement.unresolved) == (Outcome.MERGED, said, unresolved)
 
 
 def test_a_swap_with_more_than_a_tenth_of_them_is_refused_and_the_peers_find_together_again(two: Two) -> None:

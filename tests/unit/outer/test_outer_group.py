@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from peer.config.schema import DecoupledConfig, DiLoCoConfig, NoLoCoConfig
 from peer.exchange.average import mean_of_senders
-from peer.exchange.group.rounding import Rounding, mean_of_slices
+from peer.exchange.group.feedback import mean_of_slices
+from peer.exchange.group.rounding import Rounding
 from peer.outer.dct import basis, tilings
 from peer.outer.decoupled import Decoupled
 from peer.outer.diloco import DiLoCo
@@ -131,9 +133,10 @@ def test_a_large_axis_without_a_fitting_divisor_is_padded_and_not_cut_into_slive
 
 
 def reference_step(
-    theta: list[np.ndarray], phi: list[np.ndarray], delta: list[np.ndarray], keep: int, eta: float, mu: float
+    theta: list[np.ndarray], phi: list[np.ndarray], delta: list[np.ndarray], keep: int, hyper: DecoupledConfig
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The paper's steps for one 8 × 8 parameter in one chunk, in float64 with scipy."""
+    """The steps for one 8 × 8 parameter in one chunk, in float64 with scipy; ``add``: those of the authors' code."""
+    eta, mu = hyper.learning_rate, hyper.momentum
     peers = len(theta)
     change = [theta[i] - phi[i] for i in range(peers)]
     delta = [mu * delta[i] + change[i] for i in range(peers)]
@@ -143,16 +146,21 @@ def reference_step(
         chosen = np.zeros(64, dtype=bool)
         chosen[np.argsort(-np.abs(waves).ravel())[:keep]] = True
         sent = np.where(chosen.reshape(8, 8), waves.astype(np.float16).astype(np.float64), 0)
-        delta[i] = delta[i] - idctn(sent, norm="ortho")
+        if hyper.variant == "add":
+            delta[i] = delta[i] - idctn(sent, norm="ortho")
         total, senders = total + sent, senders + chosen.reshape(8, 8)
-    shared = idctn(total / np.maximum(senders, 1), norm="ortho")
-    delta = [it + shared for it in delta]
+    mean = total / np.maximum(senders, 1)
+    if hyper.variant == "add":
+        delta = [it + idctn(mean, norm="ortho") for it in delta]
+    else:
+        delta = [idctn(np.where(senders > 0, mean, dctn(it, norm="ortho")), norm="ortho") for it in delta]
     return [phi[i] + eta * (change[i] + mu * delta[i]) for i in range(peers)], delta
 
 
-def test_decoupled_is_the_papers_steps_with_the_residual_kept() -> None:
-    eta, mu, peers = 0.7, 0.9, 3
-    hyper = DecoupledConfig(name="decoupled", learning_rate=eta, momentum=mu, chunk=8, density=5 / 64)
+@pytest.mark.parametrize(("variant", "mu"), [("add", 0.5), ("replace", 0.9)])
+def test_decoupled_is_the_papers_steps_with_the_residual_kept(variant: Literal["add", "replace"], mu: float) -> None:
+    peers = 3
+    hyper = DecoupledConfig(name="decoupled", momentum=mu, variant=variant, chunk=8, density=5 / 64)
     nets = [nn.Linear(8, 8, bias=False) for _ in range(peers)]
     group = [Decoupled(SlowWeights(net.named_parameters()), hyper) for net in nets]
     phi = [outer.slow.phi.double().numpy().reshape(8, 8).copy() for outer in group]
@@ -161,7 +169,7 @@ def test_decoupled_is_the_papers_steps_with_the_residual_kept() -> None:
         for place, outer in enumerate(group):
             train(outer, 10 * number + place)
         theta = [fast(outer).double().numpy().reshape(8, 8) for outer in group]
-        phi, delta = reference_step(theta, phi, delta, 5, eta, mu)
+        phi, delta = reference_step(theta, phi, delta, 5, hyper)
         mean = torch.empty(group[0].coefficients)
         mean_of_senders([outer.contribution() for outer in group], mean)
         for outer in group:
@@ -169,6 +177,59 @@ def test_decoupled_is_the_papers_steps_with_the_residual_kept() -> None:
         for place, outer in enumerate(group):
             np.testing.assert_allclose(outer.slow.phi.numpy().reshape(8, 8), phi[place], atol=2e-3)
             np.testing.assert_allclose(outer.momentum.numpy().reshape(8, 8), delta[place], atol=2e-3)
+
+
+def fastest_growth(peers: int) -> tuple[float, np.ndarray]:
+    """Of one coefficient in a round without decay, when its largest value alone is sent; and its values, sorted.
+
+    Sorted again the values x₁ ≥ … ≥ xₙ become x₂ + x₁, …, xₙ + x₁, x₁.
+    """
+    step = np.eye(peers, k=1)
+    step[:, 0] += 1
+    growth, vectors = np.linalg.eig(step)
+    return float(growth.real.max()), np.abs(vectors[:, growth.real.argmax()].real)
+
+
+@pytest.mark.parametrize("peers", [2, 3, 4, 8, 16, 64])
+def test_the_bound_on_the_momentum_is_that_of_the_fastest_growth(peers: int) -> None:
+    growth, values = fastest_growth(peers)
+    bound = 1 / growth
+    assert sum(bound**power for power in range(1, peers + 1)) == pytest.approx(1)
+    chance = np.random.default_rng(peers)
+    state = np.ones(peers)
+    for sent in (chance.random(peers) < chance.random() for _ in range(300)):  # who sends what grows no faster
+        if sent.any():
+            most = np.max(np.sort(state)[::-1] / values)
+            mean = state[sent].mean()
+            state = np.where(sent, mean, state + mean)
+            assert np.max(np.sort(state)[::-1] / values) <= growth * most * (1 + 1e-9)
+            state /= state.max()
+
+
+@pytest.mark.parametrize(("variant", "grows"), [("add", True), ("replace", False)])
+@pytest.mark.parametrize("peers", [8, 16])
+def test_decoupled_momentum_grows_beyond_the_bound_where_it_is_added(
+    peers: int, variant: Literal["add", "replace"], grows: bool
+) -> None:
+    """Each peer has another coefficient as its largest in every round; nothing is trained."""
+    growth, values = fastest_growth(peers)
+    for factor in (0.98, 1.02):
+        hyper = DecoupledConfig(name="decoupled", variant=variant, momentum=factor / growth, density=1 / peers)
+        group = [Decoupled(SlowWeights([("p", nn.Parameter(torch.zeros(peers)))]), hyper) for _ in range(peers)]
+        for place, outer in enumerate(group):
+            waves = torch.tensor(1000 * np.roll(values[::-1], place + 1), dtype=torch.float32)
+            outer.momentum.copy_(basis(peers).T @ waves)
+        norms = []
+        for _ in range(30):
+            mean = torch.empty(group[0].coefficients)
+            mean_of_senders([outer.contribution() for outer in group], mean)
+            for outer in group:
+                outer.apply(mean)
+                outer.slow.phi.zero_()
+                outer.slow.write_fast()
+            norms.append(max(float(outer.momentum.norm()) for outer in group))
+        rate = (norms[-1] / norms[9]) ** (1 / 20)
+        assert rate == pytest.approx(factor, abs=0.01) if grows else rate < 0.6, (factor, rate)
 
 
 def test_decoupled_with_everything_shared_has_one_momentum() -> None:

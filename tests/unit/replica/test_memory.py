@@ -113,6 +113,9 @@ def test_the_parts_add_up_and_say_what_the_settings_change() -> None:
     group, waits = (config(*MIDDLE, it) for it in ("run.outer={name: diloco}", "run.exchange.overlap=false"))
     buffers = [estimate(it.run, it.peer).parts["swap_buffer"] for it in (group, waits)]
     assert buffers == [4 * plain.parts["swap_buffer"], 2 * plain.parts["swap_buffer"]]  # overlapped: in bf16
+    for codec, kept in (("int4", 0), ("int2", plain.parts["slow_weights"])):
+        coded = config(*MIDDLE, "run.outer={name: diloco}", f"run.exchange.codec={codec}")
+        assert estimate(coded.run, coded.peer).parts["kept"] == kept
     assert plain.giving_bytes == 2 * without.giving_bytes == 2 * plain.parts["weights"]
 
 

@@ -56,6 +56,21 @@ def test_catching_up_takes_the_slow_weights_and_keeps_what_was_trained() -> None
     assert torch.equal(theta(ahead), donor)
 
 
+def test_what_rounding_has_kept_is_this_peers_own() -> None:
+    """Nobody gets it of another peer; it stays with this peer's change, and goes when that goes."""
+    donor, own = parts.peer_state(feedback=True), parts.peer_state(feedback=True)
+    assert donor.kept is not None and own.kept is not None
+    donor.kept.normal_()
+    own.kept.normal_()
+    before = own.kept.clone()
+    assert len(donor.snapshot().vectors) == len(own.room()) == 2
+    own.catch_up(donor.snapshot())
+    assert torch.equal(own.kept, before)
+    own.adopt(donor.snapshot())
+    assert not own.kept.any() and donor.kept.any()
+    assert parts.peer_state().kept is None
+
+
 def test_the_lineage_is_that_of_all_rounds_in_their_order() -> None:
     def lineage(*digests: str) -> Lineage:
         state = parts.peer_state()

@@ -144,9 +144,21 @@ def test_a_method_without_momentum_resumes_as_well(tmp_path: Path) -> None:
     assert first.inner.run(first.stream.take(2)).loss == second.inner.run(second.stream.take(2)).loss
 
 
+def test_what_rounding_has_kept_comes_back(tmp_path: Path) -> None:
+    first, second = parts.peer_state(feedback=True), parts.peer_state(feedback=True)
+    assert first.kept is not None and second.kept is not None
+    first.kept.normal_()
+    Checkpoints(tmp_path, 1).save(0, first.scalars(), first.tensors())
+    saved = Checkpoints(tmp_path, 1).newest(second.refusal)
+    assert saved is not None
+    second.restore(saved)
+    assert torch.equal(first.kept, second.kept)
+
+
+@pytest.mark.parametrize("feedback", [False, True])
 @pytest.mark.parametrize("inner", INNER, ids=["adamw", "muon"])
-def test_the_announced_size_is_the_size_on_the_disk(inner: InnerConfig) -> None:
-    state = parts.peer_state(inner)
+def test_the_announced_size_is_the_size_on_the_disk(inner: InnerConfig, feedback: bool) -> None:
+    state = parts.peer_state(inner, feedback=feedback)
     run(state, 1)
     size = sum(value.nbytes for _, content in state.tensors() for value in content.values())
     assert state.checkpoint_bytes == pytest.approx(size, rel=0.01)

@@ -1,0 +1,39 @@
+"""The one meeting that a peer has agreed on, and what ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+from peer.p2p.event_loop import LoopThread
+from peer.p2p.stream import StreamLost
+from peer.rounds.progress import Progress
+from peer.swarm.context import BoundaryClock, SwarmContext
+from peer.swarm.pairing.agreement import Accept, Agreement, PartnerReady
+from tests.unit.virtual import stream_pair, virtual_time
+
+
+def test_who_has_made_its_last_inner_step_calls_off_the_meeting_of_before() -> None:
+    """It was agreed with a peer that may still train, and whose contribution would not be the plain mean's."""
+    with virtual_time():
+        thread = LoopThread()
+        mine, theirs = thread.call(stream_pair(), 5)
+        boundary = BoundaryClock(Progress())
+        context = SimpleNamespace(node=SimpleNamespace(background=asyncio.ensure_future), boundary=boundary)
+
+        async def work() -> None:
+            agreement = Agreement(cast("SwarmContext", context))
+            agreement.commit(mine, "partner", Accept(eta=1.0))
+            meeting: Any = agreement.meeting
+            agreement.end_run()
+            assert boundary.run_ended and agreement.meeting is None
+            assert meeting.came.result() is False
+            try:
+                await theirs.receive(PartnerReady, 5)
+            except StreamLost:
+                return
+            raise AssertionError("the partner does not learn it")
+
+        thread.call(work(), 20)
+        thread.close()
