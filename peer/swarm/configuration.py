@@ -30,7 +30,6 @@ from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 OFFERS_ASKED = 3
 OFFER_TIMEOUT = OPEN_TIMEOUT + 2 * GREETING_TIMEOUT  # seconds for one member
 GUEST_TIMEOUT = 60.0  # seconds to join
-RUNS_TIMEOUT = 20.0  # seconds for one look at the directory
 RUNS_SECONDS = 15.0  # until the first record must be found
 RUNS_PAUSE = 0.5  # seconds
 
@@ -100,11 +99,7 @@ def _runs(node: Node) -> dict[str, list[MemberRecord]]:
     """The live members of each run that is found; the names of runs may come late."""
     onlooker, until = Onlooker(node), clock.monotonic() + RUNS_SECONDS
     while True:
-        try:
-            found = node.call(onlooker.look(), RUNS_TIMEOUT)
-        except TimeoutError:
-            raise RunError("the swarm's directory does not answer") from None
-        now = clock.unix()
+        found, now = onlooker.read(), clock.unix()
         runs = {run: [it.record for it in there.values() if it.is_live(now)] for run, there in found.items()}
         if any(runs.values()) or clock.monotonic() > until:
             return runs
