@@ -1,7 +1,7 @@
 // How to join: the commands that start a peer of the run that is shown, the node's addresses, the run's configuration.
 
 import { el, keyed, say, set } from "./dom.js";
-import { list, plain } from "./words.js";
+import { list, number, plain } from "./words.js";
 
 const PRIVATE = /^\/ip4\/(127|10|192\.168|169\.254|172\.(1[6-9]|2\d|3[01]))\./;
 const NAME = /^[A-Za-z0-9][\w.-]{0,63}$/; // of a run; anything else may not stand in a command
@@ -21,7 +21,11 @@ export function drawJoin(place, data, run, several) {
 }
 
 function commands(address, data, run, several) {
-  if (!run?.members) return [{ text: `noloco-peer train --config FILE --initial-peers ${address}`, head: "Start the first peer, with a configuration of yours" }];
+  const ended = number(run?.ended_age) !== null;
+  if (!run?.members || ended) {
+    const head = ended ? "Nobody trains it any more: begin it again, with its configuration" : "Start the first peer, with a configuration of yours";
+    return [{ text: `noloco-peer train --config FILE --initial-peers ${address}`, head }];
+  }
   if (run.configuration?.own_program) return [{ text: `initial_peers="${address}"`, what: "setting", head: "These peers train by a program of their own: start it with" }];
   const named = several && NAME.test(run.run) ? ` --run ${run.run}` : "";
   const invited = data.invited === true || run.configuration?.run?.admission === "invite";

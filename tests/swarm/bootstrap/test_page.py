@@ -271,6 +271,8 @@ def test_a_run_that_has_ended_keeps_its_figures_and_says_when_it_ended(
     assert "This run ended 2 h 5 min ago" in tab.ask("document.querySelector('#ended').innerText")
     assert tab.ask(figures) == before and tab.ask("document.title") == "demo · ended"
     assert "most " in tab.ask("document.querySelector('#idle figcaption').textContent")
+    assert tab.ask("document.querySelector('#loss figcaption').textContent").startswith("At the end: median")
+    assert tab.ask(JOIN)[0] == f"noloco-peer train --config FILE --initial-peers {PUBLIC}"  # nobody is there to join
     assert "2 h 5 min ago" in tab.ask("document.querySelector('#contributors').innerText") != given
     table = page_sample.swarm([last], now)["contributors"]
     server.swarm = lambda: {**page_sample.swarm([], now), "contributors": table}
