@@ -24,7 +24,7 @@ from peer.swarm.directory.records import LIFETIME
 
 REFRESH_SECONDS = 2.0
 JOIN_TIMEOUT = 60.0  # seconds
-ENDED_TIMEOUT = 60.0  # seconds for all addresses to tell of runs that have ended: each has its own deadlines
+ALL_TOLD_TIMEOUT = 60.0  # seconds for all addresses to tell of runs that have ended: each has its own deadlines
 FIRST_RECORD_SECONDS = 15.0  # until the first record must be found
 TABLE_WIDTH = 160  # columns, when there is no terminal
 LEFT_ALIGNED = ("peer", "state", "met last", "config")
@@ -37,7 +37,7 @@ def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
     with guest_node(guest_settings(initial_peers, FIRST_RECORD_SECONDS), invitation) as (node, _):
         reached = node.connect()
         node.call(node.join(reached, client=True), JOIN_TIMEOUT)
-        ended = node.call(ended_runs(node, reached), ENDED_TIMEOUT)
+        ended = node.call(ended_runs(node, reached), ALL_TOLD_TIMEOUT)
         onlooker, shown = Onlooker(node), LastFigures(ended)
         until = time.monotonic() + FIRST_RECORD_SECONDS
         while not (found := onlooker.read()) and not ended:

@@ -25,7 +25,7 @@ from peer.p2p.identity import load_or_create
 log = get_logger("daemon")
 _FOLDER_PREFIX = "noloco-"
 # What p2pd reads of the environment, and no more: tokens of this user are not its business
-ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK")
+DAEMON_VARIABLES = ("PATH", "HOME", "TMPDIR", "GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK")
 
 
 class Daemon:
@@ -91,7 +91,8 @@ class Daemon:
             start_new_session=True,
             text=True,
             errors="replace",
-            env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ} | {"GOLOG_LOG_LEVEL": "error"},
+            env={name: os.environ[name] for name in DAEMON_VARIABLES if name in os.environ}
+            | {"GOLOG_LOG_LEVEL": "error"},
         )
 
     @property

@@ -95,6 +95,17 @@ def test_it_shows_the_swarm_and_updates_itself_in_place(browser: Chromium, serve
     assert tab.errors == [] and server.missing == []
 
 
+def test_a_node_that_is_on_loopback_only_is_joined_on_this_machine(
+    browser: Chromium, serve: Callable[..., PageServer]
+) -> None:
+    """As that of noloco-peer swarm; a container has a loopback of its own."""
+    swarm = of(4)
+    tab = opened(browser, serve(lambda: (it := swarm()) | {"addresses": it["addresses"][:1]}))
+    (local,) = {it for it in tab.ask(JOIN) if it.startswith("/ip4/")}
+    assert tab.ask(JOIN)[0] == f"noloco-peer join {local}" and not any("docker" in it for it in tab.ask(JOIN))
+    assert "on this machine" in tab.ask("document.querySelector('#join').textContent")
+
+
 def test_peers_come_and_go_and_the_table_is_sorted(browser: Chromium, serve: Callable[..., PageServer]) -> None:
     server = serve(of(0))
     tab = opened(browser, server)
