@@ -1,6 +1,7 @@
 """The configuration of each run, read from its members as any onlooker does and kept by its digest.
 
 It is the one that more than half of a run's records name. A member's answer counts only when it has that digest.
+Newcomers get it here too: members that everybody must call first may be out of their reach.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dht_bootstrap.watch import Watch
 from peer.config.received import OwnProgram, received
 from peer.errors import UserError, one_line
 from peer.logs import get_logger
+from peer.p2p.greeting import GREETING_TIMEOUT, Greeting, MemberIdentity
+from peer.p2p.stream import Refusal, Stream
 from peer.swarm.configuration import ask, most_common
 from peer.swarm.directory.records import MemberRecord
 
@@ -35,7 +38,8 @@ class Configurations:
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._read: dict[tuple[str, str], ReadRun] = {}  # by name of the run and digest
+        self._texts: dict[tuple[str, str], str] = {}  # canonical, by name of the run and digest
+        self._read: dict[tuple[str, str], ReadRun] = {}  # what they say
 
     def view(self, name: str, run: RunHistory) -> dict[str, Any] | None:
         """For ``/swarm.json``; ``None`` without a digest of most members."""
@@ -61,12 +65,24 @@ class Configurations:
     async def learn(self, runs: Mapping[str, list[MemberRecord]]) -> None:
         """Ask one member of each run whose configuration is unknown, and forget those that nobody has any more."""
         wanted = {(name, digest) for name, records in runs.items() if (digest := most_common(records)) is not None}
+        self._texts = {key: text for key, text in self._texts.items() if key in wanted}
         self._read = {key: read for key, read in self._read.items() if key in wanted}
         for name, digest in sorted(wanted - self._read.keys()):
             record = random.choice([it for it in runs[name] if it.config == digest])
             text = await ask(self._watch.node, name, record)
             if isinstance(text, str):
+                self._texts[name, digest] = text
                 self._read[name, digest] = _checked(name, text)
+
+    async def tell(self, stream: Stream) -> None:
+        """Refuse the greeting of a newcomer as a member does, with the configuration of the run that it names."""
+        greeting = await stream.receive(Greeting, GREETING_TIMEOUT)
+        refusal = None
+        for (name, digest), text in self._texts.items():
+            if name == greeting.run:
+                refusal = MemberIdentity("", name, digest, text, layout="").refusal(greeting)
+        unknown = Refusal(reason="it has not read the configuration of that run")
+        await stream.send_last(refusal or unknown, GREETING_TIMEOUT)
 
 
 def _records(run: RunHistory) -> list[MemberRecord]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from peer.swarm.directory.ended import ENDED_PEERS, EndedRun, last_peer
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, MemberRecord
 
@@ -16,8 +17,6 @@ FORGET = 600.0  # seconds for which a meeting, and a peer that is gone, are show
 POINTS = 240  # of a curve
 NAMED = 512  # peers of all runs that are followed and named; the others are counted
 KEPT_EVENTS = 50
-ENDED_RUNS = 4  # that are shown after their end: those that lasted longest
-ENDED_PEERS = 32  # of each of them: those that gave most
 PARTNERS = 6  # kept of each peer
 
 
@@ -146,6 +145,11 @@ class RunHistory:
     def present(self) -> dict[str, PeerHistory]:
         """The live peers by id; after the end those of its last minutes."""
         return self.peers if self.ended_at else self.live()
+
+    def last(self, name: str, now: float) -> EndedRun:
+        """What is left of it after its end."""
+        peers = [last_peer(it.record, left=it.gone_as == "left", age=now - it.written) for it in self.peers.values()]
+        return EndedRun(run=name, age=now - self.ended_at, peers=peers)
 
     def _forget(self, now: float) -> None:
         forget = 0.0 if self.unnamed else FORGET

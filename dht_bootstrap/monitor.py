@@ -31,6 +31,8 @@ from peer import __version__
 from peer.errors import RunError, UserError
 from peer.logs import get_logger
 from peer.p2p.node import Node
+from peer.swarm.directory.ended import ENDED_PROTOCOL
+from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
 log = get_logger("monitor")
 HEALTH_TIMEOUT = 3.0
@@ -93,9 +95,11 @@ class Monitor:
         self._thread.start()
 
     def watch(self) -> None:
-        """The node has started: read the directory and the configurations from now on."""
+        """The node has started: from now on read the directory and the configurations, and tell others of them."""
         self._node.spawn(self._watch.read_on())
         self._node.spawn(self._configurations.read_on())
+        self._node.spawn(self._node.serve(ENDED_PROTOCOL, self._watch.tell_of_ended))
+        self._node.spawn(self._node.serve(STATE_PROTOCOL, self._configurations.tell))
 
     def save(self) -> None:
         """Write what outlives this process."""

@@ -8,10 +8,12 @@ import time
 from collections.abc import Mapping
 
 from dht_bootstrap.contributors import Contributors
-from dht_bootstrap.history import ENDED_RUNS, NAMED, RunHistory
+from dht_bootstrap.history import NAMED, RunHistory
 from peer.errors import one_line
 from peer.logs import get_logger
 from peer.p2p.node import Node
+from peer.p2p.stream import Stream
+from peer.swarm.directory.ended import ENDED_RUNS, ENDED_TIMEOUT, NoMore
 from peer.swarm.directory.reader import Entry, Onlooker
 
 log = get_logger("watch")
@@ -80,3 +82,12 @@ class Watch:
                 self.read_seconds = self._read_at - began
                 self.reads["ok"] += 1
             await asyncio.sleep(max(0.2, READ_PERIOD - (time.monotonic() - began)))
+
+    async def tell_of_ended(self, stream: Stream) -> None:
+        """Answer a ``noloco-peer status`` (peer/swarm/directory/ended.py)."""
+        now = time.time()
+        with self.lock:
+            ended = [run.last(name, now) for name, run in self.runs.items() if run.ended_at]
+        for it in ended:
+            await stream.send(it, ENDED_TIMEOUT)
+        await stream.send_last(NoMore(), ENDED_TIMEOUT)

@@ -128,7 +128,7 @@ function describe(pairs, ids, names) {
   let text = `${count(pairs.length, "pair")} merged in the last 10 minutes`;
   if (sizes.length) {
     const [least, most] = [Math.min(...sizes), Math.max(...sizes)];
-    text += `; each peer merged with ${least === most ? integer(least) : `${integer(least)} to ${integer(most)}`} others`;
+    text += `; each peer merged with ${least === most ? count(least, "other") : `${integer(least)} to ${count(most, "other")}`}`;
   }
   if (!alone.length) return `${text}.`;
   return `${text}. Without a partner: ${alone.length > 4 ? count(alone.length, "peer") : alone.join(", ")}.`;

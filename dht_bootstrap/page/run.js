@@ -53,7 +53,7 @@ export class RunView {
     if (ended) say(note, `This run ended ${duration(run.ended_age)} ago. These are its last figures.`);
     figures(this.place.querySelector("#figures"), run, peers, present, ended);
     this.#legend(peers, named);
-    this.#charts(peers, named, present);
+    this.#charts(peers, named, present, ended ? "At the end" : "Now");
     this.meetings.draw({ ...run, peers, ended }, named, this.following);
     this.table.draw({ ...run, peers }, named, this.following);
   }
@@ -79,11 +79,12 @@ export class RunView {
     say(hint, `${count(peers.length, "peer")}: each has a thin line, the thick line is the median. Choose up to ${COLOURS} in the table or the circle to show them in colour.`);
   }
 
-  #charts(peers, named, live) {
+  /** `when`: of the figures. */
+  #charts(peers, named, live, when) {
     const by = this.place.querySelector("[name=against]:checked").value;
     this.idle.draw({ by: "time", lines: this.#lines(idle(peers), named, (y) => y > HEALTHY), summary: idleWords(live, named) });
-    this.loss.draw({ by, lines: this.#lines(losses(peers, by), named), summary: lossWords(live, named) });
-    this.speed.draw({ by: "time", lines: this.#lines(speeds(peers), named), summary: speedWords(live, named) });
+    this.loss.draw({ by, lines: this.#lines(losses(peers, by), named), summary: lossWords(live, named, when) });
+    this.speed.draw({ by: "time", lines: this.#lines(speeds(peers), named), summary: speedWords(live, named, when) });
   }
 
   /** Lines with name and look; highlighted ones on top. `bad(y)` decides by a line's last value whether to mark it. */
@@ -110,7 +111,7 @@ function figures(place, run, peers, live, ended) {
     ["Idle", percent(run.idle_share), share === null ? "no data yet" : share < HEALTHY ? "healthy: below 10%" : "too much: above 10%"],
     ["Peers", integer(run.members), ended ? "at the end" : gone(run, peers)],
     ["Tokens per second", compact(run.tokens_per_second), ended ? "at the end" : "all peers together"],
-    ["Tokens", compact(run.tokens), "trained on so far"],
+    ["Tokens", compact(run.tokens), ended ? "trained on" : "trained on so far"],
     ["Step", integer(run.step), "the furthest peer"],
     ["Validation loss", loss(median(losses)), losses.length > 1 ? `worst peer ${loss(Math.max(...losses))}` : "on held-out text"],
   ];
@@ -149,13 +150,13 @@ function idleWords(live, named) {
   return above ? `${words} ${count(above, "peer")} above 10%.` : `${words} All healthy.`;
 }
 
-function lossWords(live, named) {
+function lossWords(live, named, when) {
   const it = extremes(live, "train_loss", named, 1);
-  return it ? `Now: median ${loss(it.middle)}, highest ${loss(it.value)} at ${it.name}.` : "No loss yet.";
+  return it ? `${when}: median ${loss(it.middle)}, highest ${loss(it.value)} at ${it.name}.` : "No loss yet.";
 }
 
-function speedWords(live, named) {
+function speedWords(live, named, when) {
   const it = extremes(live, "tokens_per_second", named, -1);
   if (!it) return "Inner steps per second by peer. No data yet.";
-  return `Inner steps per second by peer. Now: median ${compact(it.middle)} tokens/s, slowest ${it.name} with ${compact(it.value)}.`;
+  return `Inner steps per second by peer. ${when}: median ${compact(it.middle)} tokens/s, slowest ${it.name} with ${compact(it.value)}.`;
 }

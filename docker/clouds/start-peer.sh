@@ -2,11 +2,10 @@
 # A peer on a virtual machine of EC2 or GCP: EC2 user data, or GCP metadata startup-script. Both run it as root, GCP at
 # every boot. It starts the container that is there, or makes it; the volume keeps identity and checkpoints.
 # The machine: Debian or Ubuntu; for a GPU with NVIDIA's driver and container toolkit (the clouds' deep learning images
-# have them). Open TCP 31338 in its security group or firewall. Change the next three lines.
+# have them). Open TCP 31338 in its security group or firewall. Change the next two lines.
 set -euo pipefail
 IMAGE=noloco-peer:0.2.0 # in your registry
-INITIAL_PEERS=/ip4/203.0.113.7/tcp/31337/p2p/QmYb...
-ARGUMENTS=(train --config /configs/demo.yaml)
+ADDRESS=/ip4/203.0.113.7/tcp/31337/p2p/QmYb... # of the bootstrap node, or of any member
 
 command -v docker >/dev/null || { apt-get -qq update && apt-get -qq install --yes --no-install-recommends docker.io; }
 if docker container inspect noloco >/dev/null 2>&1; then
@@ -22,5 +21,4 @@ exec docker run --detach --name noloco --init "${gpus[@]}" \
     --memory "${memory}k" --pids-limit 4096 --ulimit nofile=16384 \
     --restart on-failure --stop-timeout 120 \
     --publish 31338:31338 --volume noloco:/data --hostname "$(hostname -s)" \
-    --env NOLOCO_INITIAL_PEERS="$INITIAL_PEERS" \
-    "$IMAGE" "${ARGUMENTS[@]}" --set peer.network.port=31338 --set peer.network.upnp=false
+    "$IMAGE" join "$ADDRESS" --set peer.network.port=31338 --set peer.network.upnp=false

@@ -6,7 +6,7 @@ noloco-peer swarm --peers 4 --config configs/demo.yaml
 noloco-peer simulate --replicas 8 --config configs/demo.yaml
 noloco-peer tokenize books/*.jsonl.gz tokens --tokenizer gpt2
 noloco-peer check --config configs/demo.yaml --initial-peers ADDRESS
-noloco-peer status --initial-peers ADDRESS
+noloco-peer status ADDRESS
 noloco-peer pause peer-1
 noloco-peer export runs/peer-1 runs/peer-2 my-model --push OWNER/NAME
 noloco-peer show-config --config configs/demo.yaml
@@ -88,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
 
     status = commands.add_parser("status", help="the members of a swarm, as a live table")
-    status.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDR", help="any of the swarm's addresses")
+    status.add_argument("addresses", nargs="*", metavar="ADDRESS", help="any of the swarm's addresses")
+    status.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDR", help="the same, as for train")
     status.add_argument("--invitation", type=Path, metavar="FILE", help="an invitation, if the swarm requires one")
     status.set_defaults(run=_status)
 
@@ -224,7 +225,8 @@ def _status(args: argparse.Namespace) -> int:
 
     known = dict(load.from_environment(os.environ))
     invitation = args.invitation or known.get("peer.invitation")
-    return status.run(args.initial_peers or known.get("peer.initial_peers", []), invitation and Path(invitation))
+    addresses = [*args.addresses, *args.initial_peers] or known.get("peer.initial_peers", [])
+    return status.run(addresses, invitation and Path(invitation))
 
 
 def _pause(args: argparse.Namespace) -> int:

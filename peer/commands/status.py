@@ -1,6 +1,6 @@
 """``noloco-peer status``: the members of a swarm as a table, live on a terminal, printed once elsewhere.
 
-noloco-peer status --initial-peers ADDRESS
+noloco-peer status ADDRESS
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 from rich.live import Live
@@ -17,11 +18,13 @@ from rich.text import Text
 
 from peer.errors import RunError, UserError
 from peer.p2p.greeting import guest_node, guest_settings
+from peer.swarm.directory.ended import ended_runs
 from peer.swarm.directory.reader import WATCHED_RUNS, Entry, Onlooker
 from peer.swarm.directory.records import LIFETIME
 
 REFRESH_SECONDS = 2.0
-STATUS_TIMEOUT = 20.0  # seconds to join, and to read all records
+JOIN_TIMEOUT = 60.0  # seconds
+ALL_TOLD_TIMEOUT = 60.0  # seconds for all addresses to tell of runs that have ended: each has its own deadlines
 FIRST_RECORD_SECONDS = 15.0  # until the first record must be found
 TABLE_WIDTH = 160  # columns, when there is no terminal
 LEFT_ALIGNED = ("peer", "state", "met last", "config")
@@ -30,16 +33,17 @@ LEFT_ALIGNED = ("peer", "state", "met last", "config")
 def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
     """Show the swarm until interrupted, or once without a terminal. Raises :class:`RunError` for an empty swarm."""
     if not initial_peers:
-        raise UserError("--initial-peers: give an address that noloco-bootstrap or a peer printed")
+        raise UserError("status: give an ADDRESS that noloco-bootstrap or a peer printed (or NOLOCO_INITIAL_PEERS)")
     with guest_node(guest_settings(initial_peers, FIRST_RECORD_SECONDS), invitation) as (node, _):
-        node.call(node.join(node.connect(), client=True), STATUS_TIMEOUT)
-        onlooker = Onlooker(node)
+        reached = node.connect()
+        node.call(node.join(reached, client=True), JOIN_TIMEOUT)
+        ended = node.call(ended_runs(node, reached), ALL_TOLD_TIMEOUT)
+        onlooker, shown = Onlooker(node), LastFigures(ended)
         until = time.monotonic() + FIRST_RECORD_SECONDS
-        while not (found := node.call(onlooker.look(), STATUS_TIMEOUT)):
+        while not (found := onlooker.read()) and not ended:
             if time.monotonic() > until:
                 raise RunError(f"nobody is there: {initial_peers[0]} answers, but no peer has written a record")
             time.sleep(REFRESH_SECONDS / 4)
-        shown = LastFigures()
         if not sys.stdout.isatty():
             console = Console(width=TABLE_WIDTH)
             for table in shown.tables(found, time.time()):
@@ -49,15 +53,15 @@ def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
             while not node.failure:
                 live.update(shown.screen(found, time.time()), refresh=True)
                 time.sleep(REFRESH_SECONDS)
-                found = node.call(onlooker.look(), STATUS_TIMEOUT)
+                found = onlooker.read()
         raise RunError(node.failure)
 
 
 class LastFigures:
-    """What was seen last of each run: its figures stay after its end."""
+    """What was seen last of each run: its figures stay after its end. ``ended``: what others have seen."""
 
-    def __init__(self) -> None:
-        self._last: dict[str, tuple[float, Mapping[str, Entry]]] = {}  # when it lived last, and with whom
+    def __init__(self, ended: Mapping[str, tuple[float, Mapping[str, Entry]]] = MappingProxyType({})) -> None:
+        self._last = dict(ended)  # by run: when it lived last, and with whom
 
     def screen(self, found: Mapping[str, Mapping[str, Entry]], now: float) -> Table:
         """The tables of all runs, one below the other."""

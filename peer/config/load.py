@@ -195,10 +195,9 @@ def explain(error: ValidationError, tree: Any, kind: type[BaseModel]) -> str:
         parents, last = path[:-1], path[-1]
         return f"{_dotted(path)}: unknown key{_nearest(last, _siblings(kind, parents, tree))}{more}"
     if first["type"].startswith("union_tag"):
-        context = first.get("ctx", {})
-        tag, expected = context.get("tag"), str(context.get("expected_tags", "")).replace("'", "")
+        tag = first.get("ctx", {}).get("tag")
         said = f"{_dotted(path)}.name: {tag!r} is not known" if tag else f"{_dotted(path)}.name is missing"
-        return f"{said}, choose one of: {expected}{more}"
+        return f"{said}, choose one of: {', '.join(_fitting_names(kind, path, tree))}{more}"
     text = first["msg"].removeprefix("Value error, ")
     text = text[0].lower() + text[1:]
     value = first.get("input")
@@ -224,12 +223,27 @@ def _dotted(path: list[str]) -> str:
 
 def _siblings(kind: type[BaseModel], parents: list[str], tree: Any) -> list[str]:
     """The valid keys of the section at ``parents``."""
-    section = kind
-    for key in parents:
+    return list(_sections(kind, parents, tree)[0].model_fields)
+
+
+def _fitting_names(kind: type[BaseModel], path: list[str], tree: Any) -> list[str]:
+    """The names of the sections that may stand at ``path``: those that have all keys that are given there, if any."""
+    sections = _sections(kind, path, tree)
+    for key in path:
+        tree = tree[key]
+    given = set(tree) - {"name"}
+    fitting = [it for it in sections if given <= it.model_fields.keys()]
+    return [str(name) for it in fitting or sections for name in _names(it)]
+
+
+def _sections(kind: type[BaseModel], path: list[str], tree: Any) -> list[type[BaseModel]]:
+    """The sections that may stand at ``path``. Of a union it is the one whose name is given, if it is known."""
+    sections = [kind]
+    for key in path:
         tree = tree.get(key, {}) if isinstance(tree, dict) else {}
-        field = section.model_fields[key].annotation
-        section = (chosen_section(field, tree.get("name")) or _models(field))[0]
-    return list(section.model_fields)
+        field = sections[0].model_fields[key].annotation
+        sections = chosen_section(field, tree.get("name")) or _models(field)
+    return sections
 
 
 def chosen_section(annotation: Any, name: Any) -> list[type[BaseModel]]:

@@ -24,6 +24,8 @@ from peer.p2p.identity import load_or_create
 
 log = get_logger("daemon")
 _FOLDER_PREFIX = "noloco-"
+# What p2pd reads of the environment, and no more: tokens of this user are not its business
+DAEMON_VARIABLES = ("PATH", "HOME", "TMPDIR", "GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK")
 
 
 class Daemon:
@@ -89,7 +91,8 @@ class Daemon:
             start_new_session=True,
             text=True,
             errors="replace",
-            env={**os.environ, "GOLOG_LOG_LEVEL": "error"},
+            env={name: os.environ[name] for name in DAEMON_VARIABLES if name in os.environ}
+            | {"GOLOG_LOG_LEVEL": "error"},
         )
 
     @property
@@ -113,7 +116,8 @@ class Daemon:
                 self._process.wait(timeout)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.wait(timeout)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout)  # it is as good as gone: this only reaps it
             if self._reader.is_alive():
                 self._reader.join(timeout)
         shutil.rmtree(self.sockets, ignore_errors=True)

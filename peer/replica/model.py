@@ -39,7 +39,7 @@ def fresh(config: Any, *, seed: int = 0, trust_remote_code: bool = False) -> nn.
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]), _in_one_line(config.model_type):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # weights are drawn on the CPU; torch.manual_seed reseeds all devices
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
 
 

@@ -1,7 +1,8 @@
 """What a swarm trains, for a node that is no member: the digest that most members' records name, and its configuration.
 
-Any member gives the configuration: it refuses the greeting of a :func:`peer.p2p.greeting.newcomer` with it. Only a text
-with the wanted digest is used, so one member that lies changes nothing. In an open swarm anybody can write records,
+Any member gives the configuration: it refuses the greeting of a :func:`peer.p2p.greeting.newcomer` with it. So does a
+bootstrap node that has read it, for a newcomer that cannot reach the members. Only a text with the wanted digest is
+used, so one that lies changes nothing. In an open swarm anybody can write records,
 also many: who has learned the digest from a person gives it.
 """
 
@@ -18,6 +19,7 @@ from peer.config.digest import digest_of
 from peer.config.received import LARGEST_TEXT
 from peer.config.schema import MemberConfig
 from peer.errors import RunError, UserError
+from peer.p2p.addresses import owner_of, place_of
 from peer.p2p.deadline import together
 from peer.p2p.greeting import GREETING_TIMEOUT, guest_node, guest_settings, newcomer, refusal_of
 from peer.p2p.node import OPEN_TIMEOUT, Node
@@ -30,7 +32,6 @@ from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 OFFERS_ASKED = 3
 OFFER_TIMEOUT = OPEN_TIMEOUT + 2 * GREETING_TIMEOUT  # seconds for one member
 GUEST_TIMEOUT = 60.0  # seconds to join
-RUNS_TIMEOUT = 20.0  # seconds for one look at the directory
 RUNS_SECONDS = 15.0  # until the first record must be found
 RUNS_PAUSE = 0.5  # seconds
 
@@ -63,10 +64,14 @@ async def ask(node: Node, run: str, record: MemberRecord) -> str | Refused | Non
     """A member's configuration (canonical text), if it has the digest in its record; how it refuses to tell it; or
     ``None`` for no answer or a wrong one. Ends within ``OFFER_TIMEOUT``.
     """
-    said = await refusal_of(node, newcomer(run), record.peer_id, STATE_PROTOCOL, record.addresses)
+    return await _ask(node, run, record.config, record.peer_id, record.addresses)
+
+
+async def _ask(node: Node, run: str, digest: str, peer_id: str, addresses: Sequence[str]) -> str | Refused | None:
+    said = await refusal_of(node, newcomer(run), peer_id, STATE_PROTOCOL, addresses)
     if said is None or said.run is None:
         return said
-    fits = len(said.run) <= LARGEST_TEXT and digest_of(said.run) == record.config
+    fits = len(said.run) <= LARGEST_TEXT and digest_of(said.run) == digest
     return said.run if fits else None
 
 
@@ -79,14 +84,15 @@ def offered(own: MemberConfig, name: str | None = None, digest: str | None = Non
     """
     settings = guest_settings(own.initial_peers, own.network.join_timeout)
     with guest_node(settings, _invitation(own)) as (node, _):
-        node.call(node.join(node.connect(), client=True), GUEST_TIMEOUT)
+        reached = node.connect()
+        node.call(node.join(reached, client=True), GUEST_TIMEOUT)
         runs = {name: present_members(node, name)} if name else _runs(node)
         runs = {run: records for run, records in runs.items() if records}
         if len(runs) > 1:
             listed = ", ".join(f"{run} ({_count(records)})" for run, records in sorted(runs.items()))
             raise UserError(f"several runs are trained there: {listed}; choose one with --run NAME")
         for run, records in runs.items():
-            return _from_members(node, run, records, digest)
+            return _from_swarm(node, run, records, digest, reached)
     return None
 
 
@@ -100,18 +106,17 @@ def _runs(node: Node) -> dict[str, list[MemberRecord]]:
     """The live members of each run that is found; the names of runs may come late."""
     onlooker, until = Onlooker(node), clock.monotonic() + RUNS_SECONDS
     while True:
-        try:
-            found = node.call(onlooker.look(), RUNS_TIMEOUT)
-        except TimeoutError:
-            raise RunError("the swarm's directory does not answer") from None
-        now = clock.unix()
+        found, now = onlooker.read(), clock.unix()
         runs = {run: [it.record for it in there.values() if it.is_live(now)] for run, there in found.items()}
         if any(runs.values()) or clock.monotonic() > until:
             return runs
         clock.sleep(RUNS_PAUSE)
 
 
-def _from_members(node: Node, run: str, records: Sequence[MemberRecord], wanted: str | None) -> OfferedRun:
+def _from_swarm(
+    node: Node, run: str, records: Sequence[MemberRecord], wanted: str | None, reached: Sequence[str] = ()
+) -> OfferedRun:
+    """From members, or from the nodes at the initial peers that were ``reached``."""
     digest = wanted or most_common(records)
     if digest is None:
         raise NoMajority(
@@ -123,7 +128,8 @@ def _from_members(node: Node, run: str, records: Sequence[MemberRecord], wanted:
         raise UserError(f"no member of {run} has the configuration {digest}: {_camps(records)}")
 
     async def ask_some() -> list[str | Refused | None]:
-        return await together(ask(node, run, it) for it in random.sample(those, min(OFFERS_ASKED, len(those))))
+        members = [ask(node, run, it) for it in random.sample(those, min(OFFERS_ASKED, len(those)))]
+        return await together([*members, *(_ask(node, run, digest, owner_of(it), [place_of(it)]) for it in reached)])
 
     answers = node.call(ask_some(), OFFER_TIMEOUT + OPEN_TIMEOUT)
     text = next((it for it in answers if isinstance(it, str)), None)

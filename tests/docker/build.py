@@ -69,7 +69,7 @@ def _suite() -> str:
 
 @contextlib.contextmanager
 def _pip_settings(folder: Path) -> Iterator[list[str]]:
-    """Arguments of ``docker build`` that give pip in the build the settings of pip on this machine."""
+    """Arguments of ``docker build`` that give pip there the settings of pip here, but for paths of this machine."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, timeout=60)
     settings = {}
     for line in listed.stdout.splitlines():
@@ -77,7 +77,8 @@ def _pip_settings(folder: Path) -> Iterator[list[str]]:
         settings[key.rpartition(".")[2]] = value.strip("'\"")
     certificates = settings.pop("cert", None)
     wheels = [it.removeprefix("file://") for it in settings.pop("find-links", "").split()]
-    lines = ["[global]", *(f"{key} = {value}" for key, value in settings.items() if "file:" not in value)]
+    elsewhere = {key: it for key, it in settings.items() if "file:" not in it and not it.startswith("/")}
+    lines = ["[global]", *(f"{key} = {value}" for key, value in elsewhere.items())]
     with contextlib.ExitStack() as stack:
         served = [stack.enter_context(_serving(Path(it))) if it.startswith("/") else it for it in wheels]
         lines += [f"find-links = {' '.join(served)}"] if served else []

@@ -22,11 +22,17 @@ README = (CLOUDS / "README.md").read_text(encoding="utf-8")
 
 
 def peer(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Config:
-    """The configuration of ``train ...``; an option or a setting that does not exist is an error."""
+    """The configuration of ``train ...``, or this machine's half for ``join ...``.
+
+    An option or a setting that does not exist is an error, and so is a peer that would join nobody.
+    """
     moved = [word.replace("/configs/", f"{ROOT}/configs/").replace("/etc/noloco/peer.yaml", DEMO) for word in words]
     args = peer_parser().parse_args(moved)
-    assert args.command == "train"
-    return settings.load(args.config, args.overrides, environment=environment or {})
+    assert args.command in ("train", "join")
+    named = [f"peer.initial_peers=[{', '.join(args.addresses)}]"] if args.command == "join" and args.addresses else []
+    config = settings.load(args.config, [*args.overrides, *named], environment=environment or {})
+    assert args.command == "train" or (config.peer.initial_peers and not args.config)
+    return config
 
 
 DEMO = str(ROOT / "configs" / "demo.yaml")

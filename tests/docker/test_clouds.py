@@ -21,7 +21,7 @@ from tests.docker import clouds
 from tests.docker.clouds import CLOUDS, KUBERNETES, README, UNITS, bootstrap, commands, of_kind, peer
 from tests.docker.compose import FOLDER, ROOT, ours
 
-PEER_PORT = 31338
+PEER_PORT, ADDRESS = 31338, "/ip4/203.0.113.7/tcp/31337/p2p/QmYb..."
 FILES = [it for it in sorted(CLOUDS.rglob("*")) if it.is_file()]
 SCRIPTS = [CLOUDS / "start-peer.sh", CLOUDS / "slurm.sbatch", FOLDER / "entrypoint.sh"]
 MANIFESTS = ("bootstrap.yaml", "peers.yaml")
@@ -62,19 +62,17 @@ def test_a_script_is_clean(script: Path) -> None:
 def test_a_pod_listens_on_the_port_that_it_exposes() -> None:
     (words,) = commands("runpodctl")
     given = dict(zip(words[3::2], words[4::2], strict=True))
-    variable, _, value = given["--env"].partition("=")
-    config = peer(shlex.split(given["--args"]), {variable: value})
+    config = peer(arguments := shlex.split(given["--args"]))
     assert given["--ports"] == f"{config.peer.network.port}/tcp"
-    assert config.peer.initial_peers == (value,) and not config.peer.network.announce
+    assert arguments[0] == "join" and config.peer.initial_peers == (ADDRESS,) and not config.peer.network.announce
 
 
 def test_an_instance_listens_on_the_port_that_it_maps() -> None:
     (words,) = commands("vastai")
     options = shlex.split(words[words.index("--env") + 1])
-    variable, _, value = options[options.index("-e") + 1].partition("=")
-    config = peer(words[words.index("--args") + 1 :], {variable: value})
-    assert options[options.index("-p") + 1] == f"{config.peer.network.port}:{config.peer.network.port}"
-    assert config.peer.initial_peers == (value,) and not config.peer.network.announce
+    config = peer(arguments := words[words.index("--args") + 1 :])
+    assert options == ["-p", f"{config.peer.network.port}:{config.peer.network.port}"]
+    assert arguments[0] == "join" and config.peer.initial_peers == (ADDRESS,) and not config.peer.network.announce
 
 
 # -- EC2, GCP ------------------------------------------------------------------------------------------
@@ -95,9 +93,9 @@ def test_a_virtual_machine_starts_a_confined_container(exists: bool, tmp_path: P
     image = words.index(f"noloco-peer:{__version__}")
     options, arguments = words[:image], words[image + 1 :]
     given = dict(pairwise(options))
-    variable, _, value = given["--env"].partition("=")
-    config = peer(arguments, {variable: value})
-    assert config.peer.network.port == PEER_PORT and config.peer.initial_peers == (value,)
+    config = peer(arguments)
+    assert arguments[0] == "join" and config.peer.network.port == PEER_PORT
+    assert config.peer.initial_peers == (ADDRESS,)
     assert given["--publish"] == f"{PEER_PORT}:{PEER_PORT}" and given["--volume"] == "noloco:/data"
     service = ours("compose.peer.yaml")["peer"]
     assert {"--read-only", "--init"} <= set(options) and "--privileged" not in options
@@ -161,7 +159,10 @@ def test_the_pods_run_commands_that_exist() -> None:
     for it in container("noloco-peer")["env"]:
         source = it["valueFrom"].get("configMapKeyRef")
         environment[it["name"]] = values[source["key"]] if source else "noloco-peer-0"
-    config = peer(container("noloco-peer")["args"], environment)
+    arguments = container("noloco-peer")["args"]
+    joining = ["join", *(it for it in arguments[1:] if not it.startswith("--config"))]
+    assert arguments[0] == "train" and peer(joining, environment).peer == peer(arguments, environment).peer
+    config = peer(arguments, environment)
     assert config.peer.name == "noloco-peer-0" and config.peer.initial_peers == (values["NOLOCO_INITIAL_PEERS"],)
     assert ports("noloco-peer") == {"p2p": config.peer.network.port, "metrics": METRICS_PORT}
     assert config.peer.metrics.host == "0.0.0.0"
@@ -239,8 +240,13 @@ def test_a_unit_is_valid_and_confined(file: str, tmp_path: Path) -> None:
 
 def test_a_unit_runs_a_command_that_exists_and_gives_it_time() -> None:
     mine = clouds.unit("noloco-peer.service")
-    called, *words = shlex.split(mine["ExecStart"][0])
-    assert called.endswith("/noloco-peer") and peer(words).peer.network.port == PEER_PORT
+    called, variable, *words = shlex.split(mine["ExecStart"][0])
+    assert called.endswith("/noloco-peer") and variable == "$COMMAND" and mine["Environment"][0] == "COMMAND=join"
+    (first,) = re.findall(r"`COMMAND=(.*)`", README)
+    assert first in (UNITS / "noloco-peer.service").read_text()
+    for command in ("join", first):
+        config = peer([*command.split(), *words], {"NOLOCO_INITIAL_PEERS": ADDRESS})
+        assert config.peer.network.port == PEER_PORT and config.peer.initial_peers == (ADDRESS,)
     assert mine["TimeoutStopSec"] == ["120"] and mine["RestartPreventExitStatus"] == ["2"]
     node = clouds.unit("noloco-bootstrap.service")
     called, *words = shlex.split(node["ExecStart"][0])

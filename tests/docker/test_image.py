@@ -152,6 +152,35 @@ def test_two_machines_train_together_and_come_back(machines: Machines) -> None:
     assert not one.docker("ps", "--all", "--quiet").stdout + two.docker("ps", "--all", "--quiet").stdout
 
 
+def test_a_container_joins_by_an_address_alone(machines: Machines) -> None:
+    """The line of docker/README.md, with this machine's port and address; the members cannot be called first."""
+    machines.compose_first("--profile", "cpu", "up", "-d", "--no-build", "--scale", "peer=1", "bootstrap", "peer")
+    addresses = machines.compose_first("exec", "-T", "bootstrap", "cat", "/swarm/addresses").split()
+    address = next(it for it in addresses if machines.lab.address(0) in it)
+    docker, folder = machines.second.docker, machines.second.volume("joined") / "far"
+    here = f"/ip4/{machines.lab.address(1)}/tcp/31338"
+    own = ("peer.threads=1", "peer.name=far", "peer.network.port=31338", f"peer.network.announce=[{here}]")
+    options = ("--detach", "--name", "joined", "--publish", "31338:31338", "--volume", "joined:/data")
+    try:
+        wait_for(lambda: "ready:" in docker_log(machines.first, container(machines.first, "peer")), READY, "no peer")
+        docker("run", *options, IMAGE, "join", address, *(word for it in own for word in ("--set", it)))
+        wait_for(lambda: folder.is_dir() and merges(folder) >= 2, READY, "it did not merge")
+        said = docker("logs", "joined")
+        assert "demo: the configuration " in said.stdout and "of 1 of 1 members" in said.stdout, said.stdout
+        docker("stop", "--time", "60", "joined", timeout=90)
+        assert inspect(machines.second, "joined")["State"]["ExitCode"] == 0
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{docker_log(machines.second, 'joined')[-3000:]}") from error
+    docker("rm", "--volumes", "joined")
+    machines.compose_first("--profile", "cpu", "down")
+
+
+def docker_log(engine: Engine, name: str) -> str:
+    """What the container has said, the program's lines before its log."""
+    said = engine.docker("logs", name, check=False)
+    return said.stdout + said.stderr
+
+
 def reaches(lab: Lab, source: int, target: int, port: int) -> bool:
     """Can one machine connect to a port of the other?"""
     program = f"import socket; socket.create_connection(('{lab.address(target)}', {port}), 5).close()"

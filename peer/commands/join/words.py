@@ -8,9 +8,9 @@ from pathlib import Path
 from peer.config.data import BYTES, HuggingFaceData
 from peer.config.model import AutoModel, LlamaModel
 from peer.config.schema import Config, RunConfig
+from peer.hub.size import data_size, download_size
+from peer.replica.model_source import TOKENIZER_FILES
 from peer.swarm.configuration import OfferedRun
-
-UNLESS_HERE = "unless it is on this machine already"
 
 
 def outlined(config: Config, offer: OfferedRun) -> Iterator[str]:
@@ -36,13 +36,21 @@ def _model(run: RunConfig) -> str:
 
 
 def downloads(config: Config) -> Iterator[str]:
-    """What comes from the Hugging Face hub. The model's size is said before its download; no other is known."""
+    """What comes from the Hugging Face hub, with its size; nothing of what is here already.
+
+    The model's size is said when its files are located (model_source.py).
+    """
     model, data = config.run.model, config.run.data
     if isinstance(model, AutoModel) and not Path(model.source).expanduser().is_dir():
         what = "weights and configuration" if model.pretrained else "configuration"
         yield f"download: {what} of the model {model.source}"
-    if data.tokenizer.name != BYTES and data.tokenizer.path is None:
-        yield f"download: the tokenizer {data.tokenizer.name}, of unknown size, {UNLESS_HERE}"
+    tokenizer = data.tokenizer
+    if tokenizer.name != BYTES and tokenizer.path is None:
+        size = download_size(tokenizer.name, None, ("config.json", *TOKENIZER_FILES))
+        yield from [f"download: the tokenizer {tokenizer.name}, {size}"] * bool(size)
     if isinstance(data, HuggingFaceData) and not Path(data.path).expanduser().exists():
-        how = "piece by piece" if data.streaming else "as a whole before the first step"
-        yield f"download: the data set {data.path}, {how}, of unknown size, {UNLESS_HERE}"
+        how, splits = "as a whole before the first step", set()  # the library downloads all splits
+        if data.streaming:
+            how, splits = "piece by piece", {data.split, data.validation_split}
+        size = data_size(data.path, data.subset, splits)
+        yield from [f"download: the data set {data.path}, {how}, {size}"] * bool(size)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from peer import __version__, clock
+from peer.errors import RunError
 from peer.logs import get_logger
 from peer.p2p.dht import search
 from peer.p2p.node import RPC_TIMEOUT, Node
@@ -21,6 +22,7 @@ from peer.swarm.directory.records import MemberRecord
 
 log = get_logger("members")
 
+LOOK_TIMEOUT = 20.0  # seconds for one look at all runs
 LOOKS = 3  # attempts to read a directory that seems empty while a node has not answered
 FOREIGN_PEERS = 1000  # peers of other versions that the log names
 ONLOOKER_READS = 64  # buckets an onlooker reads at once: all of a swarm of about 1,500, a part of a larger one
@@ -123,16 +125,23 @@ class Reader:
 
 
 class Onlooker:
-    """Finds the runs of a DHT and reads the directory of each. :meth:`look` runs on the network thread."""
+    """Finds the runs of a DHT and reads the directory of each."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._readers: dict[str, Reader] = {}
 
+    def read(self) -> dict[str, Mapping[str, Entry]]:
+        """As :meth:`look`, from the main thread. Raises :class:`RunError` when the DHT does not answer."""
+        try:
+            return self._node.call(self.look(), LOOK_TIMEOUT)
+        except TimeoutError:
+            raise RunError("the swarm's directory does not answer") from None
+
     async def look(self) -> dict[str, Mapping[str, Entry]]:
         """The newest records by run and peer id until they expire, those of peers that left included.
 
-        Raises what hivemind raises when the DHT does not answer.
+        On the network thread. Raises what hivemind raises when the DHT does not answer.
         """
         fresh = sorted(await self._runs() - self._readers.keys())
         room = min(max(0, WATCHED_RUNS - len(self._readers)), len(fresh))

@@ -27,6 +27,9 @@ def check(site: Site) -> Iterator[Finding]:
         with repeatable():
             yield _resumed(site, config, precision)
             yield _paused(site, config, precision)
+    config = site.config("peer.offload=optimizer", f"run.inner_steps={H}", "run.inner.warmup_steps=0")
+    with repeatable():
+        yield _paused(site, config, "fp32 with offload")
 
 
 def _resumed(site: Site, config: Config, precision: str) -> Finding:
@@ -62,7 +65,8 @@ def _paused(site: Site, config: Config, precision: str) -> Finding:
     subject = f"pause in {precision}"
     whole, paused = site.replica(config), site.replica(config)
     expected, losses = run(whole, STEPS), run(paused, INTERRUPTED)
-    moved = 4 * (paused.outer.slow.numel + paused.inner.moment_count)
+    moments = 0 if config.peer.offload == "optimizer" else paused.inner.moment_count
+    moved = 4 * (paused.outer.slow.numel + moments)
     before = allocated(site)
     paused.move_to(torch.device("cpu"))
     release_memory(site.device)

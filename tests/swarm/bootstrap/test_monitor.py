@@ -15,6 +15,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from peer.swarm.directory.records import LIFETIME
 from peer.telemetry.series import OF_PEER, PREFIX
 from tests.swarm.support.harness import Swarm, wait_for
 
@@ -50,6 +51,7 @@ def test_a_run_that_has_ended_is_shown_and_its_contributors_outlive_the_node(swa
     (given,) = swarm_of(url)["contributors"]
     assert {peer["name"] for peer in given["peers"]} == set(NAMES[:2])
     assert 0 < given["tokens"] <= 2 * 600 * 2 * 16  # of both: steps, sequences, tokens
+    _status_knows(swarm, address, str(run["run"]))
     bootstrap.signal(signal.SIGTERM)
     assert bootstrap.exit_code(30) == 0
     again, _ = swarm.bootstrap()
@@ -57,6 +59,16 @@ def test_a_run_that_has_ended_is_shown_and_its_contributors_outlive_the_node(swa
     later = wait_for(lambda: swarm_of(url).get("contributors"), 60)
     same = [(peer["peer_id"], peer["tokens"], peer["merges"]) for peer in later[0]["peers"]]
     assert same == [(peer["peer_id"], peer["tokens"], peer["merges"]) for peer in given["peers"]]
+
+
+def _status_knows(swarm: Swarm, address: str, run: str) -> None:
+    """From the bootstrap node, when no record is left in the directory."""
+    time.sleep(LIFETIME + 2)
+    status = swarm.start("status", ["-m", "peer", "status", address])
+    assert status.exit_code(60) == 0, status.output()
+    assert re.search(rf"{run}: ended .* ago, these are its last figures: 2 peers, \d+ tokens/s", status.output())
+    for name in NAMES[:2]:
+        assert re.search(rf"{name} .*left ", status.output()), status.output()
 
 
 def test_the_monitor_sees_peers_join_train_merge_leave_and_die(swarm: Swarm) -> None:

@@ -95,6 +95,17 @@ def test_it_shows_the_swarm_and_updates_itself_in_place(browser: Chromium, serve
     assert tab.errors == [] and server.missing == []
 
 
+def test_a_node_that_is_on_loopback_only_is_joined_on_this_machine(
+    browser: Chromium, serve: Callable[..., PageServer]
+) -> None:
+    """As that of noloco-peer swarm; a container has a loopback of its own."""
+    swarm = of(4)
+    tab = opened(browser, serve(lambda: (it := swarm()) | {"addresses": it["addresses"][:1]}))
+    (local,) = {it for it in tab.ask(JOIN) if it.startswith("/ip4/")}
+    assert tab.ask(JOIN)[0] == f"noloco-peer join {local}" and not any("docker" in it for it in tab.ask(JOIN))
+    assert "on this machine" in tab.ask("document.querySelector('#join').textContent")
+
+
 def test_peers_come_and_go_and_the_table_is_sorted(browser: Chromium, serve: Callable[..., PageServer]) -> None:
     server = serve(of(0))
     tab = opened(browser, server)
@@ -271,6 +282,8 @@ def test_a_run_that_has_ended_keeps_its_figures_and_says_when_it_ended(
     assert "This run ended 2 h 5 min ago" in tab.ask("document.querySelector('#ended').innerText")
     assert tab.ask(figures) == before and tab.ask("document.title") == "demo · ended"
     assert "most " in tab.ask("document.querySelector('#idle figcaption').textContent")
+    assert tab.ask("document.querySelector('#loss figcaption').textContent").startswith("At the end: median")
+    assert tab.ask(JOIN)[0] == f"noloco-peer train --config FILE --initial-peers {PUBLIC}"  # nobody is there to join
     assert "2 h 5 min ago" in tab.ask("document.querySelector('#contributors').innerText") != given
     table = page_sample.swarm([last], now)["contributors"]
     server.swarm = lambda: {**page_sample.swarm([], now), "contributors": table}

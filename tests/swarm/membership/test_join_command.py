@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,20 @@ def test_a_newcomer_needs_the_address_and_nothing_else(swarm: Swarm) -> None:
     third = join(swarm, "third", newcomer.line(r"address=(\S+)").group(1), "--config", str(file))
     third.line("took the state of a member", 60)
     assert all(process.popen.poll() is None for process in (one, newcomer, third))
+
+
+def test_a_newcomer_that_no_member_answers_has_the_configuration_from_the_bootstrap_node(swarm: Swarm) -> None:
+    """As when all members are behind NAT: it cannot call them, and they do not know it yet."""
+    bootstrap, address = swarm.bootstrap()
+    one = first(swarm, address)
+    one.line("ready: ")
+    wait_for(lambda: (it := page(bootstrap)["runs"]) and it[0]["configuration"]["run"], 30)
+    one.signal(signal.SIGSTOP)
+    newcomer = join(swarm, "second", address)
+    newcomer.line("ours: the configuration [0-9a-f]+, of 1 of 1 members", 60)
+    newcomer.line("ready: ", 90)
+    one.signal(signal.SIGCONT)
+    merged(swarm, "second", "first")
 
 
 def test_several_runs_are_listed_and_one_is_chosen(swarm: Swarm) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from peer.commands.status import LastFigures, in_words
-from peer.swarm.directory.reader import Entry
+from peer.errors import RunError
+from peer.swarm.directory.reader import Entry, Onlooker
 from peer.swarm.directory.records import LIFETIME
 from tests.unit.parts import member_record
 
@@ -47,6 +49,22 @@ def test_invented_runs_do_not_fill_the_screen() -> None:
     for number in range(40):
         shown(figures, {f"run-{number}": entries(float(number))}, float(number))
     assert shown(figures, {}, 900.0).count(": ended ") == 16
+
+
+def test_a_directory_that_does_not_answer_in_time_is_one_line() -> None:
+    def call(work: Any, seconds: float) -> None:
+        work.close()
+        raise TimeoutError
+
+    with pytest.raises(RunError, match="directory does not answer"):
+        Onlooker(SimpleNamespace(call=call)).read()  # type: ignore[arg-type]
+
+
+def test_what_others_saw_end_is_shown_and_a_run_that_lives_again_replaces_it() -> None:
+    figures = LastFigures({"demo": (NOW - 7200, entries(-7200.0, step=70))})
+    last = shown(figures, {}, 0.0)
+    assert "demo: ended 2 h 0 min ago" in last and last.count(" 70 ") == 2
+    assert "demo: 2 peers, 2 tokens/s" in shown(figures, {"demo": entries(0.0)}, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -15,10 +16,12 @@ from dht_bootstrap.history import RunHistory
 from peer.api.config import OwnRun
 from peer.config.digest import canonical, digest_of
 from peer.config.schema import LlamaModel, RunConfig
+from peer.p2p.greeting import newcomer
+from peer.p2p.stream import Refusal
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, MemberRecord
 from tests.unit.parts import member_record
-from tests.unit.virtual import run
+from tests.unit.virtual import run, stream_pair
 
 NOW = 1_700_000_000.0
 OURS = canonical(RunConfig(name="ours"))
@@ -84,3 +87,32 @@ def test_what_is_no_configuration_is_not_shown(scene: Scene, text: str, why: str
     view = scene.see("ours", [text])
     assert view is not None and view["run"] is None
     assert why in view["why"] and view["own_program"] is own_program
+
+
+@pytest.mark.parametrize(
+    ("read", "asks", "told", "reason"),
+    [
+        (OURS, "ours", OURS, "another configuration"),
+        (canonical(OwnRun(name="ours")), "ours", canonical(OwnRun(name="ours")), "another configuration"),
+        (OURS, "theirs", None, "has not read"),
+        (None, "ours", None, "has not read"),
+    ],
+)
+def test_a_newcomer_is_told_what_was_read(
+    read: str | None, asks: str, told: str | None, reason: str, scene: Scene
+) -> None:
+    scene.answers = read is not None
+    scene.see("ours", [read or OURS])
+
+    async def ask() -> Refusal:
+        ours, theirs = await stream_pair()
+        telling = asyncio.ensure_future(scene.found.tell(theirs))
+        await ours.send(newcomer(asks), 1)
+        try:
+            return await ours.receive(Refusal, 1)
+        finally:
+            ours.close()
+            await telling
+
+    refusal = run(ask())
+    assert refusal.run == told and reason in refusal.reason

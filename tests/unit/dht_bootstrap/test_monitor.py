@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dht_bootstrap.history import ENDED_PEERS, ENDED_RUNS, NAMED
+from dht_bootstrap.history import NAMED
 from dht_bootstrap.monitor import Monitor, json_answer
 from dht_bootstrap.watch import Watch
+from peer.swarm.directory.ended import ENDED_PEERS, ENDED_RUNS
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, MemberRecord, Report
 from tests.unit.parts import member_record

@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import yaml
+
 WRITE, READ, OTHER = "hf_write", "hf_read", "hf_of_somebody_else"
 USERS = {WRITE: ("me", "write"), READ: ("me", "read"), OTHER: ("other", "write")}
 
@@ -194,7 +196,9 @@ class _Handler(BaseHTTPRequestHandler):
         found = self._repository(name)
         if found is not None:
             siblings = [{"rfilename": path, "size": len(content)} for path, content in found.files.items()]
-            self._send(200, {"id": name, "modelId": name, "sha": found.sha, "siblings": siblings, "tags": []})
+            card = re.match(rb"---\n(.*?)---\n", found.files.get("README.md", b""), re.DOTALL)
+            data = {"cardData": yaml.safe_load(card[1])} if card else {}
+            self._send(200, {"id": name, "modelId": name, "sha": found.sha, "siblings": siblings, "tags": [], **data})
 
     def tree(self, body: bytes, name: str) -> None:
         found = self._repository(name)
@@ -212,6 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, found.files[path], ETag=f'"{digest}"', X_Repo_Commit=found.sha)
 
 
+KIND = "(?:models|datasets)"
 NAME = r"([\w.-]+/[\w.-]+)"
 ROUTES: list[tuple[str, str, Any]] = [
     ("GET", "/api/whoami-v2", _Handler.whoami),
@@ -224,7 +229,7 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("PUT", r"/lfs/([0-9a-f]{64})/(\d+)", _Handler.store_part),
     ("POST", "/lfs/([0-9a-f]{64})/done", _Handler.join_parts),
     ("POST", f"/api/models/{NAME}/commit/main", _Handler.commit),
-    ("GET", f"/api/models/{NAME}(?:/revision/(.+))?", _Handler.info),
-    ("GET", f"/api/models/{NAME}/tree/.+", _Handler.tree),
-    ("GET HEAD", f"/{NAME}/resolve/[^/]+/(.+)", _Handler.resolve),
+    ("GET", f"/api/{KIND}/{NAME}(?:/revision/(.+))?", _Handler.info),
+    ("GET", f"/api/{KIND}/{NAME}/tree/.+", _Handler.tree),
+    ("GET HEAD", f"/(?:datasets/)?{NAME}/resolve/[^/]+/(.+)", _Handler.resolve),
 ]

@@ -1,21 +1,37 @@
-"""Which records a node of any swarm keeps and believes."""
+"""Which records a node of any swarm keeps and believes, and that nesting in a message is an error of one request."""
 
 from __future__ import annotations
 
 import math
+import signal
+import subprocess
+import sys
 import time
 
 import msgpack
 import pytest
 from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
+from hivemind.utils import MSGPackSerializer
 
+from peer.p2p import dht  # its import mends hivemind
 from peer.p2p.dht.limits import CLOCKS, RECORD, SUBKEY_BYTES, RecordLimit, RecordLimits
+from peer.p2p.dht.nesting import LEVELS
 from peer.swarm.directory import records
 from tests.swarm.support.packets import nested
 
 LIMITS = RecordLimits({b"list": RecordLimit(5000, 1000.0)})
 PLAIN = DHTProtocol.IS_REGULAR_VALUE
+CHILD = """
+import sys
+{mend}
+from hivemind.utils import MSGPackSerializer
+try:
+    MSGPackSerializer.loads(sys.stdin.buffer.read())
+except ValueError as error:
+    sys.exit(str(error))
+"""
 
 
 def packed(value: object) -> bytes:
@@ -67,3 +83,32 @@ def test_records_of_members_are_within_them() -> None:
 )
 def test_all_else_is_refused(bad: DHTRecord) -> None:
     assert LIMITS.validate(bad) is False
+
+
+def read(data: bytes, mend: str) -> subprocess.CompletedProcess[bytes]:
+    """By hivemind in a child process, which may crash."""
+    program = [sys.executable, "-c", CHILD.format(mend=mend)]
+    return subprocess.run(program, input=data, capture_output=True, timeout=120, check=False)
+
+
+def test_a_kilobyte_of_nesting_ends_hivemind_and_not_us() -> None:
+    assert dht  # its import mends hivemind
+    data = nested(300)
+    assert len(data) < 1200
+    with pytest.raises(ValueError, match="at level 4 of nesting"):
+        MSGPackSerializer.loads(data)
+    mended = read(data, "import peer.p2p.dht")
+    assert mended.returncode == 1 and b"of nesting" in mended.stderr
+    assert read(data, "").returncode == -signal.SIGSEGV, "hivemind is mended: dht/nesting.py can go"
+
+
+def test_what_the_dht_itself_sends_is_read() -> None:
+    held = DictionaryDHTValue()
+    held.store("a", b"value", 1e10)
+    held.store(("b", ("c", 1)), b"value", 2e10)
+    found = MSGPackSerializer.loads(MSGPackSerializer.dumps(held))
+    assert dict(found.items()) == dict(held.items())
+    assert MSGPackSerializer.loads(nested(LEVELS)) is not None
+    with pytest.raises(ValueError, match="extension type 7"):
+        MSGPackSerializer.loads(nested(1, code=7))
+    assert MSGPackSerializer.loads(nested(LEVELS)) is not None  # a failure leaves no level behind

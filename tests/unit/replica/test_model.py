@@ -74,6 +74,19 @@ def test_fresh_weights_come_from_the_seed_and_nothing_else(sources: Path) -> Non
         assert not torch.equal(first, flat(built(auto(sources / source), seed=1)))
 
 
+def test_fresh_weights_leave_the_generators_of_accelerators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's dropout goes on where it was when a model is built beside it."""
+    seeded: list[str] = []
+    for name, seed_all in (("cuda", "manual_seed_all"), ("xpu", "manual_seed_all"), ("mps", "manual_seed")):
+        monkeypatch.setattr(getattr(torch, name), seed_all, lambda seed, name=name: seeded.append(name))
+    torch.manual_seed(3)
+    assert "cuda" in seeded, "the doubles are asked"
+    seeded.clear()
+    before = torch.get_rng_state()
+    model.build(RunConfig(model=LlamaModel(hidden_size=16, intermediate_size=32, layers=1, heads=2)))
+    assert seeded == [] and torch.equal(before, torch.get_rng_state())
+
+
 def test_a_pre_trained_one_has_the_sources_weights_in_fp32(sources: Path) -> None:
     from transformers import AutoModelForCausalLM
 

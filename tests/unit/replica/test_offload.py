@@ -90,6 +90,28 @@ def test_a_checkpoint_resumes_with_and_without_it(saved_with: bool, resumed_with
     assert_same(second, whole)
 
 
+@pytest.mark.parametrize("steps", [1, H], ids=["within a phase", "at a boundary"])
+@pytest.mark.parametrize("offload", [False, True], ids=["without", "with"])
+def test_a_pause_changes_no_bit(offload: bool, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the model gets other memory, and what it had is no more: to the host, and back to the device."""
+    whole, paused = parts.peer_state(micro_batch=2), parts.peer_state(micro_batch=2, offload=offload)
+    expected, model, moves = run(whole, 2 * H + 1), paused.inner.model, []
+
+    def move(device: torch.device) -> None:
+        before = [it.data for it in model.parameters()]
+        model._apply(torch.clone)
+        for memory in before:
+            memory.fill_(torch.nan)
+        moves.append(device)
+
+    monkeypatch.setattr(model, "to", move)
+    seen = run(paused, steps)
+    for kind in ("cpu", "cuda"):  # as peer/training/pausing/rest.py does
+        paused.move_to(torch.device(kind))
+    assert seen + run(paused, 2 * H + 1 - steps) == expected and len(moves) == 2
+    assert_same(paused, whole)
+
+
 def test_an_optimizer_that_forgets_starts_anew() -> None:
     plain, offloaded = parts.peer_state(), parts.peer_state(offload=True)
     for state in (plain, offloaded):

@@ -18,7 +18,7 @@ from peer.errors import RunError, UserError
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.greeting import MemberIdentity
 from peer.p2p.stream import Refusal, Refused, Stream, StreamLost
-from peer.swarm.configuration import OFFER_TIMEOUT, NoMajority, _from_members, _invitation, ask, most_common
+from peer.swarm.configuration import OFFER_TIMEOUT, NoMajority, _from_swarm, _invitation, ask, most_common
 from peer.swarm.directory.records import MemberRecord
 from tests.unit.parts import member_record
 from tests.unit.virtual import stream_pair
@@ -81,57 +81,67 @@ def test_one_liar_decides_nothing_and_its_text_is_never_taken(thread: LoopThread
     liar = Refusal(reason="it trains another configuration", run=OTHER)
     members = {"m0": honest(TEXT), "m1": honest(TEXT), "m2": liar}
     node: Any = Swarm(thread, members)
-    offer = _from_members(node, "demo", records(DIGEST, DIGEST, DIGEST), None)
+    offer = _from_swarm(node, "demo", records(DIGEST, DIGEST, DIGEST), None)
     assert sorted(node.asked) == ["m0", "m1", "m2"]
     assert (offer.text, offer.digest, offer.agreeing, offer.members) == (TEXT, DIGEST, 3, 3)
     assert thread.call(ask(node, "demo", records("", "", DIGEST)[2]), 60) is None
 
     node = Swarm(thread, {"m0": honest(TEXT), "m1": honest(TEXT), "m2": honest(OTHER)})
-    offer = _from_members(node, "demo", records(DIGEST, DIGEST, OTHER_DIGEST), None)
+    offer = _from_swarm(node, "demo", records(DIGEST, DIGEST, OTHER_DIGEST), None)
     assert (offer.text, offer.agreeing, offer.members) == (TEXT, 2, 3) and "m2" not in node.asked
 
 
 def test_on_a_tie_a_person_chooses(thread: LoopThread) -> None:
     node: Any = Swarm(thread, {"m0": honest(TEXT), "m1": honest(OTHER)})
     with pytest.raises(NoMajority, match="--digest") as error:
-        _from_members(node, "demo", records(DIGEST, OTHER_DIGEST), None)
+        _from_swarm(node, "demo", records(DIGEST, OTHER_DIGEST), None)
     assert f"{DIGEST} (m0)" in str(error.value) and f"{OTHER_DIGEST} (m1)" in str(error.value) and node.asked == []
-    assert _from_members(node, "demo", records(DIGEST, OTHER_DIGEST), OTHER_DIGEST).text == OTHER
+    assert _from_swarm(node, "demo", records(DIGEST, OTHER_DIGEST), OTHER_DIGEST).text == OTHER
 
 
 def test_a_digest_of_a_persons_own_counts_against_any_majority(thread: LoopThread) -> None:
     node: Any = Swarm(thread, {"m0": honest(TEXT), "m1": honest(OTHER), "m2": honest(OTHER)})
     found = records(DIGEST, OTHER_DIGEST, OTHER_DIGEST)
-    assert _from_members(node, "demo", found, DIGEST).text == TEXT
+    assert _from_swarm(node, "demo", found, DIGEST).text == TEXT
     with pytest.raises(UserError, match="no member of demo has the configuration 0123"):
-        _from_members(node, "demo", found, "0123")
+        _from_swarm(node, "demo", found, "0123")
 
 
 def test_a_large_text_is_not_believed_even_with_the_right_digest(thread: LoopThread) -> None:
     large = "x" * (LARGEST_TEXT + 1)
     node: Any = Swarm(thread, {"m0": honest(large)})
     with pytest.raises(RunError, match="no member of demo has sent"):
-        _from_members(node, "demo", records(digest_of(large)), None)
+        _from_swarm(node, "demo", records(digest_of(large)), None)
 
 
 def test_a_member_that_is_gone_frozen_or_of_another_version_costs_its_deadline_and_no_more(thread: LoopThread) -> None:
     frozen = 1e6
     node: Any = Swarm(thread, {"m0": None, "m1": frozen, "m2": honest(TEXT)})
     began = clock.monotonic()
-    assert _from_members(node, "demo", records(DIGEST, DIGEST, DIGEST), None).text == TEXT
+    assert _from_swarm(node, "demo", records(DIGEST, DIGEST, DIGEST), None).text == TEXT
     assert clock.monotonic() - began <= OFFER_TIMEOUT
 
     older = Refusal(reason="it runs noloco-peer 0.1.0 (wire version 1), this peer 0.2.0 (wire version 2)")
     node = Swarm(thread, {"m0": None, "m1": older})
     with pytest.raises(RunError, match=r"noloco-peer 0.1.0"):
-        _from_members(node, "demo", records(DIGEST, DIGEST), None)
+        _from_swarm(node, "demo", records(DIGEST, DIGEST), None)
     assert isinstance(thread.call(ask(node, "demo", records("", DIGEST)[1]), 60), Refused)
+
+
+def test_a_newcomer_that_reaches_no_member_asks_the_node_that_it_has_reached(thread: LoopThread) -> None:
+    """Members behind NAT, or in containers without an address of their own."""
+    reached = ["/ip4/10.0.0.7/tcp/31337/p2p/QmB", "/ip4/10.0.0.8/tcp/31337/p2p/QmC"]
+    node: Any = Swarm(thread, {"m0": None, "QmB": None, "QmC": honest(TEXT)})
+    assert _from_swarm(node, "demo", records(DIGEST), None, reached).text == TEXT
+    node = Swarm(thread, {"m0": None, "QmB": honest(OTHER), "QmC": 1e6})
+    with pytest.raises(RunError, match="no member of demo has sent"):
+        _from_swarm(node, "demo", records(DIGEST), None, reached)
 
 
 def test_a_member_of_another_run_tells_nothing(thread: LoopThread) -> None:
     node: Any = Swarm(thread, {"m0": replace(honest(TEXT), run="other")})
     with pytest.raises(RunError, match="it trains another run"):
-        _from_members(node, "demo", records(DIGEST), None)
+        _from_swarm(node, "demo", records(DIGEST), None)
 
 
 def test_an_empty_file_is_no_invitation(tmp_path: Path) -> None:

@@ -310,3 +310,19 @@ def test_unequal_replicas_have_no_lineage_to_compare() -> None:
         assert len((await harness.gather(equal=False)).links) == 1
 
     run(scene)
+
+
+def test_a_leader_that_pauses_lets_its_members_go_and_counts_none_as_present() -> None:
+    """It would not call them when it is back."""
+
+    async def scene(harness: Harness) -> None:
+        members = [await harness.ready("b"), await harness.join("c", eta=1000)]
+        harness.leader.close()
+        assert harness.leader.present == set()
+        for end in members:
+            with pytest.raises(StreamLost):
+                await decision(end)
+        await harness.join("d")
+        assert harness.leader.present == {"d"}
+
+    run(scene)
