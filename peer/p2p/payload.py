@@ -7,7 +7,8 @@ pieces, each at its turn (bandwidth.py).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import xxhash
@@ -21,11 +22,25 @@ from peer.rounds.transfer_rule import answer_limit
 DIGEST_BYTES = 16
 
 
+class PartConnections(Protocol):
+    """Connections of their own for parts (bulk/transfer.py), in the same format."""
+
+    def ahead(self, size: int) -> int:
+        """How many parts of ``size`` bytes may be on their way before one that comes."""
+
+    async def send(self, data: AsyncIterator[bytes], stall: float) -> None: ...
+
+    def receive(self, rooms: Iterable[memoryview], stall: float) -> AsyncIterator[tuple[int, memoryview, bytes]]: ...
+
+
 class Channel(Protocol):
     """What parts need of a stream."""
 
     @property
     def bandwidth(self) -> Bandwidth: ...
+
+    @property
+    def direct(self) -> PartConnections | None: ...
 
     async def write(self, data: bytes, timeout: float) -> None: ...
 
@@ -42,6 +57,9 @@ async def send_parts(stream: Channel, data: AsyncIterator[bytes], stall: float) 
 
     The transport may keep a reference to a part after the next one was asked for.
     """
+    if stream.direct is not None:
+        await stream.direct.send(data, stall)
+        return
     sent, line = 0, stream.bandwidth.up
     async for part in data:
         for piece in line.pieces(part):
@@ -56,10 +74,14 @@ async def receive_parts(
 ) -> AsyncIterator[tuple[int, memoryview, bytes]]:
     """Fill each of ``rooms`` (bytes) with a part, and yield its number, the room and the digest once they match.
 
-    Rooms may be the same memory: the next part is read when the caller asks for it.
+    For rooms in the same memory see :func:`reused_rooms`; a stream itself fills one when the caller asks for it.
     Raises :class:`CorruptPart`, ``TimeoutError`` after ``stall`` seconds of waiting for a byte, and what the stream
     raises.
     """
+    if stream.direct is not None:
+        async for part in stream.direct.receive(rooms, stall):
+            yield part
+        return
     sent, line = bytearray(DIGEST_BYTES), stream.bandwidth.down
     for number, room in enumerate(rooms):
         for piece in line.pieces(room):
@@ -70,6 +92,18 @@ async def receive_parts(
         if digest != sent:
             raise CorruptPart(f"part {number} does not match its digest")
         yield number, room, digest
+
+
+def reused_rooms(stream: Channel, sizes: Sequence[int]) -> Iterator[memoryview]:
+    """Rooms of ``sizes`` bytes for :func:`receive_parts`; one is in use until the next but one is asked for."""
+    count, longest = 2 + (stream.direct.ahead(max(sizes)) if stream.direct is not None else 0), max(sizes)
+    made: deque[memoryview] = deque()
+    for size in sizes:
+        if len(made) < count:
+            made.append(memoryview(bytearray(longest)))
+        else:
+            made.rotate(-1)
+        yield made[-1][:size]
 
 
 async def fp32_parts(vector: Readable, first: int = 0) -> AsyncIterator[bytes]:

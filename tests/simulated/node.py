@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from peer.p2p.addresses import owner_of
@@ -29,7 +30,7 @@ class SimulatedNode(MemberNode):
         host: Host,
         everyone: dict[str, SimulatedDHT],
     ) -> None:
-        super().__init__(settings, authority, member)
+        super().__init__(replace(settings, bulk_port="off"), authority, member)  # no sockets, no threads
         self.network, self.host, self._everyone = network, host, everyone
         process = PROCESS.get()
         assert process is not None
