@@ -7,8 +7,7 @@ pieces, each at its turn (bandwidth.py).
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Protocol
 
 import xxhash
@@ -24,9 +23,6 @@ DIGEST_BYTES = 16
 
 class PartConnections(Protocol):
     """Connections of their own for parts (bulk/transfer.py), in the same format."""
-
-    def ahead(self, size: int) -> int:
-        """How many parts of ``size`` bytes may be on their way before one that comes."""
 
     async def send(self, data: AsyncIterator[bytes], stall: float) -> None: ...
 
@@ -74,7 +70,7 @@ async def receive_parts(
 ) -> AsyncIterator[tuple[int, memoryview, bytes]]:
     """Fill each of ``rooms`` (bytes) with a part, and yield its number, the room and the digest once they match.
 
-    For rooms in the same memory see :func:`reused_rooms`; a stream itself fills one when the caller asks for it.
+    Rooms may be the same memory: each is filled when the caller asks for its part.
     Raises :class:`CorruptPart`, ``TimeoutError`` after ``stall`` seconds of waiting for a byte, and what the stream
     raises.
     """
@@ -92,18 +88,6 @@ async def receive_parts(
         if digest != sent:
             raise CorruptPart(f"part {number} does not match its digest")
         yield number, room, digest
-
-
-def reused_rooms(stream: Channel, sizes: Sequence[int]) -> Iterator[memoryview]:
-    """Rooms of ``sizes`` bytes for :func:`receive_parts`; one is in use until the next but one is asked for."""
-    count, longest = 2 + (stream.direct.ahead(max(sizes)) if stream.direct is not None else 0), max(sizes)
-    made: deque[memoryview] = deque()
-    for size in sizes:
-        if len(made) < count:
-            made.append(memoryview(bytearray(longest)))
-        else:
-            made.rotate(-1)
-        yield made[-1][:size]
 
 
 async def fp32_parts(vector: Readable, first: int = 0) -> AsyncIterator[bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
+from itertools import cycle
 
 import torch
 import xxhash
@@ -20,8 +21,8 @@ from peer.exchange.codec import Codec, prepare, size
 from peer.exchange.guard import Guard
 from peer.exchange.pair.protocol import PairProtocol, Transfer
 from peer.p2p.event_loop import LoopThread
-from peer.p2p.payload import receive_parts, reused_rooms
-from peer.rounds.contribution import Averaged, Contribution, parts, scratch
+from peer.p2p.payload import receive_parts
+from peer.rounds.contribution import PART, Averaged, Contribution, parts, scratch
 from peer.rounds.types import Group, Outcome
 
 
@@ -66,8 +67,9 @@ class PairExchange(PairProtocol):
             unresolved = self._codec.decode(transfer.codec, start, data, part, mean)
             blend(part, mean, transfer.judgement.add(start, part, change, mean, unresolved))
 
-        # one is decoded while the next one is filled
-        rooms = reused_rooms(transfer.stream, [size(transfer.codec, stop - start) for start, stop in borders])
+        longest = size(transfer.codec, min(PART, own.numel))
+        two = cycle([memoryview(bytearray(longest)) for _ in range(2)])  # one is decoded while the other is filled
+        rooms = (next(two)[: size(transfer.codec, stop - start)] for start, stop in borders)
         decoding: asyncio.Future[None] | None = None
         try:
             async for number, data, digest in receive_parts(transfer.stream, rooms, transfer.stall):

@@ -38,8 +38,9 @@ class IncomingParts(Handover):
         super().__init__(loop)
         self.stall = 10.0
         self._rooms: Iterator[memoryview] | None = None
-        self._places: dict[int, memoryview] = {}  # of parts that are asked for or have come
-        self._digests: dict[int, bytes] = {}  # of parts that have come and were not given out
+        self._places: dict[int, memoryview] = {}  # rooms of parts that are asked for or have come
+        self._parts: dict[int, tuple[bytearray, bytes]] = {}  # that have come, and their digests
+        self._free: list[bytearray] = []  # for further parts
         self._given_back: list[int] = []  # by lost connections; a heap
         self._claimed = self._wanted = self._came = 0  # parts
         self._total: int | None = None
@@ -59,7 +60,9 @@ class IncomingParts(Handover):
             if number == self._total:
                 return
             with self.changed:
-                room, digest = self._places.pop(number), self._digests.pop(number)
+                room, (data, digest) = self._places.pop(number), self._parts.pop(number)
+                self._free.append(data)
+                room[:] = data
             yield number, room, digest
             number += 1
 
@@ -87,13 +90,18 @@ class IncomingParts(Handover):
                 self.tell()
 
     def _fetch(self, connection: BulkConnection, number: int) -> None:
-        room = self._places[number]
-        connection.read_part(room, self.stall)
-        sent, digest = connection.read(DIGEST_BYTES, self.stall), xxhash.xxh3_128_digest(room)
+        """Into memory of its own: a thread may end after its transfer, when another one fills the rooms."""
+        size = len(self._places[number])
+        with self.changed:
+            data = self._free.pop() if self._free else bytearray(size)
+        if len(data) != size:  # the last part is shorter
+            data = bytearray(size)
+        connection.read_part(memoryview(data), self.stall)
+        sent, digest = connection.read(DIGEST_BYTES, self.stall), xxhash.xxh3_128_digest(data)
         if digest != sent:
             raise CorruptPart(f"part {number} does not match its digest")
         with self.changed:
-            self._digests[number] = digest
+            self._parts[number] = data, digest
             self._came += 1
             self.complete = self._came == self._total
             self.tell()
@@ -116,14 +124,14 @@ class IncomingParts(Handover):
 
     def _settled(self, number: int) -> bool:
         """Part ``number`` has come, or there is none."""
-        return number in self._digests or number == self._total
+        return number in self._parts or number == self._total
 
     def _next(self) -> int | None:
         if self._rooms is None:
             return None
         if self._given_back:
             return heapq.heappop(self._given_back)
-        if self._total is not None or self._claimed >= max(self._wanted - 1, 0) + self._window:
+        if self._total is not None or self._claimed >= self._wanted + self._window:
             return None
         room = next(self._rooms, None)
         if room is None:
@@ -138,4 +146,4 @@ class IncomingParts(Handover):
         return self._claimed - 1
 
     def _first_missing(self) -> int:
-        return min((it for it in self._places if it not in self._digests), default=self._claimed)
+        return min((it for it in self._places if it not in self._parts), default=self._claimed)

@@ -17,7 +17,7 @@ from peer.p2p.bandwidth import Bandwidth
 from peer.p2p.bulk.connection import BulkConnection
 from peer.p2p.bulk.growth import MOST_CONNECTIONS
 from peer.p2p.bulk.handover import Handover, lost
-from peer.p2p.bulk.receiving import IncomingParts, window
+from peer.p2p.bulk.receiving import IncomingParts
 from peer.p2p.bulk.secure import Credentials
 from peer.p2p.bulk.sending import OutgoingParts
 from peer.p2p.stream import BadMessage, StreamLost
@@ -127,10 +127,6 @@ class BulkTransfer:
             self.received += size
 
     # -- parts
-
-    def ahead(self, size: int) -> int:
-        """How many parts of ``size`` bytes may be on their way before one that comes."""
-        return window(size)
 
     async def send(self, data: AsyncIterator[bytes], stall: float) -> None:
         """As :func:`peer.p2p.payload.send_parts`; returns when the other side has all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import repeat
 
 import pytest
 
@@ -12,15 +13,16 @@ from peer.p2p.bandwidth import Bandwidth
 from peer.p2p.bulk import growth, offer
 from peer.p2p.bulk.connection import BulkConnection
 from peer.p2p.bulk.growth import FIRST_CONNECTIONS, LOOKS_IN_VAIN, MOST_CONNECTIONS, Growth
+from peer.p2p.bulk.receiving import window
 from peer.p2p.bulk.transfer import Role
-from peer.p2p.payload import DIGEST_BYTES, CorruptPart, receive_parts, reused_rooms, send_parts
+from peer.p2p.payload import DIGEST_BYTES, CorruptPart, receive_parts, send_parts
 from peer.p2p.stream import Stream, StreamLost
 from tests.unit.p2p.bulk.harness import PART, STALL, Sides, part, parts, sides
 
 
 async def receive(stream: Stream, count: int, size: int = PART) -> list[bytes]:
-    found = []
-    async for number, room, _ in receive_parts(stream, reused_rooms(stream, [size] * count), STALL):
+    found, room = [], memoryview(bytearray(size))
+    async for number, _, _ in receive_parts(stream, repeat(room, count), STALL):
         assert number == len(found)
         found.append(bytes(room))
     return found
@@ -182,7 +184,7 @@ def test_a_receiver_is_never_more_than_a_window_ahead() -> None:
             await two.agree()
             transfer = two.caller.stream.direct
             assert transfer is not None
-            most = transfer.ahead(size)
+            most = window(size)
             made = 0
 
             async def counted() -> AsyncIterator[bytes]:
@@ -192,9 +194,8 @@ def test_a_receiver_is_never_more_than_a_window_ahead() -> None:
                     yield it
 
             send = asyncio.ensure_future(send_parts(two.caller.stream, counted(), STALL))
-            async for number, _, _ in receive_parts(
-                two.called.stream, reused_rooms(two.called.stream, [size] * count), STALL
-            ):
+            room = memoryview(bytearray(size))
+            async for number, _, _ in receive_parts(two.called.stream, repeat(room, count), STALL):
                 await asyncio.sleep(0.02 if number else 0.5)
                 assert made <= number + most + 6
             await send
