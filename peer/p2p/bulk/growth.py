@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-FIRST_CONNECTIONS = 2  # connections
+import math
+
+FIRST_CONNECTIONS = 1
 MOST_CONNECTIONS = 16
 LOOK_PERIOD = 0.25  # seconds between two looks, at least
 TRIPS_BETWEEN_LOOKS = 4  # round trips between two looks: TCP begins slowly
-WORTH_IT = 1.1  # times the best rate so far: the last connections were worth it
+WORTH_IT = 1.3  # times the best rate so far: where each connection is bound, twice as many carry nearly twice as much
 LOOKS_IN_VAIN = 2  # looks without growth, after which there are enough
 
 
@@ -22,17 +24,14 @@ class Growth:
 
     def look(self, moved: int, seconds: float) -> int:
         """How many there should be. ``moved``: bytes so far; ``seconds`` since the last look."""
-        rate, self._before = (moved - self._before) / seconds, moved
+        began, rate, self._before = self._before > 0, (moved - self._before) / seconds, moved
+        if not began:  # the first bytes came at some time since the last look
+            return self.wanted
         if rate > WORTH_IT * self._best:
             self._best, self._idle = rate, 0
             self.wanted = min(2 * self.wanted, MOST_CONNECTIONS)
-        elif self.enough:
-            return self.wanted
         else:
             self._idle += 1
+        if self._idle >= LOOKS_IN_VAIN:
+            self._best = math.inf  # more were of no use
         return self.wanted
-
-    @property
-    def enough(self) -> bool:
-        """More were of no use."""
-        return self._idle >= LOOKS_IN_VAIN

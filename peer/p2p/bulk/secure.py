@@ -24,6 +24,7 @@ Value = TypeVar("Value")
 
 # A machine's clock may be wrong, and a key lives as long as its process.
 VALID_FROM, VALID_UNTIL = datetime.datetime(2000, 1, 1), datetime.datetime(2999, 1, 1)
+UNSENT = 256 * 1024  # bytes that the system holds of a connection, besides those on their way
 CONGESTION = b"bbr"  # where the system allows it
 
 
@@ -110,8 +111,12 @@ async def read(sock: socket.socket, count: int) -> bytes:
 
 
 def tune(sock: socket.socket) -> None:
-    """Requests go at once; congestion control is the system's best for long lines. Buffers grow as the system says."""
+    """Requests go at once; congestion control is the system's best for long lines. Buffers grow as the system says, but
+    what is not on its way yet waits in this process, where it is not counted as sent.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
     if hasattr(socket, "TCP_CONGESTION"):
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION)

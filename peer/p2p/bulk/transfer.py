@@ -59,7 +59,7 @@ class BulkTransfer:
         self._certificate, self._known = b"", asyncio.Event()
         self._counting = threading.Lock()
         self._open: dict[BulkConnection, Role] = {}
-        self._opened = 0
+        self.opened = 0  # connections, with those that are lost
         self._last_loss: Exception = ConnectionResetError("none was made")
         self.idle_since = clock.monotonic()  # when there were connections last
 
@@ -86,10 +86,10 @@ class BulkTransfer:
 
     def take(self, sock: ssl.SSLSocket, role: Role) -> None:
         """Use a connection on which this side has ``role``; it is closed when there were too many, or it is over."""
-        if self.closed or self._opened >= MOST_OPENED or self.count(role) >= MOST_CONNECTIONS:
+        if self.closed or self.opened >= MOST_OPENED or self.count(role) >= MOST_CONNECTIONS:
             sock.close()
             return
-        self._opened += 1
+        self.opened += 1
         connection = BulkConnection(sock, self._line, self._count_sent, self._count_received)
         with self._counting:
             self._open[connection] = role

@@ -12,7 +12,7 @@ from peer import clock
 from peer.p2p.bandwidth import Bandwidth
 from peer.p2p.bulk import growth, offer
 from peer.p2p.bulk.connection import BulkConnection
-from peer.p2p.bulk.growth import FIRST_CONNECTIONS, LOOKS_IN_VAIN, MOST_CONNECTIONS, Growth
+from peer.p2p.bulk.growth import FIRST_CONNECTIONS, MOST_CONNECTIONS, Growth
 from peer.p2p.bulk.receiving import window
 from peer.p2p.bulk.transfer import Role
 from peer.p2p.payload import DIGEST_BYTES, CorruptPart, receive_parts, send_parts
@@ -206,18 +206,19 @@ def test_a_receiver_is_never_more_than_a_window_ahead() -> None:
 def test_connections_are_added_as_long_as_the_total_grows() -> None:
     growing = Growth(trip=0.0)
     assert growing.wanted == FIRST_CONNECTIONS and growing.period == growth.LOOK_PERIOD
-    moved, counts = 0, []
+    assert growing.look(0, 1.0) == growing.look(300, 1.0) == FIRST_CONNECTIONS  # it has begun at some time
+    moved, counts = 300, []
     for _ in range(8):  # a line that carries what six connections carry
         moved += min(growing.wanted, 6) * 1000
         counts.append(growing.look(moved, 1.0))
-    assert counts[:3] == [4, 8, 16] and set(counts[3:]) == {16}
-    assert growing.enough
+    assert counts[:4] == [2, 4, 8, 16] and set(counts[4:]) == {16}
 
     alone = Growth(trip=0.1)
     assert alone.period == 0.4
     counts = [alone.look(1000 * number, 1.0) for number in range(1, 9)]  # one connection fills the line
-    assert set(counts) == {2 * FIRST_CONNECTIONS}
+    assert set(counts[1:]) == {2 * FIRST_CONNECTIONS}
+    assert alone.look(10**9, 1.0) == 2 * FIRST_CONNECTIONS  # a burst, after enough looks
     fast = Growth(trip=0.0)
     for number in range(1, 9):
         fast.look(4**number, 1.0)
-    assert fast.wanted == MOST_CONNECTIONS and not fast.enough and LOOKS_IN_VAIN == 2
+    assert fast.wanted == MOST_CONNECTIONS
