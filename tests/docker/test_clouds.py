@@ -64,7 +64,9 @@ def test_a_pod_listens_on_the_port_that_it_exposes() -> None:
     given = dict(zip(words[3::2], words[4::2], strict=True))
     variable, _, value = given["--env"].partition("=")
     config = peer(shlex.split(given["--args"]), {variable: value})
-    assert given["--ports"] == f"{config.peer.network.port}/tcp"
+    assert (
+        given["--ports"] == f"{config.peer.network.port}/tcp,{PEER_PORT + 1}/tcp"
+    )  # the second for direct connections
     assert config.peer.initial_peers == (value,) and not config.peer.network.announce
 
 
@@ -98,7 +100,10 @@ def test_a_virtual_machine_starts_a_confined_container(exists: bool, tmp_path: P
     variable, _, value = given["--env"].partition("=")
     config = peer(arguments, {variable: value})
     assert config.peer.network.port == PEER_PORT and config.peer.initial_peers == (value,)
-    assert given["--publish"] == f"{PEER_PORT}:{PEER_PORT}" and given["--volume"] == "noloco:/data"
+    assert (
+        given["--publish"] == f"{PEER_PORT}-{PEER_PORT + 1}:{PEER_PORT}-{PEER_PORT + 1}"
+        and given["--volume"] == "noloco:/data"
+    )
     service = ours("compose.peer.yaml")["peer"]
     assert {"--read-only", "--init"} <= set(options) and "--privileged" not in options
     assert [given["--tmpfs"]] == service["tmpfs"] and [given["--cap-drop"]] == service["cap_drop"]
@@ -163,7 +168,7 @@ def test_the_pods_run_commands_that_exist() -> None:
         environment[it["name"]] = values[source["key"]] if source else "noloco-peer-0"
     config = peer(container("noloco-peer")["args"], environment)
     assert config.peer.name == "noloco-peer-0" and config.peer.initial_peers == (values["NOLOCO_INITIAL_PEERS"],)
-    assert ports("noloco-peer") == {"p2p": config.peer.network.port, "metrics": METRICS_PORT}
+    assert ports("noloco-peer") == {"p2p": config.peer.network.port, "direct": PEER_PORT + 1, "metrics": METRICS_PORT}
     assert config.peer.metrics.host == "0.0.0.0"
 
 

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from peer import clock
+from peer.errors import UserError
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import tcp_of
 from peer.p2p.budgets import BULK_TRANSFERS, Places, Proven
@@ -27,6 +28,7 @@ from peer.p2p.bulk.growth import FIRST_CONNECTIONS, Growth
 from peer.p2p.bulk.listener import BulkListener
 from peer.p2p.bulk.secure import Credentials
 from peer.p2p.bulk.transfer import TOKEN_BYTES, BulkTransfer, Role
+from peer.p2p.reachability.cloud import find
 from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
 
 log = get_logger("bulk")
@@ -80,7 +82,7 @@ class BulkPort:
             return
         self._credentials = Credentials()
         if listens:
-            self.port = self._listener.listen(host, beside(p2p_port) if wanted == "auto" else wanted)
+            self.port = outside(host, listen(self._listener, host, p2p_port, wanted))
             self._spawn(self._listener.run())
 
     # -- one transfer
@@ -149,6 +151,22 @@ class BulkPort:
 def beside(p2p_port: int) -> int:
     """The port that ``auto`` means: the next one, or any free one where the p2p port is."""
     return p2p_port + 1 if 0 < p2p_port < 65535 else 0
+
+
+def listen(listener: BulkListener, host: str, p2p_port: int, wanted: int | Literal["auto"]) -> int:
+    """The port that it has taken. Raises :class:`UserError` when the one that is wanted is taken."""
+    try:
+        return listener.listen(host, beside(p2p_port) if wanted == "auto" else wanted)
+    except UserError:
+        if wanted != "auto":
+            raise
+        return listener.listen(host, 0)
+
+
+def outside(host: str, port: int) -> int:
+    """The port by which others reach ``port`` of this machine, 0 when they do not: some clouds map each to another."""
+    cloud = find(host, port)
+    return port if cloud is None else (tcp_of(cloud.address) or ("", 0))[1]
 
 
 def offer(stream: Stream, size: int) -> BulkOffer | None:
