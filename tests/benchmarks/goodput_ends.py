@@ -12,6 +12,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -22,13 +23,14 @@ from peer.p2p import identity
 from peer.p2p.greeting import MemberIdentity, MemberNode
 from peer.p2p.node import Node, NodeSettings
 from peer.p2p.stream import Stream
-from peer.rounds.contribution import Vector
+from peer.rounds.contribution import Averaged, Vector
 from peer.rounds.types import Outcome
 from tests.benchmarks.bare_lines import PlainLines, TLSLines
 from tests.benchmarks.swap_partner import WAIT, bench_exchange, group_of
 
 SWAP, BARE = "noloco/goodput/1", "noloco/bare/1"
 PART = 2**20
+WARM_UP = 2**20  # elements: the least that goes over direct connections
 STREAMS = 4  # of the row with several p2p streams
 
 
@@ -77,10 +79,13 @@ def serve(host: str, key: Path) -> None:
     """Until the input ends."""
     node = node_on(host, key, direct=True)
 
+    @cache
+    def own(numel: int) -> Callable[[Stream], Averaged]:
+        exchange, vector = bench_exchange(node, numel), Vector(torch.randn(numel))
+        return lambda stream: exchange.average(vector, group_of(stream))
+
     async def swap(stream: Stream) -> None:
-        numel = int(await stream.reader.readline())
-        exchange = bench_exchange(node, numel)
-        await node.loop.run_in_executor(None, exchange.average, Vector(torch.randn(numel)), group_of(stream))
+        await node.loop.run_in_executor(None, own(int(await stream.reader.readline())), stream)
 
     async def answer_bare(stream: Stream) -> None:
         await bare(stream, int(await stream.reader.readline()))
@@ -99,9 +104,12 @@ class Mover:
     def __init__(self, host: str, key: Path, address: str, ports: str, numel: int) -> None:
         self._node = node_on(host, key, (address,), direct=True)
         self._remote, self._host = address.rpartition("/p2p/")[2], address.split("/")[2]
-        self._exchange, self._vector = bench_exchange(self._node, numel), Vector(torch.randn(numel))
         self._plain, self._tls = map(int, ports.split(","))
-        self._numel, self._connections = numel, 1
+        self._connections = 1
+        for self._numel in (WARM_UP, numel):  # what is done once, and its memory; then the first swap of its size
+            self._exchange, self._vector = bench_exchange(self._node, self._numel), Vector(torch.randn(self._numel))
+            for direct in (True, False):
+                self._swap(direct=direct)
         self.seconds, self.processor = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
 
     def move(self, count: int) -> None:
