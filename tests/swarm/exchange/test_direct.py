@@ -12,7 +12,7 @@ from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import Access, Path_, Plan
 from tests.swarm.support.harness import TINY
 
-pytestmark = [pytest.mark.needs("laboratory", "iptables"), pytest.mark.long]
+pytestmark = pytest.mark.needs("laboratory", "iptables")
 LINE = Plan(access=Access(up_mbit=100, down_mbit=100), path=Path_(rtt_ms=20))
 PORT, DIRECT = 31338, 31339
 MODEL = ["run.model.hidden_size=512", "run.model.intermediate_size=1024", "run.steps=100000", "run.inner_steps=20"]
