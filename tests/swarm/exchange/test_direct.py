@@ -30,7 +30,7 @@ def carried(swarm: LabSwarm) -> int:
     return sum(int(line.split()[1]) for text in listed for line in text.splitlines() if f":{DIRECT}" in line)
 
 
-def train(swarm: LabSwarm, rules: Sequence[str]) -> int:
+def train(swarm: LabSwarm, rules: Sequence[str], *sets: str) -> int:
     """Until each peer has merged twice, behind a firewall with ``rules``; returns the bytes that each has sent."""
     for host in (1, 2):
         iptables(swarm, host, "-N", "COUNT")
@@ -39,7 +39,7 @@ def train(swarm: LabSwarm, rules: Sequence[str]) -> int:
         if rules:
             iptables(swarm, host, "-A", "INPUT", *rules)
     for host, name in ((1, "a"), (2, "b")):
-        swarm.peer(host, name, "configs/demo.yaml", (*TINY, *MODEL, f"peer.network.port={PORT}"))
+        swarm.peer(host, name, "configs/demo.yaml", (*TINY, *MODEL, *sets, f"peer.network.port={PORT}"))
 
     def merged(name: str) -> list[int]:
         return [row["bytes_sent"] for row in swarm.tail(name).rounds if row["outcome"] == "merged"]
@@ -48,9 +48,10 @@ def train(swarm: LabSwarm, rules: Sequence[str]) -> int:
     return min(merged("a")[0], merged("b")[0])
 
 
-def test_parts_go_over_the_direct_port(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overlap", ["false", "true"])
+def test_parts_go_over_the_direct_port(tmp_path: Path, overlap: str) -> None:
     with LabSwarm(LINE, 2, tmp_path, warm=True) as swarm:
-        sent = train(swarm, ())
+        sent = train(swarm, (), f"run.exchange.overlap={overlap}")
         assert sent > 8 * 2**20 and carried(swarm) > sent  # one of the two directions; requests are few
         assert FELL_BACK not in (tmp_path / "a.log").read_text() + (tmp_path / "b.log").read_text()
 
