@@ -22,6 +22,7 @@ unix = time.time  # this machine's clock, which may be wrong: for what other mac
 sleep = time.sleep  # of a thread that is not an event loop's
 wait = concurrent.futures.wait  # for futures, in such a thread
 event = threading.Event  # for one thread that waits for another one
+condition = threading.Condition  # for several threads that wait; not in virtual time
 
 SLICE = 1.0  # seconds of waiting between two readings of the clock
 FREEZE = 1.0  # seconds by which a wait may be longer on a busy machine; a longer one was a freeze
@@ -56,6 +57,11 @@ def result(future: concurrent.futures.Future[Result], seconds: float) -> Result:
 def worker(name: str) -> concurrent.futures.Executor:
     """A thread that runs one function after the other."""
     return concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=name)
+
+
+def begin_thread(name: str, work: Callable[[], None]) -> None:
+    """Run ``work`` in a thread of its own, which the end of the process does not wait for; not in virtual time."""
+    threading.Thread(target=work, name=name, daemon=True).start()
 
 
 async def in_thread(work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

@@ -22,6 +22,7 @@ def program(name: str, package: str) -> Callable[[], str]:
 
 MISSING: dict[str, Callable[[], str]] = {  # why the machine lacks it; empty when it does not
     "laboratory": possible,
+    "iptables": program("iptables", "iptables"),
     "prometheus": program("prometheus", "prometheus"),
     "promtool": program("promtool", "prometheus"),
     "chromium": program("chromium", "chromium"),

@@ -204,6 +204,8 @@ class NetworkConfig(Section):
 
     host: str = "0.0.0.0"
     port: Port = 0  # 0: any free one; behind a firewall choose one and open it
+    # direct connections for parts (p2p/bulk): auto: the port after that one, or any free one; off: none are offered
+    bulk_port: Port | Literal["auto", "off"] = "auto"
     announce: Words = ()  # multiaddrs to announce instead of the detected ones and of what a cloud says
     upnp: bool = True  # ask the router for a port mapping
     reach: Literal["auto", "public", "relay"] = "auto"  # auto: through relays when the initial peers cannot dial it

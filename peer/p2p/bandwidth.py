@@ -7,6 +7,7 @@ A download is limited by reading more slowly: then the sender's line is slow, an
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self, TypeVar
@@ -25,16 +26,23 @@ class TokenBucket:
 
     def __init__(self, rate: float | None = None) -> None:
         self.rate = rate
+        self._turns = threading.Lock()
         self._free = 0.0  # when all that was let through has passed at this rate
 
-    async def take(self, size: int) -> None:
-        """Return when ``size`` bytes may pass. Who waits is behind what was let through before, by that much."""
+    def turn(self, size: int) -> float:
+        """Seconds after which ``size`` bytes may pass: behind what was let through before. From any thread."""
         if self.rate is None:
-            return
-        now = clock.monotonic()
-        self._free = max(self._free, now - BURST) + size / self.rate
-        if self._free > now:
-            await asyncio.sleep(self._free - now)
+            return 0.0
+        with self._turns:
+            now = clock.monotonic()
+            self._free = max(self._free, now - BURST) + size / self.rate
+            return max(0.0, self._free - now)
+
+    async def take(self, size: int) -> None:
+        """Return when ``size`` bytes may pass."""
+        seconds = self.turn(size)
+        if seconds:
+            await asyncio.sleep(seconds)
 
     def pieces(self, data: Bytes) -> Iterator[Bytes]:
         """``data`` in pieces that are to be taken one by one; undivided without a limit."""

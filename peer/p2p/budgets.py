@@ -43,6 +43,8 @@ RESERVATIONS = Limit(each=1, all=128)  # of peers behind NAT at a relay
 RESERVATION_STREAMS = Limit(each=2, all=160)  # one may hang, and who finds no place is told so
 CIRCUITS = Limit(each=32, all=256)  # through a relay
 CIRCUIT_BYTES = Rate(each=8 * 2**20, all=32 * 2**20, burst=4)  # that a relay forwards; more of them wait
+HALF_OPEN = Limit(each=32, all=128)  # connections to the bulk port without certificate and token; each: an IP address
+BULK_TRANSFERS = Limit(each=2, all=8)  # by direct connections, of which each is a thread and an open file
 SPEED_TESTS = Rate(each=1 / 300, all=1 / 180, burst=1800)  # of 16 MiB and 4 s at most, one at a time (speed.py)
 PACE = 0.1  # seconds between two attempts to spend
 

@@ -21,6 +21,7 @@ from peer.p2p.admission.dht_rules import Authority, keep_revocations
 from peer.p2p.admission.gate import ADMISSION_PROTOCOL, Gate
 from peer.p2p.bandwidth import Bandwidth
 from peer.p2p.budgets import CIRCUITS, RESERVATION_STREAMS, STREAM_OPENINGS, STREAMS, Limit, Places, Proven, Spending
+from peer.p2p.bulk.offer import BulkPort
 from peer.p2p.daemon import Daemon
 from peer.p2p.dht.authors import Author
 from peer.p2p.dht.join import asked_in_vain, join_dht, keep_in_touch, notice_of
@@ -54,6 +55,7 @@ class NodeSettings:
     initial_peers: tuple[str, ...] = ()
     upnp: bool = False
     reach: Literal["auto", "public", "relay"] = "public"
+    bulk_port: int | Literal["auto", "off"] = "off"
     max_upload: str | None = None
     max_download: str | None = None
     start_timeout: float = 60.0
@@ -73,8 +75,9 @@ class Node(LoopThread):
         self._settings, self._authority = settings, authority
         self.invited = authority is not None  # a node of a swarm of invited peers
         self._author: Author | None = authority
-        self._stream = partial(Stream, bandwidth=Bandwidth.of(settings.max_upload, settings.max_download))
         self.proven = Proven()
+        self._bulk, limits = BulkPort(self.proven, self.spawn), (settings.max_upload, settings.max_download)
+        self._stream = partial(Stream, bandwidth=Bandwidth.of(*limits), bulk_port=self._bulk)
         self._openings = Spending(STREAM_OPENINGS, self.proven)
         self._places: dict[Limit, Places] = {}
         self._gate = Gate(authority.admission) if authority else None
@@ -107,6 +110,7 @@ class Node(LoopThread):
                 self.listen(found, port)
                 reached, reach = self.connect(), found
             self._listening = self.call(self.visible(), RPC_TIMEOUT)  # the router may have opened one of them
+        self._bulk.start(settings.host, settings.port, settings.bulk_port, listens=not reach.relayed)
         self.call(self.join(reached, client=reach.relayed), settings.join_timeout + 10)
         self.call(self._offer(reached, reach.relayed), RESERVATION_TIMEOUT + 10)
         self.spawn(keep_in_touch(self.p2p, self.dht, settings.initial_peers, self._given_silence))
@@ -155,10 +159,9 @@ class Node(LoopThread):
         """Why the network has ended; empty while it works."""
         if self._daemon is not None and self._daemon.failure:
             return self._daemon.failure
-        if self._authority is not None:
-            said = self._refused or self._authority.admission.objection(self._authority.admission.own, self.peer_id)
-            if said:
-                return f"this peer is not admitted any more: {said}"
+        mine = self._authority.admission if self._authority is not None else None
+        if mine is not None and (said := self._refused or mine.objection(mine.own, self.peer_id)):
+            return f"this peer is not admitted any more: {said}"
         return "" if self.alive else "the network thread has ended"
 
     def stop(self) -> None:
@@ -200,12 +203,12 @@ class Node(LoopThread):
         """As :meth:`open` to a peer that is connected, without our certificate."""
         async with asyncio.timeout(OPEN_TIMEOUT):
             try:
-                _, reader, writer = await self.p2p.call_binary_stream_handler(parsed_id(peer_id), protocol)
+                info, reader, writer = await self.p2p.call_binary_stream_handler(parsed_id(peer_id), protocol)
             except TimeoutError:
                 raise
             except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
                 raise StreamLost(one_line(error)) from None
-        return self._stream(reader, writer, peer_id, initiator=True, hang_up=partial(self.hang_up, peer_id))
+        return self._stream(reader, writer, peer_id, True, str(info.addr), hang_up=partial(self.hang_up, peer_id))
 
     def hang_up(self, peer_id: str) -> None:
         """Close the connection to a peer; the next stream to it makes a new one."""
@@ -230,8 +233,7 @@ class Node(LoopThread):
 
         async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             remote = info.peer_id.to_base58()
-            hang_up, origin = partial(self.hang_up, remote), str(info.addr)
-            stream = self._stream(reader, writer, remote=remote, initiator=False, origin=origin, hang_up=hang_up)
+            stream = self._stream(reader, writer, remote, False, str(info.addr), hang_up=partial(self.hang_up, remote))
             if not self._openings.spend(remote) or not places.take(remote, lambda: not stream.closed):
                 stream.close()
                 return
@@ -264,8 +266,7 @@ class Node(LoopThread):
         self.peer_id = self.p2p.peer_id.to_base58()
         self._listening = await self.visible()
         if serves:
-            places = Whereabouts(self.p2p, requests.welcome, self.proven)
-            await self.serve(KADEMLIA, places.answer, open_to_all=True)
+            await self.serve(KADEMLIA, Whereabouts(self.p2p, requests.welcome, self.proven).answer, open_to_all=True)
         if self._gate is not None:
             await self.serve(ADMISSION_PROTOCOL, self._gate.answer, open_to_all=True)
 

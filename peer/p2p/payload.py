@@ -21,11 +21,22 @@ from peer.rounds.transfer_rule import answer_limit
 DIGEST_BYTES = 16
 
 
+class PartConnections(Protocol):
+    """Connections of their own for parts (bulk/transfer.py), in the same format."""
+
+    async def send(self, data: AsyncIterator[bytes], stall: float) -> None: ...
+
+    def receive(self, rooms: Iterable[memoryview], stall: float) -> AsyncIterator[tuple[int, memoryview, bytes]]: ...
+
+
 class Channel(Protocol):
     """What parts need of a stream."""
 
     @property
     def bandwidth(self) -> Bandwidth: ...
+
+    @property
+    def direct(self) -> PartConnections | None: ...
 
     async def write(self, data: bytes, timeout: float) -> None: ...
 
@@ -42,6 +53,9 @@ async def send_parts(stream: Channel, data: AsyncIterator[bytes], stall: float) 
 
     The transport may keep a reference to a part after the next one was asked for.
     """
+    if stream.direct is not None:
+        await stream.direct.send(data, stall)
+        return
     sent, line = 0, stream.bandwidth.up
     async for part in data:
         for piece in line.pieces(part):
@@ -56,10 +70,14 @@ async def receive_parts(
 ) -> AsyncIterator[tuple[int, memoryview, bytes]]:
     """Fill each of ``rooms`` (bytes) with a part, and yield its number, the room and the digest once they match.
 
-    Rooms may be the same memory: the next part is read when the caller asks for it.
+    Rooms may be the same memory: each is filled when the caller asks for its part.
     Raises :class:`CorruptPart`, ``TimeoutError`` after ``stall`` seconds of waiting for a byte, and what the stream
     raises.
     """
+    if stream.direct is not None:
+        async for part in stream.direct.receive(rooms, stall):
+            yield part
+        return
     sent, line = bytearray(DIGEST_BYTES), stream.bandwidth.down
     for number, room in enumerate(rooms):
         for piece in line.pieces(room):

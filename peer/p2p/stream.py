@@ -10,12 +10,16 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from peer.errors import one_line
 from peer.p2p.bandwidth import UNLIMITED, Bandwidth
+
+if TYPE_CHECKING:
+    from peer.p2p.bulk.offer import BulkPort
+    from peer.p2p.bulk.transfer import BulkTransfer
 
 MESSAGE_CAP = 64 * 1024  # bytes; the largest message carries a run's configuration
 WRITE_CHUNK = 128 * 1024  # bytes for one deadline: on a slow line a whole part takes longer
@@ -70,12 +74,29 @@ class Stream:
     writer: asyncio.StreamWriter
     remote: str
     initiator: bool
-    origin: str = ""  # of an incoming stream: the multiaddr of the other side
+    origin: str = ""  # the multiaddr at the other end of the connection
     sent: int = 0  # bytes
     received: int = 0  # bytes
     hang_up: Callable[[], None] = lambda: None  # closes the whole connection
     gate: Callable[[Stream], Awaitable[None]] | None = None  # checks the other side before the first read
     bandwidth: Bandwidth = UNLIMITED  # for parts
+    bulk_port: BulkPort | None = None  # where direct connections for parts are possible
+    bulk: BulkTransfer | None = None  # that is offered or in use
+
+    @property
+    def direct(self) -> BulkTransfer | None:
+        """The direct connections that both sides use for parts; ``None`` when parts go over this stream."""
+        return self.bulk if self.bulk is not None and self.bulk.ready else None
+
+    @property
+    def all_sent(self) -> int:
+        """Bytes, with those of parts on direct connections."""
+        return self.sent + (self.bulk.sent if self.bulk is not None else 0)
+
+    @property
+    def all_received(self) -> int:
+        """As :attr:`all_sent`."""
+        return self.received + (self.bulk.received if self.bulk is not None else 0)
 
     async def send(self, message: Message, timeout: float) -> None:
         """Send one message; ``timeout`` in seconds."""
@@ -171,6 +192,8 @@ class Stream:
 
     def close(self) -> None:
         """Close both directions. Closing twice is fine."""
+        if self.bulk is not None:
+            self.bulk.close()
         with contextlib.suppress(OSError, RuntimeError):
             self.writer.close()
 

@@ -41,7 +41,7 @@ from peer.swarm.state_transfer.join import take_from
 from peer.training import replica
 from peer.training.state import PeerState
 from tests.benchmarks.common import finish, options
-from tests.benchmarks.wan_goodput import node_on
+from tests.benchmarks.goodput_ends import node_on
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import load
 

@@ -1,191 +1,151 @@
-"""Goodput of one swap of 64 MiB: on links of 100 Mbit/s, and on loopback against hivemind's bare streams.
+"""Goodput of a swap on lines of several kinds, as shares of the line, of plain TCP and of TLS. One run, ratios.
 
-One link has a delay from the delay line, a process on the same cores. The other is the kernel's, without a delay.
-
-After each swap the same bytes go over a bare hivemind stream and over plain TCP: the limit of link and cores.
+After each swap over direct connections the same bytes go over the p2p stream as a swap; over one bare p2p stream and
+over four; over plain TCP and over TLS with as many connections as the swap had; and over one TCP connection. The lines:
+the laboratory's delay line, a process on the same cores; links that only the kernel limits; loopback. On one link a
+small tcp_wmem bounds each connection, as a stock kernel does at higher rates.
 
 python -m tests.benchmarks.wan_goodput [--quick] [--json FILE]
-python -m tests.benchmarks.wan_goodput serve HOST KEY          answers swaps and bare exchanges
-python -m tests.benchmarks.wan_goodput swap HOST KEY ADDRESS PORT NUMEL COUNT     one line of JSON
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
 import tempfile
-import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-import torch
-
-from peer import logs
-from peer.p2p import identity
-from peer.p2p.greeting import MemberIdentity, MemberNode
-from peer.p2p.node import Node, NodeSettings
-from peer.p2p.stream import Stream
-from peer.rounds.contribution import Vector
-from peer.rounds.types import Outcome
 from tests.benchmarks.common import finish, options
-from tests.benchmarks.swap_partner import WAIT, bench_exchange, group_of
 from tests.netlab.lab import ROOT, Lab
 from tests.netlab.plan import Access, Path_, Plan
 from tests.netlab.wire import Wire, wire
 
-SWAP, BARE = "noloco/goodput/1", "noloco/bare/1"
-NUMEL = 16 * 2**20  # 64 MiB of fp32
-PART = 2**20
-MBIT = 100.0
+NUMEL, QUICK_NUMEL = 16 * 2**20, 4 * 2**20  # 64 and 16 MiB of fp32
+SMALL_WMEM = "4096 16384 524288"  # bytes: 42 Mbit/s a connection at 100 ms
+PATIENCE = 1500  # seconds for a line
+GIB = 2**30
 
 
-def node_on(host: str, key: Path, initial: tuple[str, ...] = (), member: MemberIdentity | None = None) -> Node:
-    identity.load_or_create(key)
-    settings = NodeSettings(key, host, 0, initial_peers=initial)
-    node = Node(settings) if member is None else MemberNode(settings, None, member)
-    node.start()
-    return node
+@dataclass(frozen=True)
+class Line:
+    """``mbit``: each way; ``hosts``: makes them, ``None`` for loopback. ``times``: as large a swap as elsewhere."""
+
+    mbit: float | None
+    hosts: Callable[[], Any] | None = None
+
+    @property
+    def times(self) -> int:
+        """So that a swap takes seconds, as those of real models do, and not a few round trips."""
+        return 4 if self.mbit is None or self.mbit > 100 else 1
 
 
-async def bare(stream: Stream, size: int) -> None:
-    """``size`` bytes in both directions together: no digest, no copy into a tensor, no verification."""
-    block = bytes(PART)
+def lab(mbit: float, rtt_ms: float, loss: float = 0.0, wmem: str = "") -> Line:
+    @contextmanager
+    def hosts() -> Iterator[Lab]:
+        path = Path_(rtt_ms=rtt_ms, loss=loss)
+        with Lab(Plan(access=Access(up_mbit=mbit, down_mbit=mbit), path=path), 2) as it:
+            for host in (0, 1) if wmem else ():
+                subprocess.run(it.command(host, ["sysctl", "-qw", f"net.ipv4.tcp_wmem={wmem}"]), check=True, timeout=10)
+            yield it
 
-    async def send() -> None:
-        for _ in range(size // PART):
-            await stream.write(block, WAIT)
-
-    async def receive() -> None:
-        room = memoryview(bytearray(PART))
-        for _ in range(size // PART):
-            await stream.read_into(room, WAIT)
-
-    await asyncio.gather(send(), receive())
-    done = memoryview(bytearray(1))
-    if stream.initiator:
-        await stream.write(b"!", WAIT)
-        await stream.read_into(done, WAIT)
-    else:
-        await stream.read_into(done, WAIT)
-        await stream.write(b"!", WAIT)
-        await stream.until_closed(WAIT)
-    stream.close()
+    return Line(mbit, hosts)
 
 
-def serve(host: str, key: Path) -> None:
-    node = node_on(host, key)
-    loop = node.loop
-
-    async def swap(stream: Stream) -> None:
-        numel = int(await stream.reader.readline())
-        exchange = bench_exchange(node, numel)
-        await loop.run_in_executor(None, exchange.average, Vector(torch.randn(numel)), group_of(stream))
-
-    async def answer_bare(stream: Stream) -> None:
-        await bare(stream, int(await stream.reader.readline()))
-
-    async def answer_tcp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await answer_bare(Stream(reader, writer, "", initiator=False))
-
-    for protocol, handler in ((SWAP, swap), (BARE, answer_bare)):
-        node.call(node.serve(protocol, handler), WAIT)
-    plain = node.call(asyncio.start_server(answer_tcp, host, 0), WAIT)
-    print(node.addresses[0], plain.sockets[0].getsockname()[1], flush=True)
-    sys.stdin.read()
-    node.stop()
+LINES = {
+    "link_100mbit": lab(100, 20),
+    "link_100mbit_lossy": lab(100, 20, loss=0.001),
+    "link_100mbit_100ms_small_wmem": lab(100, 100, wmem=SMALL_WMEM),
+    "link_200mbit_100ms": lab(200, 100),
+    "link_1gbit_10ms": lab(1000, 10),
+    "kernel_100mbit": Line(100, lambda: wire(100)),
+    "kernel_1gbit": Line(1000, lambda: wire(1000)),
+    "loopback": Line(None),
+}
 
 
-def swap(host: str, key: Path, address: str, port: int, numel: int, count: int) -> dict[str, list[float]]:
-    """Seconds of swaps and bare exchanges, which alternate."""
-    node = node_on(host, key, (address,))
-    remote = address.rpartition("/p2p/")[2]
-    exchange, vector = bench_exchange(node, numel), Vector(torch.randn(numel))
-    seconds: dict[str, list[float]] = {"swap": [], "bare": [], "tcp": []}
+def moved(hosts: Lab | Wire | None, numel: int, count: int) -> dict[str, Any]:
+    """The figures of :class:`tests.benchmarks.goodput_ends.Mover` between two hosts."""
 
-    def time_bare(kind: str, stream: Stream) -> None:
-        node.call(stream.write(f"{4 * numel}\n".encode(), WAIT), WAIT)
-        began = time.perf_counter()
-        node.call(bare(stream, 4 * numel), WAIT)
-        seconds[kind].append(time.perf_counter() - began)
-
-    for _ in range(count):
-        stream = node.call(node.open(remote, SWAP), WAIT)
-        node.call(stream.write(f"{numel}\n".encode(), WAIT), WAIT)
-        began = time.perf_counter()
-        averaged = exchange.average(vector, group_of(stream))
-        seconds["swap"].append(time.perf_counter() - began)
-        assert averaged.outcome is Outcome.MERGED, averaged.detail
-        time_bare("bare", node.call(node.open(remote, BARE), WAIT))
-        reader, writer = node.call(asyncio.open_connection(address.split("/")[2], port), WAIT)
-        time_bare("tcp", Stream(reader, writer, "", initiator=True))
-    node.stop()
-    return seconds
-
-
-def _pair(lab: Lab | Wire | None, count: int) -> dict[str, list[float]]:
     def command(host: int, *arguments: str) -> list[str]:
-        words = [sys.executable, "-m", "tests.benchmarks.wan_goodput", *arguments]
-        return words if lab is None else lab.command(host, words)
+        words = [sys.executable, "-m", "tests.benchmarks.goodput_ends", *arguments]
+        return words if hosts is None else hosts.command(host, words)
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        hosts = ["127.0.0.1"] * 2 if lab is None else [lab.address(0), lab.address(1)]
-        server = stack.enter_context(
-            subprocess.Popen(
-                command(0, "serve", hosts[0], str(folder / "a")),
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
+        addresses = ["127.0.0.1"] * 2 if hosts is None else [hosts.address(0), hosts.address(1)]
+        server = subprocess.Popen(
+            command(0, "serve", addresses[0], str(folder / "a")),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
+        stack.enter_context(server)
         stack.callback(server.terminate)
         assert server.stdout is not None
-        client = command(
-            1, "swap", hosts[1], str(folder / "b"), *server.stdout.readline().split(), str(NUMEL), str(count)
-        )
-        done = subprocess.run(client, cwd=ROOT, capture_output=True, text=True, timeout=400, check=True)
-        found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+        told = [*server.stdout.readline().split(), str(numel), str(count)]
+        client = command(1, "move", addresses[1], str(folder / "b"), *told)
+        done = subprocess.run(client, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=True)
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
 
 
-def measure(*, quick: bool) -> dict[str, float]:
-    """Medians of the goodput as a share of the link's or the bare stream's goodput."""
-    count = 1 if quick else 5
-    with Lab(Plan(access=Access(up_mbit=MBIT, down_mbit=MBIT), path=Path_(rtt_ms=20)), 2) as lab:
-        delayed = _shares(_pair(lab, count))
-    with wire(MBIT) as hosts:
-        straight = _shares(_pair(hosts, count))
-    local = _pair(None, 3 if quick else 9)
-    ratios = [bare / swap for swap, bare in zip(local["swap"], local["bare"], strict=True)]
-    return {
-        **{f"link_100mbit{kind}": share for kind, share in delayed.items()},
-        **{f"kernel_100mbit{kind}": share for kind, share in straight.items()},
-        "loopback": median(ratios),
-    }
+def measure(*, quick: bool) -> dict[str, Any]:
+    """``goodput_share``: of the line's rate, and on loopback of TLS with as many connections. ``versus_tcp``: a swap's
+    goodput over that of plain TCP with as many connections; ``versus_stream``: over that of a swap over the p2p stream.
+    """
+    numel, count = (QUICK_NUMEL, 1) if quick else (NUMEL, 5)
+    found: dict[str, Any] = {"goodput_share": {}, "versus_tcp": {}, "versus_stream": {}, "connections": {}}
+    for name, line in LINES.items():
+        print(name, file=sys.stderr, flush=True)
+        if line.hosts is None:
+            figures = moved(None, numel * line.times, 3 if quick else 9)
+        else:
+            with line.hosts() as hosts:
+                figures = moved(hosts, numel * line.times, count)
+        seconds = figures["seconds"]
+        found["connections"][name] = figures["connections"]
+        found["versus_tcp"][name] = _ratio(seconds["tcp"], seconds["swap"])
+        found["versus_stream"][name] = _ratio(seconds["stream"], seconds["swap"])
+        if line.mbit is not None:
+            for kind, each in seconds.items():
+                suffix = "" if kind == "swap" else f"_{kind}"
+                found["goodput_share"][f"{name}{suffix}"] = 32e-6 * numel * line.times / median(each) / line.mbit
+        else:
+            found["goodput_share"][name] = _ratio(seconds["tls"], seconds["swap"])
+            gib = 2 * 4 * numel * line.times / GIB  # both directions; of one side, and the other one takes as much
+            found["processor_seconds_a_gib"] = {
+                kind: 2 * median(each) / gib for kind, each in figures["processor"].items()
+            }
+    return found
 
 
-def _shares(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Goodputs as shares of the link's rate."""
-    names = {"swap": "", "bare": "_bare", "tcp": "_tcp"}
-    return {names[kind]: 32e-6 * NUMEL / median(it) / MBIT for kind, it in seconds.items()}
+def _ratio(reference: list[float], swap: list[float]) -> float:
+    return median(one / other for one, other in zip(reference, swap, strict=True))
 
 
 def main() -> None:
     args = options("the goodput of a swap")
     found = measure(quick=args.quick)
-    words = f"a swap gets {found['link_100mbit']:.0%} of 100 Mbit/s and {found['loopback']:.0%} of a bare stream"
-    finish("wan_goodput", {"goodput_share": found}, f"{words} on loopback", args)
+    share, tcp = found["goodput_share"], found["versus_tcp"]
+    words = (
+        f"a swap gets {share['link_100mbit']:.0%} of 100 Mbit/s at 20 ms ({tcp['link_100mbit']:.0%} of TCP), "
+        f"{share['link_200mbit_100ms']:.0%} of 200 Mbit/s at 100 ms ({tcp['link_200mbit_100ms']:.0%}), and "
+        f"{share['loopback']:.0%} of TLS on loopback"
+    )
+    goals = {
+        "0.92 of 100 Mbit/s at 20 ms": share["link_100mbit"] >= 0.92,
+        "0.90 of 200 Mbit/s at 100 ms": share["link_200mbit_100ms"] >= 0.90,
+        "0.6 of TLS on loopback": share["loopback"] >= 0.6,
+    }
+    finish("wan_goodput", found, words, args, goals)
 
 
 if __name__ == "__main__":
-    logs.quiet_libraries()
-    if sys.argv[1:2] == ["serve"]:
-        serve(sys.argv[2], Path(sys.argv[3]))
-    elif sys.argv[1:2] != ["swap"]:
-        main()
-    else:
-        print(json.dumps(swap(sys.argv[2], Path(sys.argv[3]), sys.argv[4], *map(int, sys.argv[5:8]))))
+    main()

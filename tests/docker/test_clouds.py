@@ -63,7 +63,8 @@ def test_a_pod_listens_on_the_port_that_it_exposes() -> None:
     (words,) = commands("runpodctl")
     given = dict(zip(words[3::2], words[4::2], strict=True))
     config = peer(arguments := shlex.split(given["--args"]))
-    assert given["--ports"] == f"{config.peer.network.port}/tcp"
+    direct = PEER_PORT + 1  # the second port, for direct connections
+    assert given["--ports"] == f"{config.peer.network.port}/tcp,{direct}/tcp"
     assert arguments[0] == "join" and config.peer.initial_peers == (ADDRESS,) and not config.peer.network.announce
 
 
@@ -96,7 +97,8 @@ def test_a_virtual_machine_starts_a_confined_container(exists: bool, tmp_path: P
     config = peer(arguments)
     assert arguments[0] == "join" and config.peer.network.port == PEER_PORT
     assert config.peer.initial_peers == (ADDRESS,)
-    assert given["--publish"] == f"{PEER_PORT}:{PEER_PORT}" and given["--volume"] == "noloco:/data"
+    ports = f"{PEER_PORT}-{PEER_PORT + 1}"
+    assert given["--publish"] == f"{ports}:{ports}" and given["--volume"] == "noloco:/data"
     service = ours("compose.peer.yaml")["peer"]
     assert {"--read-only", "--init"} <= set(options) and "--privileged" not in options
     assert [given["--tmpfs"]] == service["tmpfs"] and [given["--cap-drop"]] == service["cap_drop"]
@@ -164,7 +166,7 @@ def test_the_pods_run_commands_that_exist() -> None:
     assert arguments[0] == "train" and peer(joining, environment).peer == peer(arguments, environment).peer
     config = peer(arguments, environment)
     assert config.peer.name == "noloco-peer-0" and config.peer.initial_peers == (values["NOLOCO_INITIAL_PEERS"],)
-    assert ports("noloco-peer") == {"p2p": config.peer.network.port, "metrics": METRICS_PORT}
+    assert ports("noloco-peer") == {"p2p": config.peer.network.port, "direct": PEER_PORT + 1, "metrics": METRICS_PORT}
     assert config.peer.metrics.host == "0.0.0.0"
 
 

@@ -18,6 +18,7 @@ from peer import __version__
 from peer.commands.cli import _parser as peer_parser
 from peer.config import load as settings
 from peer.config.schema import Config
+from peer.p2p.bulk.offer import beside
 from peer.telemetry.metrics import METRICS_PORT
 from tests.docker.compose import FILES, FOLDER, ROOT, Unset, load, ours, words
 
@@ -94,12 +95,12 @@ def test_only_the_peer_to_peer_ports_are_published_to_other_machines() -> None:
     published = {port for file in FILES for it in load(file)["services"].values() for port in it.get("ports", [])}
     assert published == {
         f"{DEFAULT_DHT_PORT}:{DEFAULT_DHT_PORT}",
-        f"{PEER_PORT}:{PEER_PORT}",
+        f"{PEER_PORT}-{beside(PEER_PORT)}:{PEER_PORT}-{beside(PEER_PORT)}",
         *(f"127.0.0.1:{port}:{port}" for port in (DEFAULT_HTTP_PORT, METRICS_PORT, 9090, 3000)),
     }
     exposed = re.search(r"^EXPOSE (.*)$", DOCKERFILE, re.MULTILINE)
     assert exposed and exposed[1].split() == [
-        str(it) for it in (DEFAULT_DHT_PORT, PEER_PORT, DEFAULT_HTTP_PORT, METRICS_PORT)
+        str(it) for it in (DEFAULT_DHT_PORT, PEER_PORT, beside(PEER_PORT), DEFAULT_HTTP_PORT, METRICS_PORT)
     ]
 
 

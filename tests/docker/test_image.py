@@ -30,7 +30,7 @@ from tests.netlab.plan import load
 pytestmark = [pytest.mark.image, pytest.mark.timeout(3000)]
 STEPS = "--set run.steps=100000 --set run.inner_steps=5"  # more steps than the test waits for, in short phases
 READY = 240.0  # seconds, on a loaded machine
-PORTS = (31337, 31338, 9400, 9464)
+PORTS = (31337, 31338, 31339, 9400, 9464)
 RUN = ("train", "--config", "/configs/demo.yaml", *STEPS.split(), "--set", "peer.threads=1")
 
 
@@ -132,7 +132,7 @@ def test_two_machines_train_together_and_come_back(machines: Machines) -> None:
         wait_for(lambda: all(merges(folder) >= 2 for folder in folders.values()), READY, "they did not merge")
         for engine, service in ((one, "bootstrap"), (one, "peer"), (two, "peer")):
             wait_for(partial(healthy, engine, container(engine, service)), 60, f"{service} is not healthy")
-        assert [port for port in PORTS if reaches(machines.lab, 0, 1, port)] == [31338]
+        assert [port for port in PORTS if reaches(machines.lab, 0, 1, port)] == [31338, 31339]
         assert [port for port in PORTS if reaches(machines.lab, 1, 0, port)] == [31337]
         keys = {name: (folder / "identity.key").read_bytes() for name, folder in folders.items()}
         leave(machines, address, folders)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,7 @@ class SimulatedNode(MemberNode):
         host: Host,
         everyone: dict[str, SimulatedDHT],
     ) -> None:
-        super().__init__(settings, authority, member)
+        super().__init__(replace(settings, bulk_port="off"), authority, member)  # no sockets, no threads
         self.network, self.host, self._everyone = network, host, everyone
         process = PROCESS.get()
         assert process is not None

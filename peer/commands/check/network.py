@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from peer.commands.check.finding import Finding, Subject, fail, ok, warn
 from peer.commands.check.local import port_is_free
-from peer.commands.check.reach import reachability, relays
+from peer.commands.check.reach import direct, reachability, relays
 from peer.config.digest import canonical, digest
 from peer.config.schema import NetworkConfig
 from peer.errors import UserError
@@ -76,6 +76,7 @@ def _with(
     if time.level == "fail":
         return  # the DHT would refuse this peer
     yield from reachability(views, own)
+    yield from direct(node, views, own)
     yield from relays(node, views, own)
     yield from members(node, config, authority, answering, speed=speed)
 

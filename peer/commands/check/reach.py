@@ -44,12 +44,17 @@ def reachability(views: list[View], network: NetworkConfig) -> Iterator[Finding]
 def _advice(network: NetworkConfig) -> str:
     if network.reach == "public":
         return "open the port, or set peer.network.reach=auto (relays) instead of public"
-    which = f"TCP {network.port}" if network.port else "a port (fix it with peer.network.port)"
+    ports = f"TCP {network.port}" if network.bulk_port == "off" else f"TCP {network.port} and {_direct_port(network)}"
+    which = ports if network.port else "a port (fix it with peer.network.port)"
     router = "the router has not opened it by UPnP:" if network.upnp else "set peer.network.upnp=true, or"
     return (
         f"training works all the same, through relays (peer.network.reach={network.reach}); for direct connections: "
         f"{router} forward {which} to this machine in the router and open it in the firewall"
     )
+
+
+def _direct_port(network: NetworkConfig) -> int | str:
+    return network.port + 1 if network.bulk_port == "auto" else network.bulk_port
 
 
 def _announced(asked: list[View], network: NetworkConfig) -> Iterator[Finding]:
@@ -62,6 +67,38 @@ def _announced(asked: list[View], network: NetworkConfig) -> Iterator[Finding]:
         if place is not None and place[0] not in seen:
             said = f"{address} is announced, and this machine is seen as {', '.join(sorted(seen))}"
             yield warn("announce", said, "set peer.network.announce to where others reach it, or let auto find it")
+
+
+def direct(node: Node, views: list[View], network: NetworkConfig) -> Iterator[Finding]:
+    """Can others dial the port for direct connections, where they can dial the first one?"""
+    from peer.errors import UserError
+    from peer.p2p.addresses import tcp_place
+    from peer.p2p.bulk.listener import BulkListener
+    from peer.p2p.bulk.offer import listen, outside
+    from peer.p2p.reachability.decide import dialled_back
+    from peer.p2p.stream import BadMessage, StreamLost
+
+    reached = [it for it in views if it.reached]
+    if network.bulk_port == "off" or not reached:
+        return
+    listener = BulkListener(lambda _: None)
+    try:
+        port = outside(network.host, listen(listener, network.host, network.port, network.bulk_port))
+    except UserError as error:
+        yield warn("direct", str(error), "or end the peer that runs here")
+        return
+    node.spawn(listener.run())
+    where = tcp_place(reached[0].heard.answer.observed, port) if port else ""
+    try:
+        result = node.call(dialled_back(node.open, reached[0].address, where), RELAY_TIMEOUT) if where else "refused"
+    except (StreamLost, BadMessage, TimeoutError):
+        return
+    if result == "another":  # somebody answers who is no libp2p node: this listener
+        yield ok("direct", f"{_name(reached[0])} has dialled {where}, for direct connections")
+    elif result is not None:
+        said = f"{_name(reached[0])} cannot dial {where or 'a port that the cloud does not map'} ({WHY[result]})"
+        advice = f"open and forward TCP {port or 'peer.network.bulk_port'} too; until then parts go over the p2p stream"
+        yield warn("direct", said, advice)
 
 
 def relays(node: Node, views: list[View], network: NetworkConfig) -> Iterator[Finding]:

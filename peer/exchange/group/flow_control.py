@@ -89,6 +89,10 @@ class FlowControlledStream:
     def bandwidth(self) -> Bandwidth:
         return self._stream.bandwidth
 
+    @property
+    def direct(self) -> None:
+        """Its frames belong to the stream."""
+
     async def write(self, data: bytes, timeout: float) -> None:
         if data:
             await self._frame(DATA, data)  # a slow reader is heard meanwhile: keep-alives

@@ -70,7 +70,7 @@ class PairProtocol:
         stream = link.stream
         assert stream is not None
         judgement = self._guard.judgement(link.peer_id, self._numel)
-        began, sent, received = clock.monotonic(), stream.sent, stream.received
+        began, sent, received = clock.monotonic(), stream.all_sent, stream.all_received
         least, phases = self._settings.stall, self._settings.max_phases
         usual = swap_limit(least, phases, group.phase)
 
@@ -80,11 +80,11 @@ class PairProtocol:
             steps = PART_STEPS * (pace + header.pace) if pace else 0.0
             stall = max(least, min(steps, LONGEST_STALL * usual))
             transfer = Transfer(stream, judgement, header.codec, stall)
-            until_sent = stream.sent + size(self._codec.sends, self._numel)
-            until_received = stream.received + size(header.codec, self._numel)
+            until_sent = stream.all_sent + size(self._codec.sends, self._numel)
+            until_received = stream.all_received + size(header.codec, self._numel)
 
             def left() -> dict[str, int]:
-                return {"receiving": until_received - stream.received, "sending": until_sent - stream.sent}
+                return {"receiving": until_received - stream.all_received, "sending": until_sent - stream.all_sent}
 
             async def swap() -> Verdict:
                 fingerprint = await both_ways(receive(transfer), send_parts(stream, encode(transfer), stall))
@@ -99,8 +99,8 @@ class PairProtocol:
             mean=mean,
             outcome=verdict.outcome,
             partners=(link.name,),
-            bytes_sent=stream.sent - sent,
-            bytes_received=stream.received - received,
+            bytes_sent=stream.all_sent - sent,
+            bytes_received=stream.all_received - received,
             seconds=clock.monotonic() - began,
             distance=verdict.distance,
             detail=verdict.detail,

@@ -9,6 +9,7 @@ from pydantic import Field
 from peer.config.schema import CodecName
 from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec, size
+from peer.p2p.bulk.offer import BulkOffer, agree, offer
 from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
 from peer.rounds.types import Count, Group, Outcome, Reason
 
@@ -23,6 +24,7 @@ class Header(Message):
     tokens: Count = 1  # since the last average: the weight of the contribution
     expects: Annotated[float, Field(ge=0, le=1e30)] = 0.0  # distance of two elements, for the codec
     pace: Annotated[float, Field(ge=0, le=1e5)] = 0.0  # seconds of an inner step, in an overlapped swap
+    bulk: BulkOffer | None = None
 
 
 class Acknowledgement(Message):
@@ -50,7 +52,9 @@ class Unusable(Exception):
 
 
 async def exchange_headers(stream: Stream, numel: int, codec: Codec, group: Group, pace: float, stall: float) -> Header:
-    """The partner's header; raises :class:`Unusable` when it does not fit ours."""
+    """The partner's header; raises :class:`Unusable` when it does not fit ours. Parts may go over direct connections
+    then, if both want that.
+    """
     own = Header(
         codec=codec.sends,
         payload_bytes=size(codec.sends, numel),
@@ -58,6 +62,7 @@ async def exchange_headers(stream: Stream, numel: int, codec: Codec, group: Grou
         tokens=group.tokens,
         expects=codec.expects,
         pace=pace,
+        bulk=offer(stream, size(codec.sends, numel)),
     )
     await stream.send(own, stall)
     header = await stream.receive(Header, stall)
@@ -66,6 +71,7 @@ async def exchange_headers(stream: Stream, numel: int, codec: Codec, group: Grou
         refusal = f"codec is {header.codec} there and {codec.sends} here"
     if refusal:
         raise Unusable(Verdict(Outcome.REFUSED, detail=refusal, reason=Reason.HEADER))
+    await agree(stream, own.bulk, header.bulk)
     codec.meet(header.expects)
     return header
 

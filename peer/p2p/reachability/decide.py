@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import is_loopback, owner_of, place_of, tcp_of, tcp_place
-from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL, Heard, ask
+from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL, Heard, Result, ask
 from peer.p2p.stream import BadMessage, Open, StreamLost
 
 log = get_logger("reach")
@@ -113,6 +113,15 @@ async def view(open_stream: Open, address: str, places: Sequence[str]) -> View |
         return None
     tried = {it.place: it.result for it in again.answer.tried} if again else {}
     return View(address, heard, {place: str(tried[place]) for place in wanted if place in tried})
+
+
+async def dialled_back(open_stream: Open, address: str, place: str) -> Result | None:
+    """What the node at ``address`` finds at ``place``, an address of ours; ``None`` when it does not say.
+
+    Raises :class:`StreamLost`, :class:`BadMessage` or ``TimeoutError``.
+    """
+    heard = await ask(await open_stream(owner_of(address), DIALBACK_PROTOCOL, [address]), [place])
+    return heard.answer.tried[0].result if heard is not None and heard.answer.tried else None
 
 
 def _wanted(observed: str, places: Sequence[str]) -> list[str]:

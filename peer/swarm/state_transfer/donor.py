@@ -8,13 +8,14 @@ has already.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
 from peer import clock
 from peer.logs import fields, get_logger
+from peer.p2p.bulk.offer import BulkOffer, agree, offer
 from peer.p2p.deadline import in_time
 from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import Message, Stream
@@ -42,6 +43,7 @@ class StateRequest(Message):
     have: Count = 0
     lineage: Lineage = NO_ROUNDS
     round: Count = 0
+    bulk: BulkOffer | None = None
 
 
 class StateHeader(Message):
@@ -56,6 +58,7 @@ class StateHeader(Message):
     vectors: Annotated[int, Field(ge=1, le=4)]
     numel: Annotated[int, Field(ge=1)]
     first: Count
+    bulk: BulkOffer | None = None
 
 
 class DonorFull(Message):
@@ -100,6 +103,7 @@ class Donor:
         each = len(parts(numel))
         goes_on = state.lineage == request.lineage and (not state.lineage.digest or state.round == request.round)
         first = request.have if goes_on and request.have < each * len(state.vectors) else 0
+        size = 4 * sum(stop - start for start, stop in (len(state.vectors) * parts(numel))[first:])
         header = StateHeader(
             step=state.step,
             round=state.round,
@@ -109,19 +113,25 @@ class Donor:
             vectors=len(state.vectors),
             numel=numel,
             first=first,
+            bulk=offer(stream, size) if request.bulk is not None else None,
         )
         await stream.send(header, STATE_TIMEOUT)
-        size = 4 * sum(stop - start for start, stop in (len(state.vectors) * parts(numel))[first:])
-        until = stream.sent + size
+        await agree(stream, header.bulk, request.bulk)
+        until = stream.all_sent + size
         limit, window = state_limit(size, STATE_LEAST), STATE_LEAST / CHECKS
         work = _send(stream, state, first, answer_limit(STATE_STALL, size))
-        await in_time(work, lambda: {"sending": until - stream.sent}, limit, window)
+        await in_time(work, lambda: {"sending": until - stream.all_sent}, limit, window)
         log.info("gave the state away: %s", fields(peer=stream.remote[-6:], step=state.step, first=first))
 
 
 async def _send(stream: Stream, state: State, first: int, answer: float) -> None:
     """The parts from number ``first`` on; the newcomer acknowledges the last one within ``answer`` seconds."""
+    await send_parts(stream, _parts(state, first), STATE_STALL)
+    await stream.receive(StateReceived, answer)
+
+
+async def _parts(state: State, first: int) -> AsyncIterator[bytes]:
     each = len(parts(state.vectors[0].numel()))
     for index, vector in enumerate(state.vectors):
-        await send_parts(stream, fp32_parts(Vector(vector), max(0, first - index * each)), STATE_STALL)
-    await stream.receive(StateReceived, answer)
+        async for part in fp32_parts(Vector(vector), max(0, first - index * each)):
+            yield part

@@ -12,6 +12,7 @@ from torch import Tensor
 from peer import clock
 from peer.errors import UserError
 from peer.logs import fields, get_logger
+from peer.p2p.bulk.offer import agree, offer
 from peer.p2p.deadline import in_time
 from peer.p2p.greeting import MemberNode
 from peer.p2p.payload import fp32_rooms, receive_parts
@@ -79,7 +80,8 @@ async def download(
     """
     stream = await node.open_to_member(record.peer_id, STATE_PROTOCOL, record.addresses)
     try:
-        request = StateRequest(have=partial.have, lineage=partial.lineage, round=partial.round)
+        direct = offer(stream, partial.size)
+        request = StateRequest(have=partial.have, lineage=partial.lineage, round=partial.round, bulk=direct)
         await stream.send(request, STATE_TIMEOUT)
         answer = await stream.receive(STATE_ANSWER, copy_limit(partial.size, STATE_TIMEOUT))
         if isinstance(answer, DonorFull):
@@ -94,9 +96,10 @@ async def download(
             raise BadMessage(f"its state is of round {answer.round}, step {answer.step}: more than since its record")
         partial.have, partial.lineage, partial.round = answer.first, answer.lineage, answer.round
         size = sum(room.nbytes for room in partial.missing())
-        until, limit = stream.received + size, state_limit(size, patience)
+        await agree(stream, request.bulk, answer.bulk)
+        until, limit = stream.all_received + size, state_limit(size, patience)
         receiving = _receive_parts(stream, partial)
-        await in_time(receiving, lambda: {"receiving": until - stream.received}, limit, patience / CHECKS)
+        await in_time(receiving, lambda: {"receiving": until - stream.all_received}, limit, patience / CHECKS)
         await stream.send(StateReceived(), STATE_TIMEOUT)
         await stream.until_closed(1.0)
         got = fields(peer=record.name, step=answer.step, round=answer.round, first=answer.first)

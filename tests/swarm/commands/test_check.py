@@ -48,6 +48,7 @@ def test_the_findings_in_a_swarm_that_trains(swarm: Swarm) -> None:
     assert address in line(said, "ok    initial peers")
     line(said, "ok    clock")
     line(said, "ok    reachability")
+    assert "for direct connections" in line(said, "ok    direct")
     assert "a has noloco-peer" in line(said, "ok    version")
     assert "this machine can join" in said.splitlines()[-1]
     assert not (swarm.folder / "b").exists()  # it leaves no files

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -48,14 +49,23 @@ def state(value: float, lineage: Lineage = NO_ROUNDS, round: int = 3) -> Callabl
 class Scene:
     """Two donors and a newcomer."""
 
-    def __init__(self, folder: Path, stack: ExitStack, one: Callable[[], State], two: Callable[[], State]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        stack: ExitStack,
+        one: Callable[[], State],
+        two: Callable[[], State],
+        bulk_port: Literal["auto", "off"] = "auto",
+    ) -> None:
         self.one = Peer("one", folder, (), snapshot=one)
         stack.callback(self.one.presence.leave)
         self.two = Peer("two", folder, self.one.node.addresses, snapshot=two)
         stack.callback(self.two.presence.leave)
         key = folder / "new.key"
         identity.load_or_create(key)
-        self.node = MemberNode(NodeSettings(key, "127.0.0.1", 0, initial_peers=self.two.node.addresses), None, ME)
+        initial = self.two.node.addresses
+        settings = NodeSettings(key, "127.0.0.1", 0, initial_peers=initial, bulk_port=bulk_port)
+        self.node = MemberNode(settings, None, ME)
         self.node.start()
         stack.callback(self.node.stop)
         self.partial = PartialState([torch.zeros(NUMEL), torch.zeros(NUMEL)])
@@ -82,11 +92,22 @@ class Scene:
         return self.partial.have
 
 
-def test_the_next_donor_continues_where_the_first_one_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bulk_port", ["auto", "off"])
+def test_the_next_donor_continues_where_the_first_one_left(tmp_path: Path, bulk_port: Literal["auto", "off"]) -> None:
     with ExitStack() as stack:
-        scene = Scene(tmp_path, stack, state(1.0), state(2.0, round=5))
+        scene = Scene(tmp_path, stack, state(1.0), state(2.0, round=5), bulk_port)
         had = scene.lose_the_first_donor()
+        streams, open_stream = list[Stream](), scene.node.open_to_member
+
+        async def kept(peer_id: str, protocol: str, addresses: Sequence[str] = ()) -> Stream:
+            streams.append(await open_stream(peer_id, protocol, addresses))
+            return streams[-1]
+
+        scene.node.open_to_member = kept  # type: ignore[method-assign]
         found = scene.take(scene.two)
+        size = 4 * PART * (2 * PARTS - had)
+        assert streams[0].all_received >= size
+        assert (streams[0].received < size) == (bulk_port == "auto")
         assert (found.round, found.step, found.phase_steps_done) == (5, 30, 2)
         whole = torch.cat(list(found.vectors)).view(-1, PART)
         expected = torch.tensor([1.0] * PARTS + [-1.0] * PARTS)

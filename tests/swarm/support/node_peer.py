@@ -46,7 +46,7 @@ class Peer:
         self.groups: list[Group] = []
         self.progress, self.stop = Progress(), Stop()
         member = MemberIdentity(name, "test", "c", "{}", "layout")
-        self.node = MemberNode(NodeSettings(key, "127.0.0.1", 0, initial_peers=initial), None, member)
+        self.node = MemberNode(NodeSettings(key, "127.0.0.1", 0, initial_peers=initial, bulk_port="auto"), None, member)
         self.node.start()
         self.presence = Presence(
             self.node,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import Queue
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from peer.exchange.guard import Guard
 from peer.exchange.modulo import codec_named
 from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.wire import Header
+from peer.p2p.bulk import offer
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged, Contribution, Vector
@@ -82,7 +83,18 @@ def memory(numel: int, folder: Path) -> Iterator[Pair]:
 
 
 @contextlib.contextmanager
-def network(numel: int, folder: Path) -> Iterator[Pair]:
+def direct(numel: int, folder: Path) -> Iterator[Pair]:
+    """As :func:`network`, with direct connections for the parts of whatever size."""
+    least, offer.LEAST_BULK = offer.LEAST_BULK, 0
+    try:
+        with network(numel, folder, bulk_port="auto") as pair:
+            yield pair
+    finally:
+        offer.LEAST_BULK = least
+
+
+@contextlib.contextmanager
+def network(numel: int, folder: Path, bulk_port: Literal["auto", "off"] = "off") -> Iterator[Pair]:
     """Two nodes with a p2p daemon each."""
     from peer.p2p import identity as keys
     from peer.p2p.node import Node, NodeSettings
@@ -98,7 +110,7 @@ def network(numel: int, folder: Path) -> Iterator[Pair]:
             key = folder / f"{name}.key"
             keys.load_or_create(key)
             initial = nodes[0].addresses if nodes else ()
-            node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=initial))
+            node = Node(NodeSettings(key, "127.0.0.1", 0, initial_peers=initial, bulk_port=bulk_port))
             stack.callback(node.stop)
             node.start()
             nodes.append(node)
@@ -113,4 +125,4 @@ def network(numel: int, folder: Path) -> Iterator[Pair]:
         yield Pair((pair_exchange(one, numel), pair_exchange(two, numel)), groups)
 
 
-TRANSPORTS = {"memory": memory, "sockets": sockets, "network": network}
+TRANSPORTS = {"memory": memory, "sockets": sockets, "network": network, "direct": direct}

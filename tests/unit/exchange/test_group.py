@@ -146,6 +146,7 @@ class Dribble:
 
     def __init__(self, stream: Channel, seconds: float) -> None:
         self._stream, self._seconds, self.bandwidth = stream, seconds, stream.bandwidth
+        self.direct = None
 
     async def read_into(self, out: memoryview, timeout: float) -> None:
         raise NotImplementedError

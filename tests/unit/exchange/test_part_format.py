@@ -46,7 +46,7 @@ class Faulty:
 
     def __init__(self, stream: Channel, fault: str, line: Stream) -> None:
         self._write, self._read, self._fault, self._line = stream.write, stream.read_into, fault, line
-        self._parts, self.bandwidth = 0, stream.bandwidth
+        self._parts, self.bandwidth, self.direct = 0, stream.bandwidth, None
 
     async def write(self, data: bytes, timeout: float) -> None:
         self._parts += len(data) > 100  # longer than a message, a digest and the head of a frame

@@ -1,0 +1,61 @@
+"""What the event loop and the connections' threads tell each other about one direction of a transfer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from peer import clock
+from peer.p2p.stream import StreamLost
+
+CONDITION_SECONDS = 1.0  # between two looks of a thread that waits
+
+
+class Handover:
+    """Its state belongs to ``changed``, which threads hold while they read or change it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.changed = clock.condition()
+        self.complete = False
+        self._loop, self._told = loop, asyncio.Event()
+        self._error: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        """End it, from any thread: all that wait raise ``error``. The first one counts."""
+        with self.changed:
+            self._error = self._error or error
+            self.tell()
+
+    def tell(self) -> None:
+        """The state has changed; ``changed`` is held."""
+        self.changed.notify_all()
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._told.set)
+
+    def require_open(self) -> None:
+        """Raises the error with which it has ended; ``changed`` is held."""
+        if self._error is not None:
+            raise self._error
+
+    def wait(self) -> None:
+        """In a thread, until the state has changed; ``changed`` is held."""
+        self.changed.wait(CONDITION_SECONDS)
+        self.require_open()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """On the event loop, until ``condition``. Raises the error with which it has ended before.
+
+        The transfer's watch (transfer.py) is the deadline: it ends it when its connections are lost.
+        """
+        while True:
+            self._told.clear()
+            with self.changed:
+                if condition():
+                    return
+                self.require_open()
+            await self._told.wait()
+
+
+def lost(error: Exception) -> Exception:
+    """What a connection's failure is for those that wait for its parts."""
+    return error if isinstance(error, TimeoutError) else StreamLost(f"its direct connections are lost: {error}")

@@ -1,0 +1,151 @@
+"""The direct connections of one transfer between two members: each serves one direction, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import hashlib
+import secrets
+import ssl
+import threading
+from collections.abc import AsyncIterator, Iterable
+from functools import cache, partial
+
+from peer import clock
+from peer.logs import get_logger
+from peer.p2p.bandwidth import Bandwidth
+from peer.p2p.bulk.connection import BulkConnection
+from peer.p2p.bulk.growth import MOST_CONNECTIONS
+from peer.p2p.bulk.handover import Handover, lost
+from peer.p2p.bulk.receiving import IncomingParts
+from peer.p2p.bulk.secure import Credentials
+from peer.p2p.bulk.sending import OutgoingParts
+from peer.p2p.stream import BadMessage, StreamLost
+
+log = get_logger("bulk")
+
+TOKEN_BYTES, ID_BYTES = 16, 16
+ACCEPTED = b"+"
+MOST_OPENED = 64  # connections of a transfer, with those that were lost
+
+
+class Role(enum.IntEnum):
+    """What one side does on a connection."""
+
+    PULL = 1  # it asks for parts
+    SERVE = 2  # it sends those that it is asked for
+
+    @property
+    def opposite(self) -> Role:
+        return Role.SERVE if self is Role.PULL else Role.PULL
+
+
+class BulkTransfer:
+    """Belongs to the network thread, but for what connections' threads call.
+
+    ``token``: shows that a connection belongs to it; the dialler has the listener's one.
+    ``sent``, ``received``: bytes of parts, with those that a lost connection carried in vain.
+    """
+
+    def __init__(self, credentials: Credentials, line: Bandwidth) -> None:
+        loop = asyncio.get_running_loop()
+        self.name(secrets.token_bytes(TOKEN_BYTES))
+        self.incoming, self.outgoing = IncomingParts(loop), OutgoingParts(loop)
+        self.sent = self.received = 0
+        self.closed = False
+        self.ready = False  # both sides use it
+        self.context = cache(self._context)
+        self._credentials, self._line = credentials, line
+        self._certificate, self._known = b"", asyncio.Event()
+        self._counting = threading.Lock()
+        self._open: dict[BulkConnection, Role] = {}
+        self.opened = 0  # connections, with those that are lost
+        self._last_loss: Exception = ConnectionResetError("none was made")
+        self.idle_since = clock.monotonic()  # when there were connections last
+
+    # -- before its connections
+
+    def name(self, token: bytes) -> None:
+        """``id``, which everybody may read, does not tell ``token``."""
+        self.token, self.id = token, hashlib.sha256(token).digest()[:ID_BYTES]
+
+    def expect(self, certificate: bytes) -> None:
+        """The other side's certificate (DER) has come."""
+        self._certificate = certificate
+        self._known.set()
+
+    async def partner(self) -> bytes:
+        """The other side's certificate, once it has come. The caller sets the deadline."""
+        await self._known.wait()
+        return self._certificate
+
+    def _context(self, *, server: bool) -> ssl.SSLContext:
+        return self._credentials.context(self._certificate, server=server)
+
+    # -- connections
+
+    def take(self, sock: ssl.SSLSocket, role: Role) -> None:
+        """Use a connection on which this side has ``role``; it is closed when there were too many, or it is over."""
+        if self.closed or self.opened >= MOST_OPENED or self.count(role) >= MOST_CONNECTIONS:
+            sock.close()
+            return
+        self.opened += 1
+        connection = BulkConnection(sock, self._line, self._count_sent, self._count_received)
+        with self._counting:
+            self._open[connection] = role
+        clock.begin_thread("bulk", partial(self._run, connection, role))
+
+    def count(self, role: Role) -> int:
+        """Connections on which this side has ``role``."""
+        with self._counting:
+            return list(self._open.values()).count(role)
+
+    def side(self, role: Role) -> Handover:
+        """The direction that connections of ``role`` serve."""
+        return self.incoming if role is Role.PULL else self.outgoing
+
+    def _run(self, connection: BulkConnection, role: Role) -> None:
+        try:
+            work = self.incoming.pull if role is Role.PULL else self.outgoing.serve
+            work(connection)
+        except (OSError, StreamLost, BadMessage) as error:
+            self._last_loss = error
+            if not self.closed:
+                log.debug("a direct connection is lost: %s: %s", type(error).__name__, error)
+        finally:
+            with self._counting:
+                self._open.pop(connection, None)
+                self.idle_since = clock.monotonic()
+            connection.close()
+
+    def _count_sent(self, size: int) -> None:
+        with self._counting:
+            self.sent += size
+
+    def _count_received(self, size: int) -> None:
+        with self._counting:
+            self.received += size
+
+    # -- parts
+
+    async def send(self, data: AsyncIterator[bytes], stall: float) -> None:
+        """As :func:`peer.p2p.payload.send_parts`; returns when the other side has all."""
+        await self.outgoing.send(data, stall)
+
+    def receive(self, rooms: Iterable[memoryview], stall: float) -> AsyncIterator[tuple[int, memoryview, bytes]]:
+        """As :func:`peer.p2p.payload.receive_parts`."""
+        return self.incoming.receive(rooms, stall)
+
+    def lose(self, reason: Exception | None = None) -> None:
+        """No connection is left, and there will be none: whoever waits is told why."""
+        for side in (self.incoming, self.outgoing):
+            side.fail(lost(reason or self._last_loss))
+
+    def close(self) -> None:
+        """End all connections and whatever waits for them. Twice is fine."""
+        self.closed = True
+        self.lose(StreamLost("this side has closed it"))
+        with self._counting:
+            connections = list(self._open)
+        for connection in connections:
+            connection.shut()

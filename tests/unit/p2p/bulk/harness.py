@@ -1,0 +1,77 @@
+"""Two sides of direct connections over loopback: real sockets, TLS and threads, and a stream to agree on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from peer.p2p.budgets import Proven
+from peer.p2p.bulk.offer import BulkOffer, BulkPort
+from peer.p2p.stream import Stream
+from tests.unit.virtual import stream_pair
+
+HOST = "127.0.0.1"
+PART = 100_000  # bytes
+STALL = 5.0
+
+
+@dataclass
+class Side:
+    """One member: its port, and its end of the stream."""
+
+    port: BulkPort
+    stream: Stream
+
+
+class Sides:
+    """``caller`` has opened the stream. Each has tasks that end with it."""
+
+    def __init__(self, caller: Side, called: Side) -> None:
+        self.caller, self.called = caller, called
+
+    def offers(self, size: int = 2**30) -> tuple[BulkOffer | None, BulkOffer | None]:
+        return tuple(it.port.offer(it.stream, size) for it in (self.caller, self.called))  # type: ignore[return-value]
+
+    async def agree(self) -> None:
+        """Both make their offers and agree."""
+        one, two = self.offers()
+        await asyncio.gather(
+            self.caller.port.agree(self.caller.stream, one, two), self.called.port.agree(self.called.stream, two, one)
+        )
+
+
+@contextlib.asynccontextmanager
+async def sides(*, caller_listens: bool = True, called_listens: bool = True) -> AsyncIterator[Sides]:
+    tasks: list[asyncio.Task[None]] = []
+
+    def spawn(work: Coroutine[Any, Any, None]) -> None:
+        tasks.append(asyncio.ensure_future(work))
+
+    made = []
+    for stream, listens in zip(await stream_pair(), (caller_listens, called_listens), strict=True):
+        port = BulkPort(Proven(), spawn)
+        port.start(HOST, 0, "auto", listens=listens)
+        stream.bulk_port, stream.origin = port, f"/ip4/{HOST}/tcp/4000"
+        stream.remote = str(len(made))
+        made.append(Side(port, stream))
+    try:
+        yield Sides(*made)
+    finally:
+        for side in made:
+            side.stream.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def part(number: int, size: int = PART) -> bytes:
+    """What part ``number`` is."""
+    return bytes([number % 251]) * size
+
+
+async def parts(count: int, size: int = PART) -> AsyncIterator[bytes]:
+    for number in range(count):
+        yield part(number, size)

@@ -1,0 +1,253 @@
+"""The port for direct connections: whoever has not both certificate and token gets nothing from it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+from base64 import b64decode
+
+import pytest
+
+from peer.p2p.bandwidth import UNLIMITED
+from peer.p2p.budgets import HALF_OPEN
+from peer.p2p.bulk import listener, offer
+from peer.p2p.bulk.connect import connect
+from peer.p2p.bulk.offer import BulkOffer
+from peer.p2p.bulk.receiving import NO_MORE, PART_REQUEST
+from peer.p2p.bulk.secure import Credentials, handshake, read, ready
+from peer.p2p.bulk.transfer import TOKEN_BYTES, BulkTransfer, Role
+from peer.p2p.stream import BadMessage
+from tests.unit.p2p.bulk.harness import HOST, Sides, parts, sides
+from tests.unit.p2p.bulk.test_transfers import both_ways
+
+
+def threads() -> int:
+    return sum(it.name == "bulk" for it in threading.enumerate())
+
+
+async def offered(two: Sides) -> BulkOffer:
+    """What the called side has offered to the caller, of whose certificate it knows."""
+    one, two_ = two.offers()
+    assert one is not None and two_ is not None and two.called.stream.bulk is not None
+    two.called.stream.bulk.expect(b64decode(one.certificate))
+    return two_
+
+
+def transfer_with(credentials: Credentials, theirs: BulkOffer, token: bytes | None = None) -> BulkTransfer:
+    it = BulkTransfer(credentials, UNLIMITED)
+    it.name(token or bytes.fromhex(theirs.token))
+    it.expect(b64decode(theirs.certificate))
+    return it
+
+
+async def ended(port: int, sent: bytes) -> bool:
+    """Does the listener end a connection that has ``sent`` this, without a byte?"""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(sent)
+    try:
+        async with asyncio.timeout(10):
+            return not await reader.read(1)
+    except ConnectionResetError:
+        return True
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(16), b"\x16\x03\x01" + bytes(600)],
+    ids=["silent", "http", "id", "tls"],
+)
+def test_a_stranger_is_dropped(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "ADMIT_SECONDS", 0.3)
+
+    async def talk() -> None:
+        async with sides() as two:
+            theirs = await offered(two)
+            assert await ended(theirs.port, sent)
+            assert threads() == 0
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize("false", ["certificate", "token", "role"])
+def test_a_connection_needs_the_certificate_and_the_token(false: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is right but one. The id is right in all cases: whoever is on the way can read it."""
+
+    async def talk() -> None:
+        async with sides() as two:
+            theirs, credentials = await offered(two), two.caller.port._credentials
+            assert credentials is not None
+            mine = transfer_with(Credentials() if false == "certificate" else credentials, theirs)
+            if false == "token":
+                mine.token = bytes(TOKEN_BYTES)
+            with pytest.raises(OSError):
+                async with asyncio.timeout(5):
+                    await connect(HOST, theirs.port, mine, 7 if false == "role" else Role.PULL)  # type: ignore[arg-type]
+            assert threads() == 0
+            (await connect(HOST, theirs.port, transfer_with(credentials, theirs), Role.PULL)).close()
+
+    asyncio.run(talk())
+
+
+def test_a_token_counts_for_its_own_transfer_and_not_after_it() -> None:
+    async def talk() -> None:
+        async with sides() as two, sides() as others:
+            theirs, credentials = await offered(two), two.caller.port._credentials
+            another = await offered(others)
+            assert credentials is not None
+            replayed = transfer_with(credentials, another, bytes.fromhex(theirs.token))
+            with pytest.raises(OSError):  # at another listener
+                await connect(HOST, another.port, replayed, Role.PULL)
+            two.called.stream.close()
+            with pytest.raises(OSError):
+                await connect(HOST, theirs.port, transfer_with(credentials, theirs), Role.PULL)
+            assert threads() == 0
+
+    asyncio.run(talk())
+
+
+def test_a_dialler_refuses_another_certificate() -> None:
+    """Somebody else has the port, or is on the way."""
+
+    async def talk() -> None:
+        async with sides() as two:
+            credentials, impostor = Credentials(), Credentials()
+            theirs = await offered(two)
+            mine = two.caller.port._credentials
+            assert mine is not None
+            server = impostor.context(mine.certificate, server=True)
+
+            async def serve(sock: socket.socket) -> None:
+                loop = asyncio.get_running_loop()
+                taken, _ = await loop.sock_accept(sock)
+                await loop.sock_recv(taken, 16)
+                with contextlib.suppress(OSError):
+                    secure = await handshake(taken, server, mine.certificate, server=True)
+                    await read(secure, TOKEN_BYTES + 1)
+                    raise AssertionError("it has shown its token")
+
+            with socket.create_server((HOST, 0)) as sock:
+                sock.setblocking(False)
+                false = theirs.model_copy(update={"port": sock.getsockname()[1]})
+                serving = asyncio.ensure_future(serve(sock))
+                with pytest.raises(ssl.SSLCertVerificationError):
+                    await connect(HOST, false.port, transfer_with(mine, false), Role.PULL)
+                await serving
+            assert credentials.certificate != impostor.certificate
+
+    asyncio.run(asyncio.wait_for(talk(), 20))
+
+
+def test_half_open_connections_by_the_thousand_keep_nobody_out() -> None:
+    """The oldest of an address make room for new ones; a member's need two round trips only."""
+
+    async def talk() -> None:
+        loop = asyncio.get_running_loop()
+        async with sides() as two:
+            port = two.called.port.port
+            with contextlib.ExitStack() as stack:
+                for _ in range(1200):
+                    sock = stack.enter_context(socket.socket())
+                    sock.setblocking(False)
+                    await loop.sock_connect(sock, (HOST, port))
+                    half_open = two.called.port._listener._half_open
+                    assert len(half_open) <= HALF_OPEN.each + 1  # one ends in its next turn
+                assert len(half_open) >= HALF_OPEN.each // 2
+                await two.agree()
+                assert two.called.stream.direct is not None
+                await both_ways(two, 20)
+
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    try:
+        asyncio.run(asyncio.wait_for(talk(), 60))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("where", ["closed", "silent"])
+def test_where_nobody_answers_parts_go_over_the_stream_and_it_is_remembered(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``silent``: a full backlog drops packets, as a firewall does."""
+    monkeypatch.setattr(offer, "DIAL_SECONDS", 0.5)
+
+    async def talk() -> None:
+        with contextlib.ExitStack() as stack:
+            sock = stack.enter_context(socket.socket())
+            sock.bind((HOST, 0))
+            if where == "silent":
+                sock.listen(0)
+                for _ in range(4):
+                    filler = stack.enter_context(socket.socket())
+                    filler.setblocking(False)
+                    with contextlib.suppress(BlockingIOError):
+                        filler.connect(sock.getsockname())
+            async with sides(caller_listens=False) as two:
+                two.called.port.port = sock.getsockname()[1]
+                await two.agree()
+                assert two.caller.stream.direct is two.called.stream.direct is None
+                await both_ways(two, 3)
+                (again, _) = two.offers()
+                assert again is not None and not again.dials
+                monkeypatch.setattr(offer.clock, "monotonic", lambda: 1e9)
+                (later, _) = two.offers()
+                assert later is not None and later.dials
+
+    asyncio.run(asyncio.wait_for(talk(), 30))
+
+
+def test_an_open_transfer_is_one_of_few() -> None:
+    async def talk() -> None:
+        async with sides() as two:
+            made = [two.called.port.offer(two.called.stream, 2**30) for _ in range(offer.BULK_TRANSFERS.each + 1)]
+            assert [it is None for it in made] == [False] * offer.BULK_TRANSFERS.each + [True]
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize(
+    "request_", [(2, 5), (10**5, 0), (0, 10**6), (10**6, 10**6)], ids=["behind", "far", "first", "none"]
+)
+def test_a_partner_that_asks_for_what_there_is_not_is_hung_up_on(request_: tuple[int, int]) -> None:
+    async def talk() -> None:
+        async with sides() as two:
+            theirs, credentials = await offered(two), two.caller.port._credentials
+            assert credentials is not None and two.called.stream.bulk is not None
+            two.called.stream.bulk.ready = True
+            send = asyncio.ensure_future(two.called.stream.bulk.send(parts(10**6), 5))
+            sock = await connect(HOST, theirs.port, transfer_with(credentials, theirs), Role.PULL)
+            await ready(sock, lambda: sock.send(PART_REQUEST.pack(*request_)))
+            with pytest.raises(ConnectionResetError):
+                async with asyncio.timeout(5):
+                    await read(sock, 1)
+            assert isinstance(two.called.stream.bulk._last_loss, BadMessage)
+            sock.close()
+            sock = await connect(HOST, theirs.port, transfer_with(credentials, theirs), Role.PULL)
+            await ready(sock, lambda: sock.send(PART_REQUEST.pack(NO_MORE, 0)))
+            await send
+            sock.close()
+
+    asyncio.run(asyncio.wait_for(talk(), 30))
+
+
+def test_a_certificate_that_is_none_is_a_bad_message() -> None:
+    async def talk() -> None:
+        async with sides() as two:
+            one, other = two.offers()
+            assert other is not None
+            with pytest.raises(BadMessage):
+                await two.caller.port.agree(
+                    two.caller.stream, one, other.model_copy(update={"certificate": "no base64!"})
+                )
+            empty = other.model_copy(update={"certificate": "AAAA"})
+            await two.caller.port.agree(two.caller.stream, one, empty)
+            assert two.caller.stream.direct is None
+
+    asyncio.run(talk())

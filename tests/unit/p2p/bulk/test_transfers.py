@@ -1,0 +1,224 @@
+"""Parts over direct connections: they arrive whole and in order, whatever happens to connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import repeat
+
+import pytest
+
+from peer import clock
+from peer.p2p.bandwidth import Bandwidth
+from peer.p2p.bulk import growth, offer
+from peer.p2p.bulk.connection import BulkConnection
+from peer.p2p.bulk.growth import FIRST_CONNECTIONS, MOST_CONNECTIONS, Growth
+from peer.p2p.bulk.receiving import window
+from peer.p2p.bulk.transfer import Role
+from peer.p2p.payload import DIGEST_BYTES, CorruptPart, receive_parts, send_parts
+from peer.p2p.stream import Stream, StreamLost
+from tests.unit.p2p.bulk.harness import PART, STALL, Sides, part, parts, sides
+
+
+async def receive(stream: Stream, count: int, size: int = PART) -> list[bytes]:
+    found, room = [], memoryview(bytearray(size))
+    async for number, _, _ in receive_parts(stream, repeat(room, count), STALL):
+        assert number == len(found)
+        found.append(bytes(room))
+    return found
+
+
+async def both_ways(two: Sides, count: int) -> None:
+    one, other = two.caller.stream, two.called.stream
+    sends = (send_parts(one, parts(count), STALL), send_parts(other, parts(count), STALL))
+    async with asyncio.timeout(60):
+        left, right, *_ = await asyncio.gather(receive(one, count), receive(other, count), *sends)
+    assert left == right == [part(number) for number in range(count)]
+
+
+@pytest.mark.parametrize("caller_listens, called_listens", [(False, True), (True, False), (True, True)])
+def test_parts_go_both_ways_whoever_listens(caller_listens: bool, called_listens: bool) -> None:
+    async def talk() -> None:
+        async with sides(caller_listens=caller_listens, called_listens=called_listens) as two:
+            await two.agree()
+            one, other = two.caller.stream, two.called.stream
+            assert one.direct is not None and other.direct is not None
+            await both_ways(two, 300)
+            assert one.all_sent - one.sent == other.all_received - other.received == 300 * PART
+
+    asyncio.run(talk())
+
+
+def test_a_side_that_offers_nothing_gets_parts_over_the_stream() -> None:
+    async def talk() -> None:
+        async with sides(caller_listens=False, called_listens=False) as two:
+            await two.agree()
+            assert two.caller.stream.direct is two.called.stream.direct is None
+            await both_ways(two, 3)
+        async with sides() as two:
+            assert two.offers(offer.LEAST_BULK - 1) == (None, None)  # not worth the round trips
+            two.caller.stream.origin = "/ip4/127.0.0.1/tcp/1/p2p/QmRelay/p2p-circuit"
+            assert [it is not None and it.dials for it in two.offers()] == [False, True]
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize("role", [Role.PULL, Role.SERVE])
+def test_the_parts_of_a_lost_connection_go_over_another_one(role: Role) -> None:
+    """One of two, in the middle of a part; the others have the remaining parts."""
+
+    async def talk() -> None:
+        async with sides() as two:
+            await two.agree()
+            transfer = two.caller.stream.direct
+            assert transfer is not None
+
+            async def kill() -> None:
+                while transfer.sent + transfer.received < 50 * PART + PART // 2:  # noqa: ASYNC110 - counted by threads
+                    await asyncio.sleep(0.001)
+                victim = next(it for it, does in transfer._open.items() if does is role)
+                victim.shut()
+
+            await asyncio.gather(both_ways(two, 400), kill())
+
+    asyncio.run(talk())
+
+
+def test_when_all_are_lost_new_ones_are_made_or_both_sides_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offer, "GONE_SECONDS", 0.5)
+
+    async def kill_all(two: Sides, *, for_good: bool) -> None:
+        await asyncio.sleep(0.05)
+        transfer = two.called.stream.direct
+        assert transfer is not None
+        transfer.closed = for_good  # it takes no new ones
+        for connection in list(transfer._open):
+            connection.shut()
+
+    async def slowly(count: int) -> AsyncIterator[bytes]:
+        async for it in parts(count):
+            await asyncio.sleep(0.005)
+            yield it
+
+    async def talk() -> None:
+        async with sides() as two:
+            await two.agree()
+            sending = send_parts(two.caller.stream, slowly(50), STALL)
+            found, *_ = await asyncio.gather(receive(two.called.stream, 50), sending, kill_all(two, for_good=False))
+            assert found == [part(number) for number in range(50)]
+        async with sides() as two:
+            await two.agree()
+            sending = send_parts(two.caller.stream, slowly(1000), STALL)
+            receiving = receive(two.caller.stream, 1000)
+            ended = await asyncio.gather(sending, receiving, kill_all(two, for_good=True), return_exceptions=True)
+            assert [type(it) for it in ended[:2]] == [StreamLost, StreamLost]
+
+    asyncio.run(asyncio.wait_for(talk(), 60))
+
+
+def test_a_partner_that_closes_leaves_the_parts_that_have_come() -> None:
+    async def talk() -> None:
+        async with sides() as two:
+            await two.agree()
+            found = []
+
+            async def receive_some() -> None:
+                rooms = (memoryview(bytearray(PART)) for _ in range(100))
+                async for number, room, _ in receive_parts(two.caller.stream, rooms, STALL):
+                    found.append(bytes(room) == part(number))
+
+            async def some() -> AsyncIterator[bytes]:
+                async for it in parts(7):
+                    yield it
+                while len(found) < 5:  # noqa: ASYNC110 - a part's arrival is no event
+                    await asyncio.sleep(0.001)
+                two.called.stream.close()
+                await asyncio.sleep(STALL)
+
+            with pytest.raises(StreamLost):
+                await asyncio.gather(receive_some(), send_parts(two.called.stream, some(), STALL))
+            assert len(found) >= 5 and all(found)
+
+    asyncio.run(asyncio.wait_for(talk(), 60))
+
+
+def test_a_part_that_does_not_match_its_digest_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = BulkConnection.write
+
+    def false_digest(self: BulkConnection, data: bytes, timeout: float) -> None:
+        write(self, bytes(DIGEST_BYTES) if len(data) == DIGEST_BYTES else data, timeout)
+
+    monkeypatch.setattr(BulkConnection, "write", false_digest)
+
+    async def talk() -> None:
+        async with sides() as two:
+            await two.agree()
+            send = asyncio.ensure_future(send_parts(two.caller.stream, parts(3), STALL))
+            with pytest.raises(CorruptPart, match="part 0"):
+                await receive(two.called.stream, 3)
+            send.cancel()
+
+    asyncio.run(asyncio.wait_for(talk(), 60))
+
+
+@pytest.mark.parametrize("limits", [("8mbit", None), (None, "8mbit")])
+def test_the_limits_of_a_node_hold_for_all_its_connections(limits: tuple[str | None, str | None]) -> None:
+    async def talk() -> None:
+        async with sides() as two:
+            sender, receiver = two.caller.stream, two.called.stream
+            sender.bandwidth, receiver.bandwidth = Bandwidth.of(limits[0], None), Bandwidth.of(None, limits[1])
+            await two.agree()
+            began = clock.monotonic()
+            await asyncio.gather(send_parts(sender, parts(12), STALL), receive(receiver, 12))
+            assert clock.monotonic() - began > 12 * PART / 1e6 - 0.2
+
+    asyncio.run(talk())
+
+
+def test_a_receiver_is_never_more_than_a_window_ahead() -> None:
+    """What a reader has not taken stays with the sender."""
+
+    async def talk() -> None:
+        size, count = 4 * 2**20, 40
+        async with sides() as two:
+            await two.agree()
+            transfer = two.caller.stream.direct
+            assert transfer is not None
+            most = window(size)
+            made = 0
+
+            async def counted() -> AsyncIterator[bytes]:
+                nonlocal made
+                async for it in parts(count, size):
+                    made += 1
+                    yield it
+
+            send = asyncio.ensure_future(send_parts(two.caller.stream, counted(), STALL))
+            room = memoryview(bytearray(size))
+            async for number, _, _ in receive_parts(two.called.stream, repeat(room, count), STALL):
+                await asyncio.sleep(0.02 if number else 0.5)
+                assert made <= number + most + 6
+            await send
+
+    asyncio.run(asyncio.wait_for(talk(), 100))
+
+
+def test_connections_are_added_as_long_as_the_total_grows() -> None:
+    growing = Growth(trip=0.0)
+    assert growing.wanted == FIRST_CONNECTIONS and growing.period == growth.LOOK_PERIOD
+    assert growing.look(0, 1.0) == growing.look(300, 1.0) == FIRST_CONNECTIONS  # it has begun at some time
+    moved, counts = 300, []
+    for _ in range(8):  # a line that carries what six connections carry
+        moved += min(growing.wanted, 6) * 1000
+        counts.append(growing.look(moved, 1.0))
+    assert counts[:4] == [2, 4, 8, 16] and set(counts[4:]) == {16}
+
+    alone = Growth(trip=0.1)
+    assert alone.period == 0.4
+    counts = [alone.look(1000 * number, 1.0) for number in range(1, 9)]  # one connection fills the line
+    assert set(counts[1:]) == {2 * FIRST_CONNECTIONS}
+    assert alone.look(10**9, 1.0) == 2 * FIRST_CONNECTIONS  # a burst, after enough looks
+    fast = Growth(trip=0.0)
+    for number in range(1, 9):
+        fast.look(4**number, 1.0)
+    assert fast.wanted == MOST_CONNECTIONS
