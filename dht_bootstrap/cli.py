@@ -115,8 +115,9 @@ def _serve(args: argparse.Namespace) -> None:
     from dht_bootstrap.monitor import Monitor
     from dht_bootstrap.targets import default_networks
     from peer.p2p import identity
-    from peer.p2p.node import Node, NodeSettings
+    from peer.p2p.node import Node
     from peer.p2p.reachability.cloud import announced
+    from peer.p2p.settings import NodeSettings
 
     identity.load_or_create(args.identity)
     authority = owner.authority(args.owner, args.identity) if args.owner else None

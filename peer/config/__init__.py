@@ -3,7 +3,7 @@
 It knows YAML, environment and command line overrides. It builds nothing and imports no other package but errors and
 logs.
 
-Reading order: schema.py (``run`` and ``peer``), data.py and model.py (``run.data``, ``run.model``), fields.py (what the
-sections are made of), load.py (files to a checked configuration), digest.py (comparison with another peer),
-received.py (``run`` as another peer sent it).
+Reading order: schema.py (``run`` and ``peer``), methods.py (``run.outer``), data.py and model.py (``run.data``,
+``run.model``), fields.py (what the sections are made of), load.py (files to a checked configuration), digest.py
+(comparison with another peer), received.py (``run`` as another peer sent it).
 """

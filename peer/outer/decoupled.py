@@ -28,7 +28,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from peer.config.schema import DecoupledConfig
+from peer.config.methods import DecoupledConfig
 from peer.outer.dct import tilings
 from peer.outer.slow_weights import DenseContribution, SlowWeights
 from peer.rounds.contribution import SparseContribution

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from peer.config.schema import DiLoCoConfig
+from peer.config.methods import DiLoCoConfig
 from peer.outer.slow_weights import DenseContribution, SlowWeights
 from peer.rounds.types import Grouping
 

@@ -6,7 +6,8 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from peer.config.schema import DecoupledConfig, DiLoCoConfig, LocalConfig, NoLoCoConfig, SwarmRunConfig
+from peer.config.methods import DecoupledConfig, DiLoCoConfig, LocalConfig, NoLoCoConfig
+from peer.config.schema import SwarmRunConfig
 from peer.outer.decoupled import Decoupled
 from peer.outer.diloco import DiLoCo
 from peer.outer.noloco import NoLoCo

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from peer.config.schema import NoLoCoConfig
+from peer.config.methods import NoLoCoConfig
 from peer.outer.fetched import Fetched
 from peer.outer.slow_weights import DenseContribution, SlowWeights
 from peer.rounds.contribution import parts, scratch

@@ -4,6 +4,7 @@ It knows addresses, identities, bytes and deadlines. It knows no swarm, no model
 
 Reading order: stream.py (messages and bytes with deadlines), payload.py (tensors on a stream), bandwidth.py (how fast
 they may go), speed.py (how fast they can), deadline.py (how long transfers may take), event_loop.py (the thread that
-runs all of it), daemon.py (p2pd as a child process), dial.py and dht/ (reach other nodes), node.py (all of them
-together). reachability/ serves peers that cannot be dialled, admission/ serves invited swarms.
+runs all of it), daemon.py (p2pd as a child process), dial.py and dht/ (reach other nodes), bulk/ (direct connections
+for parts), settings.py and node.py (all of them together). reachability/ serves peers that cannot be dialled,
+admission/ serves invited swarms.
 """

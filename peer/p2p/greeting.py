@@ -22,8 +22,9 @@ from peer.logs import get_logger
 from peer.p2p import identity
 from peer.p2p.addresses import is_loopback
 from peer.p2p.admission.dht_rules import Authority, invited
-from peer.p2p.node import Handler, Node, NodeSettings
+from peer.p2p.node import Handler, Node
 from peer.p2p.reachability.decide import Reachability
+from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import BadMessage, Message, Refusal, Refused, Stream, StreamLost
 
 log = get_logger("greeting")

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P
 
-from peer.config.schema import NetworkConfig
 from peer.errors import RunError, UserError, one_line
 from peer.logs import get_logger
 from peer.p2p.addresses import is_loopback, owner_of, tcp_of
@@ -32,6 +29,7 @@ from peer.p2p.event_loop import LoopThread
 from peer.p2p.reachability import circuit_messages, dialback, relay
 from peer.p2p.reachability.decide import Reachability, decide
 from peer.p2p.reachability.reservations import Reservations
+from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import Stream, StreamLost
 
 log = get_logger("node")
@@ -42,29 +40,6 @@ RPC_TIMEOUT = 5.0  # seconds for one request to the daemon
 OPEN_TIMEOUT = 5.0  # seconds to open a stream
 DECIDE_TIMEOUT = 60.0  # seconds for the initial peers to say whether they can dial this node
 RESERVATION_TIMEOUT = 10.0  # seconds to wait for a reservation at a relay, before going on without
-
-
-@dataclass(frozen=True)
-class NodeSettings:
-    """How a node listens and which nodes it joins. ``host``: an IPv4 address; ``reach``: as in ``peer.network``."""
-
-    identity: Path | None
-    host: str
-    port: int
-    announce: tuple[str, ...] = ()
-    initial_peers: tuple[str, ...] = ()
-    upnp: bool = False
-    reach: Literal["auto", "public", "relay"] = "public"
-    bulk_port: int | Literal["auto", "off"] = "off"
-    max_upload: str | None = None
-    max_download: str | None = None
-    start_timeout: float = 60.0
-    join_timeout: float = 60.0
-
-    @classmethod
-    def of(cls, network: NetworkConfig, identity: Path | None, initial_peers: tuple[str, ...] = ()) -> NodeSettings:
-        """The settings in ``peer.network``, whose fields are the other fields of this class."""
-        return cls(identity=identity, initial_peers=initial_peers, **dict(network))
 
 
 class Node(LoopThread):

@@ -18,7 +18,8 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from peer.config.schema import DiLoCoConfig, LocalConfig, PeerConfig, RunConfig
+from peer.config.methods import DiLoCoConfig, LocalConfig
+from peer.config.schema import PeerConfig, RunConfig
 from peer.device.accelerator import pick_device, wants_bf16
 from peer.device.copies import has_streams
 from peer.device.memory import PROCESS_BYTES, allocator_slack, context_bytes, device_memory

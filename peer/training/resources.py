@@ -17,8 +17,8 @@ from peer.errors import UserError
 from peer.p2p import identity
 from peer.p2p.admission.dht_rules import Authority, invited
 from peer.p2p.greeting import MemberIdentity, MemberNode
-from peer.p2p.node import NodeSettings
 from peer.p2p.reachability.cloud import announced
+from peer.p2p.settings import NodeSettings
 from peer.process import LoopContext, Stop
 from peer.telemetry.metrics import Metrics, PhaseClock
 from peer.training import run_folder

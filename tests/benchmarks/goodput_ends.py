@@ -21,7 +21,8 @@ import torch
 from peer import logs
 from peer.p2p import identity
 from peer.p2p.greeting import MemberIdentity, MemberNode
-from peer.p2p.node import Node, NodeSettings
+from peer.p2p.node import Node
+from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Averaged, Vector
 from peer.rounds.types import Outcome

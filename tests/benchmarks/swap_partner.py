@@ -20,7 +20,7 @@ from peer.exchange.codec import Cast
 from peer.exchange.pair.blocking import PairExchange
 from peer.p2p import identity
 from peer.p2p.greeting import MemberIdentity, MemberNode
-from peer.p2p.node import NodeSettings
+from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Vector
 from peer.rounds.types import Group, Link, Outcome

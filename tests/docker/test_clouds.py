@@ -72,7 +72,8 @@ def test_an_instance_listens_on_the_port_that_it_maps() -> None:
     (words,) = commands("vastai")
     options = shlex.split(words[words.index("--env") + 1])
     config = peer(arguments := words[words.index("--args") + 1 :])
-    assert options == ["-p", f"{config.peer.network.port}:{config.peer.network.port}"]
+    ports = (config.peer.network.port, PEER_PORT + 1)  # the second one for direct connections
+    assert options == [word for port in ports for word in ("-p", f"{port}:{port}")]
     assert arguments[0] == "join" and config.peer.initial_peers == (ADDRESS,) and not config.peer.network.announce
 
 

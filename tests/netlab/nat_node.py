@@ -15,7 +15,8 @@ from pathlib import Path
 from peer.p2p import identity
 from peer.p2p.addresses import is_circuit
 from peer.p2p.dial import disconnect
-from peer.p2p.node import Node, NodeSettings
+from peer.p2p.node import Node
+from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import Stream, StreamLost
 
 PROTOCOL = "test/sink/1"

@@ -26,7 +26,7 @@ from peer.training.trainer import Trainer
 from peer.training.validation import Validation
 from tests.simulated.harm import lies
 from tests.simulated.loop import Process
-from tests.simulated.network import Host
+from tests.simulated.p2p.network import Host
 from tests.simulated.training import Disk, DiskCheckpoints, PacedLoop, SimulatedState
 
 CHANCE = 5.5  # the loss of a guess

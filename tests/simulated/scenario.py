@@ -210,7 +210,7 @@ def _faults(chance: random.Random, count: int, seconds: float) -> tuple[Fault, .
 
 
 def rare_faults(seed: int, count: int, seconds: float) -> list[Fault]:
-    """In half of the swarms: faults that must hit the short time of a swap or a download (network.py)."""
+    """In half of the swarms: faults that must hit the short time of a swap or a download (p2p/network.py)."""
     chance = random.Random(f"rare {seed}")
     faults = []
     for _ in range(chance.choice((0, 0, 2, 6))):

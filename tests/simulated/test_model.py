@@ -7,9 +7,9 @@ import random
 
 from hivemind.p2p import PeerID
 
-from tests.simulated.admission import NEVER, Invitations
 from tests.simulated.loop import Process, VirtualLoop
-from tests.simulated.network import Network, SimulatedP2P
+from tests.simulated.p2p.admission import NEVER, Invitations
+from tests.simulated.p2p.network import Network, SimulatedP2P
 from tests.simulated.runtime import Runtime
 
 

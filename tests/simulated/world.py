@@ -24,20 +24,20 @@ from peer import clock
 from peer.config.schema import Config
 from peer.logs import LOGGER
 from peer.p2p.greeting import MemberIdentity
-from peer.p2p.node import NodeSettings
 from peer.p2p.reachability import relay
+from peer.p2p.settings import NodeSettings
 from peer.process import Pause, Stop
 from peer.telemetry.run_log import ROUNDS, Row, read_rows
 from peer.training import resources
-from tests.simulated.admission import NEVER, Invitations
 from tests.simulated.checks import conduct, promises, relays
 from tests.simulated.checks.ledger import Ledger
-from tests.simulated.circuit import Circuits
-from tests.simulated.dht import SimulatedDHT
 from tests.simulated.harm.faults import RESTART, Faults
 from tests.simulated.loop import PROCESS, Process, Stuck
-from tests.simulated.network import NOBODY, Host, Network
-from tests.simulated.node import SimulatedNode
+from tests.simulated.p2p.admission import NEVER, Invitations
+from tests.simulated.p2p.circuit import Circuits
+from tests.simulated.p2p.dht import SimulatedDHT
+from tests.simulated.p2p.network import NOBODY, Host, Network
+from tests.simulated.p2p.node import SimulatedNode
 from tests.simulated.peer import SimulatedPeer
 from tests.simulated.runtime import EPOCH, Runtime
 from tests.simulated.scenario import Machine, Scenario

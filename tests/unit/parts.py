@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from peer.config.schema import Config, InnerConfig, LlamaModel, NoLoCoConfig, PeerConfig, RunConfig
+from peer.config.methods import NoLoCoConfig
+from peer.config.schema import Config, InnerConfig, LlamaModel, PeerConfig, RunConfig
 from peer.data.batches import TokenStream
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights

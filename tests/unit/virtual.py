@@ -19,7 +19,7 @@ import pytest
 from peer import clock
 from peer.p2p.stream import Stream
 from tests.simulated.loop import PROCESS, Process, VirtualLoop
-from tests.simulated.network import Connection, Network, Writer
+from tests.simulated.p2p.network import Connection, Network, Writer
 from tests.simulated.runtime import Runtime
 
 T = TypeVar("T")

@@ -30,8 +30,8 @@ CLOCK_WARNING = 1.0  # seconds; hivemind refuses more than three
 def network(config: Subject, *, speed: bool = False) -> Iterator[Finding]:
     """Start a node, run the checks and stop it. ``speed``: measure the line to members too."""
     from peer.p2p.greeting import MemberIdentity, guest_node
-    from peer.p2p.node import NodeSettings
     from peer.p2p.reachability.cloud import find
+    from peer.p2p.settings import NodeSettings
 
     run, own = config.run, config.peer.network
     cloud = None if own.announce or own.reach == "relay" else find(own.host, own.port)

@@ -8,7 +8,8 @@ from statistics import median
 from typing import NamedTuple
 
 from peer.commands.check.finding import Finding, fail, ok, warn
-from peer.config.schema import CODECS, CodecName, Config, DecoupledConfig, LocalConfig, NoLoCoConfig, RunConfig
+from peer.config.methods import DecoupledConfig, LocalConfig, NoLoCoConfig
+from peer.config.schema import CODECS, CodecName, Config, RunConfig
 from peer.exchange.codec import COEFFICIENT_BYTES, size
 from peer.exchange.group.rounding import Rounding
 from peer.p2p.deadline import MBIT

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from peer.config.schema import Config, DecoupledConfig, DiLoCoConfig, LocalConfig, NoLoCoConfig, RunConfig
+from peer.config.methods import DecoupledConfig, DiLoCoConfig, LocalConfig, NoLoCoConfig
+from peer.config.schema import Config, RunConfig
 from peer.errors import UserError
 
 MAX_REPLICAS = 64

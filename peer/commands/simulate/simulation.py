@@ -19,7 +19,8 @@ from peer.commands.simulate.options import Method, Options
 from peer.commands.simulate.replica import Replica
 from peer.commands.simulate.sampling import Sampler, SampleRow, draw
 from peer.commands.simulate.world import World
-from peer.config.schema import Config, LocalConfig
+from peer.config.methods import LocalConfig
+from peer.config.schema import Config
 from peer.data import corpus
 from peer.data.batches import BatchStream, Cursor
 from peer.data.corpus import Corpus

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from peer.p2p.dht.requests import CheckedP2P
-from peer.p2p.node import Node, NodeSettings
+from peer.p2p.node import Node
+from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import Stream
 from peer.swarm.directory.records import Report
 from peer.swarm.presence import Vitals

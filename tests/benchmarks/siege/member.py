@@ -19,7 +19,7 @@ from typing import Any
 from peer.commands.cli import main
 from peer.p2p import identity
 from peer.p2p.greeting import MemberNode
-from peer.p2p.node import NodeSettings
+from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.types import Group, Seat
 from peer.swarm.grouping.messages import JOIN_ANSWER, Admitted, JoinGroup

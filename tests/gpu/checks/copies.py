@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from peer.config.schema import NoLoCoConfig
+from peer.config.methods import NoLoCoConfig
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 from peer.replica.inner_loop import batch_loss

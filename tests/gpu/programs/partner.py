@@ -11,7 +11,8 @@ import sys
 import numpy as np
 import torch
 
-from peer.config.schema import ExchangeConfig, NoLoCoConfig
+from peer.config.methods import NoLoCoConfig
+from peer.config.schema import ExchangeConfig
 from peer.exchange.guard import Guard
 from peer.exchange.modulo import codec_named
 from peer.exchange.pair.mailbox import OpenPart

@@ -12,7 +12,7 @@ import pytest
 from peer.swarm import presence
 from peer.swarm.grouping.roster import GATHER_PROTOCOL
 from peer.telemetry.run_log import Row
-from tests.simulated.network import Connection
+from tests.simulated.p2p.network import Connection
 from tests.simulated.scenario import Fault, Machine, Scenario
 from tests.simulated.world import World, in_a_folder
 

@@ -10,7 +10,7 @@ from hivemind.utils import MSGPackSerializer
 from peer.config.digest import digest
 from peer.p2p.dht.search import id_of
 from peer.swarm.directory import buckets, records
-from tests.simulated.dht import Value
+from tests.simulated.p2p.dht import Value
 from tests.simulated.runtime import EPOCH
 from tests.simulated.scenario import Fault, Machine, Scenario
 from tests.simulated.world import World, in_a_folder

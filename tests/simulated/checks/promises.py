@@ -12,7 +12,7 @@ from peer.p2p.reachability.relay import RELAY_PROTOCOL
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged, as_bytes
 from peer.rounds.types import Outcome
-from tests.simulated.network import CIRCUITS
+from tests.simulated.p2p.network import CIRCUITS
 from tests.simulated.peer import SimulatedPeer
 from tests.simulated.scenario import CALM, ENDLESS
 

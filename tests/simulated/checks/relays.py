@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from tests.simulated.node import SimulatedNode
+from tests.simulated.p2p.node import SimulatedNode
 from tests.simulated.peer import SimulatedPeer
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from peer.process import Pause
 from tests.simulated.harm.outsiders import Outsider
 from tests.simulated.loop import PROCESS, Process
-from tests.simulated.network import CHUNK, WINDOW, Host
+from tests.simulated.p2p.network import CHUNK, WINDOW, Host
 from tests.simulated.peer import SimulatedPeer
 from tests.simulated.scenario import Fault
 

@@ -12,8 +12,8 @@ from peer.p2p.admission.gate import Pass
 from peer.p2p.stream import MESSAGE_CAP, Message
 from peer.swarm.pairing.agreement import Propose
 from peer.swarm.pairing.proposals import MEET_PROTOCOL
-from tests.simulated.admission import Invitations
-from tests.simulated.network import NOBODY, Host, Network, SimulatedP2P
+from tests.simulated.p2p.admission import Invitations
+from tests.simulated.p2p.network import NOBODY, Host, Network, SimulatedP2P
 from tests.simulated.peer import SimulatedPeer
 
 PAUSE = (0.05, 2.0)  # seconds between two streams

@@ -17,7 +17,8 @@ from peer.errors import RunError
 from peer.p2p import identity
 from peer.p2p.dht.join import DHT_TIMEOUT
 from peer.p2p.greeting import MemberIdentity, MemberNode
-from peer.p2p.node import Node, NodeSettings
+from peer.p2p.node import Node
+from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.contribution import PART
 from peer.rounds.state import NO_ROUNDS, Lineage, State

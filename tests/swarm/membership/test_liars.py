@@ -13,7 +13,7 @@ import pytest
 
 from peer.p2p import identity
 from peer.p2p.greeting import MemberIdentity, MemberNode
-from peer.p2p.node import NodeSettings
+from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import Stream
 from peer.swarm.context import Decline
 from peer.swarm.pairing.agreement import PROPOSAL_ANSWER, Accept, PartnerReady, Propose

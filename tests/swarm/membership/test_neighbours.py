@@ -12,7 +12,8 @@ import pytest
 from peer import clock
 from peer.p2p.dht.join import neighbours
 from peer.p2p.dht.whereabouts import Whereabouts
-from peer.p2p.node import Node, NodeSettings
+from peer.p2p.node import Node
+from peer.p2p.settings import NodeSettings
 from tests.swarm.support.harness import wait_for
 from tests.swarm.support.node_peer import Peer
 

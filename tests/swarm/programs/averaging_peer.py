@@ -18,13 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from peer import logs
-from peer.config.schema import ExchangeConfig, NoLoCoConfig
+from peer.config.methods import NoLoCoConfig
+from peer.config.schema import ExchangeConfig
 from peer.exchange.codec import Cast
 from peer.exchange.pair.blocking import PairExchange
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 from peer.p2p import identity
-from peer.p2p.node import Node, NodeSettings
+from peer.p2p.node import Node
+from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import Contribution
 from peer.rounds.types import Group, Link

@@ -12,7 +12,7 @@ from pathlib import Path
 from peer.config.schema import RendezvousConfig
 from peer.p2p import identity
 from peer.p2p.greeting import MemberIdentity, MemberNode
-from peer.p2p.node import NodeSettings
+from peer.p2p.settings import NodeSettings
 from peer.process import LoopContext, Stop
 from peer.rounds.progress import Progress
 from peer.rounds.state import Lineage, State

@@ -20,7 +20,7 @@ from peer.api.config import OwnConfig, resolve
 from peer.api.state import OwnState
 from peer.api.weights import require_finite, require_same, require_trains, trained
 from peer.config.digest import canonical, digest, first_difference
-from peer.config.schema import DiLoCoConfig, NoLoCoConfig
+from peer.config.methods import DiLoCoConfig, NoLoCoConfig
 from peer.errors import RunError, UserError
 from peer.outer.diloco import DiLoCo
 from peer.outer.method import OuterMethod

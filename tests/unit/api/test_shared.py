@@ -9,7 +9,8 @@ import pytest
 from peer.api import shared
 from peer.api.config import OwnConfig, OwnRun, resolve
 from peer.config.digest import canonical, digest_of
-from peer.config.schema import DiLoCoConfig, ExchangeConfig, NoLoCoConfig, RunConfig, SwarmRunConfig
+from peer.config.methods import DiLoCoConfig, NoLoCoConfig
+from peer.config.schema import ExchangeConfig, RunConfig, SwarmRunConfig
 from peer.errors import RunError, UserError
 from peer.swarm.configuration import NoMajority, OfferedRun
 

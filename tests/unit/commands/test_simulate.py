@@ -19,7 +19,8 @@ from peer.commands.simulate.meetings import Arrivals, choose_pairs
 from peer.commands.simulate.options import Method, Options, with_method
 from peer.commands.simulate.replica import Replica
 from peer.commands.simulate.simulation import Simulation, save
-from peer.config.schema import DecoupledConfig, DiLoCoConfig, ExchangeConfig, InnerConfig, NoLoCoConfig
+from peer.config.methods import DecoupledConfig, DiLoCoConfig, NoLoCoConfig
+from peer.config.schema import ExchangeConfig, InnerConfig
 from peer.errors import RunError, UserError
 from peer.rounds.types import Outcome
 from tests.swarm.support.attacks import Attack, Hostile, Unguarded, gradient, uphill

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from peer.config.data import TextData
 from peer.config.digest import canonical, digest, first_difference
-from peer.config.schema import InnerConfig, NoLoCoConfig, RunConfig
+from peer.config.methods import NoLoCoConfig
+from peer.config.schema import InnerConfig, RunConfig
 
 
 def test_places_are_not_part_of_the_digest() -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from peer.config import load as settings
 from peer.config.digest import canonical, digest
 from peer.config.fields import bytes_a_second
-from peer.config.schema import Config, DiLoCoConfig, ExchangeConfig, LocalConfig, NoLoCoConfig, PeerConfig, RunConfig
+from peer.config.methods import DiLoCoConfig, LocalConfig, NoLoCoConfig
+from peer.config.schema import Config, ExchangeConfig, PeerConfig, RunConfig
 from peer.errors import UserError
 
 FOLDER = Path(__file__).parents[3] / "configs"

@@ -97,7 +97,8 @@ def direct(numel: int, folder: Path) -> Iterator[Pair]:
 def network(numel: int, folder: Path, bulk_port: Literal["auto", "off"] = "off") -> Iterator[Pair]:
     """Two nodes with a p2p daemon each."""
     from peer.p2p import identity as keys
-    from peer.p2p.node import Node, NodeSettings
+    from peer.p2p.node import Node
+    from peer.p2p.settings import NodeSettings
 
     arrived: Queue[Stream] = Queue()
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.fft import dctn, idctn
 from torch import Tensor, nn
 
-from peer.config.schema import DecoupledConfig, DiLoCoConfig, NoLoCoConfig
+from peer.config.methods import DecoupledConfig, DiLoCoConfig, NoLoCoConfig
 from peer.exchange.average import mean_of_senders
 from peer.exchange.group.feedback import mean_of_slices
 from peer.exchange.group.rounding import Rounding

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from peer.config.schema import NoLoCoConfig
+from peer.config.methods import NoLoCoConfig
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from peer.config.schema import NoLoCoConfig
+from peer.config.methods import NoLoCoConfig
 from peer.outer.method import Local
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import SlowWeights

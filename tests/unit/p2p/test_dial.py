@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from peer.errors import UserError
-from peer.p2p.node import Node, NodeSettings
+from peer.p2p.node import Node
+from peer.p2p.settings import NodeSettings
 from tests.unit.virtual import virtual_time
 
 ID = "QmYbAnMcVeRLg6kmQ1Z4XT2Q4aBH3VTsd3GRYc7HZoFSer"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,14 +13,15 @@ from peer.p2p.admission.dht_rules import Authority
 from peer.p2p.admission.gate import ADMISSION_PROTOCOL
 from peer.p2p.budgets import RESERVATION_STREAMS
 from peer.p2p.greeting import MemberIdentity, MemberNode
-from peer.p2p.node import Handler, NodeSettings
+from peer.p2p.node import Handler
 from peer.p2p.reachability.decide import Reachability
 from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL, DialBack
 from peer.p2p.reachability.relay import RELAY_PROTOCOL
-from tests.simulated.dht import SimulatedDHT
+from peer.p2p.settings import NodeSettings
 from tests.simulated.harm import bad_relays
 from tests.simulated.loop import PROCESS, Process
-from tests.simulated.network import Host, Network, SimulatedP2P
+from tests.simulated.p2p.dht import SimulatedDHT
+from tests.simulated.p2p.network import Host, Network, SimulatedP2P
 
 
 class SimulatedNode(MemberNode):

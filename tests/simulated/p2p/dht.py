@@ -25,7 +25,7 @@ from peer.p2p.admission.dht_rules import REVOCATIONS, decode_revocations
 from peer.p2p.admission.invitation import Admission
 from peer.p2p.dht.search import COPIES, FINGERPRINT_BYTES, FIRST_NODES, NEIGHBOURS, SAID, Known, id_of, without
 from peer.p2p.dial import parsed_id
-from tests.simulated.network import CALL, Host, Network
+from tests.simulated.p2p.network import CALL, Host, Network
 from tests.simulated.runtime import EPOCH
 
 TIMEOUT = 2.0  # seconds for one request

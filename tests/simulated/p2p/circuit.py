@@ -15,10 +15,10 @@ from hivemind.p2p import PeerID
 from peer.p2p.protobuf import delimited, read_delimited
 from peer.p2p.reachability.circuit_messages import _CLASSES, CAP, CONNECT, HOP, OK, STOP, STOP_STATUS
 from peer.p2p.stream import BadMessage
-from tests.simulated.network import NOBODY, Connection, Host, Network, Pipe, SimulatedP2P
+from tests.simulated.p2p.network import NOBODY, Connection, Host, Network, Pipe, SimulatedP2P
 
 if TYPE_CHECKING:
-    from tests.simulated.network import Writer
+    from tests.simulated.p2p.network import Writer
 
 DIAL = 10.0  # seconds for a circuit
 VANISH = 5.0  # seconds for an address from which nothing comes back
