@@ -197,7 +197,8 @@ class GroupProtocol(ABC, Generic[Each]):
             return _nobody(Outcome.CORRUPT, "a verdict that contradicts itself", 0), ""
         if verdict.commit and not digest:
             return _nobody(Outcome.CORRUPT, "a verdict before this peer was done"), ""
-        if seen is None or seen.culprit not in verdict.culprits:  # only the leader says so
+        if seen is None or seen.culprit not in verdict.culprits or seen.outcome is not verdict.outcome:
+            # only the leader says so, or says worse of it than this peer has seen
             verdict = verdict.model_copy(update={"certain": False})
         return verdict, digest
 

@@ -246,6 +246,21 @@ def test_one_member_cannot_have_another_one_left_out_at_no_cost(
         assert averaged is not None and averaged.certain == (saw and not alone)
 
 
+def test_what_a_member_saw_late_is_no_lie_because_the_leader_calls_it_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    combine, seen = AllReduceExchange._combine, {0: Outcome.CORRUPT, 1: Outcome.TIMEOUT, 3: Outcome.CORRUPT}
+
+    async def accuses(exchange: AllReduceExchange, own: Vector, streams: GroupStreams) -> None:
+        await combine(exchange, own, streams)
+        if (outcome := seen.get(streams.assembly.me)) is not None:
+            raise GroupFailure(2, outcome, "something is wrong with it")
+
+    monkeypatch.setattr(AllReduceExchange, "_combine", accuses)
+    with many(4, 1000) as group:
+        results = group.average(contributions(vectors(4, 1000)))
+    assert [(it.culprits, it.outcome) for it in results if it] == [(("c",), Outcome.CORRUPT)] * 4
+    assert [it.certain for it in results if it] == [True, False, False, True]
+
+
 @pytest.mark.parametrize("slow", [0, 1, 3])
 def test_who_is_too_slow_for_the_deadline_is_named(monkeypatch: pytest.MonkeyPatch, slow: int) -> None:
     """Each member named itself."""
