@@ -7,7 +7,7 @@ files and explains mistakes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -54,7 +54,10 @@ class RendezvousConfig(Section):
 
 
 CodecName = Literal["none", "fp16", "bf16", "int8", "int4", "int2"]
-CODECS = {"noloco": get_args(CodecName)[:-1], "diloco": ("none", *get_args(CodecName)[2:])}  # by method
+CODECS: dict[str, tuple[CodecName, ...]] = {  # by method
+    "noloco": ("none", "fp16", "bf16", "int8", "int4"),
+    "diloco": ("none", "bf16", "int8", "int4", "int2"),
+}
 
 
 class ExchangeConfig(Section):

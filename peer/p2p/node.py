@@ -51,8 +51,9 @@ class Node(LoopThread):
         self.invited = authority is not None  # a node of a swarm of invited peers
         self._author: Author | None = authority
         self.proven = Proven()
-        self._bulk, limits = BulkPort(self.proven, self.spawn), (settings.max_upload, settings.max_download)
-        self._stream = partial(Stream, bandwidth=Bandwidth.of(*limits), bulk_port=self._bulk)
+        self._bulk = BulkPort(self.proven, self.spawn)
+        bandwidth = Bandwidth.of(settings.max_upload, settings.max_download)
+        self._stream = partial(Stream, bandwidth=bandwidth, bulk_port=self._bulk)
         self._openings = Spending(STREAM_OPENINGS, self.proven)
         self._places: dict[Limit, Places] = {}
         self._gate = Gate(authority.admission) if authority else None
@@ -134,9 +135,11 @@ class Node(LoopThread):
         """Why the network has ended; empty while it works."""
         if self._daemon is not None and self._daemon.failure:
             return self._daemon.failure
-        mine = self._authority.admission if self._authority is not None else None
-        if mine is not None and (said := self._refused or mine.objection(mine.own, self.peer_id)):
-            return f"this peer is not admitted any more: {said}"
+        if self._authority is not None:
+            admission = self._authority.admission
+            said = self._refused or admission.objection(admission.own, self.peer_id)
+            if said:
+                return f"this peer is not admitted any more: {said}"
         return "" if self.alive else "the network thread has ended"
 
     def stop(self) -> None:
@@ -241,7 +244,8 @@ class Node(LoopThread):
         self.peer_id = self.p2p.peer_id.to_base58()
         self._listening = await self.visible()
         if serves:
-            await self.serve(KADEMLIA, Whereabouts(self.p2p, requests.welcome, self.proven).answer, open_to_all=True)
+            places = Whereabouts(self.p2p, requests.welcome, self.proven)
+            await self.serve(KADEMLIA, places.answer, open_to_all=True)
         if self._gate is not None:
             await self.serve(ADMISSION_PROTOCOL, self._gate.answer, open_to_all=True)
 

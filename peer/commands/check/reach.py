@@ -54,7 +54,9 @@ def _advice(network: NetworkConfig) -> str:
 
 
 def _direct_port(network: NetworkConfig) -> int | str:
-    return network.port + 1 if network.bulk_port == "auto" else network.bulk_port
+    from peer.p2p.bulk.offer import beside
+
+    return beside(network.port) if network.bulk_port == "auto" else network.bulk_port
 
 
 def _announced(asked: list[View], network: NetworkConfig) -> Iterator[Finding]:
