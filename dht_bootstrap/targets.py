@@ -49,7 +49,7 @@ def target_of(record: MemberRecord, networks: Networks) -> str | None:
     host = _ipv4(found[1])
     hosts = [host] if host else []
     if host and host.is_unspecified:
-        hosts = [] if any(map(is_circuit, record.addresses)) else own
+        hosts = [] if any(map(is_circuit, record.addresses[:1])) else own
     return next((f"{it}:{int(found[2])}" for it in hosts if _may_be_scraped(it, own, networks)), None)
 
 

@@ -69,8 +69,8 @@ def is_private(host: str) -> bool:
 
 
 def most_public(addresses: Sequence[str]) -> str:
-    """The first that is not of a private network, or else the first."""
-    return min(addresses, key=lambda it: is_private((tcp_of(it) or ("0.0.0.0",))[0]))
+    """The first direct one that is not of a private network, or else the first."""
+    return min(addresses, key=lambda it: (is_circuit(it), is_private((tcp_of(it) or ("0.0.0.0",))[0])))
 
 
 def for_record(addresses: Iterable[str], count: int = 8) -> tuple[str, ...]:

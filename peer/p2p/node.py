@@ -28,7 +28,7 @@ from peer.p2p.dial import ATTEMPT_SECONDS, Unreachable, connect_any, dial, disco
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.reachability import circuit_messages, dialback, relay
 from peer.p2p.reachability.decide import Reachability, decide
-from peer.p2p.reachability.reservations import Reservations
+from peer.p2p.reachability.reservations import RELAYS, Reservations
 from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import Stream, StreamLost
 
@@ -63,6 +63,7 @@ class Node(LoopThread):
         self._dht: DHTNode | None = None
         self._served: set[str] = set()
         self._reservations: Reservations | None = None
+        self._local = False  # it can be dialled from its own network, as far as is known
         self._listening: tuple[str, ...] = ()
         self.peer_id = ""
 
@@ -79,16 +80,17 @@ class Node(LoopThread):
         reached = self.connect()
         if settings.reach == "auto" and reached and not loopback and not settings.announce:
             found = self.call(decide(self.open, self.visible, reached, settings.upnp), DECIDE_TIMEOUT)
-            if found != reach:
+            if found.relayed or found.announce:
                 port = next((it[1] for it in map(tcp_of, self._listening) if it is not None), settings.port)
                 self.call(self.p2p.shutdown(), RPC_TIMEOUT)
                 self.kill()
                 self.listen(found, port)
-                reached, reach = self.connect(), found
+                reached = self.connect()
+            reach = found
             self._listening = self.call(self.visible(), RPC_TIMEOUT)  # the router may have opened one of them
         self._bulk.start(settings.host, settings.port, settings.bulk_port, listens=not reach.relayed)
         self.call(self.join(reached, client=reach.relayed), settings.join_timeout + 10)
-        self.call(self._offer(reached, reach.relayed), RESERVATION_TIMEOUT + 10)
+        self.call(self._offer(reached, reach), RESERVATION_TIMEOUT + 10)
         self.spawn(keep_in_touch(self.p2p, self.dht, settings.initial_peers, self._given_silence))
         if self._authority is not None:
             self.spawn(keep_revocations(self.dht, self._authority.admission))
@@ -114,15 +116,20 @@ class Node(LoopThread):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs by which others reach this node, with its id; those through relays first."""
+        """Multiaddrs by which others reach this node, with its id.
+
+        The first one is through a relay when others cannot dial the node, the second one when those of its network can.
+        """
         if self._reservations is None:
             return self._listening
         own = [address for address in self._listening if not is_loopback(address)]
-        return (*(f"{place}/p2p/{self.peer_id}" for place in self._reservations.places), *own) or self._listening
+        direct = own[: int(self._local)]
+        relayed = (f"{place}/p2p/{self.peer_id}" for place in self._reservations.places)
+        return (*direct, *relayed, *own[len(direct) :]) or self._listening
 
     def know_relays(self, others: Callable[[], Sequence[str]]) -> None:
         """Addresses of nodes that may relay to this one besides its initial peers, where others cannot dial it."""
-        if self._reservations is not None:
+        if self._reservations is not None and not self._local:
             self._reservations.others = others
 
     @property
@@ -254,17 +261,22 @@ class Node(LoopThread):
         assert self._author is not None
         self._dht = await join_dht(self.p2p, reached, self._author, client=client)
 
-    async def _offer(self, reached: Sequence[str], relayed: bool) -> None:
-        """Dial back for others, and be a relay; a node that cannot be dialled reserves places at relays instead."""
+    async def _offer(self, reached: Sequence[str], reach: Reachability) -> None:
+        """Dial back for others, and be a relay; a node that cannot be dialled reserves places at relays instead.
+
+        One that is dialled by private addresses does both: members of other networks may join at any time.
+        """
         await self.serve(dialback.DIALBACK_PROTOCOL, dialback.DialBack(lambda: sorted(self._served)).answer)
-        if not relayed:
+        if not reach.relayed:
             serving = relay.Relay(self._open_raw, self.proven)
             await self.serve(relay.RELAY_PROTOCOL, serving.hold, limit=RESERVATION_STREAMS)
             await self.serve(circuit_messages.HOP, serving.hop, open_to_all=True, limit=CIRCUITS)
+        if not (reach.relayed or reach.local):
             return
+        self._local = reach.local
         self._reservations = Reservations(self.open, (*reached, *self._settings.initial_peers))
-        self._reservations.start(self.background)
-        if not await self._reservations.first(RESERVATION_TIMEOUT):
+        self._reservations.start(self.background, 1 if reach.local else RELAYS)
+        if reach.relayed and not await self._reservations.first(RESERVATION_TIMEOUT):
             log.warning("no relay has granted a reservation yet: others cannot call this peer, it can call them")
 
     async def _given_silence(self, address: str) -> None:

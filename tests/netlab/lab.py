@@ -83,7 +83,7 @@ class Lab:
         self.part(*([host] for host in hosts))
 
     def part(self, *islands: Sequence[int]) -> None:
-        """Hosts reach only hosts on the same island. The hosts on no island reach one another."""
+        """Hosts reach only hosts that share an island with them. The hosts on no island reach one another."""
         self._order({"islands": [list(hosts) for hosts in islands]})
 
     def _order(self, order: dict[str, object]) -> None:

@@ -3,7 +3,7 @@
 python -m tests.netlab.line PLAN.json HOSTS
 It prints one line of JSON, {"pid": ..., "namespaces": [fd, ...]}. Then it reads orders from stdin, one per line:
 {"host": 0, "up_mbit": 1, "down_mbit": 1} changes an access link. {"islands": [[0], [1, 2]]} separates these hosts from
-all hosts on other islands. {"islands": []} reconnects all hosts.
+all hosts on other islands. {"islands": []} reconnects all hosts. A host may be on several islands.
 
 A packet passes the sender's uplink, the path between two regions and the receiver's downlink. Each of the three that
 has a rate is a queue. A queue sends one packet at a time and drops packets that arrive when it is full.
@@ -68,7 +68,7 @@ class Line:
         self._made = [make_host(plan.inside(host), mask) for host, mask in enumerate(masks)]
         self._hosts = {bytes(map(int, plan.address(host).split("."))): host for host in range(hosts)}
         self._nats = {host: Nat(plan.inside(host), plan.address(host), kind) for host, kind in plan.nat.items()}
-        self._island: dict[int, int] = {}  # island by host; a host that is missing here is on island 0
+        self._islands: dict[int, set[int]] = {}  # by host; a host that is missing here is on island 0
         self._events: list[Event] = []
         self._number = 0
         self._chance = random.Random(0)
@@ -101,7 +101,10 @@ class Line:
     def _obey(self, order: dict[str, object]) -> None:
         if "islands" in order:
             islands: list[list[int]] = order["islands"]  # type: ignore[assignment]
-            self._island = {host: number for number, hosts in enumerate(islands, 1) for host in hosts}
+            self._islands = {}
+            for number, hosts in enumerate(islands, 1):
+                for host in hosts:
+                    self._islands.setdefault(host, set()).add(number)
         else:
             host = int(order["host"])  # type: ignore[call-overload]
             self._up[host].mbit, self._down[host].mbit = order["up_mbit"], order["down_mbit"]  # type: ignore[assignment]
@@ -137,7 +140,7 @@ class Line:
         after(self._up[source], 0.0, after(queue, path.rtt_ms / 2000, deliver))(time.monotonic())
 
     def _parted(self, one: int, two: int) -> bool:
-        return self._island.get(one, 0) != self._island.get(two, 0)
+        return self._islands.get(one, {0}).isdisjoint(self._islands.get(two, {0}))
 
     def _deliver(self, packet: bytes, source: int, target: int) -> None:
         if not self._parted(source, target):

@@ -23,6 +23,7 @@ from tests.swarm.support.harness import TINY
 pytestmark = pytest.mark.needs("laboratory")
 NETWORK = "131.77"  # public: libp2p treats private and reserved addresses differently; nothing leaves the laboratory
 PUBLIC, CONE, SYMMETRIC, CHECKED = 1, 2, 3, 4  # hosts; the bootstrap node is 0
+AT_HOME, GUEST = {1: "one", 2: "two"}, 3
 HOMES = Plan(network=NETWORK, nat={CONE: "cone", SYMMETRIC: "symmetric", CHECKED: "cone"}, path=Path_(rtt_ms=10))
 SETS = (*TINY, "run.steps=100000000", "run.inner_steps=60", "run.evaluation.every_rounds=100000")
 
@@ -56,6 +57,26 @@ def test_peers_behind_two_nats_train_with_all_others(tmp_path: Path) -> None:
         advice = [line for line in found.stdout.splitlines() if line.startswith("warn  reachability") and said in line]
         assert len(advice) == 1 and "through relays" in advice[0] and "forward TCP 31400" in advice[0], found.stdout
         assert "ok    relay" in found.stdout and "3 members train this configuration" in found.stdout
+
+
+def test_a_guest_of_a_home_network_trains_with_peers_that_it_cannot_dial(tmp_path: Path) -> None:
+    """A router forwards the bootstrap node's port only, as docker/compose.yaml does."""
+    plan = Plan(network="172.20", nat={GUEST: "cone"}, path=Path_(rtt_ms=10))
+    with LabSwarm(plan, 3, tmp_path, warm=True) as swarm:
+        swarm.lab.part([0, *AT_HOME], [0, GUEST])
+
+        def merged(name: str) -> set[str]:
+            return {row["partner"] for row in swarm.tail(name).rounds if row["outcome"] == "merged"}
+
+        for host, name in AT_HOME.items():
+            swarm.peer(host, name, "configs/demo.yaml", (*SETS, "peer.start_with=2"))
+        swarm.wait_for(lambda: all(merged(name) for name in AT_HOME.values()))
+        swarm.peer(GUEST, "guest", "configs/demo.yaml", (*SETS, "peer.start_with=1"))
+        swarm.wait_for(lambda: merged("guest") == {*AT_HOME.values()})
+        logs = {name: (tmp_path / f"{name}.log").read_text() for name in (*AT_HOME.values(), "guest")}
+        assert "it uses relays" in logs["guest"] and "took the state of a member" in logs["guest"]
+        for name in AT_HOME.values():
+            assert "those of other networks use a relay" in logs[name] and "it uses relays" not in logs[name]
 
 
 class BareNode:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from peer.logs import fields, get_logger
-from peer.p2p.addresses import is_loopback, owner_of, place_of, tcp_of, tcp_place
+from peer.p2p.addresses import is_loopback, is_private, owner_of, place_of, tcp_of, tcp_place
 from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL, Heard, Result, ask
 from peer.p2p.stream import BadMessage, Open, StreamLost
 
@@ -27,9 +27,13 @@ Visible = Callable[[], Awaitable[Sequence[str]]]
 
 @dataclass(frozen=True)
 class Reachability:
-    """``announce``: multiaddrs instead of the detected ones, when there are any."""
+    """``relayed``: nobody can dial this node. ``local``: those of its own network can, as far as is known.
+
+    ``announce``: multiaddrs instead of the detected ones, when there are any.
+    """
 
     relayed: bool = False
+    local: bool = False
     announce: tuple[str, ...] = ()
 
 
@@ -87,11 +91,14 @@ def _stand(found: Sequence[View], places: frozenset[str]) -> Reachability:
         seen = sorted({it.heard.answer.observed for it in found})
         log.info("others cannot dial this peer (NAT or firewall), it uses relays: %s", fields(seen_as=",".join(seen)))
         return Reachability(relayed=True)
+    local = all(is_private(it.heard.answer.observed) for it in found)
+    if local:
+        log.info("others dial this peer by a private address, those of other networks use a relay")
     unknown = [place for place in dict.fromkeys(reached) if place not in places]
     if not unknown:
-        return Reachability()
+        return Reachability(local=local)
     log.info("others dial this peer by an address that is not this machine's: %s", fields(address=unknown[0]))
-    return Reachability(announce=(*unknown, *sorted(it for it in places if not is_loopback(it))))
+    return Reachability(local=local, announce=(*unknown, *sorted(it for it in places if not is_loopback(it))))
 
 
 async def view(open_stream: Open, address: str, places: Sequence[str]) -> View | None:

@@ -1,4 +1,4 @@
-"""A peer that cannot be dialled keeps reservations at relays and is reached through them.
+"""A peer that cannot be dialled, or not from other networks, keeps reservations at relays and is reached through them.
 
 Its initial peers come first, then members that others can dial. A relay that is full, silent or gone is replaced by
 another one, and asked again after a pause.
@@ -28,7 +28,7 @@ from peer.p2p.stream import BadMessage, Open, Stream, StreamLost
 
 log = get_logger("relay")
 
-RELAYS = 3  # at once
+RELAYS = 3  # at once, of a peer that nobody can dial
 PAUSE, LONGEST_PAUSE = 1.0, 20.0  # seconds between two tries of one relay
 
 
@@ -61,9 +61,9 @@ class Reservations:
         """Where others reach this peer, without its id."""
         return [f"{relay}{CIRCUIT}" for relay in self._held]
 
-    def start(self, background: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-        """Keep :data:`RELAYS` reservations from now on."""
-        for _ in range(RELAYS):
+    def start(self, background: Callable[[Coroutine[Any, Any, None]], None], count: int) -> None:
+        """Keep ``count`` reservations from now on."""
+        for _ in range(count):
             background(self._keep())
 
     async def first(self, timeout: float) -> bool:

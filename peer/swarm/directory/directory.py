@@ -115,8 +115,8 @@ class Members:
         self._reader.known.pop(peer_id, None)
 
     def _dialled(self) -> list[MemberRecord]:
-        """The members that others can dial."""
-        return [it for it in self.live() if it.addresses and not any(map(is_circuit, it.addresses))]
+        """The members that others can dial: a relay is not their first address."""
+        return [it for it in self.live() if it.addresses and not is_circuit(it.addresses[0])]
 
     def _relays(self) -> list[str]:
         """An address of each of them, with its id: they relay to those that cannot be dialled."""

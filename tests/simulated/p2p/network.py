@@ -94,7 +94,7 @@ class Network:
     def add(self, latency: float, up: float, down: float, *, nat: bool = False) -> Host:
         number = len(self.hosts) + 1
         host = Host(
-            new_id(self.chance), f"/ip4/10.0.{number // 250}.{number % 250 + 1}/tcp/4000", latency, up, down, nat=nat
+            new_id(self.chance), f"/ip4/45.0.{number // 250}.{number % 250 + 1}/tcp/4000", latency, up, down, nat=nat
         )
         self.hosts[host.peer_id] = host
         return host

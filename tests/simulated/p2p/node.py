@@ -79,10 +79,10 @@ class SimulatedNode(MemberNode):
         await dht.join([owner_of(address) for address in reached])
         self._dht = dht  # type: ignore[assignment]
 
-    async def _offer(self, reached: Sequence[str], relayed: bool) -> None:
-        await super()._offer(reached, relayed)
+    async def _offer(self, reached: Sequence[str], reach: Reachability) -> None:
+        await super()._offer(reached, reach)
         await self.serve(DIALBACK_PROTOCOL, DialBack(lambda: sorted(self._served), self._who_answers).answer)
-        if self.bad_relay and not relayed:
+        if self.bad_relay and not reach.relayed:
             await self.serve(RELAY_PROTOCOL, partial(bad_relays.hold, self.bad_relay), limit=RESERVATION_STREAMS)
 
     async def _who_answers(self, host: str, port: int, timeout: float) -> str:

@@ -10,3 +10,4 @@ def test_a_public_address_goes_before_one_of_a_private_network() -> None:
     assert most_public([inside, outside]) == outside
     assert most_public([inside, "/ip4/10.0.0.1/tcp/4000"]) == inside
     assert most_public([inside, "/dns4/example.org/tcp/4000"]) == "/dns4/example.org/tcp/4000"
+    assert most_public([f"{outside}/p2p/QmRelay/p2p-circuit", inside]) == inside  # a relay cannot be called through one

@@ -215,6 +215,15 @@ def test_an_address_that_only_others_know_is_announced() -> None:
     assert stand == Reachability(announce=("/ip4/45.0.0.9/tcp/4001", HOME))
 
 
+def test_who_is_dialled_by_private_addresses_only_cannot_be_dialled_from_other_networks() -> None:
+    """The initial peers are in its own local network; others may come through a port of theirs that is forwarded."""
+    home = ("/ip4/192.168.1.2/tcp/61000", {("192.168.1.2", 4001): ME})
+    assert decided(Others(home, home), HOME) == Reachability(local=True)
+    assert decided(Others(home, (SEEN, {("45.0.0.9", 4001): ME})), HOME) == Reachability(
+        announce=("/ip4/45.0.0.9/tcp/4001", HOME)
+    )
+
+
 def test_one_that_cannot_dial_us_is_enough_for_relays() -> None:
     """The other may be in our own local network."""
     local = ("/ip4/192.168.1.7/tcp/61000", {("192.168.1.2", 4001): ME})

@@ -132,7 +132,7 @@ class Network:
 
 async def held(network: Network) -> Reservations:
     slots = Reservations(network.open, ["/ip4/45.1.2.3/tcp/31337/p2p/QmRelay"])
-    slots.start(lambda work: network.tasks.append(asyncio.ensure_future(work)))
+    slots.start(lambda work: network.tasks.append(asyncio.ensure_future(work)), reservations.RELAYS)
     assert await slots.first(5)
     return slots
 
@@ -256,7 +256,6 @@ def test_a_slot_ends_with_its_stream_and_is_taken_again() -> None:
 
 
 def test_a_relay_that_is_full_is_replaced_by_another_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reservations, "RELAYS", 1)
     asked: list[str] = []
     full = True
 
@@ -270,7 +269,7 @@ def test_a_relay_that_is_full_is_replaced_by_another_and_asked_again(monkeypatch
 
         kept = Reservations(open_stream, ["/ip4/45.1.2.3/tcp/31337/p2p/QmFirst"])
         kept.others = lambda: ["/ip4/45.1.2.4/tcp/31337/p2p/QmMember"]
-        kept.start(lambda work: network.tasks.append(asyncio.ensure_future(work)))
+        kept.start(lambda work: network.tasks.append(asyncio.ensure_future(work)), 1)
         assert await kept.first(5)
         assert kept.places == ["/ip4/45.1.2.4/tcp/31337/p2p/QmMember/p2p-circuit"]
         nonlocal full
