@@ -8,7 +8,7 @@ from typing import Literal
 
 from peer.p2p.budgets import RESERVATIONS
 from tests.simulated.harm.bad_relays import RELAY_LIES
-from tests.simulated.harm.lies import ACCUSING
+from tests.simulated.harm.lies import ACCUSING, NO_ROSTER
 from tests.swarm.support.attacks import Attack
 
 Kind = Literal["blocking", "overlapped", "group"]
@@ -127,7 +127,7 @@ def scenario(
     inner_steps = chance.choice((10, 20) if kind == "overlapped" else (5, 10, 20))  # parts of a swap need some steps
     liar = chance.choice(GROUP_LIES if kind == "group" else LIES) if chance.random() < LIAR else ""
     if liar in GROUP_LIES and not long:  # drawn from one when seeds were kept
-        liar = random.Random(f"group lie {seed}").choice((*GROUP_LIES, *ACCUSING))
+        liar = random.Random(f"group lie {seed}").choice((*GROUP_LIES, *ACCUSING, NO_ROSTER))
     machines = _machines(chance, count, phase / inner_steps, liar)
     reservations = RESERVATIONS.all
     if not long:

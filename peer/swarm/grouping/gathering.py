@@ -61,8 +61,8 @@ class GroupMatching(Matching):
         self._round = round
         return self._node.call(self._gather(), self._known.longest(self._node.peer_id) + 60.0)
 
-    def avoid(self, peer_id: str, *, offence: bool) -> None:
-        self._known.made_fail(peer_id, offence=offence)
+    def avoid(self, peer_id: str, *, offence: bool, suspicion: float = 0.0) -> None:
+        self._known.made_fail(peer_id, offence=offence, suspicion=suspicion)
 
     def gave_no_state(self, peer_id: str, *, worse: bool = False) -> None:
         if worse:
@@ -101,13 +101,14 @@ class GroupMatching(Matching):
 
     async def _lead(self) -> Group | str:
         until = clock.monotonic() + MEMBER_SLACK
-        while (missing := self._known.missing(self._leader.present)) and clock.monotonic() < until:
+        while (missing := self._known.expected(self._leader.present)) and clock.monotonic() < until:
             if self._context.away:
                 break
             if (leader := self._known.leader()) is not None:
                 return f"{leader.name} leads"
             self._known.notify(missing)
             await asyncio.sleep(0.05)
+        self._known.stayed_away(missing)
         seat, lineage = self._known.own_seat(), self._context.counters.lineage
         phase, self._leads = self._boundary.progress.phase_seconds or 0.0, True
         try:
@@ -159,7 +160,7 @@ class GroupMatching(Matching):
         call = await stream.receive(GROUP_CALL, GATHER_TIMEOUT)
         if isinstance(call, LeaderNotice):
             if self._context.backoff.welcome(stream.remote):
-                self._known.learn(replace(call.seat, peer_id=stream.remote))
+                self._known.claimed(replace(call.seat, peer_id=stream.remote), established=call.established)
             stream.close()
             return
         reply = self._reply(call, stream.remote)

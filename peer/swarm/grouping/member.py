@@ -137,12 +137,15 @@ class GroupMember:
     async def _decision(self, current: LeaderStream, round: int, until: float) -> Group | str:
         """The leader's decision. Raises :class:`StreamLost` or ``TimeoutError`` when the leader is gone."""
         leader = current.seat.peer_id
-        until = min(until, clock.monotonic() + self._known.longest(leader))
+        due = clock.monotonic() + self._known.longest(leader)
         while True:
-            if clock.monotonic() >= until:
-                self._known.missed(leader)
-            async with asyncio.timeout(min(LEADER_SILENCE, until - clock.monotonic())):
-                message = await current.messages.get()
+            try:
+                async with asyncio.timeout(min(LEADER_SILENCE, min(due, until) - clock.monotonic())):
+                    message = await current.messages.get()
+            except TimeoutError:
+                if clock.monotonic() >= due:  # it has given signs of life, and formed no group
+                    self._known.missed(leader)
+                raise
             match message:
                 case WaitFor():
                     log.debug("waiting: %s", fields(whom=message.names, seconds=message.seconds))

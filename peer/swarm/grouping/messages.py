@@ -38,6 +38,7 @@ class LeaderNotice(Message):
 
     kind: Literal["leader_notice"] = "leader_notice"
     seat: Seat
+    established: bool  # I have taken part in a round
 
 
 class Admitted(Message):

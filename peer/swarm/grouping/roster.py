@@ -1,9 +1,10 @@
 """The possible members of a group of everyone, from the directory and from messages of others, and who of them leads.
 
-The member with the smallest id leads. Who has led a round that failed leads after all others for a while, each time for
-twice as long, or until a round has had no group: a leader can make others look guilty, and a small id is free. All
-members of a round see the same, so as a rule they have the same leader. Where they have not, the one that is asked
-names its own.
+Who has led the last round leads the next one. When there is no such member, the smallest id leads, of those that have
+taken part in a round before those that have not: a small id is free. Who has led a round that failed leads after all
+others for a while, each time for twice as long, or until a round has had no group: a leader can make others look
+guilty. All members of a round see the same, so as a rule they have the same leader. Where they have not, the one that
+is asked names its own. Of two that lead, as after a split, one follows the other (:meth:`KnownMembers.claimed`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from peer.swarm.grouping.messages import LeaderNotice
 
 log = get_logger("gathering")
 
-GATHER_PROTOCOL = "noloco/gather/4"
+GATHER_PROTOCOL = "noloco/gather/5"
 GATHER_TIMEOUT = 5.0  # seconds for one message
 NOTICE_PERIOD = 2.0  # seconds between two notices to one member
 MEMBER_BACKOFF = 30.0  # seconds for which a member that failed is left out at least: until all have noticed it
@@ -44,6 +45,10 @@ class KnownMembers:
         self._notice_due: dict[str, float] = {}  # from when on a member may get the next notice
         self._failed_leaders = PeerBackoff()
         self._elected = ""  # the leader that another member has named, for this round
+        self._incumbent = ""  # who has led the last round, which has merged
+        self._established = False  # this peer has taken part in a round
+        self._claims = PeerBackoff()  # under the key "": claims are not believed, as one has cost time
+        self._absent: set[str] = set()  # ids of members that were told to join, and have not
 
     # -- who leads
 
@@ -56,21 +61,44 @@ class KnownMembers:
             return seats[self._elected]
         return seats.get(min([self._node.peer_id, *seats], key=self._rank))
 
-    def _rank(self, peer_id: str) -> tuple[bool, str]:
+    def _rank(self, peer_id: str) -> tuple[bool, bool, bool, str]:
         """The member with the least one leads."""
-        return self._failed_leaders.avoided(peer_id), peer_id
+        new = not self._established if peer_id == self._node.peer_id else peer_id not in self._node.proven
+        return self._failed_leaders.avoided(peer_id), peer_id != self._incumbent, new, peer_id
 
     def elected(self, seat: Seat) -> None:
         """The member that was asked to lead names another one."""
         self.learn(seat)
         self._elected = seat.peer_id
 
+    def claimed(self, seat: Seat, *, established: bool) -> None:
+        """A member says that it leads, and whether it has taken part in a round.
+
+        If this peer leads too, both know which of them goes on. A claim is free: after one that was believed in vain,
+        none is believed for a while, each time for twice as long.
+        """
+        self.learn(seat)
+        first = (not established, seat.peer_id) < (not self._established, self._node.peer_id)
+        believed = not (self._claims.avoided("") or self._failed_leaders.avoided(seat.peer_id))
+        if first and believed and self.leader() is None:
+            self._elected = seat.peer_id
+
+    def _believed_in_vain(self, peer_id: str) -> None:
+        """If this member was followed because it, or another one, said that it leads."""
+        if peer_id == self._elected:
+            self._elected = ""
+            self._claims.note("", self._backoff_seconds, offence=True)
+
     def ended(self, leader: str, *, merged: bool) -> None:
         """A round has ended that ``leader`` led, if anybody.
 
         Without a group, others may see other failures than this peer, as one that has come back: each would lead.
         """
+        if leader and not merged:
+            self._believed_in_vain(leader)
         self._elected = ""
+        self._established = self._established or merged
+        self._incumbent = leader if merged else ""
         if not leader:
             self._failed_leaders = PeerBackoff()
         elif not merged:
@@ -91,6 +119,15 @@ class KnownMembers:
         """Possible members that have not joined the group."""
         return [seat for seat in self.others() if seat.peer_id not in present]
 
+    def expected(self, present: set[str]) -> list[Seat]:
+        """As :meth:`missing`, without those that have not joined last time either: a round does not wait for them."""
+        self._absent -= present
+        return [seat for seat in self.missing(present) if seat.peer_id not in self._absent]
+
+    def stayed_away(self, seats: Sequence[Seat]) -> None:
+        """They have been told to join, and a round begins without them."""
+        self._absent = {seat.peer_id for seat in self.others()} & (self._absent | {seat.peer_id for seat in seats})
+
     def own_seat(self) -> Seat:
         return Seat(self._node.peer_id, self._node.member.name, for_record(self._node.addresses))
 
@@ -110,9 +147,11 @@ class KnownMembers:
     def _backoff_seconds(self) -> float:
         return max(MEMBER_BACKOFF, BACKOFF_PHASES * (self._progress.phase_seconds or 0.0))
 
-    def _leave_out(self, peer_id: str, *, offence: bool, refused: bool) -> None:
-        self._backoff.note(peer_id, self._backoff_seconds, offence=offence, refused=refused)
+    def _leave_out(self, peer_id: str, *, offence: bool, refused: bool, suspicion: float = 0.0) -> None:
+        seconds = self._backoff_seconds * (suspicion or 1.0)
+        self._backoff.note(peer_id, seconds, offence=offence, refused=refused, doubtful=suspicion > 0)
         self._named.pop(peer_id, None)
+        self._believed_in_vain(peer_id)
 
     def patience(self, peer_id: str) -> float:
         """Seconds of the longest wait for a member. Who has not taken part in a round delays the others by few phases:
@@ -124,19 +163,26 @@ class KnownMembers:
         return min(self._patience, NEW_PHASES * phase + NEW_SLACK)
 
     def longest(self, peer_id: str) -> float:
-        """Seconds that a round of this member may make others wait: for members, and once until all caught up."""
-        return self.patience(peer_id) + catch_up_limit(self._boundary.longest_phase)
+        """Seconds that a round of this member may make others wait: for members, and once until all caught up.
+
+        Who is new to a group that averages already takes its weights before it leads.
+        """
+        known = peer_id in self._node.proven or peer_id == self._node.peer_id or not self._established
+        return self.patience(peer_id) + (catch_up_limit(self._boundary.longest_phase) if known else 0.0)
 
     def missed(self, peer_id: str) -> None:
         """A member has not come, or a leader has formed no group, in the time that it announced."""
         self.made_fail(peer_id, offence=peer_id not in self._node.proven)
         self._node.proven.discard(peer_id)
 
-    def made_fail(self, peer_id: str, *, offence: bool) -> None:
+    def made_fail(self, peer_id: str, *, offence: bool, suspicion: float = 0.0) -> None:
         """A round failed because of this member. Once, it may have been its line or another member: it comes back by a
         call. The second time within a while it stays out, as each time costs all members a deadline.
+
+        ``suspicion``: as :meth:`Matching.avoid`. Who has been accused comes back before who accuses, and so shows by a
+        round without it that it does no harm.
         """
-        self._leave_out(peer_id, offence=offence, refused=self._backoff.remembers(peer_id))
+        self._leave_out(peer_id, offence=offence, refused=self._backoff.remembers(peer_id), suspicion=suspicion)
 
     def notify(self, missing: Sequence[Seat]) -> None:
         """Tell members that have not joined that this peer leads; leave out those that cannot be reached."""
@@ -149,7 +195,8 @@ class KnownMembers:
         due = clock.monotonic() + NOTICE_PERIOD
         try:
             stream = await self._node.open_to_member(seat.peer_id, GATHER_PROTOCOL, seat.addresses)
-            await stream.send_last(LeaderNotice(seat=self.own_seat()), GATHER_TIMEOUT)
+            notice = LeaderNotice(seat=self.own_seat(), established=self._established)
+            await stream.send_last(notice, GATHER_TIMEOUT)
         except (TimeoutError, StreamLost) as error:
             log.debug("cannot be told of its leader: %s", fields(peer=seat.name, reason=str(error)))
             self.avoid(seat.peer_id)

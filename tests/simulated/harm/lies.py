@@ -19,7 +19,7 @@ from peer.p2p.deadline import together
 from peer.p2p.stream import StreamLost
 from peer.rounds.contribution import Contribution
 from peer.rounds.state import State
-from peer.rounds.types import Assembly, Outcome
+from peer.rounds.types import Assembly, Group, Outcome
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.pairing.agreement import Agreement, Meeting
 from peer.training.outer_state import OuterState
@@ -27,7 +27,8 @@ from peer.training.trainer import Trainer
 from tests.swarm.support.attacks import Attack, Hostile, Unguarded
 
 ACCUSING = ("false report", "false verdict")  # of a member that says that another one failed; of a leader
-FOREVER = 1e6  # seconds
+NO_ROSTER = "no roster"  # of a member of a group that says that it leads, and lets all wait for others
+FOREVER, PATIENT = 1e6, 100  # seconds
 BOAST, ROOT = 1_000_000, "f" * 16  # rounds and steps that nobody has, of a swarm of its own
 
 
@@ -61,8 +62,23 @@ def in_exchange(lie: str, trainer: Trainer) -> None:
     if lie == "boast":
         members = boundary.presence._members
         members._describe = partial(_boasted, members._describe)
+    if lie == NO_ROSTER:
+        _never_form(boundary.presence._matching)
     if lie == "no-show":
         boundary.presence._matching._partner_of = partial(_absent, boundary.presence._matching._agreement)
+
+
+def _never_form(matching: Any) -> None:
+    known, leader = matching._known, matching._leader
+    known.leader, known._established = lambda: None, True
+
+    async def gather(me: Any, own: Any, round: int, *_: Any, **__: Any) -> Group:
+        for _ in range(PATIENT):
+            await leader._tell_to_wait(5.0, "nobody")
+            await asyncio.sleep(1.0)
+        return Group(round, lost="it lies")
+
+    leader.gather = gather
 
 
 def _victim(assembly: Assembly) -> int:

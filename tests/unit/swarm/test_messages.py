@@ -75,7 +75,7 @@ def test_a_name_is_one_plain_word_in_every_message(name: str) -> None:
         (Report, {"partners": (name,)}),
         (Report, {"refused": ((name, 1),)}),
         (Propose, {"name": name, "round": 1, "eta": 1.0, "phase": 1.0}),
-        (LeaderNotice, {"seat": {"peer_id": "QmA", "name": name}}),
+        (LeaderNotice, {"seat": {"peer_id": "QmA", "name": name}, "established": True}),
     ]
     for kind, values in said:
         text = json.dumps(values)

@@ -12,6 +12,7 @@ from peer.p2p.budgets import Proven
 from peer.rounds.backoff import PeerBackoff
 from peer.rounds.types import Seat
 from peer.swarm.grouping.roster import MEMBER_BACKOFF, NEW_PHASES, NEW_SLACK, KnownMembers
+from peer.swarm.presence import ACCUSED, ACCUSES
 
 
 def known(backoff: PeerBackoff, phase: float | None = 2.0, patience: float = 600.0) -> Any:
@@ -38,13 +39,72 @@ def leader(it: Any) -> str:
     return "me" if seat is None else str(seat.peer_id)
 
 
-def test_the_smallest_id_leads() -> None:
+def test_at_first_the_smallest_id_leads() -> None:
     it = known(PeerBackoff())
     assert leader(it) == "me"
     it.learn(Seat("z", "z"))
     assert leader(it) == "me"
     it.learn(Seat("a", "a"))
     assert leader(it) == "a"
+
+
+def test_who_has_led_the_last_round_leads_the_next_one() -> None:
+    it = group("c", "d")
+    it.ended("d", merged=True)
+    assert leader(it) == "d"
+    it.learn(Seat("a", "a"))
+    it._node.proven.add("a")
+    assert leader(it) == "d"
+    it.avoid("d")
+    assert leader(it) == "a"
+
+
+def test_who_has_taken_part_in_no_round_leads_after_those_that_have() -> None:
+    """A small id is free: each new one made a round fail."""
+    it = group("c", "d")
+    it.learn(Seat("a", "a"))
+    it.ended("c", merged=False)
+    assert leader(it) == "d"
+    it.avoid("d")
+    assert leader(it) == "me"
+
+
+def test_of_two_that_lead_the_one_that_has_taken_part_in_a_round_goes_on_or_else_the_smaller_id() -> None:
+    new = known(PeerBackoff())
+    new.claimed(Seat("z", "z"), established=False)
+    assert leader(new) == "me"
+    new.claimed(Seat("z", "z"), established=True)
+    assert leader(new) == "z"
+    old = group("b")
+    old.ended("me", merged=True)
+    old.claimed(Seat("a", "a"), established=False)
+    old.claimed(Seat("z", "z"), established=True)
+    assert leader(old) == "me"
+    old.claimed(Seat("a", "a"), established=True)
+    assert leader(old) == "a"
+
+
+def test_who_does_not_lead_believes_no_claim() -> None:
+    it = group("b")
+    it.claimed(Seat("a", "a"), established=True)
+    assert leader(it) == "b"
+
+
+def test_after_a_claim_that_was_believed_in_vain_none_is_believed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each new id would cost a round."""
+    now = [100.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    it = group("z")
+    for number, seconds in enumerate((MEMBER_BACKOFF, 2 * MEMBER_BACKOFF)):
+        it.ended("me", merged=True)
+        it.claimed(Seat(f"a{number}", "new"), established=True)
+        assert leader(it) == f"a{number}"
+        it.missed(f"a{number}")  # it has formed no group
+        it.ended("me", merged=True)
+        now[0] += seconds - 1
+        it.claimed(Seat("a9", "new"), established=True)
+        assert leader(it) == "me"
+        now[0] += 2
 
 
 def test_who_has_led_a_round_that_failed_leads_again_after_the_others() -> None:
@@ -66,7 +126,6 @@ def test_who_makes_each_of_its_rounds_fail_leads_ever_more_seldom(monkeypatch: p
         it.ended("b", merged=False)
         assert leader(it) == "me"
         now[0] += seconds - 1
-        it.ended("me", merged=True)
         assert leader(it) == "me"
         now[0] += 2
 
@@ -84,7 +143,7 @@ def test_whom_the_asked_one_names_leads_until_the_round_has_ended() -> None:
     it = group("b", "z")
     it.elected(Seat("z", "z"))
     assert leader(it) == "z"
-    it.ended("z", merged=True)
+    it.ended("z", merged=False)
     assert leader(it) == "b"
     it.elected(Seat("me", "me"))
     assert leader(it) == "me"
@@ -123,6 +182,18 @@ def test_who_makes_two_rounds_fail_soon_after_each_other_has_offended() -> None:
     assert it._backoff.welcome("b")
     it.made_fail("b", offence=False)
     assert not it._backoff.welcome("b")
+
+
+def test_whom_another_accuses_comes_back_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    it = group("accused", "accuser")
+    for _ in range(2):
+        it.made_fail("accused", offence=False, suspicion=ACCUSED)
+        it.made_fail("accuser", offence=False, suspicion=ACCUSES)
+        now[0] += 2 * MEMBER_BACKOFF + 1
+    now[0] -= MEMBER_BACKOFF
+    assert it._backoff.welcome("accused") and not it._backoff.welcome("accuser")
 
 
 def test_one_with_which_the_last_round_succeeded_comes_back_by_a_call() -> None:
