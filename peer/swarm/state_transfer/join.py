@@ -135,6 +135,7 @@ class _DonorSearch:
         self._slow, self._most, self._logged = 0, 0, float("-inf")
         self.reasons: list[str] = []
         self._busy = False
+        self._told: dict[str, str] = {}  # the last reason of each donor that failed
 
     def failed(self, why: str) -> None:
         """No state was given: wait a little before all are asked again. Raises :class:`RunError` after too long."""
@@ -179,8 +180,11 @@ class _DonorSearch:
                 self._busy = True
                 self.reasons.append(f"{record.name}: {error}")
             except (StreamLost, BadMessage, TimeoutError) as error:
-                self.reasons.append(f"{record.name}: {str(error) or 'does not answer'}")
-                log.warning("donor failed: %s", fields(peer=record.name, reason=str(error), parts=self._partial.have))
+                reason = str(error) or "does not answer"
+                self.reasons.append(f"{record.name}: {reason}")
+                if self._told.get(record.peer_id) != reason:  # it is asked each second
+                    log.warning("donor failed: %s", fields(peer=record.name, reason=reason, parts=self._partial.have))
+                self._told[record.peer_id] = reason
                 self._members.forget(record.peer_id)
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from peer import clock
 from peer.errors import RunError
+from peer.logs import LOGGER
 from peer.p2p.deadline import TooSlow
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.greeting import MemberIdentity
@@ -147,6 +149,22 @@ def test_few_are_asked_for_rounds_that_perhaps_nobody_has(monkeypatch: pytest.Mo
     found = taken(5, reached=9)
     assert found is not None and found.round == 5
     assert asked == [9] * CHOOSY_REQUESTS + [0]
+
+
+@in_virtual_time
+def test_what_a_donor_fails_of_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A newcomer that could dial none of its twenty donors wrote twenty lines a second."""
+
+    async def download(*args: Any) -> State:
+        raise StreamLost("no route to host")
+
+    monkeypatch.setattr(join, "download", download)
+    caplog.set_level("WARNING", logger=LOGGER)
+    monkeypatch.setattr(logging.getLogger(LOGGER), "propagate", True)
+    with pytest.raises(RunError, match="no member gave its weights"):
+        taken(10.0)
+    said = [it.getMessage() for it in caplog.records]
+    assert len(said) == len(set(said)) == 20
 
 
 @in_virtual_time
