@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from peer import clock
 from peer.logs import fields, get_logger
-from peer.p2p.addresses import CIRCUIT, owner_of
+from peer.p2p.addresses import CIRCUIT, most_public, owner_of, place_of, tcp_of
 from peer.p2p.reachability.relay import (
     PING_SECONDS,
     PONG_TIMEOUT,
@@ -53,13 +53,13 @@ class Reservations:
         self.others: Callable[[], Sequence[str]] = tuple
         self._asked: set[str] = set()  # ids of relays that hold a reservation, or are asked for one
         self._failed: dict[str, tuple[float, float]] = {}  # by id: when to ask again, and the pause before
-        self._held: dict[str, None] = {}  # addresses of relays, oldest reservation first
+        self._held: dict[str, str] = {}  # addresses of relays, and what others are told; oldest reservation first
         self._first = asyncio.Event()
 
     @property
     def places(self) -> list[str]:
         """Where others reach this peer, without its id."""
-        return [f"{relay}{CIRCUIT}" for relay in self._held]
+        return [f"{relay}{CIRCUIT}" for relay in self._held.values()]
 
     def start(self, background: Callable[[Coroutine[Any, Any, None]], None], count: int) -> None:
         """Keep ``count`` reservations from now on."""
@@ -103,6 +103,15 @@ class Reservations:
         due = (it for it in known if it not in self._asked and self._failed.get(it, (0.0,))[0] <= now)
         return next((known[owner] for owner in due), None)
 
+    def _told(self, relay: str, origin: str) -> str:
+        """A numeric address of the relay, where one is known: its name may mean nothing in other networks.
+
+        ``origin``: where the connection to it leads.
+        """
+        owner = owner_of(relay)
+        known = [relay, *(it for it in self._relays if owner_of(it) == owner), f"{place_of(origin)}/p2p/{owner}"]
+        return most_public([it for it in known if tcp_of(it) is not None] or [relay])
+
     async def _hold(self, relay: str) -> str:
         """Make a reservation and hold it; returns why it ended."""
         try:
@@ -121,7 +130,7 @@ class Reservations:
 
     async def _hold_on(self, stream: Stream, relay: str) -> NoReturn:
         await _reserve(stream)
-        self._held[relay] = None
+        self._held[relay] = self._told(relay, stream.origin)
         self._first.set()
         log.info("reached through a relay: %s", fields(relay=relay))
         number = 0

@@ -72,7 +72,7 @@ def test_fields_that_a_relay_does_not_use_are_skipped() -> None:
     assert parsed(b"\x00") == (circuit_messages.RESERVE, b"")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_call_or_are_refused(data: bytes) -> None:
     with contextlib.suppress(BadMessage, asyncio.IncompleteReadError):
@@ -135,6 +135,34 @@ async def held(network: Network) -> Reservations:
     slots.start(lambda work: network.tasks.append(asyncio.ensure_future(work)), reservations.RELAYS)
     assert await slots.first(5)
     return slots
+
+
+@pytest.mark.parametrize(
+    ("relays", "origin", "told"),
+    [
+        (["/dns4/bootstrap/tcp/31337"], "/ip4/172.30.94.2/tcp/31337", "/ip4/172.30.94.2/tcp/31337"),
+        (["/dns4/bootstrap/tcp/31337", "/ip4/45.1.2.3/tcp/5"], "/ip4/172.30.94.2/tcp/31337", "/ip4/45.1.2.3/tcp/5"),
+        (["/ip4/45.1.2.3/tcp/5"], "/ip4/45.9.9.9/tcp/6", "/ip4/45.1.2.3/tcp/5"),
+        (["/dns4/example.org/tcp/31337"], "", "/dns4/example.org/tcp/31337"),
+    ],
+)
+def test_others_are_told_a_number_of_the_relay_where_there_is_one(relays: list[str], origin: str, told: str) -> None:
+    """A name of a container network means nothing elsewhere, and to ask for it takes seconds."""
+
+    async def talk() -> None:
+        network = Network()
+
+        async def open_stream(peer_id: str, protocol: str, addresses: object) -> Stream:
+            stream = await network.open(peer_id, protocol, addresses)
+            stream.origin = origin
+            return stream
+
+        slots = Reservations(open_stream, [f"{it}/p2p/QmSome" for it in relays])
+        slots.start(lambda work: network.tasks.append(asyncio.ensure_future(work)), 1)
+        assert await slots.first(5)
+        assert slots.places == [f"{told}/p2p/QmSome/p2p-circuit"]
+
+    run(talk())
 
 
 def test_bytes_pass_both_ways_between_a_caller_and_a_holder() -> None:
