@@ -92,7 +92,8 @@ async def _search(dht: DHTNode, key: DHTID, held: dict[str, Held] | None, count:
             break
         # one after the other, as each has what the last one has told; at once when one was silent, which costs seconds
         nodes = random.sample(left, 1 if all(answered.values()) else min(wanted, len(left)))
-        answers = await asyncio.gather(*(_ask(dht, near[node], key, held) for node in nodes))
+        questions = [_ask(dht, near[node], key, held) for node in nodes]
+        answers = [await questions[0]] if len(nodes) == 1 else await asyncio.gather(*questions)
         for node, answer in zip(nodes, answers, strict=True):
             answered[node] = answer is not None
             if answer is not None:
