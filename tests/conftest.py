@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests import needs
 
 TESTS = Path(__file__).parent
+settings.register_profile("tests", deadline=None, derandomize=True)  # no luck, and no speed of the machine
+settings.load_profile("tests")
 LONG = ("swarm", "netlab", "gpu")  # folders of tests with real processes or that take minutes
 
 

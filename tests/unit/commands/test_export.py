@@ -281,7 +281,7 @@ def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text().filter(lambda text: END_OF_TEXT not in text))  # hypothesis tries constants of the code, too
 def test_a_byte_is_its_id_and_any_text_comes_back(text: str, byte_tokenizer: Any) -> None:
     ids = byte_tokenizer(text)["input_ids"]

@@ -256,7 +256,7 @@ def test_what_show_config_prints_loads_to_the_same(tmp_path: Path) -> None:
     assert load(settings.dump(config), tmp_path) == config
 
 
-@examples(deadline=None, max_examples=50)
+@examples(max_examples=50)
 @example("1e3")  # a commit's digest looks like this now and then
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True))
 def test_a_name_that_looks_like_something_else_survives_show_config(
@@ -282,7 +282,6 @@ WORDS = [
 ]
 
 
-@examples(deadline=None)
 @given(TREES.map(yaml.safe_dump) | st.text(max_size=60) | st.lists(st.sampled_from(WORDS), max_size=12).map("".join))
 def test_whatever_the_file_says_the_answer_is_a_config_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, text: str

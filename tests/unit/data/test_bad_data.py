@@ -197,7 +197,7 @@ def test_further_validation_sets_are_of_one_kind_and_there(tmp_path: Path) -> No
             corpus.load(settings, {"more": patterns})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.binary(max_size=30) | st.just(b'{"text": "it"}'), max_size=6))
 def test_whatever_a_file_has_in_it_is_read_or_refused_in_a_line(
     tmp_path_factory: pytest.TempPathFactory, rows: list[bytes]

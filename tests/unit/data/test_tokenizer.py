@@ -101,7 +101,7 @@ def test_local_text_by_a_tokenizer_is_the_whole_text(tmp_path: Path) -> None:
         corpus.load(data)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(alphabet="ab\né€🙂", max_size=400), st.integers(8, 40))
 def test_pieces_are_the_file_each_a_text(tmp_path_factory: pytest.TempPathFactory, said: str, size: int) -> None:
     path = tmp_path_factory.mktemp("text") / "a.txt"

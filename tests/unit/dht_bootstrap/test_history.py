@@ -159,7 +159,7 @@ def test_a_healthy_swarm_has_no_warnings() -> None:
 
 
 @given(st.lists(st.floats(0.1, 100), min_size=1, max_size=2000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_curve_has_bounded_length_and_keeps_its_beginning(steps: list[float]) -> None:
     curve, at = Curve(), 0.0
     for step in steps:

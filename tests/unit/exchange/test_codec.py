@@ -201,7 +201,7 @@ def test_a_failed_round_teaches_nothing() -> None:
     assert codec.sends == "int4"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(MODULO), st.binary(max_size=2 * (BLOCK + 5)), st.floats(1e-6, 10.0), st.integers(1, 2 * BLOCK))
 def test_whatever_arrives_is_decoded_without_harm(name: CodecName, junk: bytes, scale: float, numel: int) -> None:
     codec = Modulo("int8" if name == "int8" else "int4", numel)

@@ -445,7 +445,7 @@ def test_a_sparse_position_outside_the_model_is_refused(monkeypatch: pytest.Monk
         assert {it.culprits for it in results if it} == {("b",)}
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 10_000), chunk=st.sampled_from([1, 50, 300]), keep=st.integers(1, 50))
 def test_what_is_packed_comes_back(seed: int, chunk: int, keep: int) -> None:
     one = sparse(seed, 300, chunk, min(keep, chunk))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -167,7 +167,6 @@ def test_a_contribution_counts_as_far_as_usual_ones_are_long() -> None:
     assert factors([0.0, 0.0, 8.0]) == [1.0, 1.0, 1.0]
 
 
-@settings(deadline=None)
 @given(
     count=st.integers(2, 6),
     numel=st.sampled_from([0, 1, 2, 100, 4093, 4094, 300_001]),

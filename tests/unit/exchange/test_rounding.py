@@ -30,7 +30,7 @@ def noise(numel: int, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("codec", CODECS)
 @given(numel=st.integers(0, 3000), seed=st.integers(0, 10**6), scale=st.sampled_from([1e-20, 1e-6, 1.0, 1e6]))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_an_element_is_off_by_at_most_half_a_step_of_its_block(
     codec: CodecName, numel: int, seed: int, scale: float
 ) -> None:
@@ -50,7 +50,7 @@ def test_an_element_is_off_by_at_most_half_a_step_of_its_block(
 
 
 @given(largest=st.floats(1, 1e6), count=st.integers(0, 10), numel=st.integers(11, BLOCK))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_two_bits_lose_less_than_all_of_any_block(largest: float, count: int, numel: int) -> None:
     """Or an honest mean could be taken for a false one."""
     block = noise(numel, count)
@@ -111,7 +111,7 @@ def test_the_bytes_are_those_of_the_bits(codec: CodecName) -> None:
 INT2 = EXACT.model_copy(update={"codec": "int2"})
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     numel=st.sampled_from([1, 255, 3000, PART + 300]),
     count=st.integers(2, 5),

@@ -56,7 +56,7 @@ def average_all(group: list[DiLoCo]) -> None:
         outer.apply(mean)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     eta=st.floats(0.05, 1.5),
     mu=st.floats(0.0, 0.95),
@@ -83,7 +83,7 @@ def test_diloco_is_torchs_sgd_on_the_mean_pseudo_gradient(
         assert torch.equal(outer.slow.phi, group[0].slow.phi), "equal replicas stay equal to the last bit"
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(alpha=st.floats(0.0, 0.7), beta=st.floats(0.1, 1.2), rounds=st.integers(1, 5))
 def test_two_noloco_peers_from_one_start_are_heavy_ball_diloco(alpha: float, beta: float, rounds: int) -> None:
     gamma = 0.5 * 2 * (1 - alpha**2)

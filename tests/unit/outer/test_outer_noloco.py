@@ -55,7 +55,7 @@ def hypers(draw: st.DrawFn) -> NoLoCoConfig:
     return NoLoCoConfig(alpha=alpha, beta=draw(st.floats(0.1, 1.5)), gamma=gamma)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(hyper=hypers(), seed=st.integers(0, 1000), rounds=st.integers(1, 4))
 def test_it_equals_the_two_tensor_formula_in_float64(hyper: NoLoCoConfig, seed: int, rounds: int) -> None:
     noise = torch.Generator().manual_seed(seed)
@@ -75,7 +75,7 @@ def test_it_equals_the_two_tensor_formula_in_float64(hyper: NoLoCoConfig, seed: 
         torch.testing.assert_close(peer.slow.phi.double(), expected, rtol=1e-4, atol=1e-5)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(hyper=hypers(), seed=st.integers(0, 1000))
 def test_two_peers_from_one_start_are_diloco_with_heavy_ball(hyper: NoLoCoConfig, seed: int) -> None:
     noise = torch.Generator().manual_seed(seed)
@@ -138,7 +138,7 @@ def test_two_peers_without_inner_steps_converge() -> None:
     torch.testing.assert_close(peers[1].slow.phi, middle, rtol=1e-4, atol=1e-5)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(hyper=hypers(), seed=st.integers(0, 1000), border=st.integers(1, SIZE - 1))
 def test_parts_opened_alone_and_amended_later_are_the_step_of_a_group_of_two(
     hyper: NoLoCoConfig, seed: int, border: int

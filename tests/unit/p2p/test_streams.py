@@ -144,7 +144,7 @@ def test_an_ended_stream_is_lost_in_both_directions(real_thread: LoopThread) -> 
             real_thread.call(work(), 5)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.binary(max_size=200), framed=st.booleans())
 def test_random_bytes_are_bad_or_lost_and_nothing_else(data: bytes, framed: bool) -> None:
     async def talk() -> None:
@@ -159,7 +159,7 @@ def test_random_bytes_are_bad_or_lost_and_nothing_else(data: bytes, framed: bool
     run(talk())
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(numel=st.integers(1, 3000), flip=st.none() | st.integers(0, 10**6))
 def test_a_part_arrives_whole_or_is_noticed(numel: int, flip: int | None) -> None:
     """A flipped bit in the part or in its digest."""

@@ -42,7 +42,7 @@ def test_make_test_has_one_of_each_kind() -> None:
 
 
 def test_all_others_with_real_processes_are_long() -> None:
-    for tier, count in (("smoke", 1), ("long", 5), ("not smoke and not long", 0)):
+    for tier, count in (("smoke", 1), ("long", 6), ("not smoke and not long", 0)):
         done = pytest_of("--collect-only", "-m", tier, "tests/netlab/test_nat.py")
         assert done.stdout.count("::test_") == count, done.stdout
 

@@ -110,7 +110,7 @@ def test_a_swarm_that_starts_at_once_and_one_that_shrinks_come_to_the_right_leve
     assert all(50 <= members <= 180 for members in swarm.members())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.floats(1, 1e7), st.floats(0.75, 1.33), st.text(min_size=1, max_size=20))
 def test_estimates_that_differ_a_little_still_meet(members: float, other: float, name: str) -> None:
     level = directory.reads(members * other, 1, random.Random(0))[0].level

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.swarm.directory.records import MemberRecord
@@ -80,7 +80,6 @@ def lines(members: Sequence[Member]) -> set[str]:
     return {member.line for member in members if not member.hostile}
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 10))
 def test_of_two_exactly_one_gives_way_after_two_swaps(one: int, two: int, seed: int) -> None:
     """The one that is less far."""
@@ -96,7 +95,6 @@ def test_of_two_exactly_one_gives_way_after_two_swaps(one: int, two: int, seed: 
     assert sum(member.taken for member in members) == 1
 
 
-@settings(deadline=None)
 @given(st.integers(1, 7), st.integers(1, 2), st.sampled_from([0, 10**5]), st.integers(0, 2**32))
 def test_the_smaller_part_gives_way_however_far_it_is(small: int, more: int, ahead: int, seed: int) -> None:
     members = parts(small, small + more, rounds=(100 + ahead, 100))
@@ -104,7 +102,6 @@ def test_the_smaller_part_gives_way_however_far_it_is(small: int, more: int, ahe
     assert lines(members) == {"line 1"}
 
 
-@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(0, 2**32))
 def test_equal_parts_become_one(half: int, seed: int) -> None:
     members = parts(half, half, rounds=(100, 160))
@@ -119,7 +116,6 @@ def test_a_large_swarm_becomes_one_by_what_each_has_seen(sizes: tuple[int, ...])
     assert len(lines(members)) == 1
 
 
-@settings(deadline=None)
 @given(st.integers(2, 9), st.integers(0, 2**32))
 def test_who_has_nothing_in_common_with_anybody_moves_nobody_of_more_than_two(honest: int, seed: int) -> None:
     """However far it says it is."""

@@ -75,7 +75,7 @@ def test_what_a_kill_left_half_written_does_not_fill_the_disk(tmp_path: Path) ->
     assert list(tmp_path.glob(".tmp-*")) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(["model.safetensors", "outer.safetensors", "state.json"]), st.floats(0, 1), st.integers(0, 7))
 def test_no_flipped_bit_gets_into_a_run(name: str, place: float, bit: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
