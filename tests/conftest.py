@@ -13,9 +13,11 @@ TESTS = Path(__file__).parent
 settings.register_profile("tests", deadline=None, derandomize=True)  # no luck, and no speed of the machine
 settings.load_profile("tests")
 LONG = ("swarm", "netlab", "gpu")  # folders of tests with real processes or that take minutes
+FIRST = "tests/simulated/test_seeds.py"  # else the last seeds run alone
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda it: not it.nodeid.startswith(FIRST))
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in LONG and not item.get_closest_marker("smoke"):
             item.add_marker(pytest.mark.long)

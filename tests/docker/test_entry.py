@@ -58,6 +58,7 @@ def test_addresses_from_the_environment_need_no_file(tmp_path: Path) -> None:
     assert yaml.safe_load(said)["peer"]["initial_peers"] == ADDRESSES[1:], errors
 
 
+@pytest.mark.long
 def test_join_takes_its_address_from_the_command_the_environment_or_the_file(tmp_path: Path) -> None:
     """Nobody listens at any of them: the line names the one that was tried."""
     (file := tmp_path / "addresses").write_text(f"{NOBODY}3/p2p/{NODE}\n")

@@ -97,7 +97,9 @@ def test_a_member_that_comes_to_its_boundary_while_it_joins_has_one_stream_to_it
             assert len(met) > 20 and set(met) == {"merged"}
 
 
-@pytest.mark.parametrize(("lie", "place"), [("false verdict", 0), ("false report", -1)])
+@pytest.mark.parametrize(
+    ("lie", "place"), [pytest.param("false verdict", 0, marks=pytest.mark.long), ("false report", -1)]
+)
 def test_who_says_that_another_one_failed_costs_nobody_many_rounds(lie: str, place: int) -> None:
     """A leader that lies made every second attempt fail for ever, and nobody let its victim in again; who accused as a
     member kept both of them out.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from hivemind.utils import MSGPackSerializer
 
 from peer.config.digest import digest
@@ -41,6 +42,7 @@ def test_a_fast_peer_among_many_slow_ones_asks_others_than_those_that_have_decli
         assert shares(world, lambda number: number < fast)["alone"] < 0.4  # 0.73 then, 0.21 now
 
 
+@pytest.mark.long
 def test_on_lines_with_latency_it_asks_all_before_it_asks_one_again() -> None:
     """After four answers it asked the first slow one again, and never those as fast as itself (seed 1027)."""
     fast = 6
@@ -102,6 +104,7 @@ def test_a_member_that_says_to_be_a_million_rounds_further_moves_nobody() -> Non
         assert shares(world, lambda number: number != 3)["merged"] > 0.5
 
 
+@pytest.mark.long
 def test_members_that_do_not_exist_displace_none_of_those_that_were_met() -> None:
     """Their records filled the directory: peers asked them first, at three seconds each, and no pair was formed."""
     with in_a_folder(swarm(*[machine(0.12)] * 6, seconds=200.0)) as world:

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.cold
 LONG = ("run.steps=100000", "run.inner_steps=300")
 
 
-@pytest.mark.smoke
 def test_three_peers_join_one_after_the_other_and_leave_cleanly(swarm: Swarm) -> None:
     addresses = swarm.folder / "addresses"
     bootstrap, address = swarm.bootstrap("--addresses-file", str(addresses))

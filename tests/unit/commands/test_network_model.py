@@ -20,6 +20,7 @@ QUIET = Conditions(peers=64, rounds=10, inner_steps=20, payload=0, step_seconds=
 PAPER = replace(QUIET, peers=1024, rounds=250, inner_steps=100, step_seconds=math.e, step_sigma=math.sqrt(0.5))
 
 
+@pytest.mark.long
 def test_the_papers_blocking_experiment() -> None:
     """1024 accelerators, 100 inner steps: DiLoCo takes about a fifth longer (arXiv 2506.10911, Fig. 5B)."""
     ours, theirs, everyone = pairs(PAPER), pairs_by_round(PAPER), groups(PAPER)

@@ -292,8 +292,8 @@ def test_a_hostile_replica_is_refused_and_then_avoided(overlap: bool) -> None:
         assert 22 <= sum(row["rounds"].values()) <= 22 + LAST_SWAPS
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("attack", [Attack.DROWNED, Attack.SCALE])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("attack", [Attack.DROWNED, pytest.param(Attack.SCALE, marks=pytest.mark.long)])
 def test_a_hostile_replica_that_is_not_refused_does_far_less_harm_than_without_the_guard(
     attack: Attack, overlap: bool
 ) -> None:
@@ -304,6 +304,7 @@ def test_a_hostile_replica_that_is_not_refused_does_far_less_harm_than_without_t
     assert harm < 0.25 * (unguarded - honest)  # one of four
 
 
+@pytest.mark.long
 def test_merges_along_the_gradient_of_the_loss_are_undone() -> None:
     """The guard accepts them: they are no longer than those of honest peers."""
     run = {"steps": 200, "inner_steps": 20, "batch_size": 4}
@@ -342,7 +343,7 @@ def test_unequal_tokens_weigh_the_mean_and_a_partner_counts_for_a_half_at_most()
     torch.testing.assert_close(right, theirs + 0.5 * (own - theirs))
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_after_the_last_step_the_replicas_come_to_their_mean(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     run = {"steps": 40, "exchange": ExchangeConfig(overlap=overlap, codec="int8")}
     merged = simulate(replicas=8, run=run)["swarm"]

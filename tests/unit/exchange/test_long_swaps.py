@@ -66,7 +66,7 @@ def test_100_mb_over_5_mbit_merge(thread: LoopThread) -> None:
         assert (it.outcome, it.seconds) == (Outcome.MERGED, took(160, more=1.0)), it.detail
 
 
-@pytest.mark.parametrize(("codec", "seconds"), [("none", 3085), ("int4", 398)])
+@pytest.mark.parametrize(("codec", "seconds"), [pytest.param("none", 3085, marks=pytest.mark.long), ("int4", 398)])
 def test_the_layout_of_the_6_8b_over_100_mbit_merges_in_a_hundredth(
     thread: LoopThread, codec: CodecName, seconds: float
 ) -> None:

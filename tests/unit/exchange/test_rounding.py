@@ -163,7 +163,7 @@ def test_who_has_kept_much_is_not_taken_for_a_liar(count: int, tailed: bool) -> 
                 assert result is not None and result.outcome is Outcome.MERGED, (scale, result)
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("count", [2, 3, pytest.param(5, marks=pytest.mark.long)])
 def test_real_members_keep_what_the_simulator_says_and_a_failed_round_changes_nothing(count: int) -> None:
     numel, mean = PART + 700, torch.empty(PART + 700)
     kept = [torch.zeros(numel) for _ in range(count)]

@@ -95,6 +95,7 @@ def test_a_hub_that_is_away_at_the_start_may_come_back(
     assert caplog.messages[0].startswith("pushes may fail, training goes on: me/model: the Hugging Face hub cannot be")
 
 
+@pytest.mark.long
 def test_the_last_weights_of_a_run_are_waited_for(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "noloco")
     home = saved(tmp_path, "alice", trained(config(tmp_path), 1))

@@ -75,7 +75,7 @@ def test_a_step_with_offload_holds_one_gradient_at_a_time(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "overrides",
     [
-        (),
+        pytest.param((), marks=pytest.mark.long),
         pytest.param(MIDDLE, marks=pytest.mark.long),
         pytest.param((*MIDDLE, "peer.offload=optimizer"), marks=pytest.mark.long),
         pytest.param((*MIDDLE, "run.inner.optimizer=muon"), marks=pytest.mark.long),

@@ -114,6 +114,7 @@ def test_check_has_a_finding(folder: Path, monkeypatch: pytest.MonkeyPatch, capl
     assert len(caplog.records) == 1 and "\n" not in caplog.records[0].getMessage()
 
 
+@pytest.mark.long
 def test_train_says_it_in_a_line(folder: Path, tmp_path: Path) -> None:
     bpe(folder)
     keys = {

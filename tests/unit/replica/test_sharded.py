@@ -81,9 +81,9 @@ def test_weights_conform(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("size", "peer", "optimizer"),
     [
         (2, {}, "adamw"),
-        (3, {"micro_batch": 2, "gradient_checkpointing": True}, "adamw"),
+        pytest.param(3, {"micro_batch": 2, "gradient_checkpointing": True}, "adamw", marks=pytest.mark.long),
         (2, {}, "muon"),
-        (3, {"micro_batch": 2}, "muon"),
+        pytest.param(3, {"micro_batch": 2}, "muon", marks=pytest.mark.long),
     ],
     ids=["two", "three with micro-batches and checkpointed activations", "two with Muon", "three with Muon"],
 )
