@@ -2,12 +2,14 @@
 
     make flaky N=20
 
-A line a run and a summary; exit code 1 when a run failed. The output of failed runs is kept.
+A line a run and a summary; exit code 1 when a run failed. The output of failed runs is kept. ``--json FILE`` keeps a
+row of each run: 20 of them take longer than one may want to wait.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -19,6 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+
+from tests.benchmarks.common import commit
 
 ROOT = Path(__file__).parents[1]
 BUSY = 3
@@ -82,10 +86,18 @@ def failures(log: Path) -> str:
     return ", ".join(dict.fromkeys(names)) or (text.splitlines() or ["no output"])[-1]
 
 
+def keep(file: Path, row: dict[str, object]) -> None:
+    """Add a row to those of a file."""
+    rows = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    of = {"commit": commit(), "date": time.strftime("%Y-%m-%d", time.gmtime())}
+    file.write_text(json.dumps([*rows, row | of], indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.flaky", description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--target", default="test", help="of make")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="add a row of each run to those of this file")
     args = parser.parse_args()
     folder, failed, took = Path(tempfile.mkdtemp(prefix="flaky-")), 0, []
     with busy(BUSY):
@@ -100,6 +112,8 @@ def main() -> int:
                 log.unlink()
                 said = "passed"
             print(f"run {run} of {args.runs}: {took[-1]:.0f} s, {said}", flush=True)
+            if args.json is not None:
+                keep(args.json, {"target": args.target, "busy": BUSY, "seconds": round(took[-1]), "said": said})
     if not failed:
         folder.rmdir()
     seconds = f"{min(took):.0f} to {max(took):.0f} s a run" if took else "nothing ran"

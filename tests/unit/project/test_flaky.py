@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ LIMIT = 60.0  # seconds
 
 def flaky(runs: int, target: str, folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.flaky", "--runs", str(runs), "--target", target]
+    command += ["--json", str(folder / f"{target}.json")]
     own = {**os.environ, "TMPDIR": str(folder)}
     return subprocess.Popen(command, cwd=ROOT, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -35,6 +37,9 @@ def test_each_run_has_a_line_and_a_failed_one_is_counted(tmp_path: Path) -> None
     said, _ = bad.communicate(timeout=LIMIT)
     assert bad.returncode == 1 and "1 of 1 runs failed" in said and "no-such-target" in said.splitlines()[0]
     assert [file.name for file in tmp_path.rglob("*.log")] == ["1.log"]  # of the failed run only
+    assert flaky(1, "help", tmp_path).wait(LIMIT) == 0
+    kept = json.loads((tmp_path / "help.json").read_text())
+    assert [row["said"] for row in kept] == ["passed"] * 3 and all(row["commit"] for row in kept)
 
 
 def spins(process: psutil.Process) -> bool:
