@@ -24,7 +24,6 @@ class Backoff:
     strikes: int
     until: float
     forgotten: float
-    doubtful: bool = False  # others say that it has offended, and it may have been one of them
 
 
 class PeerBackoff:
@@ -35,13 +34,10 @@ class PeerBackoff:
         self._held: dict[str, Backoff] = {}
         self._writing = threading.Lock()
 
-    def note(
-        self, peer_id: str, seconds: float, *, offence: bool, refused: bool = False, doubtful: bool = False
-    ) -> float:
+    def note(self, peer_id: str, seconds: float, *, offence: bool, refused: bool = False) -> float:
         """Leave the peer out from now on, for ``seconds``, doubled for each earlier offence; returns how long.
 
-        ``refused``: its calls do not end that, though it was no offence. ``doubtful``: others say that it was one; it
-        counts like one until a swap succeeds.
+        ``refused``: its calls do not end that, though it was no offence.
         """
         now = self._now()
         with self._writing:
@@ -50,23 +46,18 @@ class PeerBackoff:
                 return before.until - now  # a timeout does not shorten the backoff of an offence
             self._held.pop(peer_id, None)
             strikes = before.strikes if before is not None and before.forgotten > now else 0
-            strikes += offence or (refused and doubtful)
+            strikes += offence
             length = seconds * 2 ** min(max(strikes - 1, 0), DOUBLINGS)
             while len(self._held) >= KEPT:
                 self._held.pop(next(iter(self._held)))
-            doubtful &= not offence and (before is None or before.doubtful or not before.strikes)
-            self._held[peer_id] = Backoff(offence or refused, strikes, now + length, now + length * MEMORY, doubtful)
+            self._held[peer_id] = Backoff(offence or refused, strikes, now + length, now + length * MEMORY)
         return length
 
     def forgive(self, peer_id: str) -> None:
-        """A swap with the peer has succeeded, or it has another state: after few offences its backoff ends at once.
-        What others have said of it is forgotten.
-        """
+        """A swap with the peer has succeeded, or it has another state: after few offences its backoff ends at once."""
         with self._writing:
             held = self._held.get(peer_id)
-            if held is not None and held.doubtful:
-                del self._held[peer_id]
-            elif held is not None and held.strikes <= FORGIVEN:
+            if held is not None and held.strikes <= FORGIVEN:
                 held.until = self._now()
 
     def remembers(self, peer_id: str) -> bool:

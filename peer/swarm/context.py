@@ -127,11 +127,8 @@ class Matching:
         """After :meth:`end_run`: is there somebody to meet, and time to wait for it?"""
         return False
 
-    def avoid(self, peer_id: str, *, offence: bool, suspicion: float = 0.0) -> None:
-        """A round failed because of this member: leave it out for a while. ``offence``: it sent unusable data.
-
-        ``suspicion``: above 0 when it may have been another one; for how many times as long it is left out.
-        """
+    def avoid(self, peer_id: str, *, offence: bool) -> None:
+        """A round failed because of this member: leave it out for a while. ``offence``: it sent unusable data."""
 
     def gave_no_state(self, peer_id: str, *, worse: bool = False) -> None:
         """This member was said to have the group's slow weights. This peer did not get them, or they are ``worse`` than

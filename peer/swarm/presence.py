@@ -36,10 +36,6 @@ log = get_logger("presence")
 RETRY_ROUNDS = 2  # rounds until a peer that could not get weights asks again; twice as many after each failure
 RETRY_DOUBLINGS = 6
 KEPT_PHASES = 4  # inner phases for which a partner stays a candidate without a record
-ACCUSED, ACCUSES = (
-    1.0,
-    2.0,
-)  # times as long as usual that a suspect is left out: a member that others name, who names it
 START_PERIOD = 0.2  # seconds between two looks at the members that are known, while others are awaited
 
 
@@ -188,8 +184,8 @@ class Presence:
 
     def ended(self, averaged: Averaged) -> None:
         """A round's exchange has ended: avoid who made it fail, and note a partner with divergent weights."""
-        for place, culprit in enumerate(averaged.culprits):
-            self.avoid(culprit, averaged.outcome, suspicion=0.0 if averaged.certain else (ACCUSED, ACCUSES)[place > 0])
+        for culprit in averaged.culprits:
+            self.avoid(culprit, averaged.outcome, certain=averaged.certain)
         self._matching.ended(self._group, averaged)
         partner, merged = averaged.partner_id, averaged.outcome is Outcome.MERGED
         if merged:
@@ -208,13 +204,13 @@ class Presence:
             self._context.backoff.forgive(peer_id)  # its group's leader has let it in
             self._members.keep(peer_id, KEPT_PHASES * phase)
 
-    def avoid(self, peer_id: str, outcome: Outcome, *, suspicion: float = 0.0) -> None:
+    def avoid(self, peer_id: str, outcome: Outcome, *, certain: bool = True) -> None:
         """A round failed because of this member: leave it out for a while. A time-out is no offence of one with which
         the last swap succeeded: its line may have failed. Nor is it one if it may have been another member.
         """
         if peer_id != self._node.peer_id:
-            offence = not suspicion and (outcome is not Outcome.TIMEOUT or peer_id not in self._node.proven)
-            self._matching.avoid(peer_id, offence=offence, suspicion=suspicion)
+            offence = certain and (outcome is not Outcome.TIMEOUT or peer_id not in self._node.proven)
+            self._matching.avoid(peer_id, offence=offence)
             self._node.proven.discard(peer_id)
 
     def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:

@@ -61,8 +61,8 @@ class GroupMatching(Matching):
         self._round = round
         return self._node.call(self._gather(), self._known.longest(self._node.peer_id) + 60.0)
 
-    def avoid(self, peer_id: str, *, offence: bool, suspicion: float = 0.0) -> None:
-        self._known.made_fail(peer_id, offence=offence, suspicion=suspicion)
+    def avoid(self, peer_id: str, *, offence: bool) -> None:
+        self._known.made_fail(peer_id, offence=offence)
 
     def gave_no_state(self, peer_id: str, *, worse: bool = False) -> None:
         if worse:

@@ -147,9 +147,8 @@ class KnownMembers:
     def _backoff_seconds(self) -> float:
         return max(MEMBER_BACKOFF, BACKOFF_PHASES * (self._progress.phase_seconds or 0.0))
 
-    def _leave_out(self, peer_id: str, *, offence: bool, refused: bool, suspicion: float = 0.0) -> None:
-        seconds = self._backoff_seconds * (suspicion or 1.0)
-        self._backoff.note(peer_id, seconds, offence=offence, refused=refused, doubtful=suspicion > 0)
+    def _leave_out(self, peer_id: str, *, offence: bool, refused: bool) -> None:
+        self._backoff.note(peer_id, self._backoff_seconds, offence=offence, refused=refused)
         self._named.pop(peer_id, None)
         self._believed_in_vain(peer_id)
 
@@ -175,14 +174,11 @@ class KnownMembers:
         self.made_fail(peer_id, offence=peer_id not in self._node.proven)
         self._node.proven.discard(peer_id)
 
-    def made_fail(self, peer_id: str, *, offence: bool, suspicion: float = 0.0) -> None:
+    def made_fail(self, peer_id: str, *, offence: bool) -> None:
         """A round failed because of this member. Once, it may have been its line or another member: it comes back by a
         call. The second time within a while it stays out, as each time costs all members a deadline.
-
-        ``suspicion``: as :meth:`Matching.avoid`. Who has been accused comes back before who accuses, and so shows by a
-        round without it that it does no harm.
         """
-        self._leave_out(peer_id, offence=offence, refused=self._backoff.remembers(peer_id), suspicion=suspicion)
+        self._leave_out(peer_id, offence=offence, refused=self._backoff.remembers(peer_id))
 
     def notify(self, missing: Sequence[Seat]) -> None:
         """Tell members that have not joined that this peer leads; leave out those that cannot be reached."""

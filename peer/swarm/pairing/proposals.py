@@ -37,7 +37,7 @@ MEET_PROTOCOL = "noloco/meet/2"
 MEET_TIMEOUT = 5.0  # seconds for one message
 ASK_TIMEOUT = 3.0  # seconds for proposals at a boundary
 PAUSE_SECONDS = (0.01, 0.3)  # between two looks or proposals, whatever the phase
-IDLE_SECONDS = 1.0  # between two looks while there is nothing to propose: a request to stop or pause has no event
+QUIET_SECONDS = 1.0  # between two looks while there is nothing to propose: a request to stop or pause has no event
 ANSWER_SECONDS = 1.0  # after so long without an answer, a proposal of who was asked is accepted
 ANSWER_PHASES = 0.5  # inner phases after which an answer is of no use
 WARY_ROUNDS = 4  # after a member that was never met has not answered
@@ -98,10 +98,10 @@ class Proposals:
     async def _rest(self, opens: float) -> None:
         """A pause. It is longer while this peer has a meeting, or is far from the time from which it asks others."""
         meeting, eta, phase = self._agreement.meeting, self._boundary.eta(), self._boundary.progress.phase_seconds
-        idle = IDLE_SECONDS if self._context.away else 0.0
+        idle = QUIET_SECONDS if self._context.away else 0.0
         if not idle and eta is not None and phase:
             idle = eta if meeting is not None else (eta - max(opens, LAST_CALL) * phase) / 2
-        seconds = max(self.pause(), min(idle, IDLE_SECONDS))
+        seconds = max(self.pause(), min(idle, QUIET_SECONDS))
         if meeting is not None and not meeting.came.done():
             await asyncio.wait([meeting.came], timeout=seconds)  # it may be cancelled
         else:

@@ -71,7 +71,7 @@ class PairMatching(Matching):
     def awaits_partner(self) -> bool:
         return self._patience > 0 and self._proposals.anybody()
 
-    def avoid(self, peer_id: str, *, offence: bool, suspicion: float = 0.0, phases: float = BACKOFF_PHASES) -> None:
+    def avoid(self, peer_id: str, *, offence: bool, phases: float = BACKOFF_PHASES) -> None:
         phase = self._boundary.progress.phase_seconds or 1.0
         seconds = self._context.backoff.note(peer_id, phases * phase, offence=offence)
         log.warning("avoids a peer: %s", fields(peer=self._context.members.name_of(peer_id), seconds=seconds))

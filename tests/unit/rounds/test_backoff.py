@@ -52,31 +52,6 @@ def test_who_only_did_not_answer_is_welcome_when_it_comes_by_itself() -> None:
     assert grudges.note("a", 4.0, offence=False) == 4.0  # and it never grows
 
 
-def test_what_others_say_of_a_peer_doubles_the_time_until_a_swap_succeeds() -> None:
-    clock = Clock()
-    grudges = PeerBackoff(clock)
-    for seconds in (4.0, 8.0, 16.0):
-        assert grudges.note("a", 4.0, offence=False, refused=True, doubtful=True) == seconds
-        assert not grudges.welcome("a")
-        clock.now += seconds
-    grudges.forgive("a")
-    assert not grudges.remembers("a")
-    assert grudges.note("a", 4.0, offence=False, refused=True, doubtful=True) == 4.0
-
-
-def test_doubt_makes_no_offence_forgotten() -> None:
-    grudges = PeerBackoff(Clock())
-    grudges.note("a", 4.0, offence=True)
-    assert grudges.note("a", 4.0, offence=False, refused=True, doubtful=True) == 4.0  # its backoff has not ended
-    clock = Clock()
-    grudges = PeerBackoff(clock)
-    grudges.note("a", 4.0, offence=True)
-    clock.now += 5.0
-    assert grudges.note("a", 4.0, offence=False, refused=True, doubtful=True) == 8.0
-    grudges.forgive("a")
-    assert grudges.note("a", 4.0, offence=True) == 16.0
-
-
 def test_silence_does_not_make_up_for_an_offence() -> None:
     clock = Clock()
     grudges = PeerBackoff(clock)

@@ -12,7 +12,6 @@ from peer.p2p.budgets import Proven
 from peer.rounds.backoff import PeerBackoff
 from peer.rounds.types import Seat
 from peer.swarm.grouping.roster import MEMBER_BACKOFF, NEW_PHASES, NEW_SLACK, KnownMembers
-from peer.swarm.presence import ACCUSED, ACCUSES
 
 
 def known(backoff: PeerBackoff, phase: float | None = 2.0, patience: float = 600.0) -> Any:
@@ -182,18 +181,6 @@ def test_who_makes_two_rounds_fail_soon_after_each_other_has_offended() -> None:
     assert it._backoff.welcome("b")
     it.made_fail("b", offence=False)
     assert not it._backoff.welcome("b")
-
-
-def test_whom_another_accuses_comes_back_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
-    it = group("accused", "accuser")
-    for _ in range(2):
-        it.made_fail("accused", offence=False, suspicion=ACCUSED)
-        it.made_fail("accuser", offence=False, suspicion=ACCUSES)
-        now[0] += 2 * MEMBER_BACKOFF + 1
-    now[0] -= MEMBER_BACKOFF
-    assert it._backoff.welcome("accused") and not it._backoff.welcome("accuser")
 
 
 def test_one_with_which_the_last_round_succeeded_comes_back_by_a_call() -> None:
