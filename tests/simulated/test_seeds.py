@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-SEEDS, CHUNK = 200, 20
+from tests.simulated.scenario import Kind, scenario
+from tests.simulated.world import simulate
+
+SEEDS = 200
+HERE = os.environ.get("PYTHONHASHSEED") == "0"  # as make sets it: no seed needs a process of its own
 # seeds that have found a defect, as long as seeds were then; those of groups with --kind group
 BROKEN = (145, 243, 441, 500, 739, 824, 1027, 1332, 1478, 1513, 1661, 1707, 1879, 2028, 2160, 2348, 3178, 3292, 3989)
 BROKEN += (4251, 4305, 4463, 4865, 4893, 5427)
@@ -15,36 +20,46 @@ BROKEN_SHORT = (270,)  # since seeds are shorter
 BROKEN_GROUPS = (10, 1022, 1094, 1134, 1306, 1345)
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_no_promise_is_broken(first: int) -> None:
-    keeps_its_promises("--seed", str(first), "--count", str(CHUNK))
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_no_promise_is_broken(seed: int) -> None:
+    keeps_its_promises(seed)
 
 
 @pytest.mark.parametrize("kind", ["blocking", "overlapped"])
-def test_no_promise_is_broken_at_the_end_of_a_run(kind: str) -> None:
-    keeps_its_promises("--seed", "0", "--count", "10", "--kind", kind, "--peers", "6", "--ends")
+@pytest.mark.parametrize("seed", range(10))
+def test_no_promise_is_broken_at_the_end_of_a_run(seed: int, kind: Kind) -> None:
+    keeps_its_promises(seed, kind, 6, ends=True)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", BROKEN)
 def test_no_promise_is_broken_again(seed: int) -> None:
-    keeps_its_promises("--seed", str(seed), "--long")
+    keeps_its_promises(seed, long=True)
 
 
 @pytest.mark.parametrize("seed", BROKEN_SHORT)
 def test_no_promise_is_broken_again_in_a_short_world(seed: int) -> None:
-    keeps_its_promises("--seed", str(seed))
+    keeps_its_promises(seed)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", BROKEN_GROUPS)
 def test_no_promise_of_a_group_is_broken_again(seed: int) -> None:
-    keeps_its_promises("--seed", str(seed), "--kind", "group", "--long")
+    keeps_its_promises(seed, "group", long=True)
 
 
-def keeps_its_promises(*arguments: str) -> None:
-    """Replays these seeds."""
-    command = [sys.executable, "-m", "tests.simulated", *arguments]
+def keeps_its_promises(
+    seed: int, kind: Kind | None = None, peers: int | None = None, *, long: bool = False, ends: bool = False
+) -> None:
+    """Runs a seed."""
+    if HERE:
+        report = simulate(scenario(seed, peers, kind, long=long, ends=ends))
+        assert not report.violations, "\n".join((*report.violations[:5], *report.trace[-40:]))
+        return
+    named = {"--seed": seed, "--kind": kind, "--peers": peers}
+    words = [word for name, value in named.items() if value is not None for word in (name, str(value))]
+    words += [name for name, given in {"--long": long, "--ends": ends}.items() if given]
+    command = [sys.executable, "-m", "tests.simulated", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
