@@ -106,10 +106,12 @@ class Circuits:
 
     async def dial(self, own: Host, other: Host) -> Connection:
         """Through all relays of ``other`` that ``own`` knows, at once. Raises ``OSError``."""
-        dials = {asyncio.ensure_future(self._through(own, other, it)) for it in own.circuits.get(other.peer_id, ())}
+        dials = [asyncio.ensure_future(self._through(own, other, it)) for it in own.circuits.get(other.peer_id, ())]
         try:
             while dials:
-                done, dials = await asyncio.wait(dials, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(dials, return_when=asyncio.FIRST_COMPLETED)
+                done = [dial for dial in dials if dial.done()]  # what asyncio returns, a set, has no order
+                dials = [dial for dial in dials if dial not in done]
                 for dial in done:
                     if dial.exception() is None:
                         return dial.result()
