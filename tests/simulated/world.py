@@ -265,7 +265,7 @@ def in_a_folder(scenario: Scenario, say: Callable[[str], None] | None = None, *,
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # what a killed process leaves has no event loop
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=FOLDERS))
     torch.set_num_threads(1)
-    gc.freeze()  # the collection at the end looks at this world only
+    gc.freeze()  # the collections at the end look at this world only
     gc.disable()  # half of the time, and it would run generators of killed processes in somebody else's turn
     try:
         world = World(scenario, folder, say)
@@ -277,14 +277,22 @@ def in_a_folder(scenario: Scenario, say: Callable[[str], None] | None = None, *,
         product.handlers, product.propagate = handlers, propagate
         product.setLevel(level)
         shutil.rmtree(folder)
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # killed before its first await
-            gc.enable()  # from here on an allocation may collect
-            gc.collect()
-        gc.enable()
+        _collect()
         sys.unraisablehook = hook
+
+
+def _collect() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # coroutines of processes killed before their first await
+        warnings.simplefilter("ignore", ResourceWarning)  # the event loop
+        gc.enable()  # from here on an allocation may collect
+        gc.collect()
 
 
 def simulate(scenario: Scenario, say: Callable[[str], None] | None = None, *, log: bool = False) -> Report:
     """Run one scenario."""
     with in_a_folder(scenario, say, log=log) as world:
-        return world.run()
+        report = world.run()
+    del world
+    _collect()
+    return report
