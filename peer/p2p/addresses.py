@@ -35,6 +35,14 @@ def is_circuit(address: str) -> bool:
     return CIRCUIT in address
 
 
+def direct_ways(addresses: Sequence[str]) -> Sequence[str]:
+    """Without those through relays, when the first one is direct: a relay might answer first, and would carry what two
+    peers of one local network exchange.
+    """
+    direct = [address for address in addresses if not is_circuit(address)]
+    return direct if direct[:1] == list(addresses[:1]) else addresses
+
+
 def tcp_of(address: str) -> tuple[str, int] | None:
     """Host and port, as numbers, of a direct address; ``None`` for names, circuits and other transports."""
     found = _DIRECT.match(place_of(address))

@@ -13,7 +13,7 @@ from hivemind.p2p import P2P
 
 from peer.errors import RunError, UserError, one_line
 from peer.logs import get_logger
-from peer.p2p.addresses import is_loopback, owner_of, tcp_of
+from peer.p2p.addresses import direct_ways, is_loopback, owner_of, tcp_of
 from peer.p2p.admission.dht_rules import Authority, keep_revocations
 from peer.p2p.admission.gate import ADMISSION_PROTOCOL, Gate
 from peer.p2p.bandwidth import Bandwidth
@@ -178,11 +178,15 @@ class Node(LoopThread):
         async with asyncio.timeout(OPEN_TIMEOUT):
             if addresses:
                 with contextlib.suppress(Unreachable):  # the daemon may know another address of it
-                    await dial(self.p2p, peer_id, addresses, OPEN_TIMEOUT)
+                    await dial(self.p2p, peer_id, self.ways(addresses), OPEN_TIMEOUT)
             stream = await self._open_raw(peer_id, protocol)
         if self._gate is not None:
             await self._gate.begin(stream)
         return stream
+
+    def ways(self, addresses: Sequence[str]) -> Sequence[str]:
+        """Those of a member's addresses that this node dials."""
+        return direct_ways(addresses) if self._local else addresses
 
     async def _open_raw(self, peer_id: str, protocol: str) -> Stream:
         """As :meth:`open` to a peer that is connected, without our certificate."""

@@ -151,7 +151,9 @@ class Members:
             member = self._reader.chance.choice(dialled)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RPC_TIMEOUT):
-                    await get_in_touch(self._node.p2p, self._node.dht, member.peer_id, member.addresses)
+                    await get_in_touch(
+                        self._node.p2p, self._node.dht, member.peer_id, self._node.ways(member.addresses)
+                    )
 
     async def _store(self, record: MemberRecord) -> None:
         """Write the record when it has changed or is old; otherwise to nodes that lack it."""
