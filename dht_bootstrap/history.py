@@ -127,6 +127,8 @@ class RunHistory:
         self.unnamed = []
         for peer_id, entry in entries.items():
             if entry.record.state == "left":
+                if peer_id in self.live():
+                    self.peers[peer_id].see(entry, now)  # its last figures
                 self._gone(peer_id, "left", now)
             elif entry.expires > now and (peer_id in self.peers or len(self.peers) < room):
                 self._here(peer_id, entry, now)
