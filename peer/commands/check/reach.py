@@ -32,7 +32,9 @@ def reachability(views: list[View], network: NetworkConfig) -> Iterator[Finding]
     for it in asked:
         observed = it.heard.answer.observed
         if it.reached:
-            scope = ", from the same local network; others reach it through a relay" if is_private(observed) else ""
+            scope = ", from the same local network" if is_private(observed) else ""
+            if scope and network.reach == "auto" and not network.announce:
+                scope += "; others reach it through a relay"
             yield ok("reachability", f"{_name(it)} has dialled {it.reached[0]}{scope}")
             continue
         results = "; ".join(f"{place}: {WHY[result]}" for place, result in it.tried.items())

@@ -84,7 +84,7 @@ class KnownMembers:
             self._elected = seat.peer_id
 
     def _believed_in_vain(self, peer_id: str) -> None:
-        """If this member was followed because it, or another one, said that it leads."""
+        """Believe no claim for a while, if this member was followed because it, or another one, said that it leads."""
         if peer_id == self._elected:
             self._elected = ""
             self._claims.note("", self._backoff_seconds, offence=True)

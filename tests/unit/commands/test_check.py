@@ -16,8 +16,11 @@ from peer.commands import cli
 from peer.commands.check import local, training
 from peer.commands.check.finding import Finding, warn
 from peer.commands.check.members import spoken, unlike_protocols
+from peer.commands.check.reach import reachability
 from peer.config.load import load
 from peer.config.schema import Config
+from peer.p2p.reachability.decide import View
+from peer.p2p.reachability.dialback import Answer, Heard
 from peer.replica import memory
 from peer.replica.memory import estimate
 from peer.swarm.state_transfer.donor import CLIENTS
@@ -35,6 +38,19 @@ def levels(found: Any) -> list[str]:
 def test_a_finding_is_one_line_whatever_is_in_it() -> None:
     line = warn("reachability", "seen as \x1b[2J\n1.2.3.4", "open TCP 31338").line()
     assert line == r"warn  reachability  seen as \x1b[2J\n1.2.3.4; open TCP 31338"
+
+
+@pytest.mark.parametrize(
+    ("observed", "sets", "relayed"),
+    [("192.168.1.2", (), True), ("192.168.1.2", ("peer.network.reach=public",), False), ("45.1.2.3", (), False)],
+)
+def test_who_is_dialled_by_a_private_address_hears_of_a_relay_where_it_will_have_one(
+    observed: str, sets: tuple[str, ...], relayed: bool
+) -> None:
+    answer = Answer(version="0.2.0", protocols=[], now=0.0, observed=observed, tried=[])
+    seen = View("/ip4/45.0.0.1/tcp/1/p2p/Qm", Heard(answer, 0.0), {f"/ip4/{observed}/tcp/4001": "reached"})
+    (found,) = reachability([seen], config(*sets).peer.network)
+    assert found.level == "ok" and ("through a relay" in found.line()) is relayed
 
 
 def test_a_port_that_is_taken_is_found() -> None:
