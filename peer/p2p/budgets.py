@@ -41,7 +41,8 @@ STREAMS = Limit(each=32, all=384)  # a stream is an open file
 STREAM_OPENINGS = Rate(each=20, all=200, burst=10)
 RESERVATIONS = Limit(each=1, all=128)  # of peers behind NAT at a relay
 RESERVATION_STREAMS = Limit(each=2, all=160)  # one may hang, and who finds no place is told so
-CIRCUITS = Limit(each=32, all=256)  # through a relay
+CIRCUITS = Limit(each=32, all=256)  # through a relay; unused ones make room for new ones
+HOPS = Limit(each=40, all=320)  # some are ending, and who finds no room is told so
 CIRCUIT_BYTES = Rate(each=8 * 2**20, all=32 * 2**20, burst=4)  # that a relay forwards; more of them wait
 HALF_OPEN = Limit(each=32, all=128)  # connections to the bulk port without certificate and token; each: an IP address
 BULK_TRANSFERS = Limit(each=2, all=8)  # by direct connections, of which each is a thread and an open file

@@ -17,7 +17,7 @@ from peer.p2p.addresses import direct_ways, is_loopback, owner_of, tcp_of
 from peer.p2p.admission.dht_rules import Authority, keep_revocations
 from peer.p2p.admission.gate import ADMISSION_PROTOCOL, Gate
 from peer.p2p.bandwidth import Bandwidth
-from peer.p2p.budgets import CIRCUITS, RESERVATION_STREAMS, STREAM_OPENINGS, STREAMS, Limit, Places, Proven, Spending
+from peer.p2p.budgets import HOPS, RESERVATION_STREAMS, STREAM_OPENINGS, STREAMS, Limit, Places, Proven, Spending
 from peer.p2p.bulk.offer import BulkPort
 from peer.p2p.daemon import Daemon
 from peer.p2p.dht.authors import Author
@@ -274,7 +274,7 @@ class Node(LoopThread):
         if not reach.relayed:
             serving = relay.Relay(self._open_raw, self.proven)
             await self.serve(relay.RELAY_PROTOCOL, serving.hold, limit=RESERVATION_STREAMS)
-            await self.serve(circuit_messages.HOP, serving.hop, open_to_all=True, limit=CIRCUITS)
+            await self.serve(circuit_messages.HOP, serving.hop, open_to_all=True, limit=HOPS)
         if not (reach.relayed or reach.local):
             return
         self._local = reach.local

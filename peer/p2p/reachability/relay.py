@@ -5,20 +5,22 @@
 
 libp2p encrypts a circuit from end to end: the relay sees bytes. The p2p daemon's own relay is not used: it cuts a
 circuit after 128 KiB, and its flags for more count only once libp2p has found out by itself that it is public. Only
-admitted peers get a reservation. The number of circuits and their bytes a second are bounded, their duration is not.
-reservations.py is the side of the peer behind NAT.
+admitted peers get a reservation. The number of circuits and their bytes a second are bounded, their duration is not:
+libp2p keeps a connection for as long as both its ends run. Where there is no room for one more, the circuit that has
+been unused for longest makes it. reservations.py is the side of the peer behind NAT.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 from hivemind.p2p import PeerID
 from pydantic import Field, TypeAdapter
 
+from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.budgets import CIRCUIT_BYTES, CIRCUITS, RESERVATIONS, Proven, Spending
 from peer.p2p.reachability import circuit_messages
@@ -33,7 +35,9 @@ PONG_TIMEOUT = 15.0  # seconds: a slow line is full while a swap is on it
 RESERVATION_SILENCE = 40.0  # seconds without a ping after which a reservation ends
 CIRCUIT_IDLE = 120.0  # seconds without a byte; libp2p sends some every 30 s
 CIRCUIT_STUCK = 60.0  # seconds in which nothing could be written
+CIRCUIT_UNUSED = 30.0  # seconds after which one may have to make room for another
 CIRCUIT_CHUNK = 64 * 1024  # bytes
+KEEP_ALIVE = 128  # bytes at most that libp2p sends at a time when nobody uses a connection
 
 
 class Reserve(Message):
@@ -65,13 +69,22 @@ REPLY: TypeAdapter[Granted | Full] = TypeAdapter(Annotated[Granted | Full, Field
 Raw = Callable[[str, str], Awaitable[Stream]]  # opens a stream without our own admission on it
 
 
+@dataclass(eq=False)
+class Circuit:
+    """Two peers that the relay joins. ``used``: when one of them has sent more than libp2p's signs of life."""
+
+    ends: tuple[str, str]
+    used: float
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class Relay:
     """Belongs to the network thread. ``open_raw``: :meth:`peer.p2p.node.Node.open_raw`."""
 
     def __init__(self, open_raw: Raw, proven: Proven) -> None:
         self._open_raw, self._forwarded = open_raw, Spending(CIRCUIT_BYTES, proven)
         self._slots: dict[str, Stream] = {}  # by the holder's id
-        self._circuits: Counter[str] = Counter()  # by id; each circuit counts at its two ends
+        self._circuits: list[Circuit] = []
 
     async def hold(self, stream: Stream) -> None:
         """Handler of :data:`RELAY_PROTOCOL`: a reservation lasts as long as this stream."""
@@ -101,12 +114,12 @@ class Relay:
             target = PeerID(wanted).to_base58() if kind == circuit_messages.CONNECT else ""
             status = self._status(kind, stream.remote, target)
             if status == circuit_messages.OK:
-                ends = (stream.remote, target)
-                self._circuits.update(ends)
+                circuit = Circuit((stream.remote, target), clock.monotonic())
+                self._circuits.append(circuit)
                 try:
-                    status = await self._connect(stream, target)
+                    status = await self._connect(stream, target, circuit)
                 finally:
-                    self._circuits -= Counter(ends)
+                    self._circuits = [it for it in self._circuits if it is not circuit]
             if status != circuit_messages.OK:
                 await stream.write(circuit_messages.hop_status(status), RESERVE_TIMEOUT)
                 await stream.until_closed(RESERVE_TIMEOUT)
@@ -120,12 +133,22 @@ class Relay:
             return circuit_messages.RESERVATION_REFUSED  # libp2p's own reservations: ours are by :data:`RELAY_PROTOCOL`
         if target not in self._slots or target == caller:
             return circuit_messages.NO_RESERVATION
-        busiest = max(self._circuits[caller], self._circuits[target])
-        if self._circuits.total() >= 2 * CIRCUITS.all or busiest >= CIRCUITS.each:
-            return circuit_messages.LIMIT_EXCEEDED
-        return circuit_messages.OK
+        return circuit_messages.OK if self._make_room(caller, target) else circuit_messages.LIMIT_EXCEEDED
 
-    async def _connect(self, caller: Stream, target: str) -> int:
+    def _make_room(self, *ends: str) -> bool:
+        """For one more circuit between these two: can it be had?"""
+        crowds = [(CIRCUITS.each, [it for it in self._circuits if end in it.ends]) for end in ends]
+        for limit, crowd in (*crowds, (CIRCUITS.all, self._circuits)):
+            running = [it for it in crowd if not it.over.is_set()]
+            if len(running) < limit:
+                continue
+            idlest = min(running, key=lambda it: it.used)
+            if clock.monotonic() - idlest.used < CIRCUIT_UNUSED:
+                return False
+            idlest.over.set()
+        return True
+
+    async def _connect(self, caller: Stream, target: str, circuit: Circuit) -> int:
         """Call the target and forward bytes both ways until one side ends."""
         try:
             called = await self._open_raw(target, circuit_messages.STOP)
@@ -138,13 +161,14 @@ class Relay:
                 if await circuit_messages.read_stop_status(called.reader) != circuit_messages.OK:
                     return circuit_messages.CONNECTION_FAILED
             await caller.write(circuit_messages.hop_status(circuit_messages.OK), RESERVE_TIMEOUT)
-            await self._carry(caller, called)
+            await self._carry(circuit, caller, called)
         finally:
             called.close()
         return circuit_messages.OK
 
-    async def _carry(self, *ends: Stream) -> None:
-        tasks = [asyncio.ensure_future(self._pipe(*both)) for both in (ends, ends[::-1])]
+    async def _carry(self, circuit: Circuit, *ends: Stream) -> None:
+        works: list[Awaitable[Any]] = [self._pipe(circuit, *both) for both in (ends, ends[::-1])]
+        tasks = [asyncio.ensure_future(it) for it in (*works, circuit.over.wait())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -152,13 +176,15 @@ class Relay:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _pipe(self, source: Stream, sink: Stream) -> None:
+    async def _pipe(self, circuit: Circuit, source: Stream, sink: Stream) -> None:
         """Forward until one side ends or no byte moves for :data:`CIRCUIT_IDLE` seconds."""
         while True:
             async with asyncio.timeout(CIRCUIT_IDLE):
                 data = await source.reader.read(CIRCUIT_CHUNK)
             if not data:
                 return
+            if len(data) > KEEP_ALIVE:
+                circuit.used = clock.monotonic()
             async with asyncio.timeout(CIRCUIT_STUCK):
                 await self._forwarded.pace(source.remote, len(data))
             await source.bandwidth.down.take(len(data))

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from peer.p2p.budgets import Limit
+from peer.p2p.reachability import relay
 from peer.telemetry.run_log import Row
 from tests.simulated.cases.test_pairing import machine
 from tests.simulated.harm.bad_relays import RELAY_LIES
-from tests.simulated.scenario import Fault, Scenario
+from tests.simulated.scenario import Fault, Kind, Scenario
 from tests.simulated.world import World, in_a_folder
 
 PACE = 0.1  # seconds of an inner step: nobody makes one in less time
@@ -54,3 +56,18 @@ def test_a_bad_relay_keeps_nobody_from_a_good_one(lie: str) -> None:
         report = world.run()
         assert not report.violations
         assert len(hidden_merges(world, 30.0 + FOUND)) > 3
+
+
+@pytest.mark.parametrize("kind", ["blocking", "overlapped"])
+def test_more_pairs_than_a_relay_has_circuits_meet_through_it(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libp2p keeps what it has opened: unused circuits took all the places, and other pairs never met."""
+    monkeypatch.setattr(relay, "CIRCUITS", Limit(each=32, all=6))
+    slow = tuple(replace(it, step_seconds=2.0) for it in swarm(1, 6, seconds=0.0).machines)
+    scenario = replace(swarm(1, 6, seconds=1500.0), machines=slow, kind=kind)
+    with in_a_folder(scenario) as world:
+        report = world.run()
+        assert not report.violations
+        hidden = {peer.name: peer for peer in world.peers if peer.host.nat}
+        merges = [(name, row["partner"]) for name, peer in hidden.items() for row in world.rounds(peer)]
+        met = {frozenset(pair) for pair in merges if pair[1] in hidden}
+        assert len(met) == 15

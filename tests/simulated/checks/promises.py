@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from peer.p2p.reachability.relay import RELAY_PROTOCOL
+from peer.p2p import budgets
+from peer.p2p.reachability.relay import RELAY_PROTOCOL, Relay
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged, as_bytes
 from peer.rounds.types import Outcome
@@ -121,13 +122,14 @@ class Promises:
         coroutines = (task.get_coro() for task in peer.process.tasks)
         names = [it.__qualname__ for it in coroutines if it is not None]
         names = [name for name in names if not name.startswith("SimulatedDHT")]
-        if len(names) > MOST_TASKS + 2 * count:
+        pipes = names.count(Relay._pipe.__qualname__)  # two of a circuit, beside its handler and what ends it
+        if pipes > 2 * budgets.HOPS.all or len(names) > MOST_TASKS + 2 * count + 2 * pipes:
             common = max(set(names), key=names.count)
             self._world.violation(f"{peer.name} has {len(names)} tasks, most of them {common}")
         # a closed one whose last bytes are on a slow line is the line's, for as long as that has others to carry
-        pipes = [pipe for link in peer.host.links.values() for pipe in link.streams if not pipe.closed]
-        circuits = sum(pipe.protocol in (*CIRCUITS, RELAY_PROTOCOL) for pipe in pipes)
-        streams = len(pipes) - circuits
+        ways = [pipe for link in peer.host.links.values() for pipe in link.streams if not pipe.closed]
+        circuits = sum(pipe.protocol in (*CIRCUITS, RELAY_PROTOCOL) for pipe in ways)
+        streams = len(ways) - circuits
         if streams > 2 * (MOST_STREAMS + 2 * count):  # each has two directions
             self._world.violation(f"{peer.name} has {streams // 2} open streams")
         if circuits > 2 * (MOST_STREAMS + 2 * count * count):  # of all pairs, at a relay

@@ -24,6 +24,7 @@ DIAL = 10.0  # seconds for a circuit
 VANISH = 5.0  # seconds for an address from which nothing comes back
 HEAD = 12  # bytes of a frame's head: the stream's number, the size
 END = 2**32 - 1  # the size in the last frame of a stream
+KEEP_ALIVE = 30.0  # seconds between two signs of life of libp2p's multiplexer, as long as both ends run
 End = tuple[asyncio.StreamReader, "Writer"]  # of the stream between a host and the relay
 
 
@@ -36,6 +37,7 @@ class RelayedConnection(Connection):
         self._pipes: dict[tuple[int, str], Pipe] = {}  # by number and receiver
         for host in self.hosts:
             network.loop.create_task(self._read(host), context=NOBODY.copy())
+        self._live()
 
     def stream(self, caller: Host, called: Host, protocol: str = "") -> tuple[Pipe, Pipe]:
         both = super().stream(caller, called, protocol)
@@ -54,6 +56,12 @@ class RelayedConnection(Connection):
         super().end(reason)
         for _, writer in self._ends.values():
             writer.close()
+
+    def _live(self) -> None:
+        if self.open:
+            for _, writer in self._ends.values():
+                writer.write(bytes(HEAD))  # of no stream
+            self.network.loop.call_later(KEEP_ALIVE, self._live, context=NOBODY)
 
     async def _read(self, host: Host) -> None:
         reader = self._ends[host.peer_id][0]

@@ -180,7 +180,7 @@ def test_bytes_pass_both_ways_between_a_caller_and_a_holder() -> None:
             await sending
         called.close()
         assert await caller.reader.read() == b""  # one end is the end of both
-        assert network.relay._circuits.total() == 0
+        assert not network.relay._circuits
 
     run(talk())
 
@@ -260,6 +260,35 @@ def test_circuits_and_slots_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
             called.close()
         await asyncio.sleep(0.1)
         assert (await network.hop())[1] == circuit_messages.OK
+
+    run(talk())
+
+
+def test_the_circuit_that_is_unused_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """libp2p keeps a connection that nobody uses, with a few bytes every 30 s."""
+    monkeypatch.setattr(relay, "CIRCUITS", Limit(each=32, all=2))
+    now = [0.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+
+    async def talk() -> None:
+        network = Network()
+        await held(network)
+        first, _ = await network.hop()
+        second, _ = await network.hop()
+        now[0] = relay.CIRCUIT_UNUSED - 1
+        assert (await network.hop())[1] == circuit_messages.LIMIT_EXCEEDED
+        await first.write(bytes(relay.KEEP_ALIVE + 1), 1)
+        await second.write(bytes(relay.KEEP_ALIVE), 1)
+        for called, size in zip(network.called, (relay.KEEP_ALIVE + 1, relay.KEEP_ALIVE), strict=True):
+            await called.reader.readexactly(size)
+        now[0] += 2
+        third, status = await network.hop()
+        assert status == circuit_messages.OK
+        assert await second.reader.read() == b""
+        assert (await network.hop())[1] == circuit_messages.LIMIT_EXCEEDED
+        for stream, called in zip((first, third), (network.called[0], network.called[2]), strict=True):
+            await stream.write(b"more", 1)
+            assert await called.reader.readexactly(4) == b"more"
 
     run(talk())
 
