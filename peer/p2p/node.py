@@ -64,15 +64,13 @@ class Node(LoopThread):
         self._served: set[str] = set()
         self._reservations: Reservations | None = None
         self._local = False  # it can be dialled from its own network, as far as is known
-        self._listening: tuple[str, ...] = ()
-        self.peer_id = ""
+        self.peer_id, self._listening = "", tuple[str, ...]()
 
     # -- from the main thread ------------------------------------------------------------------------
 
     def start(self) -> None:
         """Listen, then join through the first initial peer that answers. Raises one-line errors only."""
-        settings = self._settings
-        loopback = settings.host.startswith("127.")
+        settings, loopback = self._settings, self._settings.host.startswith("127.")
         if settings.reach == "relay" and not settings.initial_peers:
             raise UserError("peer.network.reach is relay: name a relay in peer.initial_peers, a bootstrap node is one")
         reach = Reachability(relayed=settings.reach == "relay", announce=settings.announce)
@@ -226,6 +224,8 @@ class Node(LoopThread):
             if not self._openings.spend(remote) or not places.take(remote, lambda: not stream.closed):
                 stream.close()
                 return
+            if self._reservations is not None:
+                self._reservations.called(stream.origin)
             try:
                 if self._gate is not None and not open_to_all:
                     await self._gate.check(stream)

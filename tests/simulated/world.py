@@ -282,11 +282,13 @@ def in_a_folder(scenario: Scenario, say: Callable[[str], None] | None = None, *,
 
 
 def _collect() -> None:
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # coroutines of processes killed before their first await
         warnings.simplefilter("ignore", ResourceWarning)  # the event loop
         gc.enable()  # from here on an allocation may collect
         gc.collect()
+    sys.unraisablehook = hook
 
 
 def simulate(scenario: Scenario, say: Callable[[str], None] | None = None, *, log: bool = False) -> Report:

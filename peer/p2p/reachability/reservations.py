@@ -1,7 +1,8 @@
 """A peer that cannot be dialled, or not from other networks, keeps reservations at relays and is reached through them.
 
 Its initial peers come first, then members that others can dial. A relay that is full, silent or gone is replaced by
-another one, and asked again after a pause.
+another one, and asked again after a pause. One through which nobody has called for long may join nobody: where there is
+another one to ask, it is replaced too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 
 from peer import clock
 from peer.logs import fields, get_logger
-from peer.p2p.addresses import CIRCUIT, most_public, owner_of, place_of, tcp_of
+from peer.p2p.addresses import CIRCUIT, is_circuit, most_public, owner_of, place_of, tcp_of
 from peer.p2p.reachability.relay import (
     PING_SECONDS,
     PONG_TIMEOUT,
@@ -30,6 +31,8 @@ log = get_logger("relay")
 
 RELAYS = 3  # at once, of a peer that nobody can dial
 PAUSE, LONGEST_PAUSE = 1.0, 20.0  # seconds between two tries of one relay
+UNUSED_SECONDS = 600.0  # without a call through a relay, after which another one is asked before it
+UNUSED = "nobody has called through it"
 
 
 async def try_reservation(open_stream: Open, relay: str) -> None:
@@ -54,7 +57,14 @@ class Reservations:
         self._asked: set[str] = set()  # ids of relays that hold a reservation, or are asked for one
         self._failed: dict[str, tuple[float, float]] = {}  # by id: when to ask again, and the pause before
         self._held: dict[str, str] = {}  # addresses of relays, and what others are told; oldest reservation first
+        self._called: dict[str, float] = {}  # by the relay's id: when it was granted or others last called through it
         self._first = asyncio.Event()
+
+    def called(self, origin: str) -> None:
+        """Somebody has opened a stream to this peer from this multiaddr."""
+        relay = owner_of(origin.partition(CIRCUIT)[0]) if is_circuit(origin) else ""
+        if relay in self._called:
+            self._called[relay] = clock.monotonic()
 
     @property
     def places(self) -> list[str]:
@@ -85,11 +95,13 @@ class Reservations:
             reason = await self._hold(relay)
             self._asked.discard(owner)
             if relay in self._held:
-                del self._held[relay]
+                del self._held[relay], self._called[owner]
                 self._failed.pop(owner, None)
             if owner not in self._failed:
-                log.warning("no reservation at a relay, looking for another: %s", fields(relay=relay, reason=reason))
-            pause = min(2 * self._failed.get(owner, (0.0, PAUSE / 2))[1], LONGEST_PAUSE)
+                say = log.info if reason == UNUSED else log.warning
+                say("no reservation at a relay, looking for another: %s", fields(relay=relay, reason=reason))
+            earlier = LONGEST_PAUSE if reason == UNUSED else self._failed.get(owner, (0.0, PAUSE / 2))[1]
+            pause = min(2 * earlier, LONGEST_PAUSE)
             self._failed[owner] = clock.monotonic() + pause * random.uniform(0.8, 1.2), pause
 
     def _choose(self) -> str | None:
@@ -130,7 +142,8 @@ class Reservations:
 
     async def _hold_on(self, stream: Stream, relay: str) -> NoReturn:
         await _reserve(stream)
-        self._held[relay] = self._told(relay, stream.origin)
+        owner = owner_of(relay)
+        self._held[relay], self._called[owner] = self._told(relay, stream.origin), clock.monotonic()
         self._first.set()
         log.info("reached through a relay: %s", fields(relay=relay))
         number = 0
@@ -142,6 +155,9 @@ class Reservations:
             await stream.send(Ping(number=number), RESERVE_TIMEOUT)
             if (await stream.receive(Ping, PONG_TIMEOUT)).number != number:
                 raise BadMessage("a ping came back with another number")
+            unused = clock.monotonic() - self._called[owner] > UNUSED_SECONDS
+            if unused and len(self._held) > 1 and self._choose() is not None:
+                raise StreamLost(UNUSED)
 
 
 async def _reserve(stream: Stream) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from peer.p2p.budgets import Limit
 from peer.p2p.reachability import relay
+from peer.p2p.reachability.reservations import UNUSED_SECONDS
 from peer.telemetry.run_log import Row
 from tests.simulated.cases.test_pairing import machine
 from tests.simulated.harm.bad_relays import RELAY_LIES
@@ -26,7 +27,7 @@ def swarm(public: int, hidden: int, *, seconds: float, faults: tuple[Fault, ...]
 def hidden_merges(world: World, since: float) -> list[Row]:
     """Merges of two peers that nobody can dial, after so many seconds: only a relay joins them."""
     hidden = {peer.name: peer for peer in world.peers if peer.host.nat}
-    rows = [row for peer in hidden.values() for row in world.rounds(peer) if row["step"] > since / PACE]
+    rows = [row for peer in hidden.values() for row in world.rounds(peer) if row["step"] > since / peer.step_seconds]
     return [row for row in rows if row["outcome"] == "merged" and row["partner"] in hidden]
 
 
@@ -56,6 +57,18 @@ def test_a_bad_relay_keeps_nobody_from_a_good_one(lie: str) -> None:
         report = world.run()
         assert not report.violations
         assert len(hidden_merges(world, 30.0 + FOUND)) > 3
+
+
+def test_relays_through_which_nobody_calls_are_replaced() -> None:
+    """They join nobody, and an honest one comes back when all places are taken."""
+    away = Fault(30.0, "bootstrap", (), 160.0, 0)
+    scenario = swarm(3, 2, seconds=3 * UNUSED_SECONDS, faults=(away,))
+    *bad, first, second = (replace(it, step_seconds=2.0) for it in scenario.machines)
+    bad = [replace(it, relay="joins nobody") for it in bad]
+    with in_a_folder(replace(scenario, machines=(*bad, first, second))) as world:
+        report = world.run()
+        assert all("has no relay" in it for it in report.violations), "for longer than the promise allows where it can"
+        assert len(hidden_merges(world, 2 * UNUSED_SECONDS)) > 3
 
 
 @pytest.mark.parametrize("kind", ["blocking", "overlapped"])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hivemind.p2p import PeerID
 
+from peer.p2p.addresses import CIRCUIT
 from peer.p2p.protobuf import delimited, read_delimited
 from peer.p2p.reachability.circuit_messages import _CLASSES, CAP, CONNECT, HOP, OK, STOP, STOP_STATUS
 from peer.p2p.stream import BadMessage
@@ -43,6 +44,9 @@ class RelayedConnection(Connection):
         both = super().stream(caller, called, protocol)
         self._pipes |= {(pipe.number, pipe.receiver.peer_id): pipe for pipe in both}
         return both
+
+    def origin(self, host: Host) -> str:
+        return f"{self._relay.address}/p2p/{self._relay.peer_id}{CIRCUIT}"
 
     def passable(self, one: Host, other: Host) -> bool:
         return self.network.reachable(one, self._relay) and self.network.reachable(self._relay, other)

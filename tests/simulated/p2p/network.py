@@ -242,6 +242,10 @@ class Connection:
         there.protocol = back.protocol = protocol
         return there, back
 
+    def origin(self, host: Host) -> str:
+        """What its other end sees as this one's address."""
+        return host.address
+
     def passable(self, one: Host, other: Host) -> bool:
         """Do packets pass?"""
         return self.network.reachable(one, other)
@@ -434,7 +438,7 @@ class SimulatedP2P:
             there.break_off("stream reset")
             back.break_off("stream reset")
             raise
-        return StreamInfo(peer_id, Multiaddr(called.address)), back.reader, Writer(there)
+        return StreamInfo(peer_id, Multiaddr(link.origin(called))), back.reader, Writer(there)
 
     async def _arrives(self, link: Connection, called: Host, protocol: str, there: Pipe, back: Pipe) -> None:
         await asyncio.sleep(self.network.delay(self.host, called))
@@ -442,7 +446,7 @@ class SimulatedP2P:
         handler = called.handlers.get(protocol)
         if not link.open or handler is None or not called.alive:
             raise OSError("protocol not supported" if link.open else "stream reset")
-        info = StreamInfo(self.peer_id, Multiaddr(self.host.address))
+        info = StreamInfo(self.peer_id, Multiaddr(link.origin(self.host)))
         self._serve(called, handler(info, there.reader, Writer(back)))  # type: ignore[arg-type]
         await asyncio.sleep(self.network.delay(called, self.host))
 
