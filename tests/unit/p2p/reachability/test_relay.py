@@ -277,9 +277,9 @@ def test_the_circuit_that_is_unused_for_longest_makes_room(monkeypatch: pytest.M
         second, _ = await network.hop()
         now[0] = relay.CIRCUIT_UNUSED - 1
         assert (await network.hop())[1] == circuit_messages.LIMIT_EXCEEDED
-        await first.write(bytes(relay.KEEP_ALIVE + 1), 1)
-        await second.write(bytes(relay.KEEP_ALIVE), 1)
-        for called, size in zip(network.called, (relay.KEEP_ALIVE + 1, relay.KEEP_ALIVE), strict=True):
+        await first.write(bytes(relay.SIGN_OF_LIFE + 1), 1)
+        await second.write(bytes(relay.SIGN_OF_LIFE), 1)
+        for called, size in zip(network.called, (relay.SIGN_OF_LIFE + 1, relay.SIGN_OF_LIFE), strict=True):
             await called.reader.readexactly(size)
         now[0] += 2
         third, status = await network.hop()
