@@ -15,7 +15,10 @@ from functools import lru_cache
 CIRCUIT = "/p2p-circuit"
 LONGEST = 128  # characters of an address in a record
 _OWNER = re.compile(r"/p2p/([1-9A-HJ-NP-Za-km-z]+)$")
-_PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16")
+_PRIVATE_NETWORKS = tuple(
+    map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16"))
+)
+_PRIVATE_IPV6 = ipaddress.ip_network("fc00::/7")
 _DIRECT = re.compile(r"/(?:ip4/([0-9.]+)|ip6/([0-9a-fA-F:.]+))/tcp/(\d{1,5})$")
 
 
@@ -43,6 +46,7 @@ def direct_ways(addresses: Sequence[str]) -> Sequence[str]:
     return direct if direct[:1] == list(addresses[:1]) else addresses
 
 
+@lru_cache(1024)  # who looks for a relay asks it of all members again and again
 def tcp_of(address: str) -> tuple[str, int] | None:
     """Host and port, as numbers, of a direct address; ``None`` for names, circuits and other transports."""
     found = _DIRECT.match(place_of(address))
@@ -61,19 +65,19 @@ def tcp_place(host: str, port: int) -> str:
     return f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{port}"
 
 
-@lru_cache(1024)  # a record is made every five seconds
 def is_loopback(address: str) -> bool:
     """Does it lead to this machine only?"""
     found = tcp_of(address)
     return found is not None and ipaddress.ip_address(found[0]).is_loopback
 
 
+@lru_cache(1024)
 def is_private(host: str) -> bool:
     """Is it an IP address that other networks do not route? (Python's ``is_private`` has documentation ranges too.)"""
     address = ipaddress.ip_address(host)
     if isinstance(address, ipaddress.IPv6Address):
-        return address in ipaddress.ip_network("fc00::/7") or address.is_link_local or address.is_loopback
-    return address.is_loopback or any(address in ipaddress.ip_network(it) for it in _PRIVATE)
+        return address in _PRIVATE_IPV6 or address.is_link_local or address.is_loopback
+    return address.is_loopback or any(address in it for it in _PRIVATE_NETWORKS)
 
 
 def most_public(addresses: Sequence[str]) -> str:

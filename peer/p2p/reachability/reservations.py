@@ -31,6 +31,7 @@ log = get_logger("relay")
 
 RELAYS = 3  # at once, of a peer that nobody can dial
 PAUSE, LONGEST_PAUSE = 1.0, 20.0  # seconds between two tries of one relay
+LONGEST_LOOK = 5.0  # seconds between two looks for one that may be asked
 UNUSED_SECONDS = 600.0  # without a call through a relay, after which another one is asked before it
 UNUSED = "nobody has called through it"
 
@@ -85,12 +86,14 @@ class Reservations:
         return True
 
     async def _keep(self) -> None:
+        look = PAUSE
         while True:
             relay = self._choose()
             if relay is None:
-                await asyncio.sleep(PAUSE * random.uniform(0.8, 1.2))
+                await asyncio.sleep(look * random.uniform(0.8, 1.2))
+                look = min(2 * look, LONGEST_LOOK)
                 continue
-            owner = owner_of(relay)
+            look, owner = PAUSE, owner_of(relay)
             self._asked.add(owner)
             reason = await self._hold(relay)
             self._asked.discard(owner)
