@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from peer.p2p.budgets import RESERVATIONS
@@ -81,17 +82,17 @@ class Scenario:
     steps: int = ENDLESS  # inner steps of the run
     reservations: int = RESERVATIONS.all
 
-    @property
+    @cached_property
     def accused(self) -> bool:
         """Does a member of a group say that others failed?"""
         return any(machine.lie in ACCUSING for machine in self.machines)
 
-    @property
+    @cached_property
     def nats(self) -> bool:
         """Is there a peer that nobody can dial?"""
         return any(machine.nat for machine in self.machines)
 
-    @property
+    @cached_property
     def calm(self) -> float:
         """The time after the last start and fault."""
         starts = max(machine.starts for machine in self.machines)
@@ -102,7 +103,7 @@ class Scenario:
         mine = (fault for fault in self.faults if fault.kind in SPOILS and peer in fault.peers)
         return any(fault.at <= now <= fault.at + fault.seconds for fault in mine)
 
-    @property
+    @cached_property
     def phase(self) -> float:
         """Seconds of the slowest peer's inner phase."""
         return self.inner_steps * max(machine.step_seconds for machine in self.machines)

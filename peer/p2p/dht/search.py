@@ -85,7 +85,7 @@ async def _search(dht: DHTNode, key: DHTID, held: dict[str, Held] | None, count:
     near = dict(table.get_nearest_neighbors(key, FIRST_NODES, exclude=dht.node_id))
     answered: dict[DHTID, bool] = {}
     while True:
-        nearest = sorted((it for it in near if answered.get(it, True)), key=key.xor_distance)[:COPIES]
+        nearest = sorted((it for it in near if answered.get(it, True)), key=key.__xor__)[:COPIES]
         left = [it for it in nearest if it not in answered]
         wanted = count - (len(nearest) - len(left))
         if not left or wanted <= 0 or len(answered) >= MOST_ASKED:
@@ -101,7 +101,7 @@ async def _search(dht: DHTNode, key: DHTID, held: dict[str, Held] | None, count:
                 if held is not None and answer[0] is not None:
                     _take(held, answer[0].value)
     if not dht.protocol.client_mode:
-        nearest = sorted([*nearest, dht.node_id], key=key.xor_distance)[:COPIES]
+        nearest = sorted([*nearest, dht.node_id], key=key.__xor__)[:COPIES]
     return [near.get(it, dht.peer_id) for it in nearest]
 
 

@@ -71,7 +71,7 @@ def test_relays_through_which_nobody_calls_are_replaced() -> None:
         assert len(hidden_merges(world, 2 * UNUSED_SECONDS)) > 3
 
 
-@pytest.mark.parametrize("kind", ["blocking", "overlapped"])
+@pytest.mark.parametrize("kind", ["blocking", pytest.param("overlapped", marks=pytest.mark.long)])
 def test_more_pairs_than_a_relay_has_circuits_meet_through_it(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """libp2p keeps what it has opened: unused circuits took all the places, and other pairs never met."""
     monkeypatch.setattr(relay, "CIRCUITS", Limit(each=32, all=6))

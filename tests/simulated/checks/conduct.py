@@ -178,12 +178,15 @@ class Conduct:
         phase = presence._context.boundary.progress.phase_seconds or 0.0
         for other in self._world.peers:
             pair = (peer.name, other.name)
+            if other is peer or not backoff.avoided(other.host.peer_id):
+                self._avoids.pop(pair, None)
+                continue
             honest = peer.honest and other.honest and not (other.damaged or self._world.scenario.accused)
             honest = honest and other.training and self._ran(other, now - LONGEST_BACKOFF)
             reachable = self._world.network.reachable(peer.host, other.host)
             reachable = reachable and self._world.relays.reached(other)
             reachable = reachable and not any(self._spoilt(it) for it in (peer, other))  # each call may time out again
-            if other is peer or not honest or not reachable or not backoff.avoided(other.host.peer_id):
+            if not honest or not reachable:
                 self._avoids.pop(pair, None)
                 continue
             held = backoff._held[other.host.peer_id]

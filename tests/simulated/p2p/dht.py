@@ -160,7 +160,7 @@ class SimulatedDHT:
     def _nearest(self, key: DHTID) -> list[str]:
         if key not in self._near:
             nodes = [*self.known, *([] if self._client else [self.host.peer_id])]
-            self._near[key] = nsmallest(FIRST_NODES + 1, nodes, key=lambda it: key.xor_distance(_place(it)))
+            self._near[key] = nsmallest(FIRST_NODES + 1, nodes, key=lambda it: key ^ _place(it))
         return self._near[key]
 
     async def _ask(self, peer_ids: Sequence[str]) -> dict[str, SimulatedDHT]:
