@@ -29,7 +29,7 @@ from peer.p2p.stream import BadMessage, Message, Refusal, Refused, Stream, Strea
 
 log = get_logger("greeting")
 
-WIRE_VERSION = 4  # of all messages between members; raised with every change of one
+WIRE_VERSION = 5  # of all messages between members; raised with every change of one
 GREETING_TIMEOUT = 5.0  # seconds for one message
 WARNED_PEERS = 1000
 

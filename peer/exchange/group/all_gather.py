@@ -9,11 +9,11 @@ import torch
 
 from peer import clock
 from peer.exchange.average import mean_of_senders
-from peer.exchange.codec import pack, unpack
+from peer.exchange.codec import COEFFICIENT_BYTES, pack, unpack
 from peer.exchange.group.flow_control import turns
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.sketch import factors
-from peer.exchange.group.streams import GroupStreams
+from peer.exchange.group.streams import Carried, GroupStreams
 from peer.p2p.deadline import together
 from peer.p2p.payload import fp32_parts, receive_fp32
 from peer.rounds.contribution import SparseContribution, Vector
@@ -27,6 +27,9 @@ class AllGatherExchange(GroupProtocol[SparseContribution]):
 
     def _take_own(self, contribution: SparseContribution) -> None:
         mean_of_senders([contribution], self._buffer)
+
+    def _carries(self, members: int) -> Carried:
+        return Carried(1, COEFFICIENT_BYTES * self._numel)
 
     async def _combine(self, own: SparseContribution, streams: GroupStreams) -> None:
         packed, stall = pack(own), self._settings.stall

@@ -25,7 +25,7 @@ from peer.exchange.group.flow_control import turns
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.rounding import Rounded, Rounding, borders, encoded, receive
 from peer.exchange.group.sketch import NOTHING_LOST, Sketch, Sketches, empty_table, factors, objection, table
-from peer.exchange.group.streams import GroupStreams, IncomingStreams
+from peer.exchange.group.streams import Carried, GroupStreams, IncomingStreams
 from peer.p2p.deadline import together
 from peer.p2p.greeting import MemberNode
 from peer.p2p.payload import fp32_parts, receive_fp32
@@ -53,6 +53,9 @@ class AllReduceExchange(GroupProtocol[Contribution]):
     def _take_own(self, contribution: Contribution) -> None:
         self._work = None
         copy_own(contribution, self._buffer)
+
+    def _carries(self, members: int) -> Carried:
+        return Carried(3, 2 * Rounding(self._settings.codec).size(self._numel // members))
 
     async def _combine(self, own: Contribution, streams: GroupStreams) -> None:
         self._work = work = _Reduction(own, self._buffer, streams, self._settings, self._digest, self._kept)

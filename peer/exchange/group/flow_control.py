@@ -5,20 +5,22 @@ than a payload: only the other side knows that it has arrived. A member sends to
 n - 1 flows at once overflow a home line's queue, a quarter of all packets is sent again, and all wait for the flow that
 lost most.
 
-Each direction is a sequence of frames: kind (1 byte), length (4 bytes), bytes.
+Each direction is a sequence of frames: kind (1 byte), length (4 bytes), bytes. Where parts have connections of their
+own (p2p/bulk), a frame says that the next payload's parts are there; all others but DATA are as without them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from peer.p2p.bandwidth import Bandwidth
-from peer.p2p.payload import send_parts
+from peer.p2p.deadline import together
+from peer.p2p.payload import PartConnections, send_parts
 from peer.p2p.stream import BadMessage, Stream
 
-DATA, ACKNOWLEDGED, ALIVE = 1, 2, 3  # bytes of a payload; a payload has arrived; keep-alive
+DATA, ACKNOWLEDGED, ALIVE, BEGUN = 1, 2, 3, 4  # bytes of a payload; one has arrived; keep-alive; one begins elsewhere
 FRAME_HEAD = 5  # bytes
 FRAME_CAP = 2 * 2**20  # bytes
 SIGNS_OF_LIFE = 4  # keep-alives within the time after which a silent stream is given up
@@ -36,7 +38,7 @@ class FlowControlledStream:
 
     Raises the errors of :class:`Stream`. Three coroutines use it at a time: one sends, one receives, one runs
     :meth:`acknowledge`. ``came``: payloads of the other side; ``coming``: a part of the next one has arrived;
-    ``sending``: one of ours is on its way.
+    ``sending``: one of ours is on its way. ``direct``: connections for parts, as payload.py uses them.
     """
 
     def __init__(self, stream: Stream, stall: float, left: int = 0) -> None:
@@ -44,8 +46,10 @@ class FlowControlledStream:
         self._writing = asyncio.Lock()
         self._left = 0  # unread bytes of the incoming frame
         self._arrived, self._owed = asyncio.Semaphore(0), asyncio.Semaphore(0)
-        self._sent = self._confirmed = self.came = 0  # payloads
+        self._sent = self._confirmed = self._begun = self.came = 0  # payloads
         self.coming = self.sending = False
+        self.direct = _Apart(self, stream.direct) if stream.direct is not None else None
+        self._begins = asyncio.Semaphore(0)
 
     async def send(
         self, payload: AsyncIterator[bytes], turns: asyncio.Semaphore, ready: asyncio.Event | None = None
@@ -71,15 +75,24 @@ class FlowControlledStream:
     async def acknowledge(self, payloads: int) -> None:
         """Acknowledge each of the other side's ``payloads``, and send keep-alives until then.
 
-        The receiving coroutine cannot do this: two sides that both wait to write would not read.
+        The receiving coroutine cannot do this: two sides that both wait to write would not read. Where parts have
+        connections of their own it reads no frames: they are read here.
         """
+        await together([self._acknowledge(payloads), self._hear(payloads)])
+
+    async def _acknowledge(self, payloads: int) -> None:
         for _ in range(payloads):
             await self._wait_for(self._owed.acquire)
             await self._frame(ACKNOWLEDGED)
 
+    async def _hear(self, payloads: int) -> None:
+        """The other side's frames, until all its payloads have begun and it has all of ours."""
+        while self.direct is not None and min(self._confirmed, self._begun) < payloads:
+            await self._next()
+
     async def settle(self, payloads: int) -> None:
         """After the other side's last payload: wait until it has all of our ``payloads``."""
-        while self._confirmed < payloads:
+        while self.direct is None and self._confirmed < payloads:
             if await self._next() == DATA:
                 raise BadMessage("bytes after its last payload")
 
@@ -88,10 +101,6 @@ class FlowControlledStream:
     @property
     def bandwidth(self) -> Bandwidth:
         return self._stream.bandwidth
-
-    @property
-    def direct(self) -> None:
-        """Its frames belong to the stream."""
 
     async def write(self, data: bytes, timeout: float) -> None:
         if data:
@@ -105,7 +114,8 @@ class FlowControlledStream:
             piece = out[filled : filled + self._left]
             await self._stream.read_into(piece, timeout)
             filled += len(piece)
-            self._left, self.left, self.coming = self._left - len(piece), self.left - len(piece), True
+            self._left -= len(piece)
+            self.arrived(len(piece))
 
     # -- frames
 
@@ -120,13 +130,19 @@ class FlowControlledStream:
         head = bytearray(FRAME_HEAD)
         await self._stream.read_into(memoryview(head), self._stall)
         kind, self._left = head[0], int.from_bytes(head[1:], "big")
-        if kind not in (DATA, ACKNOWLEDGED, ALIVE) or (self._left > 0) != (kind == DATA) or self._left > FRAME_CAP:
+        known = (ACKNOWLEDGED, ALIVE, DATA if self.direct is None else BEGUN)
+        if kind not in known or (self._left > 0) != (kind == DATA) or self._left > FRAME_CAP:
             raise BadMessage("not a frame of a payload")
         if kind == ACKNOWLEDGED:
             if self._confirmed == self._sent:
                 raise BadMessage("it acknowledges a payload that was not sent")
             self._confirmed += 1
             self._arrived.release()
+        if kind == BEGUN:
+            if self._begun != self.came:
+                raise BadMessage("it begins a payload before the last one has arrived")
+            self._begun += 1
+            self._begins.release()
         return kind
 
     async def _wait_for(self, event: Callable[[], Awaitable[object]]) -> None:
@@ -137,3 +153,34 @@ class FlowControlledStream:
                     await event()
                 return
             await self._frame(ALIVE)
+
+    # -- where parts have connections of their own
+
+    async def begin(self) -> None:
+        """The parts of our next payload are there."""
+        await self._frame(BEGUN)
+
+    async def begins(self) -> None:
+        """Until the parts of the other side's next payload are there."""
+        await self._begins.acquire()
+
+    def arrived(self, size: int) -> None:
+        """So many bytes of it have come."""
+        self.left, self.coming = self.left - size, True
+
+
+class _Apart:
+    """The connections for the parts of a stream's payloads."""
+
+    def __init__(self, flow: FlowControlledStream, connections: PartConnections) -> None:
+        self._flow, self._connections = flow, connections
+
+    async def send(self, data: AsyncIterator[bytes], stall: float) -> None:
+        await self._flow.begin()
+        await self._connections.send(data, stall)
+
+    async def receive(self, rooms: Iterable[memoryview], stall: float) -> AsyncIterator[tuple[int, memoryview, bytes]]:
+        await self._flow.begins()
+        async for number, room, digest in self._connections.receive(rooms, stall):
+            self._flow.arrived(len(room))
+            yield number, room, digest

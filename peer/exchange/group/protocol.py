@@ -26,7 +26,7 @@ import xxhash
 
 from peer import clock
 from peer.config.schema import ExchangeConfig
-from peer.exchange.group.streams import GroupStreams, IncomingStreams
+from peer.exchange.group.streams import Carried, GroupStreams, IncomingStreams
 from peer.exchange.group.wire import GroupFailure, GroupVerdict, MemberReport
 from peer.p2p.deadline import THREAD_GRACE, in_time
 from peer.p2p.greeting import MemberNode
@@ -62,7 +62,8 @@ class GroupProtocol(ABC, Generic[Each]):
         began, stall = clock.monotonic(), self._settings.stall
         limit = swap_limit(stall, self._settings.max_phases, group.assembly.phase)
         longest = 2 * limit + 2 * stall + THREAD_GRACE
-        streams = GroupStreams(self._network, self._incoming, group.assembly, self._numel, stall)
+        carried = self._carries(len(group.assembly.seats))
+        streams = GroupStreams(self._network, self._incoming, group.assembly, self._numel, stall, carried)
         verdict, digest = self._network.call(self._guarded(contribution, group.round, streams, limit), longest)
         if verdict.commit:
             self._used()
@@ -76,8 +77,8 @@ class GroupProtocol(ABC, Generic[Each]):
             culprits=tuple(ids[place] for place in verdict.culprits if place < len(ids)),
             certain=verdict.certain,
             digest=digest if verdict.commit else "",
-            bytes_sent=sum(stream.sent for stream in streams.by_place.values()),
-            bytes_received=sum(stream.received for stream in streams.by_place.values()),
+            bytes_sent=sum(stream.all_sent for stream in streams.by_place.values()),
+            bytes_received=sum(stream.all_received for stream in streams.by_place.values()),
             seconds=clock.monotonic() - began,
             detail=verdict.detail,
         )
@@ -88,6 +89,10 @@ class GroupProtocol(ABC, Generic[Each]):
 
     def _used(self) -> None:
         """All members use the mean."""
+
+    @abstractmethod
+    def _carries(self, members: int) -> Carried:
+        """What each sends to each other one in a group of so many."""
 
     @abstractmethod
     async def _combine(self, own: Each, streams: GroupStreams) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from peer.exchange.codec import size
 from peer.exchange.group.flow_control import FlowControlledStream
 from peer.exchange.group.wire import GroupFailure, Hello
 from peer.exchange.pair.wire import Header, objection
+from peer.p2p.bulk.growth import MOST_CONNECTIONS
+from peer.p2p.bulk.offer import agree, offer
 from peer.p2p.deadline import together
 from peer.p2p.greeting import MemberNode
 from peer.p2p.payload import CorruptPart
@@ -17,9 +20,16 @@ from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Outcome
 
 GroupResult = TypeVar("GroupResult")
-REDUCE_PROTOCOL = "noloco/reduce/5"
+REDUCE_PROTOCOL = "noloco/reduce/6"
 HELLO_TIMEOUT = 5.0  # seconds
 MOST_WAITING = 512  # incoming streams that were not taken yet
+
+
+class Carried(NamedTuple):
+    """What one member sends to another one in a round. ``size``: bytes in all."""
+
+    payloads: int
+    size: int
 
 
 class IncomingStreams:
@@ -56,9 +66,15 @@ class GroupStreams:
     """``by_place``: a stream to every other member, once :meth:`connect` has returned."""
 
     def __init__(
-        self, network: MemberNode, incoming: IncomingStreams, assembly: Assembly, numel: int, stall: float
+        self,
+        network: MemberNode,
+        incoming: IncomingStreams,
+        assembly: Assembly,
+        numel: int,
+        stall: float,
+        carried: Carried,
     ) -> None:
-        self._network, self._incoming, self._stall = network, incoming, stall
+        self._network, self._incoming, self._stall, self._carried = network, incoming, stall, carried
         self.assembly, self._numel = assembly, numel
         self.by_place: dict[int, Stream] = {}
         self.flows: dict[int, FlowControlledStream] = {}
@@ -133,18 +149,22 @@ class GroupStreams:
         seat, me = self.assembly.seats[place], self.assembly.me
         # of the vector in fp32, whatever the codec: the greeting has compared the run, and with it the codec
         header = Header(payload_bytes=size("none", self._numel), round=round)
-        mine = Hello(token=self.assembly.token, index=me, header=header)
+        hello = partial(Hello, token=self.assembly.token, index=me, header=header)
+        most = max(1, MOST_CONNECTIONS // (len(self.assembly.seats) - 1))
         if me < place:
             stream = await self._network.open_to_member(seat.peer_id, REDUCE_PROTOCOL, seat.addresses)
             self.by_place[place] = stream
+            mine = hello(bulk=offer(stream, self._carried.size, self._carried.payloads, most))
             await stream.send(mine, self._stall)
             theirs = await stream.receive(Hello, self._stall)
         else:
             stream, theirs = await self._incoming.take(self.assembly.token, seat.peer_id, self._stall)
             self.by_place[place] = stream
+            mine = hello(bulk=offer(stream, self._carried.size, self._carried.payloads, most))
             await stream.send(mine, self._stall)
         if (theirs.token, theirs.index) != (mine.token, place):
             raise BadMessage("it names another group")
         refusal = objection(theirs.header, self._numel)
         if refusal:
             raise GroupFailure(place, Outcome.REFUSED, f"{seat.name}: {refusal}")
+        await agree(stream, mine.bulk, theirs.bulk)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from peer.exchange.pair.wire import Header
+from peer.p2p.bulk.offer import BulkOffer
 from peer.p2p.stream import Message
 from peer.rounds.types import Outcome
 
@@ -15,12 +16,13 @@ Detail = Annotated[str, Field(max_length=200)]
 
 
 class Hello(Message):
-    """The first message on a stream between two members: the attempt, the sender's place, and what will follow."""
+    """The first message on a stream between two members: the attempt, the sender's place, what will follow, and how."""
 
     kind: Literal["hello"] = "hello"
     token: Annotated[str, Field(max_length=64)]
     index: Index
     header: Header
+    bulk: BulkOffer | None = None
 
 
 class MemberReport(Message):

@@ -24,7 +24,7 @@ from peer.logs import fields, get_logger
 from peer.p2p.addresses import tcp_of
 from peer.p2p.budgets import BULK_TRANSFERS, Places, Proven
 from peer.p2p.bulk.connect import connect
-from peer.p2p.bulk.growth import FIRST_CONNECTIONS, Growth
+from peer.p2p.bulk.growth import FIRST_CONNECTIONS, MOST_CONNECTIONS, Growth
 from peer.p2p.bulk.listener import BulkListener
 from peer.p2p.bulk.secure import Credentials
 from peer.p2p.bulk.transfer import TOKEN_BYTES, BulkTransfer, Role
@@ -87,11 +87,14 @@ class BulkPort:
 
     # -- one transfer
 
-    def offer(self, stream: Stream, size: int) -> BulkOffer | None:
-        """What to send with the first message of a transfer of ``size`` bytes. Of use to :meth:`agree` only."""
+    def offer(self, stream: Stream, size: int, payloads: int = 1, most: int = MOST_CONNECTIONS) -> BulkOffer | None:
+        """What to send with the first message of a transfer of ``size`` bytes. Of use to :meth:`agree` only.
+
+        ``payloads`` of each direction, one after the other; ``most``: connections of each.
+        """
         if self._credentials is None or size < LEAST_BULK:
             return None
-        transfer = BulkTransfer(self._credentials, stream.bandwidth)
+        transfer = BulkTransfer(self._credentials, stream.bandwidth, payloads, most)
         if not self._places.take(stream.remote, lambda: not transfer.closed):
             return None
         stream.bulk = transfer
@@ -169,9 +172,9 @@ def outside(host: str, port: int) -> int:
     return port if cloud is None else (tcp_of(cloud.address) or ("", 0))[1]
 
 
-def offer(stream: Stream, size: int) -> BulkOffer | None:
+def offer(stream: Stream, size: int, payloads: int = 1, most: int = MOST_CONNECTIONS) -> BulkOffer | None:
     """As :meth:`BulkPort.offer`; ``None`` where there is no such port."""
-    return None if stream.bulk_port is None else stream.bulk_port.offer(stream, size)
+    return None if stream.bulk_port is None else stream.bulk_port.offer(stream, size, payloads, most)
 
 
 async def agree(stream: Stream, mine: BulkOffer | None, theirs: BulkOffer | None) -> None:
@@ -213,7 +216,8 @@ class _Dialler:
                 growth[role].look(moved, now - last)
             last = now
             busy = [role for role in Role if not transfer.side(role).complete]
-            missing = {role: max(0, growth[role].wanted - transfer.count(role)) for role in busy}
+            wanted = {role: min(growth[role].wanted, transfer.most) for role in busy}
+            missing = {role: max(0, wanted[role] - transfer.count(role)) for role in busy}
             if not transfer.closed and any(missing.values()):
                 await self.more(missing)
             if self._stream.ended or any(not transfer.count(role) for role in busy if not transfer.side(role).complete):

@@ -32,38 +32,41 @@ def window(size: int) -> int:
 
 
 class IncomingParts(Handover):
-    """``stall``: seconds without a byte after which a connection is lost."""
+    """Of ``payloads``, one after the other; their parts are numbered on. ``stall``: seconds without a byte after which
+    a connection is lost.
+    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, payloads: int = 1) -> None:
         super().__init__(loop)
         self.stall = 10.0
+        self._payloads = payloads  # that have not come
         self._rooms: Iterator[memoryview] | None = None
         self._places: dict[int, memoryview] = {}  # rooms of parts that are asked for or have come
         self._parts: dict[int, tuple[bytearray, bytes]] = {}  # that have come, and their digests
         self._free: list[bytearray] = []  # for further parts
         self._given_back: list[int] = []  # by lost connections; a heap
-        self._claimed = self._wanted = self._came = 0  # parts
-        self._total: int | None = None
+        self._claimed = self._wanted = self._came = self._first = 0  # parts; the first one of this payload
+        self._end: int | None = None  # of this payload, when all its parts are asked for
         self._window = LEAST_WINDOW_PARTS
 
     async def receive(self, rooms: Iterable[memoryview], stall: float) -> AsyncIterator[tuple[int, memoryview, bytes]]:
-        """As :func:`peer.p2p.payload.receive_parts`."""
+        """As :func:`peer.p2p.payload.receive_parts`, for the next payload."""
+        number = first = self._claimed
         with self.changed:
             self._rooms, self.stall = iter(rooms), stall
-            self.tell()
-        number = 0
+            self._first, self._end = first, None
         while True:
             with self.changed:
                 self._wanted = number
                 self.changed.notify_all()
             await self.until(partial(self._settled, number))
-            if number == self._total:
+            if number == self._end:
                 return
             with self.changed:
                 room, (data, digest) = self._places.pop(number), self._parts.pop(number)
                 self._free.append(data)
                 room[:] = data
-            yield number, room, digest
+            yield number - first, room, digest
             number += 1
 
     def pull(self, connection: BulkConnection) -> None:
@@ -103,7 +106,7 @@ class IncomingParts(Handover):
         with self.changed:
             self._parts[number] = data, digest
             self._came += 1
-            self.complete = self._came == self._total
+            self._look_for_the_end()
             self.tell()
 
     def _claim(self, asked: Sequence[int]) -> tuple[int, int] | None:
@@ -123,23 +126,29 @@ class IncomingParts(Handover):
                 self.wait()
 
     def _settled(self, number: int) -> bool:
-        """Part ``number`` has come, or there is none."""
-        return number in self._parts or number == self._total
+        """Part ``number`` has come, or there is none in this payload."""
+        return number in self._parts or number == self._end
+
+    def _look_for_the_end(self) -> None:
+        if self._came == self._end and self._rooms is not None:
+            self._rooms = None
+            self._payloads -= 1
+            self.complete = self._payloads == 0
 
     def _next(self) -> int | None:
         if self._rooms is None:
             return None
         if self._given_back:
             return heapq.heappop(self._given_back)
-        if self._total is not None or self._claimed >= self._wanted + self._window:
+        if self._end is not None or self._claimed >= self._wanted + self._window:
             return None
         room = next(self._rooms, None)
         if room is None:
-            self._total = self._claimed
-            self.complete = self._came == self._total
+            self._end = self._claimed
+            self._look_for_the_end()
             self.tell()
             return None
-        if not self._claimed:
+        if self._claimed == self._first:
             self._window = window(len(room))
         self._places[self._claimed] = room
         self._claimed += 1

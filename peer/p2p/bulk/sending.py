@@ -21,18 +21,22 @@ LONGEST_REQUEST_PAUSE = 3600.0  # seconds without a request: the transfer ends s
 
 
 class OutgoingParts(Handover):
-    """``stall``: seconds without a byte after which a connection is lost."""
+    """Of ``payloads``, one after the other; their parts are numbered on. ``stall``: seconds without a byte after which
+    a connection is lost.
+    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, payloads: int = 1) -> None:
         super().__init__(loop)
         self.stall = 10.0
+        self._payloads = payloads  # that are not made
         self._parts: dict[int, bytes] = {}  # that are made and may be asked for
         self._made = self._asked = self._first = 0  # parts: made, asked for, the first one that the receiver misses
         self._size = 1  # bytes of a part
-        self._all_made = False
 
     async def send(self, data: AsyncIterator[bytes], stall: float) -> None:
-        """As :func:`peer.p2p.payload.send_parts`; returns when the receiver has all."""
+        """As :func:`peer.p2p.payload.send_parts`, the next payload. Returns when all its parts are asked for, or nearly
+        so, and after the last one when the receiver has all.
+        """
         self.stall = answer_limit(stall, IN_BUFFERS)
         async for part in data:
             await self.until(lambda: self.complete or self._made < min(self._asked + MADE_AHEAD, self._most))
@@ -44,9 +48,10 @@ class OutgoingParts(Handover):
                 self._made += 1
                 self.tell()
         with self.changed:
-            self._all_made = True
+            self._payloads -= 1
             self.tell()
-        await self.until(lambda: self.complete)
+        if not self._payloads:
+            await self.until(lambda: self.complete)
 
     @property
     def _most(self) -> int:
@@ -78,7 +83,7 @@ class OutgoingParts(Handover):
                 self._parts.pop(old, None)
             self._first = max(self._first, first)
             while number >= self._made:
-                if self._all_made or number >= self._most:
+                if not self._payloads or number >= self._most:
                     raise BadMessage("it asks for a part that is none")
                 if number >= self._asked:
                     self._asked = number + 1

@@ -43,14 +43,18 @@ class Role(enum.IntEnum):
 class BulkTransfer:
     """Belongs to the network thread, but for what connections' threads call.
 
+    ``payloads``: of each direction, one after the other; ``most``: connections of each.
     ``token``: shows that a connection belongs to it; the dialler has the listener's one.
     ``sent``, ``received``: bytes of parts, with those that a lost connection carried in vain.
     """
 
-    def __init__(self, credentials: Credentials, line: Bandwidth) -> None:
+    def __init__(
+        self, credentials: Credentials, line: Bandwidth, payloads: int = 1, most: int = MOST_CONNECTIONS
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.name(secrets.token_bytes(TOKEN_BYTES))
-        self.incoming, self.outgoing = IncomingParts(loop), OutgoingParts(loop)
+        self.incoming, self.outgoing = IncomingParts(loop, payloads), OutgoingParts(loop, payloads)
+        self.most = most
         self.sent = self.received = 0
         self.closed = False
         self.ready = False  # both sides use it
@@ -86,7 +90,7 @@ class BulkTransfer:
 
     def take(self, sock: ssl.SSLSocket, role: Role) -> None:
         """Use a connection on which this side has ``role``; it is closed when there were too many, or it is over."""
-        if self.closed or self.opened >= MOST_OPENED or self.count(role) >= MOST_CONNECTIONS:
+        if self.closed or self.opened >= MOST_OPENED or self.count(role) >= self.most:
             sock.close()
             return
         self.opened += 1
@@ -129,11 +133,11 @@ class BulkTransfer:
     # -- parts
 
     async def send(self, data: AsyncIterator[bytes], stall: float) -> None:
-        """As :func:`peer.p2p.payload.send_parts`; returns when the other side has all."""
+        """As :meth:`OutgoingParts.send`."""
         await self.outgoing.send(data, stall)
 
     def receive(self, rooms: Iterable[memoryview], stall: float) -> AsyncIterator[tuple[int, memoryview, bytes]]:
-        """As :func:`peer.p2p.payload.receive_parts`."""
+        """As :meth:`IncomingParts.receive`."""
         return self.incoming.receive(rooms, stall)
 
     def lose(self, reason: Exception | None = None) -> None:

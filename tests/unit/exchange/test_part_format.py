@@ -26,7 +26,7 @@ from peer.rounds.state import State
 from peer.rounds.types import Group, Link, Outcome, Seat
 from peer.swarm.state_transfer.donor import Donor
 from peer.swarm.state_transfer.download import PartialState, download
-from tests.unit.exchange.group_harness import EXACT, Wires, many
+from tests.unit.exchange.group.harness import EXACT, Wires, many
 from tests.unit.exchange.pair_harness import at_once, pair_exchange
 from tests.unit.exchange.test_pair_overlapped import NUMEL as OVERLAPPED_NUMEL
 from tests.unit.exchange.test_pair_overlapped import Trainee, both, changed

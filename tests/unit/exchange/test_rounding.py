@@ -16,7 +16,7 @@ from peer.exchange.group.feedback import mean_of_slices
 from peer.exchange.group.rounding import MOST_LOST, Rounding, borders
 from peer.rounds.contribution import PART, Vector
 from peer.rounds.types import Outcome
-from tests.unit.exchange.group_harness import EXACT, many
+from tests.unit.exchange.group.harness import EXACT, many
 
 CODECS: list[CodecName] = list(MOST_LOST)
 BITS: dict[CodecName, float] = {"none": 32, "bf16": 16, "int8": 8, "int4": 4, "int2": 2}

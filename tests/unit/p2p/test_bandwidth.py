@@ -20,7 +20,7 @@ from peer.p2p.payload import receive_parts, send_parts
 from peer.p2p.stream import Message, Stream
 from peer.rounds.contribution import Averaged, Vector
 from peer.rounds.types import Group, Link, Outcome
-from tests.unit.exchange.group_harness import many
+from tests.unit.exchange.group.harness import many
 from tests.unit.exchange.pair_harness import at_once
 from tests.unit.virtual import run, stream_pair
 

@@ -33,7 +33,7 @@ from peer.exchange.group.wire import GroupVerdict, MemberReport
 from peer.rounds.contribution import Vector
 from peer.rounds.types import Assembly, Outcome
 from tests.simulated.checks.ledger import group_mean
-from tests.unit.exchange.group_harness import EXACT, many
+from tests.unit.exchange.group.harness import EXACT, many
 
 DIGEST = "0123456789abcdef" * 2
 LIAR = 2

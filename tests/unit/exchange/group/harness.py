@@ -17,6 +17,8 @@ from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.streams import IncomingStreams
 from peer.p2p.bandwidth import UNLIMITED, Bandwidth
+from peer.p2p.budgets import Proven
+from peer.p2p.bulk.offer import BulkPort
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.contribution import Averaged, Contribution, SparseContribution
@@ -26,12 +28,15 @@ from tests.unit.exchange.pair_harness import FAST
 from tests.unit.virtual import End, line, virtual_time, within
 
 T = TypeVar("T")
+HOST = "127.0.0.1"
 EXACT = FAST.model_copy(update={"codec": "none"})
 
 
 @dataclass
 class Member:
-    """One peer: its process (in virtual time), thread and incoming streams. ``answers``: does it take calls?"""
+    """One peer: its process (in virtual time), thread and incoming streams. ``answers``: does it take calls?
+    ``bulk``: its port for direct connections, if it has one.
+    """
 
     name: str
     process: Process
@@ -39,6 +44,10 @@ class Member:
     bandwidth: Bandwidth = UNLIMITED
     incoming: IncomingStreams = field(default_factory=IncomingStreams)
     answers: bool = True
+    bulk: BulkPort | None = None
+
+    def stream(self, end: tuple[asyncio.StreamReader, asyncio.StreamWriter], remote: str, *, called: bool) -> Stream:
+        return Stream(*end, remote, not called, f"/ip4/{HOST}/tcp/4000", bandwidth=self.bandwidth, bulk_port=self.bulk)
 
 
 class Wires:
@@ -57,12 +66,11 @@ class Wires:
         left, right = line(self._me.thread.loop)
         with within(other.process):
             asyncio.run_coroutine_threadsafe(self._arrive(other, right), other.thread.loop)
-        return Stream(*await left(), remote=peer_id, initiator=True, bandwidth=self._me.bandwidth)
+        return self._me.stream(await left(), peer_id, called=False)
 
     async def _arrive(self, other: Member, end: End) -> None:
         with contextlib.suppress(TimeoutError, StreamLost):
-            stream = Stream(*await end(), remote=self._me.name, initiator=False, bandwidth=other.bandwidth)
-            await other.incoming.accept(stream)
+            await other.incoming.accept(other.stream(await end(), self._me.name, called=True))
 
 
 class Many:
@@ -88,6 +96,15 @@ class Many:
         ]
         self.controls: list[dict[int, Stream]] = []
         self.tokens, self.phase = 0, phase
+
+    def listen(self) -> None:
+        """Direct connections are possible from now on."""
+        for member in self.members:
+            member.bulk = BulkPort(Proven(), member.thread.background)
+            member.thread.call(self._start(member.bulk), 5)
+
+    async def _start(self, port: BulkPort) -> None:
+        port.start(HOST, 0, "auto", listens=True)
 
     def groups(self) -> list[Group]:
         """A new assembly: a control stream from the convener's loop to each member's."""

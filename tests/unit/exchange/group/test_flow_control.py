@@ -18,7 +18,7 @@ from peer.p2p.stream import BadMessage, StreamLost
 from peer.rounds.contribution import PART, Vector
 from peer.rounds.types import Outcome
 from tests.simulated.loop import PROCESS, Process
-from tests.unit.exchange.group_harness import many
+from tests.unit.exchange.group.harness import many
 from tests.unit.virtual import run, stream_pair
 
 STALL = 0.4

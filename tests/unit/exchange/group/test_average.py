@@ -29,7 +29,7 @@ from peer.p2p.payload import Channel
 from peer.rounds.contribution import PART, Averaged, Readable, SparseContribution, Vector
 from peer.rounds.types import Group, Outcome
 from tests.simulated.checks.ledger import group_mean
-from tests.unit.exchange.group_harness import many
+from tests.unit.exchange.group.harness import many
 from tests.unit.exchange.pair_harness import FAST
 from tests.unit.virtual import took
 
