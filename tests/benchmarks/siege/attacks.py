@@ -40,6 +40,7 @@ ATTACKS: dict[str, Attack] = {
     "providers": Attack("3", "outsider"),
     "streams": Attack("13, 20", "outsider"),
     "relay": Attack("16", "outsider"),
+    "half_open": Attack("20", "outsider"),
     # members that meet others in pairs
     "boast": Attack("2", "member", invited=True),
     "drowned": Attack("4", "member", invited=True),

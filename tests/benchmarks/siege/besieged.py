@@ -137,7 +137,8 @@ class Besieged:
             if attack.invited and self._kind == "invited":
                 invitation = self._invite("revoked" if name == "revoked" else called)
             arguments = ["-m", "tests.benchmarks.siege.outsider", name, str(self._folder / f"{called}.key")]
-            arguments += [invitation, self._address, *self._addresses()]
+            targets = self._bulk_ports() if name == "half_open" else [self._address, *self._addresses()]
+            arguments += [invitation, *targets]
         process = self.swarm.start(called, arguments, {"ATTACK": name})
         process.line("attacks", 60)
         return process
@@ -148,6 +149,15 @@ class Besieged:
             re.search(r"address=(/ip4/\S+)", it.output()) for name, it in self.nodes.items() if name != "bootstrap"
         ]
         return [it[1] for it in found if it is not None]
+
+    def _bulk_ports(self) -> list[str]:
+        """Where the peers listen besides their metrics; their p2p daemons are other processes."""
+        found = []
+        for process in (it for name, it in self.nodes.items() if name != "bootstrap"):
+            metrics = re.search(r"metrics=\S+:(\d+)", process.output())
+            listening = (it for it in psutil.Process(process.pid).net_connections("tcp") if it.status == "LISTEN")
+            found += [str(it.laddr.port) for it in listening if metrics and str(it.laddr.port) != metrics[1]]
+        return found
 
     def _newcomer(self) -> float | None:
         """Seconds until a newcomer had the weights of a member; ``None``: it had none when it was given up."""

@@ -2,8 +2,9 @@
 
 python -m tests.benchmarks.siege.outsider ATTACK KEY INVITATION ADDRESS [ADDRESS ...]
 
-It uses hivemind without our checks. KEY: the file of its identity. INVITATION: a file, or - for none. It prints how
-many requests or streams it has tried, and how many were taken.
+For half_open each ADDRESS is a port of this machine. It uses hivemind without our checks. KEY: the file of its identity.
+INVITATION: a file, or - for none. It prints how many requests, streams or connections it has tried, and how many were
+taken.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from peer.p2p.admission.invitation import Admission, accept
 from peer.p2p.dht.authors import Author
 from peer.p2p.reachability.circuit_messages import STOP
 from tests.benchmarks.siege import streams
+from tests.benchmarks.siege.ports import half_open
 from tests.benchmarks.siege.requests import REQUESTS, Attacker
 from tests.benchmarks.siege.streams import Tally
 
@@ -77,7 +79,11 @@ def author_of(key: Path, invitation: str) -> Author:
 
 
 async def main(name: str, key: str, invitation: str, addresses: list[str]) -> None:
-    author, tally = author_of(Path(key), invitation), Tally()
+    tally = Tally()
+    if name == "half_open":
+        print("attacks", flush=True)
+        await asyncio.gather(*(for_ever(partial(half_open, int(port), tally)) for port in addresses))
+    author = author_of(Path(key), invitation)
     known = [Multiaddr(it) for it in addresses]
     p2p = await P2P.create(initial_peers=known, identity_path=key, use_relay=name != "relay")
     targets = [PeerID.from_base58(owner_of(it)) for it in addresses]

@@ -22,9 +22,9 @@ LIES = {"boast", "false donor", "drowned", "silent", "no-show", "false mean"}  #
 
 def test_every_attack_has_a_program_and_every_program_its_attack() -> None:
     named = {kind: {name for name, it in ATTACKS.items() if it.program == kind} for kind in ("outsider", "member")}
-    assert named["outsider"] == {*requests.REQUESTS, "providers", "streams", "relay"}
+    assert named["outsider"] == {*requests.REQUESTS, "providers", "streams", "relay", "half_open"}
     assert all(hasattr(requests.Attacker, name) for name in requests.REQUESTS)
-    assert all(hasattr(streams, name) for name in named["outsider"] - {*requests.REQUESTS})
+    assert all(hasattr(streams, name) for name in named["outsider"] - {*requests.REQUESTS, "half_open"})
     assert named["member"] == {*LIES, *member.INSTEAD, "uphill", "tokens"}
     assert set(QUICK) <= set(ATTACKS)
 
