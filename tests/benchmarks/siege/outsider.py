@@ -3,8 +3,8 @@
 python -m tests.benchmarks.siege.outsider ATTACK KEY INVITATION ADDRESS [ADDRESS ...]
 
 For half_open each ADDRESS is a port of this machine. It uses hivemind without our checks. KEY: the file of its
-identity. INVITATION: a file, or - for none. It prints how many requests, streams or connections it has tried, and how many were
-taken.
+identity. INVITATION: a file, or - for none. It prints how many requests, streams or connections it has tried, and how
+many were taken.
 """
 
 from __future__ import annotations
