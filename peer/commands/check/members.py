@@ -80,10 +80,10 @@ def _difference(node: MemberNode, config: Subject, record: MemberRecord) -> str:
 
 
 def _versions(node: MemberNode, records: Sequence[MemberRecord]) -> Iterator[Finding]:
-    from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL, Heard, ask
+    from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL, Busy, Heard, ask
     from peer.p2p.stream import BadMessage, StreamLost
 
-    async def heard(record: MemberRecord) -> Heard | None:
+    async def heard(record: MemberRecord) -> Heard | Busy:
         return await ask(await node.open(record.peer_id, DIALBACK_PROTOCOL, record.addresses), [])
 
     own = spoken()
@@ -93,7 +93,7 @@ def _versions(node: MemberNode, records: Sequence[MemberRecord]) -> Iterator[Fin
         except (StreamLost, BadMessage, TimeoutError) as error:
             yield warn("members", f"{record.name}: {one_line(error)}", "it may have left, or cannot be dialled")
             continue
-        if it is None:
+        if isinstance(it, Busy):
             continue
         unlike = unlike_protocols(own, it.answer.protocols)
         if unlike:

@@ -7,6 +7,7 @@ NAT or a firewall, and reservations.py keeps it reachable through relays.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ ASKED = 3  # initial peers
 UPNP_SECONDS = 6.0  # for the router to answer
 UPNP_PAUSE = 1.0
 DECIDE_SECONDS = 45.0
+VIEW_SECONDS = 30.0  # for the answer of one node, which may be busy: many peers may start at once
 
 Visible = Callable[[], Awaitable[Sequence[str]]]
 
@@ -106,20 +108,27 @@ async def view(open_stream: Open, address: str, places: Sequence[str]) -> View |
 
     It tries those of our addresses ``places`` that have the IP address that it sees, and that IP address with our port.
     """
-    peer_id = owner_of(address)
     try:
-        heard = await ask(await open_stream(peer_id, DIALBACK_PROTOCOL, [address]), [])
-        if heard is None:
-            return None
-        wanted = _wanted(heard.answer.observed, places)
-        if not wanted:
-            return View(address, heard, {})
-        again = await ask(await open_stream(peer_id, DIALBACK_PROTOCOL, [address]), wanted)
+        async with asyncio.timeout(VIEW_SECONDS):
+            heard = await _patiently(open_stream, address, [])
+            wanted = _wanted(heard.answer.observed, places)
+            if not wanted:
+                return View(address, heard, {})
+            again = await _patiently(open_stream, address, wanted)
     except (StreamLost, BadMessage, TimeoutError) as error:
         log.debug("no view: %s", fields(address=address, reason=str(error) or "no answer"))
         return None
-    tried = {it.place: it.result for it in again.answer.tried} if again else {}
+    tried = {it.place: it.result for it in again.answer.tried}
     return View(address, heard, {place: str(tried[place]) for place in wanted if place in tried})
+
+
+async def _patiently(open_stream: Open, address: str, places: Sequence[str]) -> Heard:
+    """The answer of the node at ``address``, which is asked again while it is busy. The caller sets the deadline."""
+    while True:
+        heard = await ask(await open_stream(owner_of(address), DIALBACK_PROTOCOL, [address]), places)
+        if isinstance(heard, Heard):
+            return heard
+        await asyncio.sleep(heard.seconds * random.uniform(0.5, 1.5))
 
 
 async def dialled_back(open_stream: Open, address: str, place: str) -> Result | None:
@@ -128,7 +137,7 @@ async def dialled_back(open_stream: Open, address: str, place: str) -> Result | 
     Raises :class:`StreamLost`, :class:`BadMessage` or ``TimeoutError``.
     """
     heard = await ask(await open_stream(owner_of(address), DIALBACK_PROTOCOL, [address]), [place])
-    return heard.answer.tried[0].result if heard is not None and heard.answer.tried else None
+    return heard.answer.tried[0].result if isinstance(heard, Heard) and heard.answer.tried else None
 
 
 def _wanted(observed: str, places: Sequence[str]) -> list[str]:

@@ -145,14 +145,14 @@ class Heard:
     ahead: float
 
 
-async def ask(stream: Stream, places: Sequence[str]) -> Heard | None:
-    """One question on a new stream, which is closed; ``None`` when the other side is busy."""
+async def ask(stream: Stream, places: Sequence[str]) -> Heard | Busy:
+    """One question on a new stream, which is closed."""
     try:
         began = clock.unix()
         await stream.send(Ask(places=list(places[:PLACES])), DIALBACK_TIMEOUT)
         answer = await stream.receive(ANSWER, DIALBACK_TIMEOUT + DIAL_TIMEOUT)
         if isinstance(answer, Busy):
-            return None
+            return answer
         return Heard(answer, answer.now - (began + clock.unix()) / 2)
     finally:
         stream.close()

@@ -13,8 +13,9 @@ import pytest
 from peer.p2p import identity
 from peer.p2p.addresses import CIRCUIT, for_record, is_circuit, is_private, owner_of, place_of, tcp_of, tcp_place
 from peer.p2p.daemon import Daemon
+from peer.p2p.reachability import dialback
 from peer.p2p.reachability.decide import Reachability, decide
-from peer.p2p.reachability.dialback import ALL, ALLOWANCE_PERIOD, EACH, Allowance, DialBack, Heard, ask
+from peer.p2p.reachability.dialback import ALL, ALLOWANCE_PERIOD, AT_ONCE, EACH, Allowance, Busy, DialBack, Heard, ask
 from peer.p2p.reachability.tls_probe import NotLibp2p, who_answers
 from peer.p2p.stream import Stream
 
@@ -42,7 +43,7 @@ class Dialled:
         return answer
 
 
-async def asked(served: DialBack, origin: str, places: list[str]) -> Heard | None:
+async def asked(served: DialBack, origin: str, places: list[str]) -> Heard | Busy:
     """One question of :data:`ME`, whose connection comes from ``origin``, over a real socket."""
     done: list[asyncio.Task[None]] = []
 
@@ -63,7 +64,7 @@ def test_only_the_address_that_the_question_comes_from_is_dialled() -> None:
     places = [f"/ip4/45.0.0.9/tcp/{port}" for port in (4001, 4002, 4003)]
     victim = "/ip4/8.8.8.8/tcp/443"
     heard = run(asked(DialBack(lambda: ["noloco/meet/1"], dialled), "/ip4/45.0.0.9/tcp/60000", [*places, victim]))
-    assert heard is not None
+    assert isinstance(heard, Heard)
     assert [it.result for it in heard.answer.tried] == ["reached", "another", "refused", "not_yours"]
     assert sorted(dialled.calls) == [("45.0.0.9", port) for port in (4001, 4002, 4003)]  # and not the third party
     assert heard.answer.observed == "45.0.0.9"
@@ -87,7 +88,7 @@ def test_only_the_address_that_the_question_comes_from_is_dialled() -> None:
 def test_what_is_no_address_of_the_asker_is_not_dialled(place: str) -> None:
     dialled = Dialled({})
     heard = run(asked(DialBack(list, dialled), "/ip4/45.0.0.9/tcp/60000", [place]))
-    assert heard is not None and [it.result for it in heard.answer.tried] == ["not_yours"]
+    assert isinstance(heard, Heard) and [it.result for it in heard.answer.tried] == ["not_yours"]
     assert not dialled.calls
 
 
@@ -95,7 +96,7 @@ def test_who_comes_through_a_relay_is_not_dialled_where_the_relay_is() -> None:
     dialled = Dialled({})
     origin = f"{RELAY}/p2p-circuit"
     heard = run(asked(DialBack(list, dialled), origin, ["/ip4/45.1.2.3/tcp/31337"]))
-    assert heard is not None and heard.answer.observed == ""
+    assert isinstance(heard, Heard) and heard.answer.observed == ""
     assert not dialled.calls
 
 
@@ -114,7 +115,7 @@ def test_nobody_asks_without_end() -> None:
 def test_who_asks_too_often_is_told_so() -> None:
     async def often() -> list[bool]:
         served = DialBack(list, Dialled({}))
-        return [await asked(served, "/ip4/45.0.0.9/tcp/1", []) is None for _ in range(EACH + 1)]
+        return [isinstance(await asked(served, "/ip4/45.0.0.9/tcp/1", []), Busy) for _ in range(EACH + 1)]
 
     assert run(often()) == [False] * EACH + [True]
 
@@ -190,10 +191,27 @@ class Others:
 
 
 def decided(others: Others, *own: str) -> Reachability:
+    return run(deciding(others, *own))
+
+
+async def deciding(others: Others, *own: str) -> Reachability:
     async def visible() -> tuple[str, ...]:
         return tuple(f"{place}/p2p/{ME}" for place in own)
 
-    return run(decide(others.open, visible, others.addresses, upnp=False))
+    return await decide(others.open, visible, others.addresses, upnp=False)
+
+
+class Silence(Dialled):
+    """Nothing comes back from where it dials."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.dialling = 0
+
+    async def __call__(self, host: str, port: int, timeout: float) -> str:
+        self.dialling += 1
+        await asyncio.sleep(timeout)
+        return await super().__call__(host, port, timeout)
 
 
 HOME, LOOPBACK = "/ip4/192.168.1.2/tcp/4001", "/ip4/127.0.0.1/tcp/4001"
@@ -228,6 +246,25 @@ def test_one_that_cannot_dial_us_is_enough_for_relays() -> None:
     """The other may be in our own local network."""
     local = ("/ip4/192.168.1.7/tcp/61000", {("192.168.1.2", 4001): ME})
     assert decided(Others(local, (SEEN, {})), HOME).relayed
+
+
+def test_many_that_start_at_once_all_learn_that_they_are_behind_a_nat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node answers few at a time. Whom it had no time for took itself for one that others can dial."""
+    monkeypatch.setattr(dialback, "DIAL_TIMEOUT", 0.3)
+    silence = Silence()
+    served = DialBack(list, silence)
+
+    async def all_at_once() -> list[Reachability]:
+        works = []
+        for number in range(2 * AT_ONCE):
+            others = Others(("", {}))
+            others._served = [(f"/ip4/45.0.0.{number}/tcp/1", served)]
+            works.append(asyncio.ensure_future(deciding(others, HOME)))
+            while number == AT_ONCE - 1 and silence.dialling < AT_ONCE:  # noqa: ASYNC110 - the first ones keep it busy
+                await asyncio.sleep(0.001)
+        return await asyncio.gather(*works)
+
+    assert all(it.relayed for it in run(all_at_once()))
 
 
 def test_when_nobody_can_tell_nothing_changes() -> None:
