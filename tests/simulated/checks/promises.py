@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -88,17 +89,22 @@ class Promises:
             return False
         if self._spoilt(one, other) or not self._world.network.reachable(one.host, other.host):
             return False
-        if not (self._world.relays.reached(one) and self._world.relays.reached(other)):
+        if not all(self._world.relays.reached(it) for it in self._concerned(one, other) if it.training):
             return False
         if max(one.step_seconds, other.step_seconds) > 2 * min(one.step_seconds, other.step_seconds):
             return False
         return self._sees(one, other) and self._sees(other, one)
 
+    def _concerned(self, one: SimulatedPeer, other: SimulatedPeer) -> Sequence[SimulatedPeer]:
+        """Whose faults can keep the two from merging: in a group of everyone those of all."""
+        return self._world.peers if self._world.scenario.kind == "group" else (one, other)
+
     def _spoilt(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
-        """Their line breaks off or slows their swaps; in a group one member's does that for all."""
+        """Does a line break off or slow their swaps?"""
         world = self._world
-        concerned = world.peers if world.scenario.kind == "group" else (one, other)
-        return any(world.scenario.spoilt(world.peers.index(it), world.loop.time()) for it in concerned)
+        return any(
+            world.scenario.spoilt(world.peers.index(it), world.loop.time()) for it in self._concerned(one, other)
+        )
 
     def _sees(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
         assert one.trainer is not None and one.process is not None
