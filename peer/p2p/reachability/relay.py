@@ -37,7 +37,7 @@ CIRCUIT_IDLE = 120.0  # seconds without a byte; libp2p sends some every 30 s
 CIRCUIT_STUCK = 60.0  # seconds in which nothing could be written
 CIRCUIT_UNUSED = 30.0  # seconds after which one may have to make room for another
 CIRCUIT_CHUNK = 64 * 1024  # bytes
-SIGN_OF_LIFE = 128  # bytes at most that libp2p sends at a time when nobody uses a connection
+SIGN_OF_LIFE = 128  # bytes at most that libp2p sends at a time when nobody uses a connection: 30, twice or four times
 
 
 class Reserve(Message):
