@@ -260,10 +260,17 @@ def _blame(reports: Mapping[int, MemberReport], assembly: Assembly) -> GroupVerd
     if not named:
         return _nobody(Outcome.TIMEOUT, next(iter(failed.values())).detail)
     culprit = max(named, key=lambda place: (len(named[place]), assembly.me in named[place], -place))
-    first, *others = named[culprit]
-    alone = not others and first not in (assembly.me, culprit)
-    suspects = (culprit, first) if alone else (culprit,)
-    return _nobody(failed[first].outcome, failed[first].detail, *suspects, certain=not alone)
+    outcomes = Counter(failed[place].outcome for place in named[culprit])
+
+    def worth(place: int) -> tuple[bool, int, bool]:
+        """What this peer has seen, or most have; of two the milder, as a line may fail while another member lies."""
+        outcome = failed[place].outcome
+        return place == assembly.me, outcomes[outcome], outcome is Outcome.TIMEOUT
+
+    witness = max(named[culprit], key=worth)
+    alone = len(named[culprit]) == 1 and witness not in (assembly.me, culprit)
+    suspects = (culprit, witness) if alone else (culprit,)
+    return _nobody(failed[witness].outcome, failed[witness].detail, *suspects, certain=not alone)
 
 
 def _nobody(outcome: Outcome, detail: str, *culprits: int, certain: bool = True) -> GroupVerdict:

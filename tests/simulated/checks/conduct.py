@@ -126,6 +126,12 @@ class Conduct:
     def _watch_waits(self, peer: SimulatedPeer, boundary: Any) -> None:
         presence, group_for, cross = boundary.presence, boundary.presence.group_for, boundary.cross
         loop, overlapped, grouped = self._world.loop, hasattr(boundary, "_swap"), boundary.outer.equal_replicas
+        rollback, judged = boundary.rollback, []
+        sample = rollback._sample
+
+        def sampled(*given: Any) -> Any:
+            judged.append(loop.time())
+            return sample(*given)
 
         def timed(round: int, after: int | None = None) -> Group:
             began = loop.time()
@@ -136,13 +142,15 @@ class Conduct:
             return group
 
         def crossed(inner: InnerReport) -> bool:
-            began, ends = loop.time(), boundary.phase_length.run_ends()  # then validation decides on each merge
+            began = loop.time()
             over: bool = cross(inner)
-            if overlapped and not ends and loop.time() > began + 0.1 and self._ran(peer, began):
+            waits = judged and judged[-1] >= began  # validation decides on a merge
+            if overlapped and not waits and loop.time() > began + 0.1 and self._ran(peer, began):
                 self._world.violation(f"{peer.name} waited {loop.time() - began:.1f} s at an overlapped boundary")
             return over
 
         presence.group_for, boundary.cross = timed, crossed
+        rollback._sample = None if sample is None else sampled
 
     def _ran(self, peer: SimulatedPeer, since: float) -> bool:
         """It was not frozen since then."""
