@@ -7,6 +7,7 @@ NAT or a firewall, and reservations.py keeps it reachable through relays.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ ASKED = 3  # initial peers
 UPNP_SECONDS = 6.0  # for the router to answer
 UPNP_PAUSE = 1.0
 DECIDE_SECONDS = 45.0
-VIEW_SECONDS = 30.0  # for the answer of one node, which may be busy: many peers may start at once
+VIEW_SECONDS = 30.0  # for the answer of a node, which may be busy: many peers may start at once
+OTHERS_SECONDS = 6.0  # for those of the others when there is one
+FAILED_PAUSE = 2.0  # before a node that did not answer is asked again
 
 Visible = Callable[[], Awaitable[Sequence[str]]]
 
@@ -77,11 +80,28 @@ async def look(
         if now == places:
             continue  # the router has added nothing
         places = now
-        views = await asyncio.gather(*(view(open_stream, address, sorted(places)) for address in chosen))
-        found = [it for it in views if it is not None]
+        found = await _views(open_stream, chosen, sorted(places))
         if all(it.reached or not it.heard.answer.observed for it in found):
             break
     return found, places
+
+
+async def _views(open_stream: Open, chosen: Sequence[str], places: Sequence[str]) -> list[View]:
+    tasks = [asyncio.ensure_future(view(open_stream, address, places)) for address in chosen]
+    left, found = set(tasks), list[View]()
+    try:
+        while left:
+            done, left = await asyncio.wait(
+                left, timeout=OTHERS_SECONDS if found else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                break
+            found = [it for task in tasks if task.done() and (it := task.result()) is not None]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return found
 
 
 def _stand(found: Sequence[View], places: frozenset[str]) -> Reachability:
@@ -108,27 +128,32 @@ async def view(open_stream: Open, address: str, places: Sequence[str]) -> View |
 
     It tries those of our addresses ``places`` that have the IP address that it sees, and that IP address with our port.
     """
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(VIEW_SECONDS):
             heard = await _patiently(open_stream, address, [])
             wanted = _wanted(heard.answer.observed, places)
             if not wanted:
                 return View(address, heard, {})
-            again = await _patiently(open_stream, address, wanted)
-    except (StreamLost, BadMessage, TimeoutError) as error:
-        log.debug("no view: %s", fields(address=address, reason=str(error) or "no answer"))
-        return None
-    tried = {it.place: it.result for it in again.answer.tried}
-    return View(address, heard, {place: str(tried[place]) for place in wanted if place in tried})
+            tried = {it.place: it.result for it in (await _patiently(open_stream, address, wanted)).answer.tried}
+            return View(address, heard, {place: str(tried[place]) for place in wanted if place in tried})
+    return None
 
 
 async def _patiently(open_stream: Open, address: str, places: Sequence[str]) -> Heard:
-    """The answer of the node at ``address``, which is asked again while it is busy. The caller sets the deadline."""
+    """The answer of the node at ``address``, which is asked again while it is busy or does not answer. The caller sets
+    the deadline.
+    """
     while True:
-        heard = await ask(await open_stream(owner_of(address), DIALBACK_PROTOCOL, [address]), places)
-        if isinstance(heard, Heard):
-            return heard
-        await asyncio.sleep(heard.seconds * random.uniform(0.5, 1.5))
+        pause, reason = FAILED_PAUSE, "it is busy"
+        try:
+            heard = await ask(await open_stream(owner_of(address), DIALBACK_PROTOCOL, [address]), places)
+            if isinstance(heard, Heard):
+                return heard
+            pause = heard.seconds
+        except (StreamLost, BadMessage, TimeoutError) as error:
+            reason = str(error) or "no answer"
+        log.debug("no view, asking again: %s", fields(address=address, reason=reason))
+        await asyncio.sleep(pause * random.uniform(0.5, 1.5))
 
 
 async def dialled_back(open_stream: Open, address: str, place: str) -> Result | None:

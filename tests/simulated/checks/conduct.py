@@ -142,9 +142,9 @@ class Conduct:
             return group
 
         def crossed(inner: InnerReport) -> bool:
-            began = loop.time()
+            began, ends = loop.time(), boundary.phase_length.run_ends()
             over: bool = cross(inner)
-            waits = judged and judged[-1] >= began  # validation decides on a merge
+            waits = ends or (judged and judged[-1] >= began)  # validation decides on a merge
             if overlapped and not waits and loop.time() > began + 0.1 and self._ran(peer, began):
                 self._world.violation(f"{peer.name} waited {loop.time() - began:.1f} s at an overlapped boundary")
             return over

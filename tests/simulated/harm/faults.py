@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from peer.process import Pause
 from tests.simulated.harm.outsiders import Outsider
 from tests.simulated.loop import PROCESS, Process
-from tests.simulated.p2p.network import CHUNK, WINDOW, Host
+from tests.simulated.p2p.network import WINDOW
 from tests.simulated.peer import SimulatedPeer
 from tests.simulated.scenario import Fault
 
@@ -99,16 +99,7 @@ class Faults:
     def _trickle(self, peers: list[SimulatedPeer], seconds: float) -> None:
         """Its line carries a few bytes at a time: no deadline for the next byte notices it."""
         for peer in peers:
-            factor = peer.host.up / TRICKLE
-            peer.host.up, peer.host.chunk = peer.host.up / factor, 64
-            self._world.loop.call_later(seconds, self._flows, peer.host, factor)
-
-    def _flows(self, host: Host, factor: float) -> None:
-        host.up, host.chunk, host.sent_until = (
-            host.up * factor,
-            CHUNK,
-            min(host.sent_until, self._world.loop.time() + 1),
-        )
+            self._world.loop.call_later(seconds, self._world.network.slow(peer.host, TRICKLE, 64))
 
     def _narrow(self, peers: list[SimulatedPeer], seconds: float) -> None:
         """Its buffers are full: after each write it waits until the bytes have arrived."""

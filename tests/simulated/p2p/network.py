@@ -42,6 +42,7 @@ class Host:
 
     ``chunk``, ``window``: as the constants. ``damage``, ``snap``: probability that a part which it sends is damaged, or
     that the connection breaks that carries it. ``nat``: others cannot dial it, but through relays (circuit.py).
+    ``queue``: what is on its line, as long as that is slower than usual.
     """
 
     peer_id: str
@@ -63,6 +64,7 @@ class Host:
     damage: float = 0.0
     snap: float = 0.0
     nat: bool = False
+    queue: list[tuple[Any, Pipe, bytes | None]] | None = None
     circuits: dict[str, list[str]] = field(default_factory=dict)  # ids of relays by those of hosts behind a NAT
 
     @property
@@ -114,6 +116,24 @@ class Network:
                 if not self._cuts[pair]:
                     del self._cuts[pair]
                     self._go_on(pair, self.loop.time() - began)
+
+        return heal
+
+    def slow(self, host: Host, speed: float, chunk: int) -> Callable[[], None]:
+        """Its line carries so many bytes a second, ``chunk`` at a time; returns what ends it."""
+        factor = host.up / speed
+        host.up, host.chunk = host.up / factor, chunk
+        host.queue = host.queue or []
+
+        def heal() -> None:
+            queue, host.queue = host.queue or [], None
+            host.up, host.chunk, host.sent_until = host.up * factor, CHUNK, self.loop.time()
+            queue = [(call, pipe, data) for call, pipe, data in queue if call.when() > self.loop.time()]
+            for call, pipe, _ in queue:
+                call.cancel()
+                pipe.last = 0.0
+            for _, pipe, data in queue:
+                pipe.link.carry(pipe, data)
 
         return heal
 
@@ -254,7 +274,9 @@ class Connection:
         """Put ``data``, or the end of the stream, on the line."""
         at = max(self.network.arrival(pipe.sender, pipe.receiver, len(data or b"")), pipe.last)
         pipe.last = at
-        pipe.later(at, pipe.arrive, data)
+        call = pipe.later(at, pipe.arrive, data)
+        if pipe.sender.queue is not None:
+            pipe.sender.queue.append((call, pipe, data))
 
     def end(self, reason: str) -> None:
         """Both sides lose all streams, each when the news can reach it."""
@@ -327,9 +349,9 @@ class Pipe:
 
     # -- the line
 
-    def later(self, at: float, work: Callable[[Any], None], argument: Any) -> None:
+    def later(self, at: float, work: Callable[[Any], None], argument: Any) -> Any:
         """The line is nobody's process: it works on when one is frozen or dead."""
-        self.network.loop.call_at(at, work, argument, context=NOBODY)
+        return self.network.loop.call_at(at, work, argument, context=NOBODY)
 
     def _put(self, data: bytes | None) -> None:
         self._under_way += len(data or b"")

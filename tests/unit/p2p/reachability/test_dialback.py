@@ -13,11 +13,12 @@ import pytest
 from peer.p2p import identity
 from peer.p2p.addresses import CIRCUIT, for_record, is_circuit, is_private, owner_of, place_of, tcp_of, tcp_place
 from peer.p2p.daemon import Daemon
+from peer.p2p.reachability import decide as module
 from peer.p2p.reachability import dialback
 from peer.p2p.reachability.decide import Reachability, decide
 from peer.p2p.reachability.dialback import ALL, ALLOWANCE_PERIOD, AT_ONCE, EACH, Allowance, Busy, DialBack, Heard, ask
 from peer.p2p.reachability.tls_probe import NotLibp2p, who_answers
-from peer.p2p.stream import Stream
+from peer.p2p.stream import Stream, StreamLost
 
 T = TypeVar("T")
 ME, OTHER = "QmYbAnMcVeRLg6kmQ1Z4XT2Q4aBH3VTsd3GRYc7HZoFSer", "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ"
@@ -265,6 +266,35 @@ def test_many_that_start_at_once_all_learn_that_they_are_behind_a_nat(monkeypatc
         return await asyncio.gather(*works)
 
     assert all(it.relayed for it in run(all_at_once()))
+
+
+def test_who_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its line was cut just then: a peer behind a NAT took itself for one that others can dial."""
+    monkeypatch.setattr(module, "FAILED_PAUSE", 0.01)
+    others, failures = Others((SEEN, {})), [StreamLost("reset"), TimeoutError()]
+    open_stream = others.open
+
+    async def fails_at_first(*call: Any) -> Stream:
+        if failures:
+            raise failures.pop()
+        return await open_stream(*call)
+
+    monkeypatch.setattr(others, "open", fails_at_first)
+    assert decided(others, HOME).relayed
+
+
+def test_when_one_has_answered_the_others_have_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OTHERS_SECONDS", 0.05)
+    others = Others((SEEN, {}), (SEEN, {("45.0.0.9", 4001): ME}))
+    open_stream = others.open
+
+    async def hangs(peer_id: str, *call: Any) -> Stream:
+        if peer_id.endswith("1"):
+            await asyncio.sleep(60)
+        return await open_stream(peer_id, *call)
+
+    monkeypatch.setattr(others, "open", hangs)
+    assert not decided(others, HOME).relayed
 
 
 def test_when_nobody_can_tell_nothing_changes() -> None:
