@@ -30,6 +30,7 @@ from dht_bootstrap.watch import Watch
 from peer import __version__
 from peer.errors import RunError, UserError
 from peer.logs import get_logger
+from peer.p2p.dial import count_peers
 from peer.p2p.node import Node
 from peer.swarm.directory.ended import ENDED_PROTOCOL
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL
@@ -115,7 +116,7 @@ class Monitor:
 
     def _healthz(self) -> HttpAnswer:
         try:
-            peers = self._node.call(self._node.count_peers(), HEALTH_TIMEOUT)
+            peers = self._node.call(count_peers(self._node.p2p), HEALTH_TIMEOUT)
         except (RunError, TimeoutError) as error:
             return json_answer(503, {"status": "failing", "reason": self._node.failure or str(error)})
         return json_answer(200, {"status": "ok", "peer_id": self._node.peer_id, "connected_peers": peers})

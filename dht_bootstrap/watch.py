@@ -11,6 +11,7 @@ from dht_bootstrap.contributors import Contributors
 from dht_bootstrap.history import NAMED, RunHistory
 from peer.errors import one_line
 from peer.logs import get_logger
+from peer.p2p.dial import count_peers
 from peer.p2p.node import Node
 from peer.p2p.stream import Stream
 from peer.swarm.directory.ended import ENDED_RUNS, ENDED_TIMEOUT, NoMore
@@ -69,7 +70,7 @@ class Watch:
             try:
                 async with asyncio.timeout(READ_TIMEOUT):
                     found = await onlooker.look()
-                    self.connected = await self.node.count_peers()
+                    self.connected = await count_peers(self.node.p2p)
             except Exception as error:  # noqa: BLE001 - whatever hivemind raises, the next look may be better
                 self.reads["failed"] += 1
                 self._error = f"the directory does not answer: {one_line(error)}"

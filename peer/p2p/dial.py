@@ -18,13 +18,14 @@ from hivemind.p2p import PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
 from peer import clock
-from peer.errors import UserError
+from peer.errors import RunError, UserError
 from peer.logs import get_logger
 from peer.p2p.addresses import CIRCUIT, is_circuit, owner_of, place_of
 
 log = get_logger("dial")
 ATTEMPT_SECONDS = 10.0
 DISCONNECT_SECONDS = 5.0
+COUNT_SECONDS = 5.0
 KNOWN_IDS = 4096  # that are remembered
 BACKOFF = "dial backoff"
 HOPELESS = "peer id mismatch"  # another node has the address: a repetition finds it again
@@ -59,6 +60,15 @@ async def disconnect(p2p: Any, peer_id: str) -> None:
     with contextlib.suppress(Exception):  # p2pd has a type for every failure; the connection is gone then
         async with asyncio.timeout(DISCONNECT_SECONDS):
             await p2p._client.disconnect(parsed_id(peer_id))
+
+
+async def count_peers(p2p: Any) -> int:
+    """Peers that a node is connected to. Raises :class:`RunError` when its daemon does not answer."""
+    async with asyncio.timeout(COUNT_SECONDS):
+        try:
+            return len(await p2p.list_peers())
+        except OSError as error:
+            raise RunError(f"the p2p daemon does not answer: {error}") from None
 
 
 async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> list[str]:

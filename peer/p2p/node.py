@@ -11,7 +11,7 @@ from typing import Any
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P
 
-from peer.errors import RunError, UserError, one_line
+from peer.errors import UserError, one_line
 from peer.logs import get_logger
 from peer.p2p.addresses import direct_ways, is_loopback, owner_of, tcp_of
 from peer.p2p.admission.dht_rules import Authority, keep_revocations
@@ -27,7 +27,7 @@ from peer.p2p.dht.whereabouts import KADEMLIA, Whereabouts
 from peer.p2p.dial import ATTEMPT_SECONDS, Unreachable, connect_any, dial, disconnect, parsed_id
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.reachability import circuit_messages, dialback, relay
-from peer.p2p.reachability.decide import Reachability, decide
+from peer.p2p.reachability.decide import Reachability, decide, decide_later
 from peer.p2p.reachability.reservations import RELAYS, Reservations
 from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import Stream, StreamLost
@@ -63,6 +63,7 @@ class Node(LoopThread):
         self._dht: DHTNode | None = None
         self._served: set[str] = set()
         self._reservations: Reservations | None = None
+        self._others: Callable[[], Sequence[str]] = tuple  # addresses of nodes that may relay
         self._local = False  # it can be dialled from its own network, as far as is known
         self.peer_id, self._listening = "", tuple[str, ...]()
 
@@ -77,14 +78,13 @@ class Node(LoopThread):
         self.listen(reach)
         reached = self.connect()
         if settings.reach == "auto" and reached and not loopback and not settings.announce:
-            found = self.call(decide(self.open, self.visible, reached, settings.upnp), DECIDE_TIMEOUT)
-            if found.relayed or found.announce:
+            reach = self.call(decide(self.open, self.visible, reached, settings.upnp), DECIDE_TIMEOUT)
+            if reach.relayed or reach.announce:
                 port = next((it[1] for it in map(tcp_of, self._listening) if it is not None), settings.port)
                 self.call(self.p2p.shutdown(), RPC_TIMEOUT)
                 self.kill()
-                self.listen(found, port)
+                self.listen(reach, port)
                 reached = self.connect()
-            reach = found
             self._listening = self.call(self.visible(), RPC_TIMEOUT)  # the router may have opened one of them
         self._bulk.start(settings.host, settings.port, settings.bulk_port, listens=not reach.relayed)
         self.call(self.join(reached, client=reach.relayed), settings.join_timeout + 10)
@@ -127,8 +127,7 @@ class Node(LoopThread):
 
     def know_relays(self, others: Callable[[], Sequence[str]]) -> None:
         """Addresses of nodes that may relay to this one besides its initial peers, where others cannot dial it."""
-        if self._reservations is not None and not self._local:
-            self._reservations.others = others
+        self._others = others
 
     @property
     def subkey(self) -> str:
@@ -201,14 +200,6 @@ class Node(LoopThread):
         """Close the connection to a peer; the next stream to it makes a new one."""
         self.background(disconnect(self.p2p, peer_id))
 
-    async def count_peers(self) -> int:
-        """Peers that this node is connected to. Raises when the daemon does not answer."""
-        async with asyncio.timeout(RPC_TIMEOUT):
-            try:
-                return len(await self.p2p.list_peers())
-            except OSError as error:
-                raise RunError(f"the p2p daemon does not answer: {error}") from None
-
     async def serve(
         self, protocol: str, handler: Handler, *, open_to_all: bool = False, limit: Limit = STREAMS
     ) -> None:
@@ -275,10 +266,19 @@ class Node(LoopThread):
             serving = relay.Relay(self._open_raw, self.proven)
             await self.serve(relay.RELAY_PROTOCOL, serving.hold, limit=RESERVATION_STREAMS)
             await self.serve(circuit_messages.HOP, serving.hop, open_to_all=True, limit=HOPS)
+        if reach.unknown:
+            self.background(self._reserve(reached, reach))
+        else:
+            await self._reserve(reached, reach)
+
+    async def _reserve(self, asked: Sequence[str], reach: Reachability) -> None:
+        if reach.unknown:
+            reach = await decide_later(self.open, self.visible, asked)
         if not (reach.relayed or reach.local):
             return
         self._local = reach.local
-        self._reservations = Reservations(self.open, (*reached, *self._settings.initial_peers))
+        self._reservations = Reservations(self.open, (*asked, *self._settings.initial_peers))
+        self._reservations.others = tuple if reach.local else lambda: self._others()
         self._reservations.start(self.background, 1 if reach.local else RELAYS)
         if reach.relayed and not await self._reservations.first(RESERVATION_TIMEOUT):
             log.warning("no relay has granted a reservation yet: others cannot call this peer, it can call them")

@@ -25,6 +25,7 @@ UPNP_PAUSE = 1.0
 DECIDE_SECONDS = 45.0
 VIEW_SECONDS = 30.0  # for the answer of a node, which may be busy: many peers may start at once
 OTHERS_SECONDS = 6.0  # for those of the others when there is one
+LOOK_AGAIN_SECONDS = 60.0  # until they are asked again, when nobody could tell
 FAILED_PAUSE = 2.0  # before a node that did not answer is asked again
 
 Visible = Callable[[], Awaitable[Sequence[str]]]
@@ -34,11 +35,13 @@ Visible = Callable[[], Awaitable[Sequence[str]]]
 class Reachability:
     """``relayed``: nobody can dial this node. ``local``: those of its own network can, as far as is known.
 
+    ``unknown``: nobody could tell; until somebody does, others are taken to reach it.
     ``announce``: multiaddrs instead of the detected ones, when there are any.
     """
 
     relayed: bool = False
     local: bool = False
+    unknown: bool = False
     announce: tuple[str, ...] = ()
 
 
@@ -64,6 +67,15 @@ async def decide(open_stream: Open, visible: Visible, asked: Sequence[str], upnp
     except TimeoutError:
         views, places = [], frozenset()
     return _stand([it for it in views if it.heard.answer.observed], places)
+
+
+async def decide_later(open_stream: Open, visible: Visible, asked: Sequence[str]) -> Reachability:
+    """As :func:`decide`, after nobody could tell: the first answer, however long it takes."""
+    found = Reachability(unknown=True)
+    while found.unknown:
+        await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        found = await decide(open_stream, visible, asked, upnp=False)
+    return found
 
 
 async def look(
@@ -106,8 +118,8 @@ async def _views(open_stream: Open, chosen: Sequence[str], places: Sequence[str]
 
 def _stand(found: Sequence[View], places: frozenset[str]) -> Reachability:
     if not found:
-        log.info("nobody can tell whether others can dial this peer: it is taken to be so")
-        return Reachability()
+        log.info("nobody can tell whether others can dial this peer: it is taken to be so until somebody can")
+        return Reachability(unknown=True)
     reached = [place for it in found for place in it.reached]
     if not all(it.reached for it in found):
         seen = sorted({it.heard.answer.observed for it in found})

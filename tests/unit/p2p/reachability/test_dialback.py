@@ -283,6 +283,25 @@ def test_who_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert decided(others, HOME).relayed
 
 
+def test_who_could_tell_nobody_asks_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(module, "VIEW_SECONDS", 0.2)
+    others, failures = Others((SEEN, {})), [StreamLost("reset")]
+    open_stream = others.open
+
+    async def fails_at_first(*call: Any) -> Stream:
+        if failures:
+            raise failures.pop()
+        return await open_stream(*call)
+
+    async def visible() -> tuple[str, ...]:
+        return (f"{HOME}/p2p/{ME}",)
+
+    monkeypatch.setattr(others, "open", fails_at_first)
+    assert run(module.decide_later(others.open, visible, others.addresses)) == Reachability(relayed=True)
+    assert not failures
+
+
 def test_when_one_has_answered_the_others_have_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "OTHERS_SECONDS", 0.05)
     others = Others((SEEN, {}), (SEEN, {("45.0.0.9", 4001): ME}))
@@ -298,4 +317,4 @@ def test_when_one_has_answered_the_others_have_little_time(monkeypatch: pytest.M
 
 
 def test_when_nobody_can_tell_nothing_changes() -> None:
-    assert decided(Others((f"{RELAY}/p2p-circuit", {})), HOME) == Reachability()
+    assert decided(Others((f"{RELAY}/p2p-circuit", {})), HOME) == Reachability(unknown=True)
