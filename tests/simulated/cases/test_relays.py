@@ -74,13 +74,13 @@ def test_relays_through_which_nobody_calls_are_replaced() -> None:
 @pytest.mark.parametrize("kind", ["blocking", pytest.param("overlapped", marks=pytest.mark.long)])
 def test_more_pairs_than_a_relay_has_circuits_meet_through_it(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """libp2p keeps what it has opened: unused circuits took all the places, and other pairs never met."""
-    monkeypatch.setattr(relay, "CIRCUITS", Limit(each=32, all=6))
-    slow = tuple(replace(it, step_seconds=2.0) for it in swarm(1, 6, seconds=0.0).machines)
-    scenario = replace(swarm(1, 6, seconds=1500.0), machines=slow, kind=kind)
+    monkeypatch.setattr(relay, "CIRCUITS", Limit(each=32, all=4))
+    slow = tuple(replace(it, step_seconds=2.0) for it in swarm(1, 5, seconds=0.0).machines)
+    scenario = replace(swarm(1, 5, seconds=900.0), machines=slow, kind=kind)
     with in_a_folder(scenario) as world:
         report = world.run()
         assert not report.violations
         hidden = {peer.name: peer for peer in world.peers if peer.host.nat}
         merges = [(name, row["partner"]) for name, peer in hidden.items() for row in world.rounds(peer)]
         met = {frozenset(pair) for pair in merges if pair[1] in hidden}
-        assert len(met) == 15
+        assert len(met) == 10

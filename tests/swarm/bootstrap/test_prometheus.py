@@ -15,8 +15,7 @@ from tests.unit.project.promql import words_in
 pytestmark = pytest.mark.needs("prometheus")
 SCRAPED, HIDDEN = ("a", "b"), "c"
 SETS = (
-    # most of the time on the line: the server's clock decides how long this takes, and others need the cores
-    *("run.steps=100000000", "run.inner_steps=20", "peer.network.max_upload=500kbit"),
+    *("run.steps=100000000", "run.inner_steps=200"),
     *("run.evaluation.every_rounds=5", "peer.checkpoint.every_rounds=3"),
 )
 FOUND = 75.0  # seconds: http_sd refreshes every 15
