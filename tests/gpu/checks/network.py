@@ -30,6 +30,7 @@ AWAY = {"cuda": 0.05, "cpu": 5e-3}  # of what the run changed; on an accelerator
 PHASES = ("run.steps=800", "run.inner_steps=100")  # of an overlapped run: a swap fits in one on a busy machine too
 LOSS = 0.06  # relative; five such runs beside three busy processes: 0.008 to 0.027
 SECONDS = 300  # for a swarm
+UNFORESEEN = ("undid a merge", "took the state")  # lines of what a peer has done and rounds.jsonl does not say
 
 
 def check(site: Site) -> Iterator[Finding]:
@@ -57,6 +58,7 @@ def _blocking(site: Site, peers: int, codec: str) -> Finding:
         return Finding(subject, False, fault)
     figures = {"theta_off": again.away(), "merged": again.merged}
     words = f"{again.merged} merges; θ is off by {figures['theta_off']:.1e} of its change from the simulator's"
+    words += "".join(f"; {line}" for line in again.unforeseen())
     return Finding(subject, figures["theta_off"] <= AWAY[site.device.type] and again.merged > 0, words, figures)
 
 
@@ -163,6 +165,11 @@ class Replay:
             replica.pairwise.end_run()
         replica.train(steps)
         return replica
+
+    def unforeseen(self) -> list[str]:
+        """Lines of the peers' logs: what they have done and this does not compute."""
+        logs = [(folder / "peer.log").read_text(encoding="utf-8") for folder in self._folders.values()]
+        return [line for log in logs for line in log.splitlines() if any(it in line for it in UNFORESEEN)]
 
     def away(self) -> float:
         """The largest difference of a peer's saved θ from the computed one, relative to the change by the run."""
