@@ -215,12 +215,12 @@ class Node(LoopThread):
             if not self._openings.spend(remote) or not places.take(remote, lambda: not stream.closed):
                 stream.close()
                 return
-            if self._reservations is not None:
-                self._reservations.called(stream.origin)
             try:
                 if self._gate is not None and not open_to_all:
                     await self._gate.check(stream)
                     await self._gate.show(stream)
+                if self._reservations is not None:
+                    self._reservations.called(stream.origin)
                 await handler(stream)
             except Exception as error:  # noqa: BLE001 - a stranger's request must not end the listener
                 log.debug("stream %s from %s: %s: %s", protocol, stream.remote, type(error).__name__, error)

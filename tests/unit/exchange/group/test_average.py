@@ -246,9 +246,9 @@ def test_one_member_cannot_have_another_one_left_out_at_no_cost(
         assert averaged is not None and averaged.certain == (saw and not alone)
 
 
-def test_a_liar_makes_no_worse_of_what_another_member_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One has lost its connection to c, and d lies."""
-    combine, seen = AllReduceExchange._combine, {1: Outcome.TIMEOUT, 3: Outcome.CORRUPT}
+def blaming_c(monkeypatch: pytest.MonkeyPatch, seen: dict[int, Outcome]) -> list[Averaged]:
+    """What four members get when those in ``seen``, by place, blame c for it."""
+    combine = AllReduceExchange._combine
 
     async def accuses(exchange: AllReduceExchange, own: Vector, streams: GroupStreams) -> None:
         await combine(exchange, own, streams)
@@ -257,23 +257,19 @@ def test_a_liar_makes_no_worse_of_what_another_member_has_seen(monkeypatch: pyte
 
     monkeypatch.setattr(AllReduceExchange, "_combine", accuses)
     with many(4, 1000) as group:
-        results = group.average(contributions(vectors(4, 1000)))
-    assert [(it.culprits, it.outcome) for it in results if it] == [(("c",), Outcome.TIMEOUT)] * 4
+        return [it for it in group.average(contributions(vectors(4, 1000))) if it is not None]
+
+
+def test_a_liar_makes_no_worse_of_what_another_member_has_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One has lost its connection to c, and d lies."""
+    results = blaming_c(monkeypatch, {1: Outcome.TIMEOUT, 3: Outcome.CORRUPT})
+    assert [(it.culprits, it.outcome) for it in results] == [(("c",), Outcome.TIMEOUT)] * 4
 
 
 def test_what_a_member_saw_late_is_no_lie_because_the_leader_calls_it_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    combine, seen = AllReduceExchange._combine, {0: Outcome.CORRUPT, 1: Outcome.TIMEOUT, 3: Outcome.CORRUPT}
-
-    async def accuses(exchange: AllReduceExchange, own: Vector, streams: GroupStreams) -> None:
-        await combine(exchange, own, streams)
-        if (outcome := seen.get(streams.assembly.me)) is not None:
-            raise GroupFailure(2, outcome, "something is wrong with it")
-
-    monkeypatch.setattr(AllReduceExchange, "_combine", accuses)
-    with many(4, 1000) as group:
-        results = group.average(contributions(vectors(4, 1000)))
-    assert [(it.culprits, it.outcome) for it in results if it] == [(("c",), Outcome.CORRUPT)] * 4
-    assert [it.certain for it in results if it] == [True, False, False, True]
+    results = blaming_c(monkeypatch, {0: Outcome.CORRUPT, 1: Outcome.TIMEOUT, 3: Outcome.CORRUPT})
+    assert [(it.culprits, it.outcome) for it in results] == [(("c",), Outcome.CORRUPT)] * 4
+    assert [it.certain for it in results] == [True, False, False, True]
 
 
 @pytest.mark.parametrize("slow", [0, 1, 3])
