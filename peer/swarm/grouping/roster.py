@@ -31,6 +31,7 @@ NOTICE_PERIOD = 2.0  # seconds between two notices to one member
 MEMBER_BACKOFF = 30.0  # seconds for which a member that failed is left out at least: until all have noticed it
 NEW_PHASES = 6.0  # inner phases
 NEW_SLACK = 10.0  # seconds
+LONELY_ROUNDS = 2  # without a group
 NAMED_MEMBERS = 1000  # members from messages that are kept
 
 
@@ -47,7 +48,8 @@ class KnownMembers:
         self._elected = ""  # the leader that another member has named, for this round
         self._incumbent = ""  # who has led the last round, which has merged
         self._established = False  # this peer has taken part in a round
-        self._claims = PeerBackoff()  # under the key "": claims are not believed, as one has cost time
+        self._claims = PeerBackoff()  # whose claim has cost time; under the key "": no claim is believed
+        self._lonely = 0  # rounds without a group, since the last one that has merged
         self._absent: set[str] = set()  # ids of members that were told to join, and have not
 
     # -- who leads
@@ -75,11 +77,13 @@ class KnownMembers:
         """A member says that it leads, and whether it has taken part in a round.
 
         If this peer leads too, both know which of them goes on. A claim is free: after one that was believed in vain,
-        none is believed for a while, each time for twice as long.
+        none is believed for a while, each time for twice as long. Who stays without a group believes others: those
+        that distrust one another would each lead.
         """
         self.learn(seat)
         first = (not established, seat.peer_id) < (not self._established, self._node.peer_id)
-        believed = not (self._claims.avoided("") or self._failed_leaders.avoided(seat.peer_id))
+        vain = self._claims.avoided(seat.peer_id) or (self._claims.avoided("") and self._lonely < LONELY_ROUNDS)
+        believed = not (vain or self._failed_leaders.avoided(seat.peer_id))
         if first and believed and self.leader() is None:
             self._elected = seat.peer_id
 
@@ -87,7 +91,8 @@ class KnownMembers:
         """Believe no claim for a while, if this member was followed because it, or another one, said that it leads."""
         if peer_id == self._elected:
             self._elected = ""
-            self._claims.note("", self._backoff_seconds, offence=True)
+            for key in ("", peer_id):
+                self._claims.note(key, self._backoff_seconds, offence=True)
 
     def ended(self, leader: str, *, merged: bool) -> None:
         """A round has ended that ``leader`` led, if anybody.
@@ -99,6 +104,7 @@ class KnownMembers:
         self._elected = ""
         self._established = self._established or merged
         self._incumbent = leader if merged else ""
+        self._lonely = 0 if merged else self._lonely + (not leader)
         if not leader:
             self._failed_leaders = PeerBackoff()
         elif not merged:

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from peer.replica.inner_loop import InnerReport
+from peer.rounds.backoff import MEMORY
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import State
 from peer.rounds.types import Group, Outcome
@@ -39,8 +40,8 @@ class Conduct:
     def __init__(self, world: World) -> None:
         self._world = world
         self._given: set[tuple[int, bytes]] = set()  # all vectors that a donor has given: place, fingerprint
-        # by both names: strikes and the end of the backoff of an offence, and since when
-        self._avoids: dict[tuple[str, str], tuple[tuple[int, float], float]] = {}
+        # by both names: strikes and the end of the backoff of an offence; since when; its end when it was seen last
+        self._avoids: dict[tuple[str, str], tuple[tuple[int, float], float, float]] = {}
         self._busy: dict[str, float] = {}  # since when a donor serves nobody
         self._joined: dict[str, float] = {}  # when, by name
         self._late: dict[str, set[tuple[str, str]]] = {}  # streams that came too late for a group's round, by name
@@ -201,10 +202,12 @@ class Conduct:
             if not held.offence and self._refuses(other, peer):  # it was told so, and asks others; the other is judged
                 continue
             event = held.strikes, held.until if held.offence else 0.0
-            before, since = self._avoids.setdefault(pair, (event, now))
-            if before != event:  # something has happened between them again
-                self._avoids[pair] = event, now
-            elif now - since > max(LONGEST_BACKOFF, 8 * phase) + 10:
+            before, since, until = self._avoids.get(pair, (event, now, math.inf))
+            began = held.until - (held.forgotten - held.until) / (MEMORY - 1)
+            if event != before or began > until:  # something has happened between them again
+                since = now
+            self._avoids[pair] = event, since, held.until
+            if now - since > max(LONGEST_BACKOFF, 8 * phase) + 10:
                 self._world.violation(f"{peer.name} avoids {other.name} since {self._avoids.pop(pair)[1]:.0f} s")
 
     def _spoilt(self, peer: SimulatedPeer) -> bool:

@@ -106,6 +106,19 @@ def test_after_a_claim_that_was_believed_in_vain_none_is_believed_for_a_while(mo
         now[0] += 2
 
 
+def test_who_stays_without_a_group_believes_others_again() -> None:
+    """Seed 4212: two that each did not know the other from a round led for minutes, and refused each other's claims."""
+    it = group("z")
+    it.ended("me", merged=True)
+    it.claimed(Seat("a", "a"), established=True)
+    it.missed("a")
+    for expected in ("me", "me", "b"):
+        it.claimed(Seat("a", "a"), established=True)
+        it.claimed(Seat("b", "b"), established=True)
+        assert leader(it) == expected
+        it.ended("", merged=False)
+
+
 def test_who_has_led_a_round_that_failed_leads_again_after_the_others() -> None:
     it = group("b", "c", "z")
     assert leader(it) == "b"
