@@ -120,7 +120,7 @@ class GroupMember:
 
     async def follow(self, leader: Seat, round: int, until: float) -> Group | str:
         """At the boundary: the group of ``leader``, or why there is none. ``until``: monotonic time."""
-        fresh = not self.admitted_by(leader)
+        fresh, began = not self.admitted_by(leader), clock.monotonic()
         if reason := await self.join(leader, round):
             return reason
         current = self._leader
@@ -130,22 +130,19 @@ class GroupMember:
             return await self._decision(current, round, until)
         except (TimeoutError, StreamLost) as error:
             self.leave()
-            if fresh:  # otherwise it may only have dropped us as too late: ask it again
+            waited = clock.monotonic() - began
+            if waited > self._known.longest(leader.peer_id) / 2:  # it has given signs of life, and formed no group
+                self._known.missed(leader.peer_id, waited)
+            elif fresh:  # otherwise it may only have dropped us as too late: ask it again
                 self._known.avoid(leader.peer_id)
             return f"{leader.name} is gone: {str(error) or 'no message from it'}"
 
     async def _decision(self, current: LeaderStream, round: int, until: float) -> Group | str:
         """The leader's decision. Raises :class:`StreamLost` or ``TimeoutError`` when the leader is gone."""
-        leader = current.seat.peer_id
-        due = clock.monotonic() + self._known.longest(leader)
+        due = min(until, clock.monotonic() + self._known.longest(current.seat.peer_id))
         while True:
-            try:
-                async with asyncio.timeout(min(LEADER_SILENCE, min(due, until) - clock.monotonic())):
-                    message = await current.messages.get()
-            except TimeoutError:
-                if clock.monotonic() >= due:  # it has given signs of life, and formed no group
-                    self._known.missed(leader)
-                raise
+            async with asyncio.timeout(min(LEADER_SILENCE, due - clock.monotonic())):
+                message = await current.messages.get()
             match message:
                 case WaitFor():
                     log.debug("waiting: %s", fields(whom=message.names, seconds=message.seconds))

@@ -29,6 +29,7 @@ GATHER_PROTOCOL = "noloco/gather/5"
 GATHER_TIMEOUT = 5.0  # seconds for one message
 NOTICE_PERIOD = 2.0  # seconds between two notices to one member
 MEMBER_BACKOFF = 30.0  # seconds for which a member that failed is left out at least: until all have noticed it
+COST_FACTOR = 4.0  # times as long as it made others wait for nothing, a member is left out at least
 NEW_PHASES = 6.0  # inner phases
 NEW_SLACK = 10.0  # seconds
 LONELY_ROUNDS = 2  # without a group
@@ -147,14 +148,14 @@ class KnownMembers:
 
     def avoid(self, peer_id: str) -> None:
         """Leave a member out for a while, or until it calls."""
-        self._leave_out(peer_id, offence=False, refused=False)
+        self._leave_out(peer_id, self._backoff_seconds, offence=False, refused=False)
 
     @property
     def _backoff_seconds(self) -> float:
         return max(MEMBER_BACKOFF, BACKOFF_PHASES * (self._progress.phase_seconds or 0.0))
 
-    def _leave_out(self, peer_id: str, *, offence: bool, refused: bool) -> None:
-        self._backoff.note(peer_id, self._backoff_seconds, offence=offence, refused=refused)
+    def _leave_out(self, peer_id: str, seconds: float, *, offence: bool, refused: bool) -> None:
+        self._backoff.note(peer_id, seconds, offence=offence, refused=refused)
         self._named.pop(peer_id, None)
         self._believed_in_vain(peer_id)
 
@@ -175,16 +176,18 @@ class KnownMembers:
         known = peer_id in self._node.proven or peer_id == self._node.peer_id or not self._established
         return self.patience(peer_id) + (catch_up_limit(self._boundary.longest_phase) if known else 0.0)
 
-    def missed(self, peer_id: str) -> None:
-        """A member has not come, or a leader has formed no group, in the time that it announced."""
-        self.made_fail(peer_id, offence=peer_id not in self._node.proven)
+    def missed(self, peer_id: str, waited: float) -> None:
+        """A member has not come, or a leader has formed no group, in the time that it announced: ``waited`` seconds."""
+        self.made_fail(peer_id, offence=peer_id not in self._node.proven, cost=waited)
         self._node.proven.discard(peer_id)
 
-    def made_fail(self, peer_id: str, *, offence: bool) -> None:
-        """A round failed because of this member. Once, it may have been its line or another member: it comes back by a
-        call. The second time within a while it stays out, as each time costs all members a deadline.
+    def made_fail(self, peer_id: str, *, offence: bool, cost: float = 0.0) -> None:
+        """A round failed because of this member, after so many seconds. Once, it may have been its line or another
+        member: it comes back by a call. The second time within a while it stays out, as each time costs all members a
+        deadline.
         """
-        self._leave_out(peer_id, offence=offence, refused=self._backoff.remembers(peer_id))
+        seconds = max(self._backoff_seconds, COST_FACTOR * cost)
+        self._leave_out(peer_id, seconds, offence=offence, refused=self._backoff.remembers(peer_id))
 
     def notify(self, missing: Sequence[Seat]) -> None:
         """Tell members that have not joined that this peer leads; leave out those that cannot be reached."""

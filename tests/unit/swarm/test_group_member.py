@@ -8,22 +8,26 @@ from typing import Any
 
 import pytest
 
+from peer import clock
 from peer.p2p.budgets import Proven
 from peer.p2p.stream import Stream
 from peer.rounds.backoff import PeerBackoff
+from peer.rounds.state import Lineage
 from peer.rounds.types import Seat
 from peer.swarm.context import Decline
 from peer.swarm.grouping.member import GroupMember
-from peer.swarm.grouping.messages import AWAY, GROUP_CALL, UNWELCOME, JoinGroup
+from peer.swarm.grouping.messages import AWAY, GROUP_CALL, UNWELCOME, Admitted, JoinGroup, MemberReady, WaitFor
 from peer.swarm.grouping.roster import KnownMembers
 from tests.unit.virtual import run, stream_pair
 
 
 class Group:
-    """A member that knows the leader A, and B, which leads without it. A declines with ``reason``."""
+    """A member that knows the leader A, and B, which leads without it. A declines with ``reason``, or admits it and
+    leaves it after so many seconds.
+    """
 
-    def __init__(self, reason: str) -> None:
-        self.reason, self.asked = reason, []  # type: tuple[str, list[str]]
+    def __init__(self, reason: str = "", seconds: int = 0) -> None:
+        self.reason, self.asked, self.seconds = reason, [], seconds  # type: tuple[str, list[str], int]
         self.answers: list[asyncio.Task[None]] = []
         node = SimpleNamespace(
             peer_id="Z",
@@ -31,11 +35,19 @@ class Group:
             addresses=(),
             member=SimpleNamespace(name="z"),
             open_to_member=self.open_to_member,
+            background=lambda work: self.answers.append(asyncio.ensure_future(work)),
         )
-        boundary = SimpleNamespace(progress=SimpleNamespace(phase_seconds=2.0), eta=lambda: 1.0)
+        boundary = SimpleNamespace(
+            here=True, progress=SimpleNamespace(phase_seconds=2.0), eta=lambda: 1.0, longest_phase=2.0
+        )
         members, backoff = SimpleNamespace(live=lambda: []), PeerBackoff()
         context: Any = SimpleNamespace(
-            node=node, members=members, others=lambda: [], backoff=backoff, boundary=boundary, counters=None
+            node=node,
+            members=members,
+            others=lambda: [],
+            backoff=backoff,
+            boundary=boundary,
+            counters=SimpleNamespace(lineage=Lineage("x", 9)),
         )
         self.known = KnownMembers(context, 600.0)
         for peer_id in "AB":
@@ -50,7 +62,15 @@ class Group:
 
     async def _answer(self, stream: Stream) -> None:
         assert isinstance(await stream.receive(GROUP_CALL, 5), JoinGroup)
-        await stream.send_last(Decline(reason=self.reason), 5)
+        if self.reason:
+            await stream.send_last(Decline(reason=self.reason), 5)
+            return
+        await stream.send(Admitted(), 5)
+        assert isinstance(await stream.receive(MemberReady, 5), MemberReady)
+        for left in reversed(range(self.seconds)):
+            await asyncio.sleep(1.0)
+            await stream.send(WaitFor(seconds=left, names="nobody"), 5)
+        stream.close()
 
     def leader(self) -> str:
         seat = self.known.leader()
@@ -73,5 +93,21 @@ def test_a_leader_that_is_away_or_will_not_have_it_leads_it_no_longer(reason: st
         assert reason in await group.member.join(leader, 3)
         await asyncio.gather(*group.answers)
         assert group.asked == ["A"] and group.leader() == then
+
+    run(scene())
+
+
+@pytest.mark.parametrize(("seconds", "left_out"), [(2, 30.0), (60, 240.0)])
+def test_a_leader_that_ends_just_before_its_deadline_has_cost_as_much_as_one_that_forms_no_group(
+    seconds: int, left_out: float
+) -> None:
+    async def scene() -> None:
+        group = Group(seconds=seconds)
+        leader = group.known.leader()
+        assert leader is not None and 60 < group.known.longest("A") < 120
+        assert "is gone" in await group.member.follow(leader, 3, clock.monotonic() + 600.0)
+        held = group.known._backoff._held["A"]
+        assert held.until - clock.monotonic() == pytest.approx(left_out, abs=5.0)
+        assert held.offence == (seconds == 60)
 
     run(scene())

@@ -11,7 +11,7 @@ from peer import clock
 from peer.p2p.budgets import Proven
 from peer.rounds.backoff import PeerBackoff
 from peer.rounds.types import Seat
-from peer.swarm.grouping.roster import MEMBER_BACKOFF, NEW_PHASES, NEW_SLACK, KnownMembers
+from peer.swarm.grouping.roster import COST_FACTOR, MEMBER_BACKOFF, NEW_PHASES, NEW_SLACK, KnownMembers
 
 
 def known(backoff: PeerBackoff, phase: float | None = 2.0, patience: float = 600.0) -> Any:
@@ -98,7 +98,7 @@ def test_after_a_claim_that_was_believed_in_vain_none_is_believed_for_a_while(mo
         it.ended("me", merged=True)
         it.claimed(Seat(f"a{number}", "new"), established=True)
         assert leader(it) == f"a{number}"
-        it.missed(f"a{number}")  # it has formed no group
+        it.missed(f"a{number}", 1.0)  # it has formed no group
         it.ended("me", merged=True)
         now[0] += seconds - 1
         it.claimed(Seat("a9", "new"), established=True)
@@ -111,7 +111,7 @@ def test_who_stays_without_a_group_believes_others_again() -> None:
     it = group("z")
     it.ended("me", merged=True)
     it.claimed(Seat("a", "a"), established=True)
-    it.missed("a")
+    it.missed("a", 1.0)
     for expected in ("me", "me", "b"):
         it.claimed(Seat("a", "a"), established=True)
         it.claimed(Seat("b", "b"), established=True)
@@ -180,11 +180,24 @@ def test_who_does_not_come_again_and_again_is_left_out_for_longer(monkeypatch: p
     backoff = PeerBackoff()
     it = known(backoff)
     for expected in (1, 2, 4, 8):
-        it.missed("new")
+        it.missed("new", 1.0)
         now[0] += expected * MEMBER_BACKOFF - 1
         assert backoff.avoided("new") and not backoff.welcome("new")
         now[0] += 2
         assert not backoff.avoided("new")
+
+
+def test_who_makes_others_wait_in_vain_is_left_out_for_some_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 4174: a leader that formed no group was followed for 130 s, and again after 40 s."""
+    now = [100.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    backoff = PeerBackoff()
+    it = known(backoff)
+    it.missed("new", 130.0)
+    now[0] += COST_FACTOR * 130.0 - 1
+    assert backoff.avoided("new")
+    now[0] += 2
+    assert not backoff.avoided("new")
 
 
 def test_who_makes_two_rounds_fail_soon_after_each_other_has_offended() -> None:
@@ -200,7 +213,7 @@ def test_one_with_which_the_last_round_succeeded_comes_back_by_a_call() -> None:
     backoff = PeerBackoff()
     it = known(backoff)
     it._node.proven.add("old")
-    it.missed("old")
+    it.missed("old", 1.0)
     assert backoff.avoided("old") and backoff.welcome("old") and not backoff.avoided("old")
-    it.missed("old")
+    it.missed("old", 1.0)
     assert not backoff.welcome("old"), "it has missed two in turn"
