@@ -25,6 +25,9 @@ def theta(state: PeerState) -> torch.Tensor:
     return out
 
 
+AWAY = {"adamw": 1e-4, "muon": 1e-2}  # of what training changed; Muon orthogonalises in bfloat16
+
+
 def alone(state: PeerState) -> None:
     """An outer step with a group of one."""
     mean = torch.empty(state.outer.slow.numel)
@@ -92,6 +95,7 @@ def test_it_trains_and_resumes_as_on_one_rank(
 ) -> None:
     settings = config(tmp_path, peer=peer, optimizer=optimizer)
     one, home = replica(settings), tmp_path / "peer"
+    start = theta(one)
     batches = [one.stream.batch(1000), one.stream.batch(1001)]  # type: ignore[attr-defined]
     with replica_on(size, settings, tmp_path) as many:
         untrained = one.inner.evaluate(batches)
@@ -104,7 +108,8 @@ def test_it_trains_and_resumes_as_on_one_rank(
             alone(one)
             alone(many)
             assert many.inner.evaluate(batches) == pytest.approx(one.inner.evaluate(batches), rel=1e-4)
-        torch.testing.assert_close(theta(many), theta(one), rtol=1e-3, atol=1e-4)
+        away = (theta(many) - theta(one)).norm() / (theta(one) - start).norm()
+        assert away < AWAY[optimizer]
         assert one.inner.evaluate(batches) < untrained - 0.01
         store = Checkpoints(home / "checkpoints", 2)
         store.save(many.inner.step, many.scalars(), many.tensors())
