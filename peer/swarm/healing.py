@@ -53,26 +53,27 @@ class Origin:
 
     def __init__(self) -> None:
         self.root, self.since = "", 0
-        self._alone = False
+        self._alone = self._as_good = False
 
     def note(self, *, alone: bool, round: int, root: str) -> None:
         """It has looked for others. ``round``: its own, 0 when its weights are fresh."""
-        self.root, self.since, self._alone = root, round, alone
+        self.root, self.since, self._alone, self._as_good = root, round, alone, False
 
     def met(self, root: str) -> None:
         """It has met a peer with this root; their weights will be averaged."""
         self.root, self._alone = min(self.root or root, root or self.root), False
 
-    def has_as_much(self) -> None:
-        """Weights that are rounds further are no better: with this peer's root both are averaged, as after a split."""
-        self._alone = False
+    def is_as_good(self) -> None:
+        """Weights that are rounds further are no better: both are averaged, as after a split."""
+        self._as_good = True
 
     def late(self, own: int, theirs: int, root: str) -> bool:
         """Does this peer, at round ``own``, gain more than it loses with the weights of a peer at round ``theirs``?
 
         A peer that has trained longer by itself has as much to give: then both are averaged, as after any split.
         """
-        return (self._alone or root != self.root) and theirs - own > max(STALE_ROUNDS, own - self.since)
+        apart = not self._as_good and (self._alone or root != self.root)
+        return apart and theirs - own > max(STALE_ROUNDS, own - self.since)
 
     def late_to(self, own: int, others: Sequence[Position]) -> bool:
         """The same for a swarm: to most of its members, as some may claim a round that nobody has."""

@@ -77,12 +77,14 @@ def _ask(needed: Replacement, state: OuterState, presence: Presence, validation:
             taken = presence.join(state.room(), 0.0, above=needed.above, among=needed.ids, without=bad)
         except (RunError, UserError) as error:
             log.warning("%s, and no member gives its weights: %s", needed.why, error)
-            return None
-        if taken is None or validation is None or _good(taken, needed, validation):
+            break
+        if taken is None:
+            break
+        if validation is None or _good(taken, needed, validation):
             return taken
         bad.add(taken.donor)
-        if not needed.ids:
-            presence.origin.has_as_much()
+    if bad and not needed.ids:
+        presence.origin.is_as_good()
     return None
 
 

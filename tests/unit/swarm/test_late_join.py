@@ -41,6 +41,17 @@ def test_halves_of_one_swarm_are_never_late(own: int, theirs: int) -> None:
     assert not alone.late(own, theirs, "a")
 
 
+@given(ROUNDS, ROUNDS, st.booleans(), ROOTS)
+def test_one_whose_weights_are_as_good_is_not_late_until_it_takes_others(
+    own: int, theirs: int, alone: bool, root: str
+) -> None:
+    it = origin(alone=alone)
+    it.is_as_good()
+    assert not it.late(own, theirs, root)
+    it.note(alone=True, round=0, root="a")
+    assert it.late(0, STALE_ROUNDS + 1, root)
+
+
 @given(st.lists(st.integers(100, 110), max_size=6), st.integers(0, 6), st.booleans())
 def test_most_must_say_so(honest: list[int], liars: int, alone: bool) -> None:
     own = origin(50, alone=alone)

@@ -155,14 +155,16 @@ def test_the_loss_of_those_who_are_further_must_be_lower() -> None:
 
 
 def test_who_has_compared_itself_with_the_swarm_meets_it() -> None:
-    """It declined all meetings for four rounds and more, because the swarm was further, though not better."""
+    """It declined all meetings for four rounds and more, because the swarm was further, though not better; a swarm that
+    had begun with other weights (seed 4756) for ever.
+    """
     state = trained()
     presence = Strangers(trained(1).outer.slow.phi, further=20)
     presence.origin.note(alone=True, round=9, root="a")
     assert presence.origin.late(9, 27, "a")
     assert not join_late(state, presence, clock(), validation(state))  # type: ignore[arg-type]
     assert not presence.origin.late(9, 27, "a")
-    assert presence.origin.late(9, 27, "b")  # who began with other weights may have nothing in common with this peer
+    assert not presence.origin.late(9, 27, "b")  # the guard refuses weights that have nothing in common with its own
 
 
 def test_who_gets_no_weights_to_compare_with_waits_for_them() -> None:
