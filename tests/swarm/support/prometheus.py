@@ -19,6 +19,7 @@ from tests.swarm.support.harness import ROOT, wait_for
 
 ANSWER = 10.0  # seconds
 START = 30.0
+REFRESH = 15  # seconds between two looks for targets; here they are shorter
 
 
 class Sample(NamedTuple):
@@ -74,8 +75,9 @@ def running(folder: Path, bootstrap: str) -> Iterator[Prometheus]:
     shutil.copytree(ROOT / "docker" / "prometheus", settings)
     config = settings / "prometheus.yml"
     text = config.read_text(encoding="utf-8")
-    assert text.count("bootstrap:9400") == 2
-    config.write_text(text.replace("bootstrap:9400", bootstrap), encoding="utf-8")
+    assert text.count("bootstrap:9400") == 2 and text.count(f"refresh_interval: {REFRESH}s") == 1
+    text = text.replace("bootstrap:9400", bootstrap).replace(f"refresh_interval: {REFRESH}s", "refresh_interval: 2s")
+    config.write_text(text, encoding="utf-8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
