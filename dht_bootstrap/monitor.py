@@ -37,6 +37,7 @@ from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
 log = get_logger("monitor")
 HEALTH_TIMEOUT = 3.0
+POLL = 0.1  # seconds: as long may the end of the server take
 PACKED = 1400  # bytes: an answer that fits into one packet is not compressed
 
 
@@ -92,7 +93,9 @@ class Monitor:
                 f"port occupied: monitor {host}:{port}: {error.strerror}; choose another --http-port"
             ) from None
         self.address = f"{host}:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="monitor", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": POLL}, name="monitor", daemon=True
+        )
         self._thread.start()
 
     def watch(self) -> None:

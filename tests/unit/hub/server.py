@@ -57,7 +57,7 @@ class Hub(ThreadingHTTPServer):
 @contextmanager
 def serving() -> Iterator[Hub]:
     with Hub() as hub:
-        thread = threading.Thread(target=hub.serve_forever)
+        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
             yield hub

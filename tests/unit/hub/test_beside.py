@@ -27,6 +27,13 @@ PATIENCE = 300.0  # seconds that only a hang takes
 TO = PushConfig(to="me/model", every_rounds=10, max_upload="50mbit")
 
 
+def environment_of(pid: int) -> bytes:
+    """Empty for a moment while the program is loaded."""
+    while not (text := Path(f"/proc/{pid}/environ").read_bytes()):
+        time.sleep(0.001)
+    return text
+
+
 def wait_for_the_end(pusher: Pusher) -> None:
     deadline = time.monotonic() + PATIENCE
     while pusher._process is not None:
@@ -51,7 +58,7 @@ def test_a_due_checkpoint_is_pushed_by_a_process_that_gives_way(
     shutil.rmtree(checkpoint)  # as newer checkpoints do
     assert os.getpriority(os.PRIO_PROCESS, first.pid) == 19
     assert Path(f"/proc/{first.pid}/oom_score_adj").read_text().strip() == "1000"
-    assert b"CUDA_VISIBLE_DEVICES=\0" in Path(f"/proc/{first.pid}/environ").read_bytes()
+    assert b"CUDA_VISIBLE_DEVICES=\0" in environment_of(first.pid)
     assert b"--max-upload\x0050mbit\0" in Path(f"/proc/{first.pid}/cmdline").read_bytes()
     pusher.saved(checkpoint, 40)
     assert pusher._process is first  # never two at once

@@ -227,7 +227,7 @@ class _Hub(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def hub() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
