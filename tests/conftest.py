@@ -13,7 +13,7 @@ from tests import needs
 TESTS = Path(__file__).parent
 settings.register_profile("tests", deadline=None, derandomize=True)  # no luck, and no speed of the machine
 settings.load_profile("tests")
-logging.getLogger("asyncio").propagate = False  # what one test's garbage says is no message of another one
+logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # else what one test's garbage says is a message of another one
 LONG = ("swarm", "netlab", "gpu")  # folders of tests with real processes or that take minutes
 FIRST = "tests/simulated/test_seeds.py"  # else the last seeds run alone
 
