@@ -29,6 +29,7 @@ GATHER_PROTOCOL = "noloco/gather/5"
 GATHER_TIMEOUT = 5.0  # seconds for one message
 NOTICE_PERIOD = 2.0  # seconds between two notices to one member
 MEMBER_BACKOFF = 30.0  # seconds for which a member that failed is left out at least: until all have noticed it
+AWAY_PHASES = 2.0  # inner phases until one that could not be reached is asked again
 COST_FACTOR = 4.0  # times as long as it made others wait for nothing, a member is left out at least
 NEW_PHASES = 6.0  # inner phases
 NEW_SLACK = 10.0  # seconds
@@ -148,7 +149,8 @@ class KnownMembers:
 
     def avoid(self, peer_id: str) -> None:
         """Leave a member out for a while, or until it calls."""
-        self._leave_out(peer_id, self._backoff_seconds, offence=False, refused=False)
+        seconds = max(MEMBER_BACKOFF, AWAY_PHASES * (self._progress.phase_seconds or 0.0))
+        self._leave_out(peer_id, seconds, offence=False, refused=False)
 
     @property
     def _backoff_seconds(self) -> float:

@@ -11,7 +11,7 @@ from peer import clock
 from peer.p2p.budgets import Proven
 from peer.rounds.backoff import PeerBackoff
 from peer.rounds.types import Seat
-from peer.swarm.grouping.roster import COST_FACTOR, MEMBER_BACKOFF, NEW_PHASES, NEW_SLACK, KnownMembers
+from peer.swarm.grouping.roster import AWAY_PHASES, COST_FACTOR, MEMBER_BACKOFF, NEW_PHASES, NEW_SLACK, KnownMembers
 
 
 def known(backoff: PeerBackoff, phase: float | None = 2.0, patience: float = 600.0) -> Any:
@@ -185,6 +185,19 @@ def test_who_does_not_come_again_and_again_is_left_out_for_longer(monkeypatch: p
         assert backoff.avoided("new") and not backoff.welcome("new")
         now[0] += 2
         assert not backoff.avoided("new")
+
+
+def test_who_could_not_be_reached_is_asked_again_after_two_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 5583: after a split each side left the other out for four, and who came back stayed alone as long."""
+    now = [100.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    backoff = PeerBackoff()
+    it = known(backoff, phase=20.0)
+    it.avoid("b")
+    now[0] += AWAY_PHASES * 20.0 - 1
+    assert backoff.avoided("b")
+    now[0] += 2
+    assert not backoff.avoided("b")
 
 
 def test_who_makes_others_wait_in_vain_is_left_out_for_some_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
