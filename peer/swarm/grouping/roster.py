@@ -163,10 +163,10 @@ class KnownMembers:
 
     def patience(self, peer_id: str) -> float:
         """Seconds of the longest wait for a member. Who has not taken part in a round delays the others by few phases:
-        an id costs nothing.
+        an id costs nothing. So does this peer, if it leads: the others give up a new leader that waits longer.
         """
-        phase = self._progress.phase_seconds
-        if phase is None or peer_id in self._node.proven or peer_id == self._node.peer_id:
+        phase, own = self._progress.phase_seconds, peer_id == self._node.peer_id
+        if phase is None or (self._established if own else peer_id in self._node.proven):
             return self._patience
         return min(self._patience, NEW_PHASES * phase + NEW_SLACK)
 

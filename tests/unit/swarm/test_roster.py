@@ -166,7 +166,8 @@ def test_whom_the_asked_one_names_leads_until_the_round_has_ended() -> None:
 
 def test_who_has_taken_part_in_no_round_is_waited_for_some_phases_only() -> None:
     it = known(PeerBackoff())
-    assert it.patience("new") == NEW_PHASES * 2.0 + NEW_SLACK
+    assert it.patience("new") == it.patience("me") == NEW_PHASES * 2.0 + NEW_SLACK
+    it.ended("me", merged=True)
     assert it.patience("me") == 600.0
     it._node.proven.add("old")
     assert it.patience("old") == 600.0
