@@ -47,11 +47,10 @@ def own_buckets(peer_id: str) -> list[Bucket]:
     return [bucket_of(peer_id, level) for level in range(DEEPEST + 1)]
 
 
-def reads(members: float, count: int, chance: random.Random) -> list[Bucket]:
-    """``count`` different random buckets, or all if there are no more."""
+def reads(members: float, count: int, first: int) -> list[Bucket]:
+    """``count`` buckets of the level, in turn from the place ``first`` on, or all if there are no more."""
     level = round(_level(members))
-    places = range(2**level) if 2**level <= count else chance.sample(range(2**level), count)
-    return [Bucket(level, place) for place in places]
+    return [Bucket(level, (first + it) % 2**level) for it in range(min(count, 2**level))]
 
 
 class Size:
@@ -59,14 +58,17 @@ class Size:
 
     def __init__(self, members: float = 1.0) -> None:
         self.members, self._number, self._settled = members, 0, False
+        self._first: int | None = None  # the place of the next bucket to read
 
     def look(self, count: int, chance: random.Random) -> list[Bucket]:
         """The buckets to read now: ``count`` of them, and one of each level that others may use.
 
-        Once the size is known the latter are seldom read: most are empty, and an empty one costs many requests.
+        The former in turn: at random, one may not be read again before its records have expired. Once the size is known
+        the latter are seldom read: most are empty, and an empty one costs many requests.
         """
         self._number += 1
-        buckets = reads(self.members, count, chance)
+        first = chance.randrange(2**DEEPEST) if self._first is None else self._first
+        buckets, self._first = reads(self.members, count, first), first + count
         if not self._probing:
             return buckets
         return buckets + probes(chance, self.members if self._number % WIDE_LOOKS else None)

@@ -65,7 +65,8 @@ class Reader:
         for _ in range(LOOKS):
             found = await self._take_in(directory.probes(self.chance), search.ASKED_NODES)
             self._size = directory.Size(directory.estimate(found))
-            await self._take_in(directory.reads(self.members, count, self.chance), search.COPIES)
+            first = self.chance.randrange(2**directory.DEEPEST)
+            await self._take_in(directory.reads(self.members, count, first), search.COPIES)
             if self.known or not await self._node.asked_in_vain():
                 return
 

@@ -110,8 +110,20 @@ def test_a_swarm_that_starts_at_once_and_one_that_shrinks_come_to_the_right_leve
     assert all(50 <= members <= 180 for members in swarm.members())
 
 
+@pytest.mark.parametrize("level", [0, 1, 2, 3, 5])
+def test_all_buckets_have_their_turn(level: int) -> None:
+    """Seed 8099: of four, one was not read for the 30 s for which its records count."""
+    size = Size(TARGET * 2.0**level)
+    size._settled = True
+    turns = -(-(2**level) // READS)
+    chance = random.Random(level)
+    for _ in range(5):
+        looks = [size.look(READS, chance) for _ in range(turns)]
+        assert {it.place for look in looks for it in look if it.level == level} == set(range(2**level))
+
+
 @settings(max_examples=200)
 @given(st.floats(1, 1e7), st.floats(0.75, 1.33), st.text(min_size=1, max_size=20))
 def test_estimates_that_differ_a_little_still_meet(members: float, other: float, name: str) -> None:
-    level = directory.reads(members * other, 1, random.Random(0))[0].level
+    level = directory.reads(members * other, 1, 0)[0].level
     assert level in {bucket.level for bucket in directory.writes(name, members)}
