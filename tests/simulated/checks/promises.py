@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.simulated.world import World
 
 ALONE_PHASES = 4  # boundaries in a row without a merge beside somebody who has none either
-MOST_TASKS = 60  # of one process, and two for each other peer
+MOST_TASKS = 100  # of one process (22 reads of the directory with three asks each), and two for each other peer
 MOST_STREAMS = 3  # of one peer, and two for each other peer: a notice, and a join or what is averaged
 
 
@@ -56,7 +56,10 @@ class Promises:
 
         def noted(averaged: Averaged) -> None:
             ended(averaged)
-            self._note_alone(peer, merged=averaged.outcome is Outcome.MERGED)
+            merged = averaged.outcome is Outcome.MERGED
+            liars = {it.name for it in self._world.peers if not it.honest}
+            if merged or not liars & set(averaged.partners):  # who is held by a liar meets nobody else meanwhile
+                self._note_alone(peer, merged=merged)
 
         boundary.cross, boundary.presence.ended = crossed, noted
 
