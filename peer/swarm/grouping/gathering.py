@@ -68,7 +68,7 @@ class GroupMatching(Matching):
         if worse:
             self._known.made_fail(peer_id, offence=False)  # its leader may have lied
         elif self._known.leader() is None:  # it has said so itself
-            self._known.missed(peer_id, 0.0)
+            self._known.missed(peer_id)
         self._node.call(self._leave(), OPEN_TIMEOUT)
 
     def ended(self, group: Group, averaged: Averaged) -> None:

@@ -67,11 +67,9 @@ class GroupLeader:
         self,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         patience: Callable[[str], float],
-        missed: Callable[[str, float], None],
+        missed: Callable[[str], None],
     ) -> None:
-        """``patience``: the longest wait for a member, by id, in seconds; ``missed``: told who has not come, and for
-        how many seconds it was waited for.
-        """
+        """``patience``: the longest wait for a member, by id, in seconds; ``missed``: told who has not come."""
         self._spawn, self._patience, self._missed = spawn, patience, missed
         self._joined: dict[str, JoinedMember] = {}
         self._news = asyncio.Event()
@@ -122,11 +120,10 @@ class GroupLeader:
         and once as long as catching up may take, as each member expects.
         """
         self._gathering, catch_up = True, catch_up_limit(phase)
-        began = clock.monotonic()
-        until = began + self._patience(me.peer_id) + catch_up
+        until = clock.monotonic() + self._patience(me.peer_id) + catch_up
         while True:
             self._news.clear()
-            late = self._awaited(round, began)
+            late = self._awaited(round)
             if not late or stopped() or clock.monotonic() >= until:
                 outdated = self._outdated(own) if equal else None
                 if outdated is None:
@@ -154,9 +151,9 @@ class GroupLeader:
 
     # -- which members to wait for
 
-    def _awaited(self, round: int, began: float) -> list[JoinedMember]:
-        """The members to wait for, since ``began``. A member that is too late is dropped; one for a later round is not
-        waited for, unless all are for later rounds: then this peer's own count is behind.
+    def _awaited(self, round: int) -> list[JoinedMember]:
+        """The members to wait for. A member that is too late is dropped; one for a later round is not waited for,
+        unless all are for later rounds: then this peer's own count is behind.
         """
         late = []
         due = max(round, min((member.round for member in self._joined.values()), default=round))
@@ -166,7 +163,7 @@ class GroupLeader:
             elif member.ready is None and member.until <= clock.monotonic():
                 log.info("no longer waiting for a member: %s", fields(peer=member.seat.name))
                 self._joined.pop(peer_id).leave()
-                self._missed(peer_id, clock.monotonic() - began)
+                self._missed(peer_id)
             elif member.ready is None and member.round <= due:
                 late.append(member)
         return late

@@ -30,7 +30,7 @@ GATHER_TIMEOUT = 5.0  # seconds for one message
 NOTICE_PERIOD = 2.0  # seconds between two notices to one member
 MEMBER_BACKOFF = 30.0  # seconds for which a member that failed is left out at least: until all have noticed it
 AWAY_PHASES = 2.0  # inner phases until one that could not be reached is asked again
-COST_FACTOR = 4.0  # times as long as it made others wait for nothing, a member is left out at least
+COST_FACTOR = 4.0  # times as long as it made others wait for no group, a leader is left out at least
 NEW_PHASES = 6.0  # inner phases
 NEW_SLACK = 10.0  # seconds
 LONELY_ROUNDS = 2  # without a group
@@ -178,8 +178,11 @@ class KnownMembers:
         known = peer_id in self._node.proven or peer_id == self._node.peer_id or not self._established
         return self.patience(peer_id) + (catch_up_limit(self._boundary.longest_phase) if known else 0.0)
 
-    def missed(self, peer_id: str, waited: float) -> None:
-        """A member has not come, or a leader has formed no group, in the time that it announced: ``waited`` seconds."""
+    def missed(self, peer_id: str, waited: float = 0.0) -> None:
+        """A member has not come in the time that it announced, or a leader has formed no group for ``waited`` seconds.
+
+        All wait for a leader: what it costs must not be worth it. A member may have had a bad line twice.
+        """
         self.made_fail(peer_id, offence=peer_id not in self._node.proven, cost=waited)
         self._node.proven.discard(peer_id)
 

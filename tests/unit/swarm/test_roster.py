@@ -98,7 +98,7 @@ def test_after_a_claim_that_was_believed_in_vain_none_is_believed_for_a_while(mo
         it.ended("me", merged=True)
         it.claimed(Seat(f"a{number}", "new"), established=True)
         assert leader(it) == f"a{number}"
-        it.missed(f"a{number}", 1.0)  # it has formed no group
+        it.missed(f"a{number}")  # it has formed no group
         it.ended("me", merged=True)
         now[0] += seconds - 1
         it.claimed(Seat("a9", "new"), established=True)
@@ -111,7 +111,7 @@ def test_who_stays_without_a_group_believes_others_again() -> None:
     it = group("z")
     it.ended("me", merged=True)
     it.claimed(Seat("a", "a"), established=True)
-    it.missed("a", 1.0)
+    it.missed("a")
     for expected in ("me", "me", "b"):
         it.claimed(Seat("a", "a"), established=True)
         it.claimed(Seat("b", "b"), established=True)
@@ -181,7 +181,7 @@ def test_who_does_not_come_again_and_again_is_left_out_for_longer(monkeypatch: p
     backoff = PeerBackoff()
     it = known(backoff)
     for expected in (1, 2, 4, 8):
-        it.missed("new", 1.0)
+        it.missed("new")
         now[0] += expected * MEMBER_BACKOFF - 1
         assert backoff.avoided("new") and not backoff.welcome("new")
         now[0] += 2
@@ -227,7 +227,7 @@ def test_one_with_which_the_last_round_succeeded_comes_back_by_a_call() -> None:
     backoff = PeerBackoff()
     it = known(backoff)
     it._node.proven.add("old")
-    it.missed("old", 1.0)
+    it.missed("old")
     assert backoff.avoided("old") and backoff.welcome("old") and not backoff.avoided("old")
-    it.missed("old", 1.0)
+    it.missed("old")
     assert not backoff.welcome("old"), "it has missed two in turn"
