@@ -29,11 +29,11 @@ GATHER_PROTOCOL = "noloco/gather/5"
 GATHER_TIMEOUT = 5.0  # seconds for one message
 NOTICE_PERIOD = 2.0  # seconds between two notices to one member
 MEMBER_BACKOFF = 30.0  # seconds for which a member that failed is left out at least: until all have noticed it
-AWAY_PHASES = 2.0  # inner phases until one that could not be reached is asked again
+UNREACHED_PHASES = 2.0  # inner phases until one that could not be reached is asked again
 COST_FACTOR = 4.0  # times as long as it made others wait for no group, a leader is left out at least
 NEW_PHASES = 6.0  # inner phases
 NEW_SLACK = 10.0  # seconds
-LONELY_ROUNDS = 2  # without a group
+ROUNDS_ALONE = 2  # rounds without a group, after which a claim is believed again
 NAMED_MEMBERS = 1000  # members from messages that are kept
 
 
@@ -51,7 +51,7 @@ class KnownMembers:
         self._incumbent = ""  # who has led the last round, which has merged
         self._established = False  # this peer has taken part in a round
         self._claims = PeerBackoff()  # whose claim has cost time; under the key "": no claim is believed
-        self._lonely = 0  # rounds without a group, since the last one that has merged
+        self._rounds_alone = 0  # without a group, since the last one that has merged
         self._absent: set[str] = set()  # ids of members that were told to join, and have not
 
     # -- who leads
@@ -84,7 +84,7 @@ class KnownMembers:
         """
         self.learn(seat)
         first = (not established, seat.peer_id) < (not self._established, self._node.peer_id)
-        vain = self._claims.avoided(seat.peer_id) or (self._claims.avoided("") and self._lonely < LONELY_ROUNDS)
+        vain = self._claims.avoided(seat.peer_id) or (self._claims.avoided("") and self._rounds_alone < ROUNDS_ALONE)
         believed = not (vain or self._failed_leaders.avoided(seat.peer_id))
         if first and believed and self.leader() is None:
             self._elected = seat.peer_id
@@ -106,7 +106,7 @@ class KnownMembers:
         self._elected = ""
         self._established = self._established or merged
         self._incumbent = leader if merged else ""
-        self._lonely = 0 if merged else self._lonely + (not leader)
+        self._rounds_alone = 0 if merged else self._rounds_alone + (not leader)
         if not leader:
             self._failed_leaders = PeerBackoff()
         elif not merged:
@@ -149,7 +149,7 @@ class KnownMembers:
 
     def avoid(self, peer_id: str) -> None:
         """Leave a member out for a while, or until it calls."""
-        seconds = max(MEMBER_BACKOFF, AWAY_PHASES * (self._progress.phase_seconds or 0.0))
+        seconds = max(MEMBER_BACKOFF, UNREACHED_PHASES * (self._progress.phase_seconds or 0.0))
         self._leave_out(peer_id, seconds, offence=False, refused=False)
 
     @property

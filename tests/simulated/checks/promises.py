@@ -14,6 +14,8 @@ from peer.p2p.reachability.relay import RELAY_PROTOCOL, Relay
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged, as_bytes
 from peer.rounds.types import Outcome
+from peer.swarm.directory.buckets import DEEPEST, READS
+from peer.swarm.directory.reader import Reader
 from tests.simulated.p2p.network import CIRCUITS
 from tests.simulated.peer import SimulatedPeer
 from tests.simulated.scenario import CALM, ENDLESS
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from tests.simulated.world import World
 
 ALONE_PHASES = 4  # boundaries in a row without a merge beside somebody who has none either
-MOST_TASKS = 100  # of one process (22 reads of the directory with three asks each), and two for each other peer
+MOST_TASKS = 60  # of one process, two for each other peer, and each read of the directory with its requests
 MOST_STREAMS = 3  # of one peer, and two for each other peer: a notice, and a join or what is averaged
 
 
@@ -132,7 +134,8 @@ class Promises:
         names = [it.__qualname__ for it in coroutines if it is not None]
         names = [name for name in names if not name.startswith("SimulatedDHT")]
         pipes = names.count(Relay._pipe.__qualname__)  # two of a circuit, beside its handler and what ends it
-        if pipes > 2 * budgets.HOPS.all or len(names) > MOST_TASKS + 2 * count + 2 * pipes:
+        reads = min(names.count(Reader._read.__qualname__), READS + DEEPEST + 1)
+        if pipes > 2 * budgets.HOPS.all or len(names) > MOST_TASKS + 2 * count + 2 * pipes + 4 * reads:
             common = max(set(names), key=names.count)
             self._world.violation(f"{peer.name} has {len(names)} tasks, most of them {common}")
         # a closed one whose last bytes are on a slow line is the line's, for as long as that has others to carry

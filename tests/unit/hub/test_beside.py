@@ -29,7 +29,9 @@ TO = PushConfig(to="me/model", every_rounds=10, max_upload="50mbit")
 
 def environment_of(pid: int) -> bytes:
     """Empty for a moment while the program is loaded."""
+    deadline = time.monotonic() + PATIENCE
     while not (text := Path(f"/proc/{pid}/environ").read_bytes()):
+        assert time.monotonic() < deadline, "the process has no environment"
         time.sleep(0.001)
     return text
 

@@ -18,14 +18,13 @@ from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
 from tests.unit.replica.ranks_harness import config, environment, ranks, replica, replica_on
 
+AWAY = {"adamw": 1e-4, "muon": 1e-2}  # of what training changed; Muon orthogonalises in bfloat16
+
 
 def theta(state: PeerState) -> torch.Tensor:
     out = torch.empty(state.outer.slow.numel)
     state.outer.slow.read_fast(0, out)
     return out
-
-
-AWAY = {"adamw": 1e-4, "muon": 1e-2}  # of what training changed; Muon orthogonalises in bfloat16
 
 
 def alone(state: PeerState) -> None:

@@ -11,7 +11,14 @@ from peer import clock
 from peer.p2p.budgets import Proven
 from peer.rounds.backoff import PeerBackoff
 from peer.rounds.types import Seat
-from peer.swarm.grouping.roster import AWAY_PHASES, COST_FACTOR, MEMBER_BACKOFF, NEW_PHASES, NEW_SLACK, KnownMembers
+from peer.swarm.grouping.roster import (
+    COST_FACTOR,
+    MEMBER_BACKOFF,
+    NEW_PHASES,
+    NEW_SLACK,
+    UNREACHED_PHASES,
+    KnownMembers,
+)
 
 
 def known(backoff: PeerBackoff, phase: float | None = 2.0, patience: float = 600.0) -> Any:
@@ -195,7 +202,7 @@ def test_who_could_not_be_reached_is_asked_again_after_two_phases(monkeypatch: p
     backoff = PeerBackoff()
     it = known(backoff, phase=20.0)
     it.avoid("b")
-    now[0] += AWAY_PHASES * 20.0 - 1
+    now[0] += UNREACHED_PHASES * 20.0 - 1
     assert backoff.avoided("b")
     now[0] += 2
     assert not backoff.avoided("b")
