@@ -61,20 +61,18 @@ def test_invited_peers_train_together_and_no_other_peer_is_admitted(invited: Inv
     for name in ("a", "b"):
         wait_for(lambda name=name: any(it["outcome"] == "merged" for it in swarm.rounds(name)), 60)  # type: ignore[misc]
 
-    untouched = "run.model={name: auto, source: /none}"
-    refused(swarm.peer("uninvited", untouched, address=address), "invited peers", invited.sets[1], "peer.invitation")
-
     foreign = Invited.__new__(Invited)
     foreign.swarm, foreign.owner = swarm, swarm.folder / "other.key"
     said = foreign.invite("c")
     foreign.sets = ("run.admission=invite", re.search(r"run\.owner=\S+", said)[0])  # type: ignore[index]
     foreign.address = address
-    refused(foreign.peer("c"), "not admitted", "not signed by the owner")
-
-    refused(invited.peer("copy", *LONG, invitation="b"), "same identity is alive", "peer.invitation")
-
+    stranger, copy = foreign.peer("c"), invited.peer("copy", *LONG, invitation="b")
+    uninvited = swarm.peer("uninvited", "run.model={name: auto, source: /none}", address=address)
     invited.invite("d")
     last = invited.peer("d", *LONG)
+    refused(uninvited, "invited peers", invited.sets[1], "peer.invitation")
+    refused(stranger, "not admitted", "not signed by the owner")
+    refused(copy, "same identity is alive", "peer.invitation")
     last.line("took the state of a member", 60)
     wait_for(lambda: any(it["outcome"] == "merged" for it in swarm.rounds("d")), 60)
     assert all(process.popen.poll() is None for process in (*peers, last))
