@@ -18,14 +18,14 @@ from tests.netlab.lab import ROOT, Lab
 from tests.netlab.peers import LabSwarm
 from tests.netlab.plan import Path_, Plan
 from tests.netlab.test_netlab import measure, serving
-from tests.swarm.support.harness import TINY
+from tests.swarm.support.harness import SLOW_LINE, TINY
 
 pytestmark = pytest.mark.needs("laboratory")
 NETWORK = "131.77"  # public: libp2p treats private and reserved addresses differently; nothing leaves the laboratory
 PUBLIC, CONE, SYMMETRIC, CHECKED = 1, 2, 3, 4  # hosts; the bootstrap node is 0
 AT_HOME, GUEST = {1: "one", 2: "two"}, 3
 HOMES = Plan(network=NETWORK, nat={CONE: "cone", SYMMETRIC: "symmetric", CHECKED: "cone"}, path=Path_(rtt_ms=10))
-SETS = (*TINY, "run.steps=100000000", "run.inner_steps=60", "run.evaluation.every_rounds=100000")
+SETS = (*TINY, SLOW_LINE, "run.steps=100000000", "run.inner_steps=20", "run.evaluation.every_rounds=100000")
 
 
 def test_a_nat_drops_packets_from_hosts_that_its_host_has_not_sent_to() -> None:

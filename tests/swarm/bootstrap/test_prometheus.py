@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.swarm.support import prometheus
-from tests.swarm.support.harness import Swarm, wait_for
+from tests.swarm.support.harness import SLOW_LINE, Swarm, wait_for
 from tests.swarm.support.prometheus import Prometheus
 from tests.unit.project.dashboards import BOARDS, Query, board_queries, rules
 from tests.unit.project.promql import words_in
@@ -15,7 +15,7 @@ from tests.unit.project.promql import words_in
 pytestmark = pytest.mark.needs("prometheus")
 SCRAPED, HIDDEN = ("a", "b"), "c"
 SETS = (
-    *("run.steps=100000000", "run.inner_steps=200"),
+    *("run.steps=100000000", "run.inner_steps=20", SLOW_LINE),
     *("run.evaluation.every_rounds=5", "peer.checkpoint.every_rounds=3"),
 )
 WHOLE, IDLE = "sum by (peer) (peer_phase:noloco_time:share1m)", "peer:noloco_idle:share1m"
@@ -58,7 +58,7 @@ def test_a_real_prometheus_sees_a_real_swarm(swarm: Swarm) -> None:
         assert all(0 <= share < 1 for share in idle.values()), idle
         assert server.firing().keys() <= {"NolocoPeerNotScraped"}, server.firing()
 
-        hidden.signal(signal.SIGKILL)  # while its record grows old, the rules of a minute have their first results
+        hidden.signal(signal.SIGKILL)  # while its record grows old, all rules have their first results
         asked = [query for query in queries() if not query.silent and "ALERTS" not in query.expr]
         wait_for(lambda: not unanswered(server, asked), ANSWERED, lambda: "\n".join(unanswered(server, asked)))
         silent = [query for query in queries() if query.silent or "ALERTS" in query.expr]

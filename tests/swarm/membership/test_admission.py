@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.swarm.support.harness import ROOT, Process, Swarm, wait_for
+from tests.swarm.support.harness import ROOT, SLOW_LINE, Process, Swarm, wait_for
 
 
 class Invited:
@@ -37,7 +37,7 @@ class Invited:
         return self.swarm.peer(name, *self.sets, f"peer.invitation={file}", *sets, address=self.address)
 
 
-LONG = ("run.steps=1000000", "run.inner_steps=60")
+LONG = ("run.steps=1000000", "run.inner_steps=20", SLOW_LINE)
 
 
 @pytest.fixture

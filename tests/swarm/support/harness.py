@@ -39,6 +39,10 @@ TINY = [
 ]
 
 
+# a round of the tiny model waits a second for its line: for peers that only have to be there, as others need the cores
+SLOW_LINE = "peer.network.max_upload=500kbit"
+
+
 class Process:
     """A child with its output in a file; :meth:`line` waits for a line in it. ``cold``: not forked from warm.py."""
 
