@@ -69,9 +69,10 @@ async def in_thread(work: Callable[Arguments, Result], *args: Arguments.args, **
     return await asyncio.to_thread(work, *args, **kwargs)
 
 
-def start_loop(name: str) -> tuple[asyncio.AbstractEventLoop, RunningThread]:
-    """An event loop that runs in a daemon thread."""
+def start_loop(name: str, prepare: Callable[[], None]) -> tuple[asyncio.AbstractEventLoop, RunningThread]:
+    """An event loop that runs in a daemon thread. ``prepare``: what each thread of :func:`in_thread` does first."""
     loop = asyncio.new_event_loop()
+    loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(thread_name_prefix=name, initializer=prepare))
     thread = threading.Thread(target=loop.run_forever, name=name, daemon=True)
     thread.start()
     return loop, thread

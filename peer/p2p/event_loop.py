@@ -10,7 +10,10 @@ import asyncio
 import concurrent.futures
 import contextlib
 from collections.abc import Coroutine, Iterable
+from threading import Lock, Thread
 from typing import Any, TypeVar
+
+import torch
 
 from peer import clock
 from peer.errors import RunError
@@ -21,13 +24,14 @@ LoopResult = TypeVar("LoopResult")
 
 CANCEL_TIMEOUT = 3.0  # seconds for cancelled tasks to end
 WIND_DOWN_TIMEOUT = 10.0  # seconds for the last coroutine
+_SETTING_THREADS = Lock()
 
 
 class LoopThread:
     """Starts at once and runs until :meth:`close`."""
 
     def __init__(self) -> None:
-        self.loop, self._thread = clock.start_loop("network")
+        self.loop, self._thread = clock.start_loop("network", compute_alone)
         self.loop.set_exception_handler(_say_quietly)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -78,6 +82,18 @@ class LoopThread:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a background task ended: %r", task.exception())
+
+
+def compute_alone() -> None:
+    """From now on torch uses no other thread for what this one computes: parts are small, so several threads would
+    mostly wait for each other, and they would take cores from the training.
+    """
+    with _SETTING_THREADS:
+        usual = torch.get_num_threads()
+        torch.set_num_threads(1)
+        restore = Thread(target=torch.set_num_threads, args=(usual,))  # the last call counts for new threads
+        restore.start()
+        restore.join()
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:

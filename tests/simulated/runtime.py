@@ -125,7 +125,9 @@ class Runtime:
         self.loop.call_later(self._chance.uniform(*IN_THREAD), run)
         return await done
 
-    def start_loop(self, name: str) -> tuple[asyncio.AbstractEventLoop, clock.RunningThread]:
+    def start_loop(
+        self, name: str, prepare: Callable[[], None]
+    ) -> tuple[asyncio.AbstractEventLoop, clock.RunningThread]:
         return self.loop, _NetworkThread()
 
     # -- greenlets

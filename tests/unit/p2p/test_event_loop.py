@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from peer import clock
 from peer.errors import RunError
@@ -25,6 +27,19 @@ def test_a_call_that_hangs_ends_in_time(thread: LoopThread, timeout: float) -> N
 def test_a_call_into_a_real_thread_ends_too(real_thread: LoopThread) -> None:
     with pytest.raises(RunError, match="gave no answer within"):
         real_thread.call(asyncio.sleep(3600), 0.2)
+
+
+def test_what_is_computed_beside_the_training_takes_one_core_and_the_training_as_many_as_before(
+    real_thread: LoopThread,
+) -> None:
+    usual = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert real_thread.call(clock.in_thread(torch.get_num_threads), 60) == 1
+        with ThreadPoolExecutor(1) as later:
+            assert torch.get_num_threads() == later.submit(torch.get_num_threads).result(60) == 3
+    finally:
+        torch.set_num_threads(usual)
 
 
 def test_what_the_work_raises_is_no_hang(thread: LoopThread) -> None:
