@@ -19,7 +19,6 @@ class BulkConnection:
         self, sock: ssl.SSLSocket, line: Bandwidth, sent: Callable[[int], None], received: Callable[[int], None]
     ) -> None:
         self._sock, self._line, self._sent, self._received = sock, line, sent, received
-        self._shut = sock.fileno() < 0
 
     def read(self, count: int, timeout: float) -> bytes:
         """Exactly ``count`` bytes; ``timeout`` bounds each wait for more, in seconds."""
