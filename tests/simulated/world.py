@@ -29,7 +29,7 @@ from peer.p2p.settings import NodeSettings
 from peer.process import Pause, Stop
 from peer.telemetry.run_log import ROUNDS, Row, read_rows
 from peer.training import resources
-from tests.simulated.checks import conduct, promises, relays
+from tests.simulated.checks import conduct, deadlines, promises, relays
 from tests.simulated.checks.ledger import Ledger
 from tests.simulated.harm.faults import RESTART, Faults
 from tests.simulated.loop import PROCESS, Process, Stuck
@@ -209,7 +209,7 @@ class World:
         resources.MemberNode = self.node  # type: ignore[assignment,misc]
         relay.RESERVATIONS = replace(places, all=self.scenario.reservations)
         try:
-            with self.runtime.installed():
+            with self.runtime.installed(), deadlines.watched(self):
                 self._schedule()
                 self.loop.run_until_complete(self._whole())
         except Stuck:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from peer.config.schema import ExchangeConfig
+from peer.p2p import deadline
 from peer.rounds.transfer_rule import swap_limit
 from tests.simulated.loop import Process
 from tests.simulated.scenario import Machine, Scenario
@@ -23,8 +26,10 @@ def seconds_of(world: World, outcome: str) -> list[float]:
     return [row["seconds"]["exchange"] for row in rows if row["outcome"] == outcome]
 
 
-def dropped(scenario: Scenario, factor: float) -> tuple[list[float], list[float]]:
-    """Seconds of the swaps that merged and of those that did not, where all lines are slower after a minute."""
+def dropped(scenario: Scenario, factor: float) -> tuple[list[float], list[float], list[str]]:
+    """Seconds of the swaps that merged and of those that did not, where all lines are slower after a minute; and the
+    promises that were broken.
+    """
     with in_a_folder(scenario) as world:
 
         def drop() -> None:
@@ -32,20 +37,30 @@ def dropped(scenario: Scenario, factor: float) -> tuple[list[float], list[float]
                 peer.host.up, peer.host.chunk = peer.host.up / factor, 1024
 
         world.loop.call_later(60.0, drop)
-        world.run()
-        return seconds_of(world, "merged"), seconds_of(world, "timeout")
+        report = world.run()
+        return seconds_of(world, "merged"), seconds_of(world, "timeout"), report.violations
 
 
 def test_a_swap_on_a_line_that_drops_to_a_hundredth_ends_at_the_second_look() -> None:
-    usual, broken = dropped(TWO, 100)
+    usual, broken, violations = dropped(TWO, 100)
+    assert not violations
     assert len(usual) > 10 and 0.5 < max(usual) < 2  # 80 kB at 100 kB a second
     assert broken and max(broken) < LIMIT / 2 + 0.5
 
 
 def test_a_swap_on_a_line_that_drops_to_a_thirtieth_takes_thirty_times_as_long_and_merges() -> None:
-    usual, broken = dropped(TWO, 30)
-    assert not broken
+    usual, broken, violations = dropped(TWO, 30)
+    assert not broken and not violations
     assert 20 < max(usual) < 30 < LIMIT
+
+
+def test_a_swap_without_a_deadline_breaks_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def in_time(work: Awaitable[Any], *limits: object) -> Any:
+        return await work
+
+    monkeypatch.setattr(deadline, "in_time", in_time)
+    _, _, violations = dropped(TWO, 100)
+    assert len(violations) == 2 and "for what may take 40.0 s" in violations[0]
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
