@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from tests.benchmarks.common import commit
+from tests.commit import commit
 
 ROOT = Path(__file__).parents[1]
 BUSY = 3

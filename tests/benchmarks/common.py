@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from tests.commit import commit
 
 
 def options(description: str) -> argparse.Namespace:
@@ -74,13 +74,6 @@ def made_by(name: str, **settings: Any) -> dict[str, Any]:
         "torch": torch.__version__,
         **settings,
     }
-
-
-@functools.cache
-def commit() -> str:
-    """The commit at the first call; with ``+`` where tracked files were changed since."""
-    command = ["git", "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 class Known:

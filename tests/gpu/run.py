@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import platform
-import subprocess
 import sys
 import time
 import traceback
@@ -17,7 +16,8 @@ from typing import Any
 import torch
 
 from peer import logs
-from tests.gpu.site import ROOT, Finding, Site
+from tests import commit as current
+from tests.gpu.site import Finding, Site
 
 # What is right comes before what is fast: the time may not suffice on a slow card.
 CHECKS = (
@@ -84,7 +84,7 @@ def made_by(commit: str) -> dict[str, Any]:
     cards = [torch.cuda.get_device_properties(it) for it in range(count)]
     return {
         "command": f"python -m tests.gpu {' '.join(sys.argv[1:])}".strip(),
-        "commit": commit or _commit(),
+        "commit": commit or current.commit(),
         "devices": [f"{it.name}, {it.total_memory / 2**30:.1f} GiB" for it in cards],
         "cuda": torch.version.cuda or torch.version.hip,
         "python": platform.python_version(),
@@ -98,17 +98,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _commit() -> str:
-    """With ``+`` where the tree is not that of the commit; ``unknown`` without git."""
-    head = _git("rev-parse", "--short", "HEAD")
-    return f"{head}+" if head and _git("status", "--porcelain", "--untracked-files=no") else head or "unknown"
-
-
-def _git(*arguments: str) -> str:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    except OSError:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks import common
+from tests.commit import commit
 
 
 def namespace(file: Path | None, *, quick: bool = False, check: bool = False) -> Namespace:
@@ -22,7 +23,7 @@ def test_each_run_carries_its_commit_day_and_kind_and_is_not_made_again(tmp_path
     again = common.Known("it", args)
     assert again.get("one", lambda: pytest.fail("it is known")) == {"seconds": 1.5}
     made = json.loads((tmp_path / "it.runs.json").read_text())["one"]["made_by"]
-    assert made["commit"] == common.commit() != "" and made["date"] and made["quick"] is True
+    assert made["commit"] == commit() != "" and made["date"] and made["quick"] is True
 
 
 @pytest.mark.parametrize("quick", [False, True])
