@@ -31,7 +31,7 @@ class LoopThread:
     """Starts at once and runs until :meth:`close`."""
 
     def __init__(self) -> None:
-        self.loop, self._thread = clock.start_loop("network", compute_alone)
+        self.loop, self._thread = clock.start_loop("network", _compute_alone)
         self.loop.set_exception_handler(_say_quietly)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -84,7 +84,7 @@ class LoopThread:
             log.error("a background task ended: %r", task.exception())
 
 
-def compute_alone() -> None:
+def _compute_alone() -> None:
     """From now on torch uses no other thread for what this one computes: parts are small, so several threads would
     mostly wait for each other, and they would take cores from the training.
     """

@@ -61,6 +61,7 @@ def test_a_real_prometheus_sees_a_real_swarm(swarm: Swarm) -> None:
         hidden.signal(signal.SIGKILL)  # while its record grows old, all rules have their first results
         asked = [query for query in queries() if not query.silent and "ALERTS" not in query.expr]
         wait_for(lambda: not unanswered(server, asked), ANSWERED, lambda: "\n".join(unanswered(server, asked)))
+        assert server.firing().keys() <= {"NolocoPeerNotScraped", "NolocoPeerLost"}, server.firing()
         silent = [query for query in queries() if query.silent or "ALERTS" in query.expr]
         assert len(silent) >= 4
         for rule in server.rules():

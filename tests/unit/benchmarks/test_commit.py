@@ -13,7 +13,7 @@ from tests import commit
 
 
 def git(folder: Path, *words: str) -> str:
-    named = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    named = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
     return subprocess.run(["git", *named, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
