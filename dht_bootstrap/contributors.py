@@ -48,8 +48,8 @@ class ContributorRow(BaseModel):
     def see(self, record: MemberRecord, rate: float, now: float) -> None:
         """Its newest record. ``rate``: the most tokens a second that are believed."""
         self.name, self.seen, self.paid = record.name, now, min(self.paid, now)
-        if record.state == "paused":
-            return  # it has no speed to judge by: its counters are read when it goes on
+        if not record.tokens_per_second and record.state != "waiting":
+            return  # paused: there is no speed to judge by, and its counters are read when it goes on
         said = (record.report.tokens, record.report.merges)
         tokens, merges = (new - old if new >= old else new for new, old in zip(said, self.said, strict=True))
         believed = int(min(tokens, rate * (now - self.paid)))
@@ -84,15 +84,15 @@ class Contributors:
     def looked(self, now: float) -> None:
         self._book.looked = now
 
-    def see(self, run: str, live: Sequence[MemberRecord], now: float) -> None:
-        """The newest records of the run's live members."""
-        if not live:
+    def see(self, run: str, newest: Sequence[MemberRecord], now: float) -> None:
+        """The newest records of the run's members: of those that are live, and of those that have left since."""
+        if not newest:
             return
         since = min(self.looked or now, now) - LIFETIME  # a record may be so old when it is read first
         rows = self._book.runs.setdefault(run, {})
-        for record in live:
+        for record in newest:
             row = rows.setdefault(record.peer_id, ContributorRow(name=record.name, since=since, seen=now, paid=since))
-            row.see(record, plausible_rate(record, live), now)
+            row.see(record, plausible_rate(record, newest), now)
         self._drop()
 
     def _drop(self) -> None:

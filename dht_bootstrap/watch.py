@@ -54,8 +54,10 @@ class Watch:
         for run in sorted(found.keys() | self.runs.keys()):
             history = self.runs.setdefault(run, RunHistory(now))
             others = sum(len(it.peers) for it in self.runs.values() if it is not history and not it.ended_at)
+            before = history.live()
             history.see(found.get(run, {}), now, NAMED - others)
-            self.contributors.see(run, [peer.record for peer in history.live().values()], now)
+            seen = before | history.live()  # who has just left tells its last figures
+            self.contributors.see(run, [peer.record for peer in seen.values()], now)
         self.contributors.looked = now
         ended = [it for it in self.runs.values() if it.ended_at and it.peers]
         # anybody can invent a run; one that lasted is more likely to be a real one

@@ -50,7 +50,7 @@ def test_a_run_that_has_ended_is_shown_and_its_contributors_outlive_the_node(swa
     assert {peer["name"] for peer in run["peers"]} == set(NAMES[:2])
     (given,) = swarm_of(url)["contributors"]
     assert {peer["name"] for peer in given["peers"]} == set(NAMES[:2])
-    assert 0 < given["tokens"] <= 2 * 600 * 2 * 16  # of both: steps, sequences, tokens
+    assert 0 < given["tokens"] == run["tokens"] <= 2 * 600 * 2 * 16  # of both: steps, sequences, tokens
     _status_knows(swarm, address, str(run["run"]))
     bootstrap.signal(signal.SIGTERM)
     assert bootstrap.exit_code(30) == 0

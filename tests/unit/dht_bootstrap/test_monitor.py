@@ -76,6 +76,16 @@ def entries(members: list[MemberRecord], at: float = 0.0) -> dict[str, Entry]:
     return {it.peer_id: Entry(it, NOW + at + LIFETIME) for it in members}
 
 
+def test_what_a_peer_did_since_its_last_look_counts_when_it_leaves(site: Site) -> None:
+    begun = [member(number, tokens_per_second=1000.0) for number in range(2)]
+    site.see({"run": entries(begun)})
+    done = [it.model_copy(update={"report": Report(tokens=1000, merges=3), "state": "left"}) for it in begun]
+    for at in (2.0, 4.0):
+        site.see({"run": entries(done, at)}, at)
+    (given,) = site.json("/swarm.json")["contributors"]
+    assert [(it["tokens"], it["merges"]) for it in given["peers"]] == [(1000, 3)] * 2
+
+
 def test_the_largest_values_of_a_whole_swarm_stay_finite(site: Site) -> None:
     largest = {"step": 2**53, "round": 2**53, "tokens_per_second": 1e12, "report": LARGEST}
     for at in (0.0, 2.0, 4.0):
