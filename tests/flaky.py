@@ -96,11 +96,12 @@ def keep(file: Path, row: dict[str, object]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.flaky", description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--busy", type=int, default=BUSY, help="processes; 0 where others keep the processors busy")
     parser.add_argument("--target", default="test", help="of make")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add a row of each run to those of this file")
     args = parser.parse_args()
     folder, failed, took = Path(tempfile.mkdtemp(prefix="flaky-")), 0, []
-    with busy(BUSY):
+    with busy(args.busy):
         for run in range(1, args.runs + 1):
             log, began = folder / f"{run}.log", time.monotonic()
             code = make(args.target, log)
@@ -113,11 +114,11 @@ def main() -> int:
                 said = "passed"
             print(f"run {run} of {args.runs}: {took[-1]:.0f} s, {said}", flush=True)
             if args.json is not None:
-                keep(args.json, {"target": args.target, "busy": BUSY, "seconds": round(took[-1]), "said": said})
+                keep(args.json, {"target": args.target, "busy": args.busy, "seconds": round(took[-1]), "said": said})
     if not failed:
         folder.rmdir()
     seconds = f"{min(took):.0f} to {max(took):.0f} s a run" if took else "nothing ran"
-    print(f"make {args.target} beside {BUSY} busy processes: {failed} of {args.runs} runs failed; {seconds}")
+    print(f"make {args.target} beside {args.busy} busy processes: {failed} of {args.runs} runs failed; {seconds}")
     return 1 if failed else 0
 
 

@@ -48,11 +48,11 @@ def run_one(case: Case) -> Row:
     }
 
 
-def run_all(cases: Sequence[Case], known: Known) -> list[Row]:
-    """Rows of ``cases`` in their order; those that are known are not repeated."""
+def run_all(cases: Sequence[Case], known: Known, at_once: int | None = None) -> list[Row]:
+    """Rows of ``cases`` in their order; those that are known are not repeated. ``at_once``: one a core by default."""
     todo = {case.key: case for case in cases if case.key not in known.found}
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(at_once or os.cpu_count(), mp_context=spawn, max_tasks_per_child=1) as pool:
         futures = {pool.submit(run_one, case): key for key, case in todo.items()}
         for future in as_completed(futures):
             key, row = futures[future], future.result()
