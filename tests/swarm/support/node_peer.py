@@ -109,15 +109,6 @@ def in_threads(*works: Callable[[], object]) -> list[threading.Thread]:
     return threads
 
 
-def train_all(peers: list[Peer], rounds: int) -> list[threading.Thread]:
-    """Start all within 0.3 s."""
-    threads = [threading.Thread(target=peer.train, args=(rounds,), daemon=True) for peer in peers]
-    for thread in threads:
-        time.sleep(random.uniform(0, 0.3))
-        thread.start()
-    return threads
-
-
 def join_all(threads: list[threading.Thread], seconds: float = 90) -> None:
     for thread in threads:
         thread.join(seconds)
