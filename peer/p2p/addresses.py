@@ -80,9 +80,14 @@ def is_private(host: str) -> bool:
     return address.is_loopback or any(address in it for it in _PRIVATE_NETWORKS)
 
 
+def is_of_private_network(address: str) -> bool:
+    """Is it a direct address with a private host?"""
+    return is_private((tcp_of(address) or ("0.0.0.0",))[0])
+
+
 def most_public(addresses: Sequence[str]) -> str:
     """The first direct one that is not of a private network, or else the first."""
-    return min(addresses, key=lambda it: (is_circuit(it), is_private((tcp_of(it) or ("0.0.0.0",))[0])))
+    return min(addresses, key=lambda it: (is_circuit(it), is_of_private_network(it)))
 
 
 def for_record(addresses: Iterable[str], count: int = 8) -> tuple[str, ...]:

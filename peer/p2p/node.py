@@ -21,7 +21,7 @@ from peer.p2p.budgets import HOPS, RESERVATION_STREAMS, STREAM_OPENINGS, STREAMS
 from peer.p2p.bulk.offer import BulkPort
 from peer.p2p.daemon import Daemon
 from peer.p2p.dht.authors import Author
-from peer.p2p.dht.join import asked_in_vain, join_dht, keep_in_touch, notice_of
+from peer.p2p.dht.join import asked_in_vain, become_client, join_dht, keep_in_touch, notice_of
 from peer.p2p.dht.requests import Requests, attach
 from peer.p2p.dht.whereabouts import KADEMLIA, Whereabouts
 from peer.p2p.dial import ATTEMPT_SECONDS, Unreachable, connect_any, dial, disconnect, parsed_id
@@ -63,7 +63,7 @@ class Node(LoopThread):
         self._dht: DHTNode | None = None
         self._served: set[str] = set()
         self._reservations: Reservations | None = None
-        self._others: Callable[[], Sequence[str]] = tuple  # addresses of nodes that may relay
+        self.other_relays: Callable[[], Sequence[str]] = tuple  # addresses of those that are no initial peers
         self._local = False  # it can be dialled from its own network, as far as is known
         self.peer_id, self._listening = "", tuple[str, ...]()
 
@@ -124,10 +124,6 @@ class Node(LoopThread):
         direct = own[: int(self._local)]
         relayed = (f"{place}/p2p/{self.peer_id}" for place in self._reservations.places)
         return (*direct, *relayed, *own[len(direct) :]) or self._listening
-
-    def know_relays(self, others: Callable[[], Sequence[str]]) -> None:
-        """Addresses of nodes that may relay to this one besides its initial peers, where others cannot dial it."""
-        self._others = others
 
     @property
     def subkey(self) -> str:
@@ -274,11 +270,14 @@ class Node(LoopThread):
     async def _reserve(self, asked: Sequence[str], reach: Reachability) -> None:
         if reach.unknown:
             reach = await decide_later(self.open, self.visible, asked)
+            self._listening = tuple(f"{place}/p2p/{self.peer_id}" for place in reach.announce) or self._listening
+            if reach.relayed:
+                become_client(self.dht)
         if not (reach.relayed or reach.local):
             return
         self._local = reach.local
         self._reservations = Reservations(self.open, (*asked, *self._settings.initial_peers))
-        self._reservations.others = tuple if reach.local else lambda: self._others()
+        self._reservations.others = tuple if reach.local else lambda: self.other_relays()
         self._reservations.start(self.background, 1 if reach.local else RELAYS)
         if reach.relayed and not await self._reservations.first(RESERVATION_TIMEOUT):
             log.warning("no relay has granted a reservation yet: others cannot call this peer, it can call them")

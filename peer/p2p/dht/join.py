@@ -11,6 +11,7 @@ from enum import Enum
 
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, PeerID
+from hivemind.proto import dht_pb2
 
 from peer.errors import UserError
 from peer.logs import get_logger
@@ -53,6 +54,11 @@ async def join_dht(p2p: P2P, reached: Sequence[str], author: Author, *, client: 
     except Exception as error:  # noqa: BLE001 - hivemind's own type is not exported
         refused = await _why_refused(p2p, reached, author)
         raise UserError(refused or _why_not_joined(str(error), reached)) from None
+
+
+def become_client(dht: DHTNode) -> None:
+    """From now on this node says with its requests that others should not ask it."""
+    dht.protocol.client_mode, dht.protocol.node_info = True, dht_pb2.NodeInfo()
 
 
 class Touch(Enum):

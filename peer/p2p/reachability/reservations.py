@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from peer import clock
 from peer.logs import fields, get_logger
-from peer.p2p.addresses import CIRCUIT, is_circuit, most_public, owner_of, place_of, tcp_of
+from peer.p2p.addresses import CIRCUIT, is_circuit, is_of_private_network, most_public, owner_of, place_of, tcp_of
 from peer.p2p.reachability.relay import (
     PING_SECONDS,
     PONG_TIMEOUT,
@@ -111,6 +111,7 @@ class Reservations:
         """The next relay to ask: the first of the initial peers that is free, or else any other."""
         others, now = list(self.others()), clock.monotonic()
         random.shuffle(others)
+        others.sort(key=is_of_private_network)  # it may be another one than ours
         known: dict[str, str] = {}
         for address in (*self._relays, *others):
             known.setdefault(owner_of(address), address)

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from peer.p2p import node
 from peer.p2p.budgets import Limit
 from peer.p2p.reachability import relay
+from peer.p2p.reachability.decide import LOOK_AGAIN_SECONDS, Reachability
 from peer.p2p.reachability.reservations import UNUSED_SECONDS
 from peer.telemetry.run_log import Row
 from tests.simulated.cases.test_pairing import machine
@@ -84,3 +86,44 @@ def test_more_pairs_than_a_relay_has_circuits_meet_through_it(kind: Kind, monkey
         merges = [(name, row["partner"]) for name, peer in hidden.items() for row in world.rounds(peer)]
         met = {frozenset(pair) for pair in merges if pair[1] in hidden}
         assert len(met) == 10
+
+
+def told_late(monkeypatch: pytest.MonkeyPatch, **later: object) -> None:
+    """At their start nobody tells peers whether others can dial them."""
+
+    async def at_first(*_: object) -> Reachability:
+        return Reachability(unknown=True)
+
+    monkeypatch.setattr(node, "decide", at_first)
+    if later:
+
+        async def then(*_: object) -> Reachability:
+            return Reachability(**later)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(node, "decide_later", then)
+
+
+def test_who_learns_late_that_nobody_can_dial_it_is_met_through_a_relay_and_asked_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told_late(monkeypatch)
+    with in_a_folder(swarm(1, 2, seconds=180.0)) as world:
+        world.run()
+        assert len(hidden_merges(world, LOOK_AGAIN_SECONDS + FOUND)) > 3
+        clients = {peer.name: world.nodes[peer.host.peer_id].protocol.client_mode for peer in world.peers}
+        assert clients == {"peer0": False, "peer1": True, "peer2": True}
+
+
+def test_an_address_that_others_find_late_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    told_late(monkeypatch, announce=("/ip4/45.9.9.9/tcp/10030",))
+    with in_a_folder(swarm(1, 1, seconds=60.0)) as world:
+        seen = []
+
+        def look() -> None:
+            trainer = world.peers[0].trainer
+            assert trainer is not None
+            seen.extend(it.addresses for it in trainer.boundary.presence.others())
+
+        world.loop.call_later(50.0, look)
+        world.run()
+    assert seen == [["/ip4/45.9.9.9/tcp/10030"]]

@@ -57,7 +57,6 @@ class SimulatedDHT:
         client: bool = False,
     ) -> None:
         self.network, self.host, self._everyone, self._admission = network, host, everyone, admission
-        self._client = client
         self.peer_id, self.node_id = PeerID.from_base58(host.peer_id), _place(host.peer_id)
         self.known: dict[str, str] = {}  # hivemind's routing table: ids by place
         self._near: dict[DHTID, list[str]] = {}  # by key, until another node becomes known
@@ -159,7 +158,7 @@ class SimulatedDHT:
 
     def _nearest(self, key: DHTID) -> list[str]:
         if key not in self._near:
-            nodes = [*self.known, *([] if self._client else [self.host.peer_id])]
+            nodes = [*self.known, *([] if self.protocol.client_mode else [self.host.peer_id])]
             self._near[key] = nsmallest(FIRST_NODES + 1, nodes, key=lambda it: key ^ _place(it))
         return self._near[key]
 
@@ -179,7 +178,7 @@ class SimulatedDHT:
                 continue
             node = answers[other.peer_id] = self._everyone[other.peer_id]
             self._learn([other.peer_id])
-            if not self._client:
+            if not self.protocol.client_mode:
                 node._learn([self.host.peer_id])
         return answers
 

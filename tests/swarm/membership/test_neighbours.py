@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from peer import clock
-from peer.p2p.dht.join import neighbours
+from peer.p2p.dht.join import Touch, become_client, get_in_touch, neighbours
 from peer.p2p.dht.whereabouts import Whereabouts
 from peer.p2p.node import Node
 from peer.p2p.settings import NodeSettings
@@ -36,6 +36,22 @@ def test_who_joins_learns_where_all_others_are_even_those_that_have_just_come(st
     for _ in range(4):
         nodes.append(start(stack, *nodes[0].addresses))
         assert neighbours(nodes[-1].dht) == {it.peer_id for it in nodes[:-1]}
+
+
+def test_a_node_that_becomes_a_client_is_added_to_no_table_any_more(stack: ExitStack) -> None:
+    server = start(stack)
+    node = start(stack, *server.addresses)
+    assert neighbours(server.dht) == {node.peer_id}
+    become_client(node.dht)
+    server.call(forget(server, node.peer_id), 10)
+    assert node.call(get_in_touch(node.p2p, node.dht, server.peer_id, server.addresses), 10) is Touch.ANSWERS
+    assert neighbours(server.dht) == set() and neighbours(node.dht) == {server.peer_id}
+
+
+async def forget(node: Node, peer_id: str) -> None:
+    """As after a request without an answer."""
+    table = node.dht.protocol.routing_table
+    del table[next(place for place, other in table.uid_to_peer_id.items() if str(other) == peer_id)]
 
 
 def test_members_that_found_each_other_in_the_directory_alone_outlive_the_node_that_held_it(

@@ -341,6 +341,16 @@ def test_a_relay_that_is_full_is_replaced_by_another_and_asked_again(monkeypatch
     assert asked == ["QmFirst", "QmMember", "QmFirst"]
 
 
+def test_a_member_of_a_private_network_is_asked_last() -> None:
+    """A peer behind a NAT that has no relay yet has no other address: it cannot relay to anybody."""
+    public, private = (f"/ip4/{host}/tcp/4000/p2p/Qm{name}" for host, name in (("45.1.2.4", "B"), ("192.168.1.7", "A")))
+    kept = Reservations(Network().open, [])
+    kept.others = lambda: [private, public, private]
+    assert {kept._choose() for _ in range(20)} == {public}
+    kept.others = lambda: [private]
+    assert kept._choose() == private
+
+
 def test_a_holder_that_falls_silent_loses_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "RESERVATION_SILENCE", 0.2)
 
