@@ -62,13 +62,14 @@ class Boundary(ABC):
         pairs, swap some more times without training (outer/noloco.py).
         """
         self.complete()
-        if self.phase_length.run_is_over() and isinstance(self.outer, NoLoCo):
+        if self.phase_length.steps_left <= 0 and isinstance(self.outer, NoLoCo):
             self._merge_at_the_end(self.outer)
         self.judge()
 
     def _merge_at_the_end(self, outer: NoLoCo) -> None:
         outer.end_run()
         self.presence.end_run()
+        self.rollback.rest()
         for _ in range(last_swaps(self.presence.size)):
             if self.context.away or not self.presence.awaits_partner():
                 return
@@ -76,8 +77,8 @@ class Boundary(ABC):
             self.complete()
 
     def judge(self) -> None:
-        """Judge the last merge before the next one; closely at the end of the run, when no time is left to mend it."""
-        self.rollback.end(closely=self.phase_length.run_ends(), sampled=not self.context.stop.requested)
+        """Judge the last merge before the next one."""
+        self.rollback.end(left=self.phase_length.steps_left, sampled=not self.context.stop.requested)
 
     def _undone(self, trial: Trial, detail: str) -> None:
         if trial.merge is not None:
@@ -119,13 +120,10 @@ class PhaseLength:
         steps = phase_steps(self._run.inner_steps, self._total - counters.boundary_step, self._state.outer.grouping)
         return steps - counters.phase_steps_done
 
-    def run_ends(self) -> bool:
-        """The run has at most one more inner phase."""
-        return self._total - self._state.inner.step <= self._run.inner_steps
-
-    def run_is_over(self) -> bool:
-        """The run has no further inner step."""
-        return self._total <= self._state.inner.step
+    @property
+    def steps_left(self) -> float:
+        """Inner steps to the end of the run; 0 or less when it is over."""
+        return self._total - self._state.inner.step
 
     @property
     def time_up(self) -> bool:

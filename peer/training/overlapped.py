@@ -62,7 +62,7 @@ class Overlapped(Boundary):
         evaluates. While the last swap runs the boundary is postponed, unless the run has no further inner step.
         """
         self.rollback.trained(inner)
-        if self._swap is not None and not self.phase_length.run_is_over():
+        if self._swap is not None and self.phase_length.steps_left > 0:
             self.state.begin_phase()
             return False
         self.complete()

@@ -37,6 +37,8 @@ class Rollback:
     ) -> None:
         self._state, self._undone, self._sample = state, undone, sample
         self._recent: deque[InnerReport] = deque()
+        self._at_rest = False
+        self._known: float | None = None  # loss of the current weights on the validation batches
 
     def trained(self, inner: InnerReport) -> None:
         """Some inner steps were made: their losses are usual."""
@@ -74,13 +76,18 @@ class Rollback:
             step, _ = trial.arriving.popleft()
             self._judge(trial, step, loss)
 
-    def end(self, *, closely: bool, sampled: bool = True) -> None:
-        """Judge the merge before the next one. If no inner step has followed it, or ``closely`` if few have: by the
-        validation batches, unless there is no time for them (not ``sampled``).
+    def rest(self) -> None:
+        """From now on nothing but merges changes the weights: without the next one the loss is that after the last."""
+        self._at_rest = True
+
+    def end(self, *, left: float, sampled: bool = True) -> None:
+        """Judge the merge before the next one, ``left`` inner steps before the run ends. If no inner step has followed
+        it, or too few are left that could tell: by the validation batches, unless there is no time for them (not
+        ``sampled``).
         """
         self.look(wait=True)
         trial, self._state.trial = self._state.trial, None
-        if trial is None or not trial.corrections or (trial.judged > trial.applied and not closely):
+        if trial is None or not trial.corrections or (trial.judged > trial.applied and left >= JUDGES):
             return
         if sampled and self._sample is not None and (detail := self._taken_back(trial, self._sample, HARM)):
             self._undone(trial, detail)
@@ -109,12 +116,17 @@ class Rollback:
         words, or ``""``.
         """
         merged = sample()
+        if self._known is not None and merged <= bound * self._known:
+            self._known = merged
+            return ""
         self._amend(trial, -1.0)
         without = sample()
-        if merged <= bound * without:
+        stays = merged <= bound * without
+        if stays:
             self._amend(trial, 1.0)
-            return ""
-        return _words(merged, without)
+        if self._at_rest:
+            self._known = merged if stays else without
+        return "" if stays else _words(merged, without)
 
     def _amend(self, trial: Trial, sign: float) -> None:
         assert isinstance(self._state.outer, NoLoCo)

@@ -27,7 +27,7 @@ from peer.training.validation import Validation
 from tests.simulated.harm import lies
 from tests.simulated.loop import Process
 from tests.simulated.p2p.network import Host
-from tests.simulated.training import Disk, DiskCheckpoints, PacedLoop, SimulatedState
+from tests.simulated.training import TOKENS, Disk, DiskCheckpoints, PacedLoop, SimulatedState
 
 CHANCE = 5.5  # the loss of a guess
 
@@ -110,7 +110,7 @@ class SimulatedPeer:
             member = Membership(resources, node, state, total=run.steps, tokens=lambda: 64.0)
             stack.callback(member.close)
             member.join(state.resume)
-            validation = Validation(state, resources.phase, CHANCE, [None], {})  # type: ignore[arg-type,list-item]
+            validation = Validation(state, resources.phase, CHANCE, [torch.zeros(1, TOKENS + 1)], {})  # type: ignore[arg-type]
             checkpoints: Any = DiskCheckpoints(self.disk, self.step_seconds)
             self.trainer = Trainer(self.config, member, state, checkpoints, validation)  # type: ignore[arg-type]
             stack.callback(setattr, self, "trainer", None)

@@ -160,8 +160,7 @@ class Replica:
 
     def judge(self) -> None:
         """Judge the last merge before the next one."""
-        run_ends = self.steps - self.state.inner.step <= self.inner_steps
-        self.rollback.end(closely=run_ends)
+        self.rollback.end(left=self.steps - self.state.inner.step)
 
     def _batches(self, steps: int) -> Iterator[Tensor]:
         for batch in self.state.stream.take(steps):

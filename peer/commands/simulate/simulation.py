@@ -31,7 +31,7 @@ from peer.process import LoopContext
 from peer.rounds.types import Outcome
 from peer.training import replica
 from peer.training.run_folder import require_folder, set_aside
-from peer.training.validation import SAMPLE
+from peer.training.validation import sample_of
 
 SIMULATION_FILES = ("summary.json", "curves.json", "simulation.png")
 
@@ -89,7 +89,7 @@ class Simulation:
         text, device = self._part(index), torch.device("cpu")
         state = replica.replica(config, text.train, stream=index, device=device, context=LoopContext())
         codec = codec_named(run.exchange.codec, state.outer.slow.numel)
-        sample = validation(run, self._text.validation)[:SAMPLE]
+        sample = sample_of(validation(run, self._text.validation))
         return Replica(name, state, speed, steps, run.inner_steps, codec, Guard(), sample)
 
     def _ddp(self) -> Replica:

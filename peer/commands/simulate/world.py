@@ -83,6 +83,7 @@ class World:
     def _end_together(self, replicas: Sequence[Replica]) -> None:
         for replica in replicas:
             replica.pairwise.end_run()
+            replica.rollback.rest()
         for _ in range(last_swaps(len(replicas))):
             for one, two in choose_pairs(Arrivals(), replicas, self._time, 0.0, self._chance, self._avoided):
                 if two is None:

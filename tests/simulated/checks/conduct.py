@@ -143,7 +143,7 @@ class Conduct:
             return group
 
         def crossed(inner: InnerReport) -> bool:
-            began, ends = loop.time(), boundary.phase_length.run_ends()
+            began, ends = loop.time(), boundary.phase_length.steps_left <= peer.config.run.inner_steps
             over: bool = cross(inner)
             waits = ends or (judged and judged[-1] >= began)  # validation decides on a merge
             if overlapped and not waits and loop.time() > began + 0.1 and self._ran(peer, began):

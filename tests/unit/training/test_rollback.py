@@ -127,20 +127,33 @@ def test_without_a_further_step_the_merge_is_judged_by_a_validation(peer: Peer, 
     peer.merge(peer.harm() if harmful else torch.zeros(peer.outer.slow.numel))
     before = peer.tensors()
     peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of), lambda: peer.state.inner.evaluate(batches))
-    peer.rollback.end(closely=False)
+    peer.rollback.end(left=100)
     assert len(peer.undone) == harmful and peer.state.trial is None
     for one, two in zip(before, peer.tensors(), strict=True):
         assert torch.allclose(one, two, atol=1e-6) != harmful
 
 
-@pytest.mark.parametrize("closely", [False, True])
-def test_at_the_end_of_a_run_a_few_steps_are_not_enough_to_judge(peer: Peer, closely: bool) -> None:
+@pytest.mark.parametrize("left", [JUDGES - 1, JUDGES])
+def test_at_the_end_of_a_run_a_few_steps_are_not_enough_to_judge(peer: Peer, left: int) -> None:
     peer.merge(0.01 * peer.harm())
     peer.train(1)
     losses = iter([1.1, 1.0])
     peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of), lambda: next(losses))
-    peer.rollback.end(closely=closely)
-    assert len(peer.undone) == closely
+    peer.rollback.end(left=left)
+    assert len(peer.undone) == (left < JUDGES)
+
+
+@pytest.mark.parametrize(("last", "undone"), [(1.01, 0), (1.03, 1)])
+def test_after_the_last_step_the_loss_without_a_merge_is_known(peer: Peer, last: float, undone: int) -> None:
+    losses = iter([1.0, 1.0, 1.01, last * 1.01, 1.01])
+    peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of), lambda: next(losses))
+    peer.train(STEPS)
+    peer.rollback.rest()
+    for _ in range(3):
+        peer.merge(torch.zeros(peer.outer.slow.numel))
+        peer.rollback.end(left=0)
+    assert len(peer.undone) == undone
+    assert len(list(losses)) == 1 - undone  # two samples, one, and one or two
 
 
 def test_the_parts_of_a_swap_are_judged_while_they_come_and_undone_together(peer: Peer) -> None:
