@@ -63,7 +63,7 @@ CODECS: dict[str, tuple[CodecName, ...]] = {  # by method
 class ExchangeConfig(Section):
     """The bytes on the wire, and the bounds of one swap."""
 
-    # the defaults are noloco's; with another method they are false and none (SwarmRunConfig)
+    # the defaults are noloco's; diloco has no overlap, decoupled and local have no codec either (SwarmRunConfig)
     overlap: bool = True  # the swap runs during the next inner steps, part by part; noloco only
     codec: CodecName = "int8"  # none: fp32; int8 and int4: exchange/modulo.py, for diloco exchange/group/rounding.py
     stall: Positive = 10.0  # seconds without one byte from the partner
@@ -104,10 +104,12 @@ class SwarmRunConfig(Section):
     @classmethod
     def _without_overlap_and_codec(cls, value: Any, info: ValidationInfo) -> Any:
         """The defaults of the other methods. What is given stays, and :meth:`_fits` may refuse it."""
-        if isinstance(info.data.get("outer"), NoLoCoConfig) or not isinstance(value, dict | ExchangeConfig):
+        outer = info.data.get("outer")
+        if isinstance(outer, NoLoCoConfig) or not isinstance(value, dict | ExchangeConfig):
             return value
         given = value if isinstance(value, dict) else value.model_dump(exclude_unset=True)
-        return {"overlap": False, "codec": "none", **given}
+        codecs = {} if isinstance(outer, DiLoCoConfig) else {"codec": "none"}
+        return {"overlap": False, **codecs, **given}
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

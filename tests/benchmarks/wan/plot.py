@@ -9,6 +9,7 @@ COLORS = {
     "noloco_default": "tab:blue",
     "noloco_paper": "tab:cyan",
     "diloco": "tab:red",
+    "diloco_fp32": "tab:pink",
     "torchft_buckets": "tab:orange",
     "torchft_best": "tab:olive",
     "hivemind": "tab:brown",

@@ -38,6 +38,7 @@ METHODS = {
         Method("noloco_default", (DEMO,), ONCE),
         Method("noloco_paper", (DEMO, "configs/paper.yaml")),
         Method("diloco", (DILOCO,), TWICE),
+        Method("diloco_fp32", (DILOCO,), (*TWICE, "run.exchange.codec=none")),
         Method("torchft_buckets", (DEMO,), TWICE, "torchft", {"fragments": 1}),
         Method("torchft_best", (DEMO,), TWICE, "torchft", BEST),
         Method("hivemind", (DEMO,), TWICE, "hivemind", {"matchmaking_time": 5.0, "averaging_timeout": 60.0}),

@@ -22,6 +22,7 @@ from peer.commands.simulate.simulation import Simulation, save
 from peer.config.methods import DecoupledConfig, DiLoCoConfig, NoLoCoConfig
 from peer.config.schema import ExchangeConfig, InnerConfig
 from peer.errors import RunError, UserError
+from peer.exchange.group.rounding import Rounding
 from peer.rounds.types import Outcome
 from tests.swarm.support.attacks import Attack, Hostile, Unguarded, gradient, uphill
 from tests.unit import parts
@@ -88,7 +89,7 @@ def test_data_parallel_training_is_one_model_on_all_the_data() -> None:
 def test_bytes_are_those_of_the_protocols() -> None:
     numel = sum(p.numel() for p in parts.network().parameters())
     assert simulate(Method.NOLOCO)["swarm"]["bytes_sent"] == 4 * (PAIR_ROUNDS + LAST_SWAPS) * 4 * numel
-    assert simulate(Method.DILOCO)["swarm"]["bytes_sent"] == 4 * 3 * round(2 * 3 / 4 * 4 * numel)
+    assert simulate(Method.DILOCO)["swarm"]["bytes_sent"] == 4 * 3 * round(2 * 3 / 4 * Rounding("int8").size(numel))
     assert simulate(Method.DDP)["swarm"]["bytes_sent"] == 12 * 2 * 3 * 4 * numel
     assert simulate(Method.LOCAL)["swarm"]["bytes_sent"] == 0
     assert simulate(Method.ONE_WORKER)["swarm"]["bytes_sent"] == 0

@@ -84,7 +84,7 @@ def test_own_limits_are_named() -> None:
 
 
 def test_a_group_moves_twice_the_model_and_no_other_method_has_a_codec() -> None:
-    diloco = config("run.outer={name: diloco}")
+    diloco = config("run.outer={name: diloco}", "run.exchange.codec=none")
     assert bytes_of(diloco.run, NUMEL, 4) == 1.5 * 4 * NUMEL
     coded = diloco.run.model_copy(update={"exchange": diloco.run.exchange.model_copy(update={"codec": "int2"})})
     assert bytes_of(coded, NUMEL, 4) == pytest.approx(1.5 * 4 * NUMEL / 15.5, rel=1e-3)

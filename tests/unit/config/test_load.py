@@ -167,7 +167,7 @@ def test_only_another_method_replaces_the_settings_of_the_one_before(tmp_path: P
     assert settings.load(files, environment={}).run.outer == NoLoCoConfig(alpha=0.4, beta=0.6)
 
 
-def test_overlap_and_codec_are_defaults_of_noloco_alone(tmp_path: Path) -> None:
+def test_overlap_is_a_default_of_noloco_alone_and_a_codec_of_diloco_too(tmp_path: Path) -> None:
     def exchange(text: str, *overrides: str) -> tuple[bool, str, float]:
         found = load(text, tmp_path, *overrides).run.exchange
         return found.overlap, found.codec, found.stall
@@ -176,8 +176,10 @@ def test_overlap_and_codec_are_defaults_of_noloco_alone(tmp_path: Path) -> None:
     assert default.overlap and default.codec != "none"
     assert exchange("run: {exchange: {stall: 3}}") == (True, default.codec, 3.0)
     assert exchange("run: {exchange: {codec: none}}") == (True, "none", 10.0)
+    assert exchange("run: {exchange: {codec: none}}", "run.outer.name=diloco") == (False, "none", 10.0)
     for method in ("diloco", "decoupled", "local"):
-        assert exchange("run: {exchange: {stall: 3}}", f"run.outer.name={method}") == (False, "none", 3.0)
+        codec = default.codec if method == "diloco" else "none"
+        assert exchange("run: {exchange: {stall: 3}}", f"run.outer.name={method}") == (False, codec, 3.0)
         said = mistake("run: {exchange: {codec: fp16}}", tmp_path, f"run.outer.name={method}")
         assert f"exchange.codec fp16 is not for {method}, which takes none" in said
     for codec in ("int4", "int2"):
