@@ -41,7 +41,7 @@ class Boundary(ABC):
     def __post_init__(self) -> None:
         self.outer, self.counters = self.state.outer, self.state.counters
         self.phase, self.context = self.resources.phase, self.resources.context
-        self.rollback = Rollback(self.state, self._undone, self.validation.sample_loss if self.validation else None)
+        self.rollback = Rollback(self.state, self._undone, self.validation.sample_losses if self.validation else None)
 
     def between_steps(self) -> None:
         """Call it before each inner step."""

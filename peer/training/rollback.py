@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
 
 from torch import Tensor
 
@@ -24,21 +25,22 @@ from peer.training.outer_state import JUDGES, OuterState, Trial
 USUAL_STEPS = 16  # recent inner steps whose losses are usual, or those of the last phase
 JUMP = 1.1  # times their mean: so much may the loss be; after honest merges the median is 0.97
 SPREADS = 4.0  # and so many standard deviations above it, of a mean of as many losses: single batches scatter
+SURE = 2.0  # standard errors of the difference by batch: a few short batches scatter by more than ``HARM``
 HARM = 1.02  # times the loss without the merge, on the same batches, for a whole merge; half of one may do some harm
+
+Sample = Callable[[], Sequence[float]]
 
 
 class Rollback:
     """The last merge of one peer. Used by its training thread. ``undone``: gets what was undone, and why in words.
-    ``sample``: the loss of the current weights on some validation batches (nats a token).
+    ``sample``: the losses of the current weights on some validation batches (nats a token).
     """
 
-    def __init__(
-        self, state: OuterState, undone: Callable[[Trial, str], None], sample: Callable[[], float] | None = None
-    ) -> None:
+    def __init__(self, state: OuterState, undone: Callable[[Trial, str], None], sample: Sample | None = None) -> None:
         self._state, self._undone, self._sample = state, undone, sample
         self._recent: deque[InnerReport] = deque()
         self._at_rest = False
-        self._known: float | None = None  # loss of the current weights on the validation batches
+        self._known: Sequence[float] | None = None  # what ``sample`` gives for the current weights
 
     def trained(self, inner: InnerReport) -> None:
         """Some inner steps were made: their losses are usual."""
@@ -111,28 +113,41 @@ class Rollback:
         elif trial.merge is not None and step >= trial.applied + JUDGES:
             self._state.trial = None
 
-    def _taken_back(self, trial: Trial, sample: Callable[[], float], bound: float) -> str:
+    def _taken_back(self, trial: Trial, sample: Sample, bound: float) -> str:
         """Takes the corrections back if the loss with them is more than ``bound`` times that without. Returns why, in
         words, or ``""``.
         """
         merged = sample()
-        if self._known is not None and merged <= bound * self._known:
+        if self._known is not None and not _worse(merged, self._known, bound):
             self._known = merged
             return ""
         self._amend(trial, -1.0)
         without = sample()
-        stays = merged <= bound * without
+        stays = not _worse(merged, without, bound)
         if stays:
             self._amend(trial, 1.0)
         if self._at_rest:
             self._known = merged if stays else without
-        return "" if stays else _words(merged, without)
+        return "" if stays else _words(fmean(merged), fmean(without))
 
     def _amend(self, trial: Trial, sign: float) -> None:
         assert isinstance(self._state.outer, NoLoCo)
         for start, correction in trial.corrections:
             for low, high in parts(correction.numel()):
                 self._state.outer.amend(start + low, correction[low:high].float() * sign)
+
+
+def _worse(merged: Sequence[float], without: Sequence[float], bound: float) -> bool:
+    """Is the mean loss more than ``bound`` times the other one and, where it is no jump, by more than chance?
+
+    Losses are by batch, of the same batches.
+    """
+    with_it, alone, count = fmean(merged), fmean(without), len(merged)
+    harm = [one - two for one, two in zip(merged, without, strict=True)]
+    square = sum((it - fmean(harm)) ** 2 for it in harm)
+    error = math.sqrt(square / (count * (count - 1))) if count > 1 else 0.0
+    sure = not with_it <= JUMP * alone or not fmean(harm) <= SURE * error
+    return sure and not with_it <= bound * alone
 
 
 def _jumped(trial: Trial) -> float | None:

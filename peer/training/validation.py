@@ -45,10 +45,10 @@ class Validation:
         with self.phase("eval"):
             return self.state.inner.evaluate(self.batches)
 
-    def sample_loss(self) -> float:
-        """The same on a sample of it."""
+    def sample_losses(self) -> list[float]:
+        """The same on a sample of it, by batch."""
         with self.phase("eval"):
-            return self.state.inner.evaluate(sample_of(self.batches))
+            return [self.state.inner.evaluate([batch]) for batch in sample_of(self.batches)]
 
     def loss_of(self, phi: Tensor) -> float:
         """The loss of the slow weights ``phi`` (flat fp32, host) on the validation set."""

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -65,8 +64,7 @@ class Replica:
     harm: str = ""  # why the corrections of the swap that runs were undone
 
     def __post_init__(self) -> None:
-        sample = partial(self.state.inner.evaluate, self.validation) if self.validation else None
-        self.rollback = Rollback(self.state, self._undone, sample)
+        self.rollback = Rollback(self.state, self._undone, self._sample if self.validation else None)
 
     @property
     def done(self) -> bool:
@@ -151,6 +149,9 @@ class Replica:
     def swapped(self, partner: str) -> None:
         """There are no further corrections."""
         self.rollback.ended(_merge(partner))
+
+    def _sample(self) -> list[float]:
+        return [self.state.inner.evaluate([batch]) for batch in self.validation]
 
     def _undone(self, trial: Trial, detail: str) -> None:
         if trial.merge is None:
