@@ -48,8 +48,8 @@ class ContributorRow(BaseModel):
     def see(self, record: MemberRecord, rate: float, now: float) -> None:
         """Its newest record. ``rate``: the most tokens a second that are believed."""
         self.name, self.seen, self.paid = record.name, now, min(self.paid, now)
-        if not record.tokens_per_second and record.state != "waiting":
-            return  # paused: there is no speed to judge by, and its counters are read when it goes on
+        if record.state == "paused" or (record.state == "left" and not record.tokens_per_second):
+            return  # it has no speed to judge by: its counters are read when it goes on
         said = (record.report.tokens, record.report.merges)
         tokens, merges = (new - old if new >= old else new for new, old in zip(said, self.said, strict=True))
         believed = int(min(tokens, rate * (now - self.paid)))

@@ -36,7 +36,7 @@ from tests.swarm.support.attacks import Unguarded
 STEPS, H, QUARTERS = 325, 8, 4
 WHOLES, PARTS = "overlapped", "overlapped quarters"
 LATE = 0.8  # of the steps, from which on weights are averaged over time
-NEIGHBOURS = (1, 2, 4)  # i XOR each of them in turn: after three rounds all have met all, at one or two removes
+NEIGHBOURS = (1, 2, 4)  # i XOR each of them in turn: without training all would be equal after three rounds
 # by name: H in the first and in the second half of the steps
 HALVES = {"shrinking": (12, 6), "growing": (6, 12)}
 AGAIN = tuple(f"{it}, {other}" for other in ("seed 1", "H 16", "Muon") for it in (WHOLES, PARTS))
@@ -106,7 +106,7 @@ def settings(variant: str) -> Case:
     return replace(whole, h=h // QUARTERS) if PARTS in variant else whole
 
 
-class Trial(Simulation):
+class Changed(Simulation):
     def __init__(self, config: Config, options: Options, variant: str) -> None:
         super().__init__(config, options)
         self._variant = variant
@@ -133,7 +133,7 @@ def run_one(variant: str) -> dict[str, Any]:
     it = settings(variant)
     config = it.config()
     options = Options(replicas=it.replicas, method=Method.NOLOCO, swap_steps=max(1, it.overlap))
-    simulation = Trial(config, options, variant)
+    simulation = Changed(config, options, variant)
     swarm = simulation.run(lambda line: None)["swarm"]
     batches = validation(config.run, simulation._text.validation)
     assert simulation.late is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,10 +50,6 @@ def partners(world: World, number: int, since: float = 0.0) -> list[int]:
     """With how many others it merged at each of these boundaries."""
     met = [row for at, row in rows(world, number) if at > since]
     return [len(row["partner"].split(",")) if row["outcome"] == "merged" else 0 for row in met]
-
-
-def median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def test_a_group_waits_for_its_slowest_member_and_no_longer() -> None:

@@ -85,6 +85,19 @@ def test_what_a_peer_did_before_a_pause_is_counted_after_it() -> None:
     assert given(book)["c"] == (RATE * 610, 31)
 
 
+def test_a_new_process_is_counted_from_its_first_record_on_and_one_that_leaves_in_a_pause_loses_nothing() -> None:
+    book = Contributors()
+    others = [record(name, RATE * 100) for name in "ab"]
+    see(book, 0, *others, record("c", 0))
+    see(book, 10, *others, record("c", RATE * 10))
+    see(book, 12, *others, record("c", 0, rate=0.0).model_copy(update={"state": "training"}))
+    see(book, 40, *others, record("c", RATE * 25))
+    assert given(book)["c"][0] == RATE * 35
+    see(book, 41, *others, record("c", RATE * 26, rate=0.0).model_copy(update={"state": "left"}))
+    see(book, 80, *others, record("c", RATE * 27))  # it is back
+    assert given(book)["c"][0] == RATE * 37
+
+
 def test_a_counter_that_goes_up_and_down_gains_nothing() -> None:
     book = Contributors()
     for at in range(0, 601, 2):
