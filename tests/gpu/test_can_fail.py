@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -227,8 +228,10 @@ def test_a_slow_loop_another_loop_and_one_that_is_not_compiled(tmp_path: Path, m
 
 
 def test_peers_on_a_network_that_weigh_otherwise(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Unlike shares: with equal ones the mean of both stays, and where every round merges both come back to it."""
     pytest.importorskip("hivemind")
-    monkeypatch.setattr(exchanges, "share", lambda theirs, own: 0.4)
+    shares = itertools.cycle((0.3, 0.6))  # of a swap's first and second side; no partner's share is above a half
+    monkeypatch.setattr(exchanges, "share", lambda theirs, own: next(shares))
     monkeypatch.setattr(network, "check", lambda site: iter([network._blocking(site, 2, "none")]))
     assert wrong(tmp_path, "network") == ["2 processes, blocking, none"]
 

@@ -132,6 +132,12 @@ class Proposals:
         left = max(0, self._context.counters.boundary_step - record.step) * self._context.tokens()
         return record.peer_id not in self._met_at_end and ends_soon(left, record.tokens_per_second, LIFETIME)
 
+    def _just_met(self, peer_id: str) -> bool:
+        """Our last inner steps ended with a swap: another one would change little while others may be met."""
+        if not self._boundary.run_ended or self._met.get(peer_id, NEVER) != self._agreement.round - 1:
+            return False
+        return any(it.peer_id != peer_id and self._may_be_met(it) for it in self._members.candidates())
+
     def _candidates(self) -> list[MemberRecord]:
         """Live members in the order in which they are asked; last, as each costs seconds, those silent of late.
 
@@ -140,6 +146,7 @@ class Proposals:
         """
         since = clock.monotonic() - LIFETIME
         live = {it.peer_id: it for it in self._members.candidates() if self._may_be_met(it)}
+        live = {key: it for key, it in live.items() if not self._just_met(key)}
         ahead = self._ahead(live)
         self._silent = {peer_id: when for peer_id, when in self._silent.items() if when > since}
         wary = self._agreement.round < self._wary_until
@@ -234,7 +241,7 @@ class Proposals:
             return Decline(reason="not ready to meet")
         if self._agreement.meeting is not None:
             return Decline(reason="has a meeting")
-        if proposal.run_ended is not self._boundary.run_ended or remote in self._met_at_end:
+        if proposal.run_ended is not self._boundary.run_ended or remote in self._met_at_end or self._just_met(remote):
             return Decline(reason="only one of us has ended its run, or we have met since")
         if self._ahead({remote: proposal}):
             return Decline(reason="takes the weights of others first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,3 +88,18 @@ def test_in_the_last_swaps_both_have_ended(kind: Kind, late: float) -> None:
                 if row["outcome"] == "merged":
                     theirs = last_swaps(world, others[row["partner"]])
                     assert peer.name in [it["partner"] for it in theirs]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_was_met_at_the_last_boundary_is_not_met_again(seed: int) -> None:
+    """Both have ended the moment their swap was done, and the others a second later."""
+    machines = tuple(Machine(it, 0.03, up=1.25e5, down=6e5, skew=0.0, starts=0.0) for it in (0.2, 0.2, 0.21, 0.21))
+    scenario = Scenario(seed, "overlapped", machines, (), 120.0, H, numel=20_000, codec="int8", steps=H * ROUNDS)
+    with in_a_folder(scenario) as world:
+        assert not world.run().violations
+        for peer in world.peers:
+            merged = [row for row in world.rounds(peer) if row["outcome"] == "merged"]
+            last = sum(row["train_loss"] is None for row in merged)
+            partners = [row["partner"] for row in merged[-last - 1 :]]
+            assert last
+            assert all(one != two for one, two in itertools.pairwise(partners))
