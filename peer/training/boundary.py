@@ -41,6 +41,7 @@ class Boundary(ABC):
     def __post_init__(self) -> None:
         self.outer, self.counters = self.state.outer, self.state.counters
         self.phase, self.context = self.resources.phase, self.resources.context
+        self._merged = False  # the last round
         self.rollback = Rollback(self.state, self._undone, self.validation.sample_losses if self.validation else None)
 
     def between_steps(self) -> None:
@@ -70,7 +71,7 @@ class Boundary(ABC):
         outer.end_run()
         self.presence.end_run()
         self.rollback.rest()
-        for _ in range(last_swaps(self.presence.size)):
+        for _ in range(last_swaps(self.presence.size, self._merged)):
             if self.context.away or not self.presence.awaits_partner():
                 return
             self.cross(NO_STEPS)
@@ -91,6 +92,7 @@ class Boundary(ABC):
 
     def report(self, boundary: BoundaryReport, mean: Averaged) -> None:
         """A round's exchange has ended."""
+        self._merged = mean.outcome is Outcome.MERGED
         seconds, idle_share = self.phase.lap(), self.phase.idle_share()
         self.reporter.round(RoundReport(boundary, mean, seconds, idle_share, self.presence.size))
 

@@ -48,6 +48,7 @@ class Replica:
     guard: Guard
     validation: Sequence[Tensor] = ()  # batches that judge a merge when losses jump after it or no inner step follows
     outcomes: Counter[Outcome] = field(default_factory=Counter)
+    last_outcome: Outcome | None = None
     partners: Counter[str] = field(default_factory=Counter)
     met: dict[str, int] = field(default_factory=dict)  # the round in which a partner was met last
     bytes_sent: int = 0
@@ -117,8 +118,13 @@ class Replica:
             self.state.outer.apply(mean)
 
     def cross_boundary(self, outcome: Outcome) -> None:
-        self.outcomes[outcome] += 1
+        self.count(outcome)
         self.state.cross_boundary()
+
+    def count(self, outcome: Outcome) -> None:
+        """A round has ended."""
+        self.outcomes[outcome] += 1
+        self.last_outcome = outcome
 
     def fast_weights(self) -> Tensor:
         """A copy of θ, flat fp32."""

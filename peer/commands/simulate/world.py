@@ -84,13 +84,15 @@ class World:
         for replica in replicas:
             replica.pairwise.end_run()
             replica.rollback.rest()
-        for _ in range(last_swaps(len(replicas))):
-            for one, two in choose_pairs(Arrivals(), replicas, self._time, 0.0, self._chance, self._avoided):
+        swaps = {it: last_swaps(len(replicas), it.last_outcome is Outcome.MERGED) for it in replicas}
+        for left in range(max(swaps.values()), 0, -1):
+            here = [it for it in replicas if swaps[it] >= left]
+            for one, two in choose_pairs(Arrivals(), here, self._time, 0.0, self._chance, self._avoided):
                 if two is None:
                     one.cross_boundary(Outcome.ALONE)
                 elif self._chance.random() >= self._options.drop:
                     self._swap(one, two)
-            for replica in replicas:
+            for replica in here:
                 self._complete(replica)
 
     def _go_on(self, replicas: Sequence[Replica]) -> None:
@@ -167,7 +169,7 @@ class World:
         elif own.outcome is not Outcome.MERGED:
             self._backoff[replica].note(other.name, BACKOFF_PHASES * replica.usual_time, offence=True)
         refused = own.outcome is Outcome.MERGED and theirs.outcome is not Outcome.MERGED
-        replica.outcomes[Outcome.REFUSED if refused else own.outcome] += 1
+        replica.count(Outcome.REFUSED if refused else own.outcome)
 
     def _avoid_harmful(self, replica: Replica) -> None:
         for name in replica.harmful:

@@ -46,12 +46,12 @@ def test_eight_peers_that_end_together_come_together(kind: Kind, monkeypatch: py
         close = spread(world)
         swaps = [last_swaps(world, number) for number in range(8)]
     merged = [[row["partner"] for row in rows if row["outcome"] == "merged"] for rows in swaps]
-    assert all(len(partners) == len(set(partners)) <= 3 for partners in merged), "each is met once"
-    assert sum(map(len, merged)) >= 20, merged
-    monkeypatch.setattr("peer.training.boundary.last_swaps", lambda members: 0)
+    assert all(len(partners) == len(set(partners)) <= 2 for partners in merged), "each is met once"
+    assert sum(map(len, merged)) >= 14, merged
+    monkeypatch.setattr("peer.training.boundary.last_swaps", lambda members, merged: 0)
     with in_a_folder(ending(kind, [1.0] * 8)) as world:
         world.run()
-        assert close < 0.6 * spread(world)  # 0.11 to 0.46 of it with eight seeds: pairs are drawn at random
+        assert close < 0.6 * spread(world)  # 0.33 to 0.51 of it with eight seeds: pairs are drawn at random
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,13 +93,13 @@ def test_in_the_last_swaps_both_have_ended(kind: Kind, late: float) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_who_was_met_at_the_last_boundary_is_not_met_again(seed: int) -> None:
     """Both have ended the moment their swap was done, and the others a second later."""
-    machines = tuple(Machine(it, 0.03, up=1.25e5, down=6e5, skew=0.0, starts=0.0) for it in (0.2, 0.2, 0.21, 0.21))
+    machines = tuple(Machine(it, 0.03, up=1.25e5, down=6e5, skew=0.0, starts=0.0) for it in (0.2, 0.2, 0.205, 0.205))
     scenario = Scenario(seed, "overlapped", machines, (), 120.0, H, numel=20_000, codec="int8", steps=H * ROUNDS)
     with in_a_folder(scenario) as world:
         assert not world.run().violations
         for peer in world.peers:
-            merged = [row for row in world.rounds(peer) if row["outcome"] == "merged"]
-            last = sum(row["train_loss"] is None for row in merged)
-            partners = [row["partner"] for row in merged[-last - 1 :]]
-            assert last
-            assert all(one != two for one, two in itertools.pairwise(partners))
+            rows = world.rounds(peer)
+            first = next(at for at, row in enumerate(rows) if row["train_loss"] is None)
+            merged = [row for row in rows[first - 1 :] if row["outcome"] == "merged"]
+            assert merged
+            assert all(one["partner"] != two["partner"] for one, two in itertools.pairwise(merged))

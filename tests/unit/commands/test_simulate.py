@@ -29,7 +29,7 @@ from tests.unit import parts
 from tests.unit.commands.simulate_harness import config, replica_of, simulate, without_clock
 
 PAIR_ROUNDS = 5  # of 12 steps with H 4: 4, 4, 2, 1, 1
-LAST_SWAPS = 2  # of four replicas, after the last step
+LAST_SWAPS = 1  # of four replicas, after the last step of a round that has merged
 
 
 @pytest.mark.parametrize("method", list(Method))
@@ -99,8 +99,9 @@ def test_bytes_are_those_of_the_protocols() -> None:
 def test_everybody_meets_and_with_an_odd_number_everybody_takes_turns_at_being_alone() -> None:
     summary = simulate(replicas=5, run={"steps": 40})
     alone = [row["rounds"]["alone"] for row in summary["peers"].values()]
-    assert alone == [3] * 5  # of 9 + 3 rounds, and 3 after the last step
-    assert all(sum(row["rounds"].values()) == 15 for row in summary["peers"].values())
+    # of 9 + 3 rounds, and of those after the last step: 2, or 3 where the round before was without a partner
+    assert sorted(alone) == [2, 3, 3, 3, 4]
+    assert sorted(sum(row["rounds"].values()) for row in summary["peers"].values()) == [14, 14, 14, 14, 15]
     assert sum(len(row["partners"]) for row in summary["peers"].values()) >= 16
     for name, row in summary["peers"].items():
         for other, count in row["partners"].items():
@@ -290,7 +291,7 @@ def test_a_hostile_replica_is_refused_and_then_avoided(overlap: bool) -> None:
     for row in peers.values():
         assert 1 <= row["rounds"]["poisoned"] <= 3  # of 20 rounds: 4, 8, 16 phases of peace
         assert row["rounds"]["merged"] >= 10
-        assert 22 <= sum(row["rounds"].values()) <= 22 + LAST_SWAPS
+        assert 22 <= sum(row["rounds"].values()) <= 23 + LAST_SWAPS
 
 
 @pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.long), True])
@@ -348,7 +349,7 @@ def test_unequal_tokens_weigh_the_mean_and_a_partner_counts_for_a_half_at_most()
 def test_after_the_last_step_the_replicas_come_to_their_mean(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     run = {"steps": 40, "exchange": ExchangeConfig(overlap=overlap, codec="int8")}
     merged = simulate(replicas=8, run=run)["swarm"]
-    monkeypatch.setattr("peer.commands.simulate.world.last_swaps", lambda members: 0)
+    monkeypatch.setattr("peer.commands.simulate.world.last_swaps", lambda members, merged: 0)
     apart = simulate(replicas=8, run=run)["swarm"]
     assert merged["spread"] < 0.45 * apart["spread"]  # each swap halves its square
     gaps = [it["val_loss_mean"] - it["val_loss_averaged_model"] for it in (merged, apart)]
