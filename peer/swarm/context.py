@@ -40,6 +40,7 @@ class BoundaryClock:
         self.progress = progress
         self.here = False
         self.run_ended = False  # this peer has made its last inner step
+        self.swaps_ended = False  # and its last swap
         self._left_phase = 0  # the inner phase whose boundary is over
 
     @contextmanager
@@ -123,9 +124,12 @@ class Matching:
     def end_run(self) -> None:
         """This peer has made its last inner step: from now on it meets only peers that have too (pairs only)."""
 
-    def awaits_partner(self) -> bool:
-        """After :meth:`end_run`: is there somebody to meet, and time to wait for it?"""
-        return False
+    def end_swaps(self) -> None:
+        """After :meth:`end_run`: this peer has made its last swap, nobody shall wait for it (pairs only)."""
+
+    def last_partners(self) -> int:
+        """After :meth:`end_run`: the members that may still be met, 0 when there is no time left to wait for them."""
+        return 0
 
     def avoid(self, peer_id: str, *, offence: bool) -> None:
         """A round failed because of this member: leave it out for a while. ``offence``: it sent unusable data."""

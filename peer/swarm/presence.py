@@ -178,9 +178,13 @@ class Presence:
         """See :meth:`Matching.end_run`."""
         self._matching.end_run()
 
-    def awaits_partner(self) -> bool:
-        """See :meth:`Matching.awaits_partner`."""
-        return self._matching.awaits_partner()
+    def end_swaps(self) -> None:
+        """See :meth:`Matching.end_swaps`."""
+        self._matching.end_swaps()
+
+    def last_partners(self) -> int:
+        """See :meth:`Matching.last_partners`."""
+        return self._matching.last_partners()
 
     def ended(self, averaged: Averaged) -> None:
         """A round's exchange has ended: avoid who made it fail, and note a partner with divergent weights."""

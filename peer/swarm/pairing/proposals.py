@@ -41,6 +41,7 @@ QUIET_SECONDS = 1.0  # between two looks while there is nothing to propose: a re
 ANSWER_SECONDS = 1.0  # after so long without an answer, a proposal of who was asked is accepted
 ANSWER_PHASES = 0.5  # inner phases after which an answer is of no use
 WARY_ROUNDS = 4  # after a member that was never met has not answered
+SWAPS_ENDED = "has made its last swap"
 ASK_AGAIN_PHASES = 0.12  # inner phases until a member that has declined is asked again
 
 
@@ -52,7 +53,8 @@ class Proposals:
         self._node, self._members, self._boundary = context.node, context.members, context.boundary
         self._met: dict[str, int] = {}  # the round in which a partner was met last
         self._asked: dict[str, float] = {}  # time of this round's last proposal to each peer
-        self._met_at_end: set[str] = set()  # since the last inner step: to meet one again would change nothing
+        # since the last inner step, or they meet nobody any more; to meet one again would change nothing
+        self._met_at_end: set[str] = set()
         self._silent: dict[str, float] = {}  # time at which a peer has not answered
         self._wary_until = 0  # the round before which members that were never met are asked last
         self._asking = ""  # the peer that has our open proposal
@@ -120,9 +122,9 @@ class Proposals:
         except TimeoutError:
             log.info("no partner found: %s", fields(seconds=ASK_TIMEOUT, round=self._agreement.round))
 
-    def anybody(self) -> bool:
-        """Is there a member to ask?"""
-        return any(self._may_be_met(it) for it in self._members.candidates())
+    def count(self) -> int:
+        """Members to ask."""
+        return sum(self._may_be_met(it) for it in self._members.candidates())
 
     def _may_be_met(self, record: MemberRecord) -> bool:
         if self._context.backoff.avoided(record.peer_id):
@@ -217,6 +219,8 @@ class Proposals:
         avoided = self._context.backoff.avoided(stream.remote)  # since it was asked, a swap with it may have ended
         free = self._agreement.meeting is None and not self._context.away
         late = mine.run_ended is not self._boundary.run_ended
+        if isinstance(reply, Decline) and reply.reason == SWAPS_ENDED:
+            self._met_at_end.add(stream.remote)
         if isinstance(reply, Accept) and free and not (avoided or late):
             window = AT_BOUNDARY if self._boundary.here else self._settings.window
             if near(mine.eta, reply.eta, mine.phase, mine.phase, window):
@@ -237,6 +241,8 @@ class Proposals:
 
     def _objection(self, proposal: Propose, remote: str) -> Decline | None:
         eta, phase = self._boundary.eta(), self._boundary.progress.phase_seconds
+        if self._boundary.swaps_ended:
+            return Decline(reason=SWAPS_ENDED)
         if self._context.away or eta is None or phase is None:
             return Decline(reason="not ready to meet")
         if self._agreement.meeting is not None:

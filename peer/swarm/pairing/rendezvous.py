@@ -68,8 +68,11 @@ class PairMatching(Matching):
     def end_run(self) -> None:
         self._node.call(self._end_run(), OPEN_TIMEOUT)
 
-    def awaits_partner(self) -> bool:
-        return self._patience > 0 and self._proposals.anybody()
+    def end_swaps(self) -> None:
+        self._boundary.swaps_ended = True
+
+    def last_partners(self) -> int:
+        return self._proposals.count() if self._patience > 0 else 0
 
     def avoid(self, peer_id: str, *, offence: bool, phases: float = BACKOFF_PHASES) -> None:
         phase = self._boundary.progress.phase_seconds or 1.0
@@ -92,7 +95,7 @@ class PairMatching(Matching):
                         await self._proposals.ask_around()
                         if agreement.meeting is not None or self._context.away or clock.monotonic() >= until:
                             break
-                        if self._boundary.run_ended and not self._proposals.anybody():
+                        if self._boundary.run_ended and not self._proposals.count():
                             break
                         await asyncio.sleep(self._proposals.pause())
                     if agreement.meeting is None:

@@ -103,3 +103,18 @@ def test_who_was_met_at_the_last_boundary_is_not_met_again(seed: int) -> None:
             merged = [row for row in rows[first - 1 :] if row["outcome"] == "merged"]
             assert merged
             assert all(one["partner"] != two["partner"] for one, two in itertools.pairwise(merged))
+
+
+@pytest.mark.parametrize("seed", [0, 8, 9])
+def test_a_slow_member_makes_nobody_swap_more_or_wait_for_who_is_gone(seed: int) -> None:
+    """It ends a minute after the four others, of which some make their last swap before the rest."""
+    machines = tuple(Machine(it, 0.03, up=1.25e5, down=6e5, skew=0.0, starts=0.0) for it in (0.4, 0.4, 0.4, 0.4, 0.8))
+    scenario = Scenario(seed, "overlapped", machines, (), 400.0, H, numel=20_000, codec="int8", steps=200)
+    with in_a_folder(scenario) as world:
+        assert not world.run().violations
+        ends = [last_swaps(world, number) for number in range(5)]
+    assert all(1 <= len(rows) <= 2 for rows in ends[:4]) and not ends[4]
+    alone = [
+        row["seconds"]["match"] + row["seconds"]["exchange"] for rows in ends for row in rows if not row["partner"]
+    ]
+    assert all(seconds < END_PATIENCE / 3 for seconds in alone)

@@ -48,8 +48,10 @@ class Presence:
 
     def end_run(self) -> None: ...
 
-    def awaits_partner(self) -> bool:
-        return False
+    def end_swaps(self) -> None: ...
+
+    def last_partners(self) -> int:
+        return 0
 
     def ended(self, averaged: Averaged) -> None:
         self.ended_rounds.append(averaged)
