@@ -106,6 +106,14 @@ class Agreement:
     def end_run(self) -> None:
         """The last inner step is made: a meeting of before is off."""
         self._boundary.run_ended = True
+        self._call_off()
+
+    def end_swaps(self) -> None:
+        """The last swap is made: who has proposed another one since is not left waiting."""
+        self._boundary.swaps_ended = True
+        self._call_off()
+
+    def _call_off(self) -> None:
         if self.meeting is not None:
             self.cancel(self.meeting)
 

@@ -53,7 +53,7 @@ class Proposals:
         self._node, self._members, self._boundary = context.node, context.members, context.boundary
         self._met: dict[str, int] = {}  # the round in which a partner was met last
         self._asked: dict[str, float] = {}  # time of this round's last proposal to each peer
-        # since the last inner step, or they meet nobody any more; to meet one again would change nothing
+        # met since the last inner step, or without a further swap
         self._met_at_end: set[str] = set()
         self._silent: dict[str, float] = {}  # time at which a peer has not answered
         self._wary_until = 0  # the round before which members that were never met are asked last
@@ -147,8 +147,8 @@ class Proposals:
         the directory with members that do not exist.
         """
         since = clock.monotonic() - LIFETIME
-        live = {it.peer_id: it for it in self._members.candidates() if self._may_be_met(it)}
-        live = {key: it for key, it in live.items() if not self._just_met(key)}
+        members = self._members.candidates()
+        live = {it.peer_id: it for it in members if self._may_be_met(it) and not self._just_met(it.peer_id)}
         ahead = self._ahead(live)
         self._silent = {peer_id: when for peer_id, when in self._silent.items() if when > since}
         wary = self._agreement.round < self._wary_until

@@ -69,7 +69,7 @@ class PairMatching(Matching):
         self._node.call(self._end_run(), OPEN_TIMEOUT)
 
     def end_swaps(self) -> None:
-        self._boundary.swaps_ended = True
+        self._node.call(self._end_swaps(), OPEN_TIMEOUT)
 
     def last_partners(self) -> int:
         return self._proposals.count() if self._patience > 0 else 0
@@ -83,6 +83,9 @@ class PairMatching(Matching):
 
     async def _end_run(self) -> None:
         self._agreement.end_run()
+
+    async def _end_swaps(self) -> None:
+        self._agreement.end_swaps()
 
     async def _meet(self, phase: int, linger: float) -> Group:
         """At the boundary that ends inner phase number ``phase``."""

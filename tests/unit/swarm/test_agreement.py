@@ -6,6 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import StreamLost
 from peer.rounds.progress import Progress
@@ -14,8 +16,11 @@ from peer.swarm.pairing.agreement import Accept, Agreement, PartnerReady
 from tests.unit.virtual import stream_pair, virtual_time
 
 
-def test_who_has_made_its_last_inner_step_calls_off_the_meeting_of_before() -> None:
-    """It was agreed with a peer that may still train, and whose contribution would not be the plain mean's."""
+@pytest.mark.parametrize("step", ["end_run", "end_swaps"])
+def test_who_has_made_its_last_inner_step_or_swap_calls_off_the_meeting_of_before(step: str) -> None:
+    """The one was agreed with a peer that may still train, and whose contribution would not be the plain mean's; to the
+    other one this peer would not come.
+    """
     with virtual_time():
         thread = LoopThread()
         mine, theirs = thread.call(stream_pair(), 5)
@@ -26,8 +31,9 @@ def test_who_has_made_its_last_inner_step_calls_off_the_meeting_of_before() -> N
             agreement = Agreement(cast("SwarmContext", context))
             agreement.commit(mine, "partner", Accept(eta=1.0))
             meeting: Any = agreement.meeting
-            agreement.end_run()
-            assert boundary.run_ended and agreement.meeting is None
+            getattr(agreement, step)()
+            assert (boundary.run_ended, boundary.swaps_ended) == (step == "end_run", step == "end_swaps")
+            assert agreement.meeting is None
             assert meeting.came.result() is False
             try:
                 await theirs.receive(PartnerReady, 5)
