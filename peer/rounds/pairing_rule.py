@@ -59,10 +59,10 @@ def askable(candidates: Sequence[Candidate], left: float, opens: float) -> Seque
 def last_swaps(members: int, merged: bool) -> int:
     """Plain means of a peer after its last inner step: each halves the replicas' mean square distance from their mean.
 
-    ``members``: this peer and those that have ended or soon will. ``merged``: its last round has merged. That one
-    counts too, but momentum and a γ below 1 leave a part of each difference, so at least one plain mean follows. (Four
-    and eight replicas, two seeds: their mean loss is 0.005 to 0.02% above that of their average with one fewer, at most
-    0.004% without.)
+    ``members``: this peer and those that have ended or soon will. ``merged``: its last round has merged. That round
+    counts as one of log2 ``members``. Momentum and a γ below 1 leave a part of each difference there, so at least one
+    plain mean follows. (Four and eight replicas, two seeds: the mean of their losses is 0.005 to 0.02% above the loss
+    of their average; if that round did not count, at most 0.004%.)
     """
     swaps = math.ceil(math.log2(max(members, 1)))
     return max(swaps - merged, min(swaps, 1))

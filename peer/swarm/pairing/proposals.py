@@ -41,8 +41,8 @@ QUIET_SECONDS = 1.0  # between two looks while there is nothing to propose: a re
 ANSWER_SECONDS = 1.0  # after so long without an answer, a proposal of who was asked is accepted
 ANSWER_PHASES = 0.5  # inner phases after which an answer is of no use
 WARY_ROUNDS = 4  # after a member that was never met has not answered
-SWAPS_ENDED = "has made its last swap"
 ASK_AGAIN_PHASES = 0.12  # inner phases until a member that has declined is asked again
+SWAPS_ENDED = "has made its last swap"  # why it declines: it is not asked again
 
 
 class Proposals:
@@ -135,7 +135,7 @@ class Proposals:
         return record.peer_id not in self._met_at_end and ends_soon(left, record.tokens_per_second, LIFETIME)
 
     def _just_met(self, peer_id: str) -> bool:
-        """Our last inner steps ended with a swap: another one would change little while others may be met."""
+        """The run has ended with a swap with this peer, and others may be met: another one would change little."""
         if not self._boundary.run_ended or self._met.get(peer_id, NEVER) != self._agreement.round - 1:
             return False
         return any(it.peer_id != peer_id and self._may_be_met(it) for it in self._members.candidates())

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.rounds.pairing_rule import LAST_CALL, MET_LAST, NEVER, askable, in_order, longest_ago, near
+from peer.rounds.pairing_rule import LAST_CALL, MET_LAST, NEVER, askable, in_order, last_swaps, longest_ago, near
 
 SECONDS = st.floats(0, 1e4)
 MET = st.dictionaries(st.integers(0, 30), st.integers(NEVER, 5), min_size=1)
@@ -43,3 +43,8 @@ def test_all_are_asked_in_the_order_in_which_they_were_met(met: dict[int, int]) 
 
 def test_equals_are_in_random_order() -> None:
     assert len(Counter(in_order(range(3), lambda it: NEVER)[0] for _ in range(300))) == 3
+
+
+def test_the_last_swaps_are_log2_of_the_members_with_a_round_that_has_merged_but_one_at_least() -> None:
+    assert [last_swaps(it, merged=False) for it in (1, 2, 3, 4, 8, 9)] == [0, 1, 2, 2, 3, 4]
+    assert [last_swaps(it, merged=True) for it in (1, 2, 3, 4, 8, 9)] == [0, 1, 1, 1, 2, 3]
