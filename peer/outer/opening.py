@@ -11,7 +11,15 @@ from torch import Tensor
 from peer.outer.fetched import Fetched
 from peer.outer.noloco import NoLoCo
 
-MOST_COMING = 16  # parts at once, of at most 1 MiB each in pinned memory and on the device
+# Parts at once, each in pinned memory and on the device. They arrive an inner step or two later, so a fixed number
+# would be the most that a step carries, whatever the line and the model.
+LEAST_COMING = 16
+COMING_SHARE = 16  # a sixteenth of all parts, if that is more
+
+
+def most_coming(count: int) -> int:
+    """Of ``count`` parts, how many are on their way at once."""
+    return max(LEAST_COMING, count // COMING_SHARE)
 
 
 class PartOpening:
@@ -23,6 +31,7 @@ class PartOpening:
     def __init__(self, method: NoLoCo, parts: Sequence[tuple[int, int]]) -> None:
         self.steps: dict[int, int] = {}
         self._method, self._parts = method, parts
+        self._most = most_coming(len(parts))
         self._coming: deque[tuple[int, Fetched]] = deque()
 
     def __bool__(self) -> bool:
@@ -37,7 +46,7 @@ class PartOpening:
         for index in wanted:
             if index in self.steps:
                 continue
-            if len(self._coming) == MOST_COMING:
+            if len(self._coming) == self._most:
                 yield from self._arrived(wait=wait)
                 if self._coming:
                     return  # the caller asks again

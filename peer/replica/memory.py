@@ -23,11 +23,13 @@ from peer.config.schema import PeerConfig, RunConfig
 from peer.device.accelerator import pick_device, wants_bf16
 from peer.device.copies import has_streams
 from peer.device.memory import PROCESS_BYTES, allocator_slack, context_bytes, device_memory
+from peer.outer.opening import most_coming
 from peer.replica import model
 from peer.replica.inner_loop import batch_loss
 from peer.replica.optimizer import moment_count
 from peer.replica.sharded.channel import WINDOW_ELEMENTS
 from peer.replica.sharded.replica import blocks_of
+from peer.rounds.contribution import PART, most_open, parts
 
 TIGHT_SHARE = 0.87  # of what is free: an estimate is within 15%
 GPU_MEMORY = "GPU memory"
@@ -63,13 +65,16 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         "activations": round(slack * (step if ranks > 1 or offload else step - weights)),
         "context": context_bytes(device),
     }
+    if pinned and run.exchange.overlap:  # parts on their way to the host
+        on_device["swap_copies"] = 4 * min(weights // 4, PART * most_coming(len(parts(weights // 4))))
     on_host = {
         "slow_weights": weights if ranks > 1 else vector,
         "window": min(4 * WINDOW_ELEMENTS, weights) if ranks > 1 else 0,
         "momentum": 0 if isinstance(run.outer, LocalConfig) else vector,
         "kept": vector if run.exchange.feedback else 0,
-        # overlapped: the corrections in bf16, until the next losses have judged them
-        "swap_buffer": weights // 2 if run.exchange.overlap else weights * (1 + isinstance(run.outer, DiLoCoConfig)),
+        "swap_buffer": swap_bytes(weights // 4)
+        if run.exchange.overlap
+        else weights * (1 + isinstance(run.outer, DiLoCoConfig)),
         # before they are written to the disk
         "checkpoint": moments if (device.type != "cpu" and not offload) or ranks > 1 else 0,
         "process": PROCESS_BYTES * ranks,
@@ -80,6 +85,13 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         on_host |= {"weight_copies": vector, "gradients": gradients * accumulated, "moments": moments}
     giving = weights * (1 + bool(on_host["momentum"]))
     return Memory(sum(on_device.values()), sum(on_host.values()), {**on_device, **on_host}, giving)
+
+
+def swap_bytes(numel: int) -> int:
+    """Of an overlapped swap: the corrections in bf16, until the next losses have judged them; and of each open part
+    this peer's contribution, its change and the partner's.
+    """
+    return 2 * numel + 3 * 4 * min(numel, PART * most_open(len(parts(numel))))
 
 
 def _host_bytes(elements: int, pinned: bool) -> int:

@@ -15,6 +15,13 @@ from peer.rounds.types import Outcome, Reason
 
 PART = 256 * 1024  # elements of fp32: 1 MiB, the size at which the p2p daemon is fastest
 
+MOST_OPEN, OPEN_SHARE = 64, 8  # parts of an overlapped swap that are open at once: as many, or an eighth of all
+
+
+def most_open(count: int) -> int:
+    """Of ``count`` parts, how many may be open at once in an overlapped swap (exchange/pair/mailbox.py)."""
+    return max(MOST_OPEN, count // OPEN_SHARE)
+
 
 def parts(numel: int) -> list[tuple[int, int]]:
     """Borders ``(start, stop)`` of the parts of a vector of ``numel`` elements; with none it has one empty part."""

@@ -14,17 +14,18 @@ STEP_SMOOTHING = 0.2
 SHORTEST = 8  # parts of H
 
 
-def phase_steps(inner_steps: int, left: float, grouping: Grouping) -> int:
+def phase_steps(inner_steps: int, left: float, grouping: Grouping, swap: float = 0) -> int:
     """Steps of the phase that begins with ``left`` steps of the run to do (a whole number or infinity).
 
     H, but shorter and shorter at the end of a run for methods that average in pairs: a high learning rate keeps the
     replicas apart, and at its end a few more swaps bring every peer's model close to the average of all. The last H
-    steps are halved until a phase would be shorter than H / 8: two or three swaps more.
+    steps are halved until a phase would be shorter than H / 8: two or three swaps more. Nor is it shorter than a
+    ``swap`` that runs during ``swap`` inner steps: the next boundary would wait for it.
     """
     if left > inner_steps or grouping is not Grouping.PAIR:
         return int(min(inner_steps, left))
     half = math.ceil(left / 2)
-    return half if half * SHORTEST >= inner_steps else int(left)
+    return half if half >= max(inner_steps / SHORTEST, swap) else int(left)
 
 
 class Progress:
@@ -32,21 +33,43 @@ class Progress:
 
     def __init__(self) -> None:
         self._remaining = 0
-        self._steps = 0
+        self._steps = self._following = 0
         self.step_seconds = 0.0  # expected for an inner step; 0 before the first one
         self._last: float | None = None
         self._limit = self._until = math.inf
+        self._swap_until, self._usual_swap = 0.0, math.inf
         self.phases = 0  # inner phases begun
 
-    def begin(self, remaining: int, steps: int, limit: float = math.inf) -> None:
+    def begin(self, remaining: int, steps: int, limit: float = math.inf, following: int | None = None) -> None:
         """An inner phase starts or goes on with ``remaining`` steps to do, for at most ``limit`` seconds.
 
-        ``steps``: H, the usual length of a phase.
+        ``steps``: H, the usual length of a phase. ``following``: that of the next one if it is another; 0 if none
+        follows.
         """
         self._steps, self._remaining = steps, remaining
+        self._following = steps if following is None else following
         self._last = clock.monotonic()
         self._limit, self._until = limit, self._last + limit
         self.phases += 1
+
+    @property
+    def swap_steps(self) -> float:
+        """Inner steps that a swap takes, by the last one; 0 before the first."""
+        known = self.step_seconds and self._usual_swap < math.inf
+        return self._usual_swap / self.step_seconds if known else 0.0
+
+    @property
+    def last(self) -> bool:
+        """Does the run end with this phase?"""
+        return bool(self._steps) and not self._following
+
+    def swap_begins(self) -> None:
+        """It will take as long as the last one; when it ends is not known if there was none."""
+        self._swap_until = clock.monotonic() + self._usual_swap
+
+    def swap_took(self, seconds: float) -> None:
+        """The swap has ended; 0: it has failed."""
+        self._swap_until, self._usual_swap = 0.0, seconds or self._usual_swap
 
     def suspend(self) -> None:
         """No step follows before the next :meth:`begin`: when the boundary comes is not known."""
@@ -72,8 +95,12 @@ class Progress:
         return per_step / self.step_seconds if self.step_seconds else 0.0
 
     def eta(self) -> float | None:
-        """Seconds until the next boundary; ``None`` before the first step was timed."""
-        if not self.step_seconds or self._last is None:
+        """Seconds until the next boundary; ``None`` before the first step was timed, and while it is not known when a
+        swap ends that runs: a boundary before its end is postponed by a phase, or to its end if none follows.
+        """
+        if not self.step_seconds or self._last is None or self._swap_until == math.inf:
             return None
         now = clock.monotonic()
-        return max(0.0, min(self.step_seconds * self._remaining - (now - self._last), self._until - now))
+        eta = max(0.0, min(self.step_seconds * self._remaining - (now - self._last), self._until - now))
+        late, by = max(0.0, self._swap_until - now - eta), self._following * self.step_seconds
+        return eta + (math.ceil(late / by) * by if by else late)

@@ -94,6 +94,7 @@ class Boundary(ABC):
     def report(self, boundary: BoundaryReport, mean: Averaged) -> None:
         """A round's exchange has ended."""
         self._merged = mean.outcome is Outcome.MERGED
+        self.context.progress.swap_took(mean.seconds if self._merged else 0.0)
         seconds, idle_share = self.phase.lap(), self.phase.idle_share()
         self.reporter.round(RoundReport(boundary, mean, seconds, idle_share, self.presence.size))
 
@@ -107,21 +108,27 @@ class PhaseLength:
     def __init__(self, run: SwarmRunConfig, total: float, state: OuterState, progress: Progress) -> None:
         self._run, self._total, self._state, self._progress = run, total, state, progress
         self._until = math.inf
+        self._swap = 0.0  # inner steps of an overlapped swap, as this phase began
 
     def begin(self) -> int:
         """The phase begins or continues; returns the steps that remain."""
+        if self._run.exchange.overlap and not self._state.counters.phase_steps_done:
+            self._swap = self._progress.swap_steps
         steps, limit = self.remaining(), math.inf
         if self._run.inner_time is not None:
             limit = self._run.inner_time * steps / self._run.inner_steps
-        self._progress.begin(steps, self._run.inner_steps, limit)
+        following = self._phase(self.steps_left - steps)
+        self._progress.begin(steps, self._run.inner_steps, limit, following)
         self._until = clock.monotonic() + limit
         return steps
 
     def remaining(self) -> int:
         """Inner steps to the next boundary."""
         counters = self._state.counters
-        steps = phase_steps(self._run.inner_steps, self._total - counters.boundary_step, self._state.outer.grouping)
-        return steps - counters.phase_steps_done
+        return max(0, self._phase(self._total - counters.boundary_step) - counters.phase_steps_done)
+
+    def _phase(self, left: float) -> int:
+        return phase_steps(self._run.inner_steps, max(0.0, left), self._state.outer.grouping, self._swap)
 
     @property
     def steps_left(self) -> float:

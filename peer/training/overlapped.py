@@ -59,10 +59,11 @@ class Overlapped(Boundary):
 
     def cross(self, inner: InnerReport) -> bool:
         """The round is over. Its swap begins with the next inner step, so that no partner waits while this peer
-        evaluates. While the last swap runs the boundary is postponed, unless the run has no further inner step.
+        evaluates. While the last swap runs the boundary is postponed, unless the run has no further inner step. One
+        that has ended is completed at once.
         """
         self.rollback.trained(inner)
-        if self._swap is not None and self.phase_length.steps_left > 0:
+        if self._swap is not None and self._swap.mailbox.result() is None and self.phase_length.steps_left > 0:
             self.state.begin_phase()
             return False
         self.complete()
@@ -108,7 +109,7 @@ class Overlapped(Boundary):
     def _advance(self, *, idle: bool = False) -> None:
         """Apply the corrections that have arrived and open the next parts. ``idle``: no inner steps run now.
 
-        While they run, nothing here waits for the accelerator.
+        While they run, nothing here waits for the accelerator, also when the swap has ended and the rest is opened.
         """
         swap = self._swap
         if swap is None:
@@ -116,17 +117,16 @@ class Overlapped(Boundary):
         mailbox = swap.mailbox
         result = mailbox.result()
         arrived = [] if swap.harm else mailbox.take_corrections()
-        wanted = mailbox.unopened() if result is not None else mailbox.parts_to_open(idle=idle)
-        wait = idle or (result is not None and bool(wanted))  # it is over: the rest is opened at once
-        if arrived or wanted or result is not None or swap.opening:
-            with self.phase("apply", queued=not wait):
+        wanted = mailbox.parts_to_open(idle=idle)
+        if arrived or wanted or swap.opening:
+            with self.phase("apply", queued=not idle):
                 for index, correction in arrived:
                     self.method.amend(mailbox.parts[index][0], correction)
                     swap.corrections.append((mailbox.parts[index][0], correction.bfloat16()))
                     swap.late.append(self.state.inner.step - swap.opening.steps[index])
-                for index, own, change in swap.opening.open(wanted, self.state.inner.step, wait=wait):
+                for index, own, change in swap.opening.open(wanted, self.state.inner.step, wait=idle):
                     mailbox.put(index, OpenPart(own, change))
-        if result is not None:
+        if result is not None and not mailbox.unopened():
             self._swap = None
             if swap.harm:
                 blamed = (result.partner_id,)

@@ -3,7 +3,8 @@
 The training thread *opens* a part: it takes the outer step with a group of one and puts its own contribution here. The
 network thread sends it, receives the partner's and puts the correction here. About as many parts are open at a time as
 arrive within two inner steps. So a part is late by a step or two, and not by the transfer time of the whole tensor.
-That keeps an overlapped swap as good as a blocking one (peer/exchange/README.md).
+That keeps an overlapped swap as good as a blocking one (peer/exchange/README.md). An open part takes twice its own
+memory, so at most an eighth of a large model is open.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from peer import clock
 from peer.exchange.codec import BLOCK
-from peer.rounds.contribution import PART, Averaged
+from peer.rounds.contribution import PART, Averaged, most_open
 
 LEAST_PARTS = 64  # where the model has that many blocks
 LEAST_OPEN = 2  # parts open at once
@@ -39,13 +40,21 @@ def overlapped_parts(numel: int) -> list[tuple[int, int]]:
 
 
 class SwapMailbox:
-    """One swap. ``learn``: gets the start and the change of each part before the part is sent or received."""
+    """One swap. ``learn``: gets the start and the change of each part before the part is sent or received.
+    ``usual``: parts that have landed in an inner step of the last swap; 0 without one.
+    """
 
     def __init__(
-        self, numel: int, loop: asyncio.AbstractEventLoop, learn: Callable[[int, Tensor], None] | None = None
+        self,
+        numel: int,
+        loop: asyncio.AbstractEventLoop,
+        learn: Callable[[int, Tensor], None] | None = None,
+        usual: int = 0,
     ) -> None:
         self.parts = overlapped_parts(numel)
+        self._most = most_open(len(self.parts))
         self.received_parts = self._sent_parts = 0
+        self._usual, self._steps = usual, 0  # inner steps of this swap
         self._loop, self._wake, self._learn = loop, asyncio.Event(), learn
         self._waking = False  # the network thread will look at the open parts
         self._changed = clock.event()
@@ -60,24 +69,35 @@ class SwapMailbox:
     # -- training thread
 
     def parts_to_open(self, *, idle: bool = False) -> range:
-        """Parts to open now, asked once an inner step. ``idle``: all of them, because no inner step is taken."""
-        if self._close is None or self._result is not None:
+        """Parts to open now, asked once an inner step. ``idle``: as many as may be open, because no inner step is
+        taken. When the swap has ended the rest is opened too, some parts in each step: all at once take seconds.
+        """
+        if self._result is not None:
+            return self.unopened()[: self._most]
+        if self._close is None:
             return range(0)
-        if idle:
-            return self.unopened()
-        since, self._received_before = self.received_parts - self._received_before, self.received_parts
-        free = max(LEAST_OPEN, 2 * since + 1) - (self._count - self.received_parts)
-        return range(self._count, min(len(self.parts), self._count + max(0, free)))
+        free = self._most - (self._count - min(self.received_parts, self._sent_parts))
+        if not idle:
+            since, self._received_before = self.received_parts - self._received_before, self.received_parts
+            since, self._steps = since if self._steps else self._usual, self._steps + 1
+            free = min(free, max(LEAST_OPEN, 2 * since + 1) - (self._count - self.received_parts))
+        return self.unopened()[: max(0, free)]
+
+    @property
+    def landing(self) -> int:
+        """Parts that have landed in an inner step, for the next swap."""
+        return self._received_before // self._steps if self._steps else self._usual
 
     def unopened(self) -> range:
         """Parts that are not open yet."""
         return range(self._count, len(self.parts))
 
     def put(self, index: int, part: OpenPart) -> None:
-        """Part ``index`` is open."""
+        """Part ``index`` is open. After the end of the swap nobody needs it."""
         if self._learn is not None:
             self._learn(self.parts[index][0], part.change)
-        self._opened[index] = part
+        if self._result is None:
+            self._opened[index] = part
         self._count = index + 1
         if not self._waking:  # one call for all parts that are opened together
             self._waking = True

@@ -38,11 +38,12 @@ class OverlappedPairExchange(PairProtocol):
     def __init__(self, network: LoopThread, numel: int, codec: Codec, settings: ExchangeConfig, guard: Guard) -> None:
         super().__init__(network, numel, codec, settings, guard)
         self._helper = clock.worker("swap")
+        self._landing = 0  # parts of the last swap in an inner step
 
     def start(self, pace: float, meet: Callable[[], Group]) -> SwapMailbox:
         """``meet`` finds the partner, on the helper thread; ``pace``: seconds of an inner step."""
         learn = self._codec.learn if self._codec.begin() else None
-        mailbox = SwapMailbox(self._numel, self._network.loop, learn)
+        mailbox = SwapMailbox(self._numel, self._network.loop, learn, self._landing)
         self._helper.submit(self._run, mailbox, pace, meet)
         return mailbox
 
@@ -62,6 +63,7 @@ class OverlappedPairExchange(PairProtocol):
             if averaged.outcome is not Outcome.MERGED and mailbox.used_parts:
                 parts = f"after {mailbox.used_parts} of {len(mailbox.parts)} parts"
                 averaged = replace(averaged, detail=f"{averaged.detail} ({parts})")
+            self._landing = mailbox.landing
             mailbox.finish(averaged)
         except BaseException as error:  # noqa: BLE001 - the training thread raises it
             mailbox.finish(error)

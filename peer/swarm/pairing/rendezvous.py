@@ -106,6 +106,7 @@ class PairMatching(Matching):
                     link = await self._partner_of(agreement.meeting, linger)
                     if link is not None:
                         self._proposals.met(link.peer_id)
+                        self._boundary.progress.swap_begins()
                         return Group(agreement.round, (link,))
                 return Group(agreement.round)
         finally:

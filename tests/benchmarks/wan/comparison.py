@@ -36,6 +36,7 @@ MORE = (
     "train_loss",
     "rounds",
     "staleness_steps",
+    "middle_ratio",
 )
 LAST = 5  # points of the curve, 100 inner steps: the validation set is small
 FIGURES = (*(it.figure for it in GOALS), *MORE, "overran_share", "work_share")
@@ -88,6 +89,7 @@ def wanted(every: dict[str, Stage], only: list[str]) -> list[tuple[Stage, Method
     cells = [(stage, method) for stage in every.values() for method in METHODS.values()]
     if only:
         cells = [(stage, method) for stage, method in cells if {stage.name, f"{stage.name}/{method.name}"} & {*only}]
+    cells = [(stage, method) for stage, method in cells if not (stage.drift and method.library)]
     missing = {it.library for _, it in cells if it.library and importlib.util.find_spec(it.library) is None}
     for library in missing:
         print(f"{library} is not installed: its rows are left out", flush=True)

@@ -26,6 +26,9 @@ def figures(stage: Stage, peers: Sequence[PeerRun]) -> dict[str, Any]:
     ``merged_share``    rounds that merged / rounds
     ``overran_share``   inner steps whose arithmetic took longer than their set time, because of this machine's load
     ``work_share``      of the set time that the arithmetic took
+    ``middle_ratio``    time from the first inner step to the last one / the steps' set time
+
+    A stage with drift has no losses.
     """
     fast = peers[:-1] if stage.straggler else peers
     told = [it.pacer for it in fast]
@@ -43,10 +46,14 @@ def figures(stage: Stage, peers: Sequence[PeerRun]) -> dict[str, Any]:
         "wire_bytes": mean(it.sent for it in peers),
         "overran_share": sum(it["overran"] for it in told) / sum(steps),
         "work_share": sum(it["work"] for it in told) / sum(paced),
-        "losses": _curve(told),
+        "middle_ratio": mean((it["ends"][-1] - it["first"]) / busy for busy, it in zip(paced, told, strict=True)),
+        "losses": [] if stage.drift else _curve(told),
     }
     tails = [it.tail for it in fast if it.tail is not None]
-    return {**found, **(_of_tails(tails, peers) if tails else _of_library(told))}
+    found |= _of_tails(tails, peers) if tails else _of_library(told)
+    if stage.drift:
+        del found["val_loss"]
+    return found
 
 
 def _of_tails(tails: Sequence[Tail], peers: Sequence[PeerRun]) -> dict[str, Any]:

@@ -5,9 +5,12 @@ python -m tests.benchmarks.wan.paced_peer train ...
 
 from __future__ import annotations
 
+import os
+
 import peer.training.replica
 from peer.commands.cli import main
 from peer.training.boundary import Boundary
+from tests.benchmarks.wan.drift import Drifting
 from tests.benchmarks.wan.pacer import Paced
 
 finish = Boundary.finish
@@ -22,6 +25,6 @@ def finished(boundary: Boundary) -> None:
 
 
 if __name__ == "__main__":
-    peer.training.replica.InnerLoop = Paced  # type: ignore[misc]
+    peer.training.replica.InnerLoop = Drifting if "DRIFT" in os.environ else Paced  # type: ignore[misc]
     Boundary.finish = finished  # type: ignore[method-assign]
     main()

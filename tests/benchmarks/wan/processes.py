@@ -90,7 +90,8 @@ def _library(stage: Stage, method: Method, folder: Path) -> list[PeerRun]:
 
 
 def _environment(stage: Stage, folder: Path, index: int) -> dict[str, str]:
-    return {"PACE": str(stage.paces()[index]), "PACER_FILE": str(folder / f"{index}.pacer.json")}
+    drift = {"DRIFT": "1"} if stage.drift else {}
+    return {"PACE": str(stage.paces()[index]), "PACER_FILE": str(folder / f"{index}.pacer.json"), **drift}
 
 
 def _read(folder: Path, index: int) -> dict[str, Any]:

@@ -16,12 +16,13 @@ STRAGGLER = "_straggler"  # at the end of a stage's name: one peer more, the las
 
 @dataclass(frozen=True)
 class Method:
-    """``config``: the files that peers are given. ``pairs``: NoLoCo swaps twice as often as a group of all averages, as
-    an all-reduce moves nearly twice the bytes. ``library``: whose optimizer it is, where it is not ours.
+    """``config``: the files that peers are given. ``inner_steps``: H; NoLoCo swaps twice as often as a group of all
+    averages, as an all-reduce moves nearly twice the bytes. ``library``: whose optimizer it is, where it is not ours.
     """
 
     name: str
     config: tuple[str, ...]
+    inner_steps: int | None = None
     overrides: tuple[str, ...] = ()
     library: str = ""
     options: dict[str, Any] = field(default_factory=dict)
@@ -29,19 +30,18 @@ class Method:
 
 DEMO, DILOCO = "configs/demo.yaml", "configs/demo-diloco.yaml"
 H, GROUP_H = 25, 50
-ONCE, TWICE = (f"run.inner_steps={H}",), (f"run.inner_steps={GROUP_H}",)
 BEST = {"fragments": 2, "fragment_update_alpha": 0.5}
 METHODS = {
     it.name: it
     for it in (
-        Method("alone", (DEMO,), (*ONCE, "run.outer={name: local}")),
-        Method("noloco_default", (DEMO,), ONCE),
+        Method("alone", (DEMO,), H, ("run.outer={name: local}",)),
+        Method("noloco_default", (DEMO,), H),
         Method("noloco_paper", (DEMO, "configs/paper.yaml")),
-        Method("diloco", (DILOCO,), TWICE),
-        Method("diloco_fp32", (DILOCO,), (*TWICE, "run.exchange.codec=none")),
-        Method("torchft_buckets", (DEMO,), TWICE, "torchft", {"fragments": 1}),
-        Method("torchft_best", (DEMO,), TWICE, "torchft", BEST),
-        Method("hivemind", (DEMO,), TWICE, "hivemind", {"matchmaking_time": 5.0, "averaging_timeout": 60.0}),
+        Method("diloco", (DILOCO,), GROUP_H),
+        Method("diloco_fp32", (DILOCO,), GROUP_H, ("run.exchange.codec=none",)),
+        Method("torchft_buckets", (DEMO,), GROUP_H, (), "torchft", {"fragments": 1}),
+        Method("torchft_best", (DEMO,), GROUP_H, (), "torchft", BEST),
+        Method("hivemind", (DEMO,), GROUP_H, (), "hivemind", {"matchmaking_time": 5.0, "averaging_timeout": 60.0}),
     )
 }
 
@@ -49,7 +49,8 @@ METHODS = {
 @dataclass(frozen=True)
 class Stage:
     """``pace``: seconds of an inner step; the straggler's are twice as long. ``delay``: inner steps in which torchft's
-    fragments travel at its best, a third more than their bytes take over the line.
+    fragments travel at its best, a third more than their bytes take over the line. ``longer``: times H. ``drift``: the
+    model is too large for this machine's arithmetic (drift.py), so no loss is measured, and no library.
     """
 
     name: str
@@ -59,6 +60,8 @@ class Stage:
     steps: int
     pace: float
     delay: int
+    longer: int = 1
+    drift: bool = False
 
     @property
     def straggler(self) -> bool:
@@ -71,7 +74,8 @@ class Stage:
     def overrides(self, method: Method) -> tuple[str, ...]:
         common = (f"run.steps={self.steps}", "run.inner.warmup_steps=20", "run.evaluation.every_rounds=1000")
         common += ("run.evaluation.batches=4", "peer.checkpoint.every_rounds=1000", "peer.threads=1")
-        return (*common, *self.sets, *method.overrides)
+        steps = (f"run.inner_steps={self.longer * method.inner_steps}",) if method.inner_steps else ()
+        return (*common, *self.sets, *steps, *method.overrides)
 
     def options(self, method: Method) -> dict[str, Any]:
         return (
@@ -101,16 +105,27 @@ class Stage:
             "config": list(method.config),
             "overrides": list(self.overrides(method)),
             "options": self.options(method),
+            **({"drift": True} if self.drift else {}),
         }
 
 
 CABLE = Plan(access=Access(up_mbit=40, down_mbit=200), path=Path_(rtt_ms=30))
 LIGHT = ("run.batch_size=1", "run.data.sequence_length=32")
 BIG = (*LIGHT, *(f"run.model.{it}" for it in ("hidden_size=384", "intermediate_size=1024", "layers=12", "heads=6")))
+FIBRE = Plan(access=Access(up_mbit=100, down_mbit=100), path=Path_(rtt_ms=20))
+PAPERS = (  # configs/models/llama-125m.yaml: 309,876,480 parameters
+    *LIGHT,
+    "run.inner.learning_rate=6e-4",
+    *(f"run.model.{it}" for it in ("hidden_size=768", "intermediate_size=3072", "layers=12", "heads=16")),
+    *(f"run.model.{it}" for it in ("vocabulary=128002", "tie_embeddings=false")),
+)
 
 
 def stages(*, quick: bool) -> dict[str, Stage]:
-    """By name. A step's arithmetic takes about a thirtieth (``home``) or a quarter (``cable``) of its set time."""
+    """By name. A step's arithmetic takes about a thirtieth (``home``) or a quarter (``cable``) of its set time.
+
+    Three peers of ``fibre`` take 16 of this machine's 24 GiB, so it has no stage with one more.
+    """
     if quick:
         made = [Stage(f"home{kind}", load("home"), LIGHT, 2 + bool(kind), 60, 0.15, 0) for kind in ("", STRAGGLER)]
     else:
@@ -122,4 +137,5 @@ def stages(*, quick: bool) -> dict[str, Stage]:
             )
             for kind in ("", STRAGGLER)
         ]
+        made.append(Stage("fibre", FIBRE, PAPERS, 3, 400, 1.0, 0, longer=2, drift=True))
     return {it.name: it for it in made}

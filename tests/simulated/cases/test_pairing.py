@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hivemind.utils import MSGPackSerializer
 
+from peer import clock
 from peer.config.digest import digest
+from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.p2p.dht.search import id_of
+from peer.rounds.contribution import Averaged
+from peer.rounds.types import Group
 from peer.swarm.directory import buckets, records
+from peer.swarm.pairing.agreement import Agreement
 from tests.simulated.p2p.dht import Value
 from tests.simulated.runtime import EPOCH
 from tests.simulated.scenario import Fault, Machine, Scenario
@@ -32,6 +38,44 @@ def shares(world: World, who: Callable[[int], bool] = lambda number: True) -> di
     outcomes = [row["outcome"] for row in rows]
     assert len(outcomes) > 30
     return {outcome: outcomes.count(outcome) / len(outcomes) for outcome in ("merged", "alone", "timeout")}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_announces_a_boundary_for_the_time_of_its_running_swap(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last phases are shorter than a swap here. Whoever was told so waited for nothing, and avoided the peer."""
+    said: list[tuple[str, float, float]] = []  # by whom, when, and the time that it announced
+    swaps: list[tuple[str, float, float]] = []  # of whom, from, to
+    commit, swap = Agreement.commit, OverlappedPairExchange._swap
+
+    def hear(self: Agreement, stream: Any, name: str, answer: Any) -> None:
+        said.append((name, clock.monotonic(), clock.monotonic() + answer.eta))
+        commit(self, stream, name, answer)
+
+    def watched(self: OverlappedPairExchange, group: Group, *more: Any, **others: Any) -> Averaged:
+        began = clock.monotonic()
+        try:
+            return swap(self, group, *more, **others)
+        finally:
+            swaps.append((group.links[0].name, began, clock.monotonic()))
+
+    monkeypatch.setattr(Agreement, "commit", hear)
+    monkeypatch.setattr(OverlappedPairExchange, "_swap", watched)
+    line = Machine(4.0, latency=0.01, up=7300.0, down=3e5, skew=0.0, starts=0.0)
+    scenario = Scenario(
+        seed, "overlapped", (line,) * 3, (), 1600.0, inner_steps=10, numel=200_000, codec="int8", steps=200
+    )
+    with in_a_folder(scenario) as world:
+        assert not world.run().violations
+    late = 0.1 * 10 * 4.0  # what a swap takes is an estimate
+    false = [
+        (name, at, until)
+        for name, when, at in said
+        for other, began, until in swaps
+        if name == other and began + 0.5 < when < until and at < until - late
+    ]
+    assert len(swaps) > 20 and not false, false
 
 
 def test_a_fast_peer_among_many_slow_ones_asks_others_than_those_that_have_declined() -> None:

@@ -307,6 +307,42 @@ def test_the_mailbox_forgets_parts_that_were_sent_and_have_landed(thread: LoopTh
     assert 0 not in mailbox._opened and 1 in mailbox._opened
 
 
+def test_a_swap_begins_at_the_rate_of_the_last_one(thread: LoopThread) -> None:
+    """With two parts, which double with each inner step, five steps were lost at a rate of 47 a step."""
+    first = SwapMailbox(1000 * PART, thread.loop)
+    first.start(lambda: None)
+    assert len(first.parts_to_open()) == 2
+    first.received_parts = 20
+    first.parts_to_open()
+    assert first.landing == 10
+    second = SwapMailbox(1000 * PART, thread.loop, usual=first.landing)
+    second.start(lambda: None)
+    assert second.landing == 10 and len(second.parts_to_open()) == 21
+    assert len(second.parts_to_open()) == 2  # none of them has landed
+
+
+@pytest.mark.parametrize(("parts", "most"), [(64, 64), (400, 64), (4096, 512)])
+def test_no_more_of_a_large_model_is_open_than_an_eighth(thread: LoopThread, parts: int, most: int) -> None:
+    """Also when no inner steps run, and when the swap has ended: an open part takes twice its memory."""
+    mailbox, part = SwapMailbox(parts * PART, thread.loop), OpenPart(torch.zeros(1), torch.zeros(1))
+    mailbox.start(lambda: None)
+    wanted = mailbox.parts_to_open(idle=True)
+    assert wanted == range(most)
+    for index in wanted:
+        mailbox.put(index, part)
+    assert not mailbox.parts_to_open(idle=True)
+    mailbox.count_sent()
+    assert not mailbox.parts_to_open(idle=True)  # the partner's has not come
+    mailbox.add_correction(0, torch.zeros(1))
+    assert mailbox.parts_to_open(idle=True) == range(most, min(most + 1, parts))
+    mailbox.finish(Averaged(torch.empty(0), Outcome.ALONE))
+    while wanted := mailbox.parts_to_open():
+        assert len(wanted) <= most
+        for index in wanted:
+            mailbox.put(index, part)
+    assert not mailbox.unopened() and len(mailbox._opened) == most - 1
+
+
 def test_a_swap_can_be_broken_off(thread: LoopThread) -> None:
     async def silent(stream: Stream) -> None:
         await greet(stream)

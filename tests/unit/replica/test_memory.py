@@ -15,9 +15,10 @@ from peer.config.schema import Config
 from peer.data import corpus
 from peer.process import LoopContext
 from peer.replica import model
-from peer.replica.memory import estimate, step_bytes
+from peer.replica.memory import estimate, step_bytes, swap_bytes
 from peer.replica.offload import HostCopies
 from peer.replica.optimizer import hidden_matrices
+from peer.rounds.contribution import PART
 from peer.training import replica
 from tests.unit.device.doubles import plug_in
 from tests.unit.replica.memory_peer import torch_peak
@@ -112,11 +113,17 @@ def test_the_parts_add_up_and_say_what_the_settings_change() -> None:
         assert one.parts["checkpoint"] == adamw.parts["checkpoint"] - (hidden if ranks > 1 else 0)
     group, waits = (config(*MIDDLE, it) for it in ("run.outer={name: diloco}", "run.exchange.overlap=false"))
     buffers = [estimate(it.run, it.peer).parts["swap_buffer"] for it in (group, waits)]
-    assert buffers == [4 * plain.parts["swap_buffer"], 2 * plain.parts["swap_buffer"]]  # overlapped: in bf16
+    assert buffers == [2 * plain.parts["weights"], plain.parts["weights"]]
+    assert plain.parts["swap_buffer"] == 3.5 * plain.parts["weights"]  # all parts of a small model may be open
     for codec, kept in (("int4", 0), ("int2", plain.parts["slow_weights"])):
         coded = config(*MIDDLE, "run.outer={name: diloco}", f"run.exchange.codec={codec}")
         assert estimate(coded.run, coded.peer).parts["kept"] == kept
     assert plain.giving_bytes == 2 * without.giving_bytes == 2 * plain.parts["weights"]
+
+
+def test_a_swap_of_a_large_model_takes_seven_eighths_of_its_weights() -> None:
+    """Its corrections in bf16, and three vectors of the eighth that is open."""
+    assert swap_bytes(PART * 8000) == pytest.approx(0.875 * 4 * PART * 8000)
 
 
 @pytest.mark.parametrize("kind", ["cuda", "mps"])

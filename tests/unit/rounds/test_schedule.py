@@ -9,10 +9,10 @@ from peer.rounds.progress import SHORTEST, phase_steps
 from peer.rounds.types import Grouping
 
 
-def phases(steps: int, inner_steps: int, grouping: Grouping) -> list[int]:
+def phases(steps: int, inner_steps: int, grouping: Grouping, swap: float = 0) -> list[int]:
     out = []
     while steps:
-        out.append(phase_steps(inner_steps, steps, grouping))
+        out.append(phase_steps(inner_steps, steps, grouping, swap))
         steps -= out[-1]
     return out
 
@@ -22,6 +22,12 @@ def test_the_last_phase_of_pairs_is_cut_into_shorter_and_shorter_ones() -> None:
     assert phases(60, 25, Grouping.PAIR) == [25, 25, 5, 5]
     assert phases(120, 50, Grouping.EVERYONE) == [50, 50, 20]
     assert phases(120, 50, Grouping.NOBODY) == [50, 50, 20]
+
+
+def test_no_phase_is_cut_shorter_than_a_swap_that_runs_during_it() -> None:
+    assert phases(150, 50, Grouping.PAIR, swap=12.5) == [50, 50, 25, 13, 12]
+    assert phases(150, 50, Grouping.PAIR, swap=13.5) == [50, 50, 25, 25]
+    assert phases(150, 50, Grouping.PAIR, swap=37) == phases(150, 50, Grouping.PAIR, swap=370) == [50, 50, 50]
 
 
 @given(st.integers(1, 5000), st.integers(1, 600), st.sampled_from(Grouping))

@@ -232,6 +232,29 @@ def test_the_next_boundary_is_estimated_from_the_steps_so_far() -> None:
     assert progress.eta() == progress.phase_seconds == pytest.approx(7.0)
 
 
+@pytest.mark.usefixtures("virtual")
+def test_no_boundary_is_announced_for_the_time_of_a_swap_that_runs() -> None:
+    """It would be postponed by a phase, and who was told so would wait for nothing."""
+    progress = Progress()
+    progress.begin(10, 10)
+    for _ in range(4):
+        clock.sleep(2.0)
+        progress.tick()
+    progress.swap_begins()
+    assert progress.eta() is None  # the first one: it may take any time
+    for seconds, postponed in ((11.0, 0), (13.0, 1), (33.0, 2)):
+        progress.swap_took(seconds)
+        assert progress.eta() == pytest.approx(12.0)
+        progress.swap_begins()
+        assert progress.eta() == pytest.approx(12.0 + postponed * 20.0), seconds
+    progress.swap_took(0.0)
+    assert progress.eta() == pytest.approx(12.0)
+    progress.swap_begins()
+    for following, eta in ((3, 36.0), (0, 33.0)):  # steps of the next phase; the last boundary waits for the swap
+        progress.begin(6, 10, following=following)
+        assert progress.eta() == pytest.approx(eta)
+
+
 def test_the_roster_of_the_largest_group_can_be_sent() -> None:
     addresses = tuple(f"/ip6/2001:db8::{number:x}/tcp/31337" for number in range(8))
     seats = [Seat(f"Qm{number:044}", 64 * "x", addresses) for number in range(MAX_MEMBERS)]

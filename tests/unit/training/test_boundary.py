@@ -71,7 +71,7 @@ class Mailbox:
         return []
 
     def parts_to_open(self, *, idle: bool = False) -> range:
-        return range(0)
+        return self.unopened() if self.over else range(0)
 
     def unopened(self) -> range:
         return range(self._count, len(self.parts))
@@ -156,10 +156,8 @@ class Asking(Mailbox):
         self.opened[index] = part
 
 
-def test_no_look_at_a_swap_waits_for_the_accelerator_before_the_swap_is_over(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Then the parts that are left are opened at once."""
+def test_no_look_at_a_swap_waits_for_the_accelerator(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor afterwards: the parts that are left are opened as their copies arrive, and then the swap is over."""
     exchange, waits = Exchange(mailbox=Asking), 0
 
     def synchronize() -> None:
@@ -181,11 +179,14 @@ def test_no_look_at_a_swap_waits_for_the_accelerator_before_the_swap_is_over(
         assert list(mailbox.opened) == [0, 1, 2] and all(it.own.isfinite().all() for it in mailbox.opened.values())
         boundary.between_steps()
         assert device.begun == 6 and len(mailbox.opened) == 3
-        assert waits == 0 and "host waits" not in device.calls
         mailbox.over = True
-        boundary.between_steps()
-        assert list(mailbox.opened) == list(range(len(mailbox.parts))) and "host waits" in device.calls
-    assert [it.outcome for it in scene.presence.ended_rounds] == [Outcome.ALONE] and waits == 1
+        while mailbox.unopened():
+            assert not scene.presence.ended_rounds
+            device.complete()
+            boundary.between_steps()
+        assert list(mailbox.opened) == list(range(len(mailbox.parts)))
+        assert waits == 0 and "host waits" not in device.calls
+    assert [it.outcome for it in scene.presence.ended_rounds] == [Outcome.ALONE]
     assert all(span.parameter.isfinite().all() for span in scene.state.outer.slow.spans)
 
 
@@ -227,6 +228,33 @@ def test_while_a_swap_is_on_its_way_the_boundary_is_postponed(scene: Scene) -> N
     assert exchange.groups[-1].tokens == tokens  # of all three inner phases
     assert [it.outcome for it in scene.presence.ended_rounds] == [Outcome.ALONE] * 2
     assert scene.reporter.last is not None and scene.reporter.last.boundary.round == 2
+
+
+def test_a_swap_that_has_ended_with_parts_left_does_not_postpone_the_boundary(scene: Scene) -> None:
+    exchange = Exchange(mailbox=Asking)
+    boundary = overlapped(scene, exchange)
+    assert boundary.cross(scene.train())
+    boundary.between_steps()
+    exchange.mailboxes[0].over = True
+    boundary.between_steps()
+    assert exchange.mailboxes[0].unopened() and not scene.presence.ended_rounds
+    assert boundary.cross(scene.train()) and scene.state.counters.round == 2
+    assert not exchange.mailboxes[0].unopened() and len(scene.presence.ended_rounds) == 1
+
+
+def test_the_last_phases_are_not_shorter_than_a_swap_by_what_was_known_when_they_began(scene: Scene) -> None:
+    progress, counters = scene.resources.context.progress, scene.state.counters
+    run = load(DEMO, [*TINY, f"run.inner_steps={H}", "run.exchange.overlap=true"]).run
+    length = PhaseLength(run, TOTAL, scene.state, progress)
+    progress.step_seconds = 1.0
+    scene.state.inner.step = counters.boundary_step = TOTAL - H
+    assert length.begin() == 3
+    progress.swap_took(4.0)
+    assert length.remaining() == 3 and length.begin() == H
+    counters.phase_steps_done, progress.step_seconds = 4, 100.0
+    assert length.begin() == 1  # it goes on
+    resumed = PhaseLength(run, TOTAL, scene.state, progress)
+    assert resumed.remaining() == 0  # 4 steps are made of what would be 3 now
 
 
 def test_a_running_swap_is_waited_for_only_after_the_last_inner_step_of_the_run(scene: Scene) -> None:
