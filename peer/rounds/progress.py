@@ -58,11 +58,6 @@ class Progress:
         known = self.step_seconds and self._usual_swap < math.inf
         return self._usual_swap / self.step_seconds if known else 0.0
 
-    @property
-    def last(self) -> bool:
-        """Does the run end with this phase?"""
-        return bool(self._steps) and not self._following
-
     def swap_begins(self) -> None:
         """It will take as long as the last one; when it ends is not known if there was none."""
         self._swap_until = clock.monotonic() + self._usual_swap

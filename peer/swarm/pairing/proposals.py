@@ -222,14 +222,9 @@ class Proposals:
         if isinstance(reply, Decline) and reply.reason == SWAPS_ENDED:
             self._met_at_end.add(stream.remote)
         if isinstance(reply, Accept) and free and not (avoided or late):
-            window = AT_BOUNDARY if self._boundary.here else self._window
+            window = AT_BOUNDARY if self._boundary.here else self._settings.window
             if near(mine.eta, reply.eta, mine.phase, mine.phase, window):
                 self._agreement.commit(stream, name, reply)
-
-    @property
-    def _window(self) -> float:
-        """At the last boundary of its run a peer that waits for a partner trains no more."""
-        return AT_BOUNDARY if self._boundary.progress.last else self._settings.window
 
     # -- answering
 
@@ -261,6 +256,6 @@ class Proposals:
         fresh = self._asking == remote and clock.monotonic() - self._asked.get(remote, 0.0) < ANSWER_SECONDS
         if fresh and self._node.peer_id < remote:
             return Decline(reason="has an open proposal")
-        if not near(eta, proposal.eta, phase, proposal.phase, self._window):
+        if not near(eta, proposal.eta, phase, proposal.phase, self._settings.window):
             return Decline(reason="boundaries too far apart")
         return None
