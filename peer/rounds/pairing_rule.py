@@ -20,7 +20,7 @@ PROPOSAL_PAUSE = (0.005, 0.03)  # inner phases between two of its proposals, dra
 AT_BOUNDARY = 0.1  # the window of a peer that is at its boundary without a partner
 LAST_CALL = 0.4  # share of the inner phase that is left when all but the one met last may be asked
 MET_LAST = 0.15  # when that one may be asked too
-END_PATIENCE = 5.0  # seconds in all for which a peer waits for partners after its last inner step
+END_PATIENCE = 5.0  # seconds in all for which a peer waits for partners after its last inner step, at least
 NEVER = -1  # the round of the last meeting when there was none
 
 
@@ -68,9 +68,17 @@ def last_swaps(members: int, merged: bool) -> int:
     return max(swaps - merged, min(swaps, 1))
 
 
-def ends_soon(tokens_left: float, rate: float, said: float) -> bool:
-    """May a peer that has ``tokens_left`` to train on, at ``rate`` a second, end within ``END_PATIENCE``?
+def end_patience(swap: float) -> float:
+    """Seconds in all for which a peer waits for partners after its last inner step. ``swap``: that a swap takes.
+
+    Of an odd number of peers one is left over at the last boundary: it waits until the others have made that swap.
+    """
+    return max(END_PATIENCE, 1.5 * swap)
+
+
+def ends_soon(tokens_left: float, rate: float, said: float, patience: float) -> bool:
+    """May a peer that has ``tokens_left`` to train on, at ``rate`` a second, end within ``patience``?
 
     ``said``: seconds since it said so, at most.
     """
-    return tokens_left <= rate * (said + END_PATIENCE)
+    return tokens_left <= rate * (said + patience)

@@ -53,10 +53,14 @@ class Progress:
         self.phases += 1
 
     @property
+    def swap_seconds(self) -> float:
+        """Of the last swap; 0 before the first one."""
+        return self._usual_swap if self._usual_swap < math.inf else 0.0
+
+    @property
     def swap_steps(self) -> float:
-        """Inner steps that a swap takes, by the last one; 0 before the first."""
-        known = self.step_seconds and self._usual_swap < math.inf
-        return self._usual_swap / self.step_seconds if known else 0.0
+        """Inner steps in the time of the last swap; 0 when unknown."""
+        return self.swap_seconds / self.step_seconds if self.step_seconds else 0.0
 
     def swap_begins(self) -> None:
         """It will take as long as the last one; when it ends is not known if there was none."""

@@ -8,8 +8,8 @@ stream ends, which frees the other one at once. A peer without a meeting propose
 The first proposer chooses, so each peer starts to propose at a random time of its inner phase. If all started at their
 boundary, two peers that have just met would always find each other first and never mix with the rest.
 
-After its last inner step a peer is at its boundary for good. It meets others that are, waits for them ``END_PATIENCE``
-seconds in all, and not at all when no member's record says that it may end so soon.
+After its last inner step a peer is at its boundary for good. It meets others that are, waits for them
+:func:`end_patience` seconds in all, and not at all when no member's record says that it may end so soon.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from peer.logs import fields, get_logger
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import StreamLost
 from peer.rounds.backoff import BACKOFF_PHASES
-from peer.rounds.pairing_rule import END_PATIENCE
+from peer.rounds.pairing_rule import END_PATIENCE, end_patience
 from peer.rounds.types import Group, Link
 from peer.swarm.context import Matching, SwarmContext
 from peer.swarm.healing import Origin
@@ -82,6 +82,7 @@ class PairMatching(Matching):
     # -- on the network thread
 
     async def _end_run(self) -> None:
+        self._patience = end_patience(self._boundary.progress.swap_seconds)
         self._agreement.end_run()
 
     async def _end_swaps(self) -> None:

@@ -118,3 +118,17 @@ def test_a_slow_member_makes_nobody_swap_more_or_wait_for_who_is_gone(seed: int)
         row["seconds"]["match"] + row["seconds"]["exchange"] for rows in ends for row in rows if not row["partner"]
     ]
     assert all(seconds < END_PATIENCE / 3 for seconds in alone)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_is_left_over_at_the_last_boundary_waits_until_the_others_have_made_that_swap(seed: int) -> None:
+    """A swap takes 12 s. It gave up after 5 s, and the two others swapped with each other again."""
+    machine = Machine(2.0, 0.01, up=1.7e4, down=1.7e4, skew=0.0, starts=0.0)
+    scenario = Scenario(seed, "overlapped", (machine,) * 3, (), 600.0, H, numel=200_000, codec="int8", steps=H * ROUNDS)
+    with in_a_folder(scenario) as world:
+        assert not world.run().violations
+        for number, peer in enumerate(world.peers):
+            merged = [row["partner"] for row in last_swaps(world, number) if row["outcome"] == "merged"]
+            assert len(merged) == len(set(merged))
+            boundary = next(row for row in reversed(world.rounds(peer)) if row["train_loss"] is not None)
+            assert boundary["outcome"] == "merged" or merged
