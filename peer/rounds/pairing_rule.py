@@ -68,12 +68,14 @@ def last_swaps(members: int, merged: bool) -> int:
     return max(swaps - merged, min(swaps, 1))
 
 
-def end_patience(swap: float) -> float:
-    """Seconds in all for which a peer waits for partners after its last inner step. ``swap``: that a swap takes.
+def end_patience(swap: float, phase: float) -> float:
+    """Seconds in all for which a peer waits for partners after its last inner step, by those of its last ``swap`` and
+    of an inner ``phase``.
 
-    Of an odd number of peers one is left over at the last boundary: it waits until the others have made that swap.
+    Of an odd number of peers one is left over at the last boundary: it waits until the others have made that swap. A
+    partner may draw a swap out, so it waits for no longer than a phase.
     """
-    return max(END_PATIENCE, 1.5 * swap)
+    return max(END_PATIENCE, min(1.5 * swap, phase))
 
 
 def ends_soon(tokens_left: float, rate: float, said: float, patience: float) -> bool:

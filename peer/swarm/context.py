@@ -14,6 +14,7 @@ from peer.p2p.stream import Message
 from peer.process import LoopContext
 from peer.rounds.backoff import PeerBackoff
 from peer.rounds.contribution import Averaged
+from peer.rounds.pairing_rule import end_patience
 from peer.rounds.progress import Progress
 from peer.rounds.state import Lineage
 from peer.rounds.transfer_rule import UNSEEN_PHASE
@@ -62,6 +63,11 @@ class BoundaryClock:
     def longest_phase(self) -> float:
         """Seconds of the longest inner phase that another member is believed to have."""
         return LONGER_PHASE * (self.progress.phase_seconds or UNSEEN_PHASE)
+
+    @property
+    def end_patience(self) -> float:
+        """Seconds in all for which this peer waits for partners after its last inner step."""
+        return end_patience(self.progress.swap_seconds, self.progress.phase_seconds or 0.0)
 
     def eta(self) -> float | None:
         """Seconds until the boundary of the next meeting; ``None`` before the first step."""

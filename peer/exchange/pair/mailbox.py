@@ -78,9 +78,9 @@ class SwapMailbox:
             return range(0)
         free = self._most - (self._count - min(self.received_parts, self._sent_parts))
         if not idle:
-            since, self._received_before = self.received_parts - self._received_before, self.received_parts
-            since, self._steps = since if self._steps else self._usual, self._steps + 1
-            free = min(free, max(LEAST_OPEN, 2 * since + 1) - (self._count - self.received_parts))
+            landed = self.received_parts - self._received_before if self._steps else self._usual
+            self._received_before, self._steps = self.received_parts, self._steps + 1
+            free = min(free, max(LEAST_OPEN, 2 * landed + 1) - (self._count - self.received_parts))
         return self.unopened()[: max(0, free)]
 
     @property

@@ -22,7 +22,6 @@ from peer.rounds.pairing_rule import (
     OPENS,
     PROPOSAL_PAUSE,
     askable,
-    end_patience,
     ends_soon,
     in_order,
     near,
@@ -133,8 +132,8 @@ class Proposals:
         if not self._boundary.run_ended:
             return True
         left = max(0, self._context.counters.boundary_step - record.step) * self._context.tokens()
-        patience = end_patience(self._boundary.progress.swap_seconds)
-        return record.peer_id not in self._met_at_end and ends_soon(left, record.tokens_per_second, LIFETIME, patience)
+        soon = ends_soon(left, record.tokens_per_second, LIFETIME, self._boundary.end_patience)
+        return soon and record.peer_id not in self._met_at_end
 
     def _just_met(self, peer_id: str) -> bool:
         """The run has ended with a swap with this peer, and others may be met: another one would change little."""

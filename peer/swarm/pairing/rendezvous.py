@@ -8,8 +8,8 @@ stream ends, which frees the other one at once. A peer without a meeting propose
 The first proposer chooses, so each peer starts to propose at a random time of its inner phase. If all started at their
 boundary, two peers that have just met would always find each other first and never mix with the rest.
 
-After its last inner step a peer is at its boundary for good. It meets others that are, waits for them
-:func:`end_patience` seconds in all, and not at all when no member's record says that it may end so soon.
+After its last inner step a peer is at its boundary for good. It meets others that are, waits for them for
+a limited time in all (rounds/pairing_rule.py), and not at all when no member's record says that it may end so soon.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from peer.logs import fields, get_logger
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import StreamLost
 from peer.rounds.backoff import BACKOFF_PHASES
-from peer.rounds.pairing_rule import END_PATIENCE, end_patience
 from peer.rounds.types import Group, Link
 from peer.swarm.context import Matching, SwarmContext
 from peer.swarm.healing import Origin
@@ -44,7 +43,7 @@ class PairMatching(Matching):
     def __init__(self, context: SwarmContext, settings: RendezvousConfig, origin: Origin) -> None:
         self._context, self._node, self._boundary = context, context.node, context.boundary
         self._origin = origin
-        self._patience = END_PATIENCE  # what is left of it
+        self._patience = 0.0  # seconds that are left to wait for partners after the last inner step
         self._agreement = Agreement(context)
         self._proposals = Proposals(context, settings, origin, self._agreement)
 
@@ -82,7 +81,7 @@ class PairMatching(Matching):
     # -- on the network thread
 
     async def _end_run(self) -> None:
-        self._patience = end_patience(self._boundary.progress.swap_seconds)
+        self._patience = self._boundary.end_patience
         self._agreement.end_run()
 
     async def _end_swaps(self) -> None:

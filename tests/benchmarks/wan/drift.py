@@ -38,8 +38,6 @@ class Drifting(Paced):
             part.add_(torch.randn(part.shape, generator=self._random), alpha=rate * math.sqrt(self._phase))
             rest = flat[whole:]
             rest.add_(torch.randn(rest.shape, generator=self._random), alpha=rate)
-        self.pacer.computed()
-        self.pacer.updates()
         self.pacer.end()
         self.pacer.losses.append(float(self._nothing_learned))
         return self._nothing_learned, torch.tensor(1.0)

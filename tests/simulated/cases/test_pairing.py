@@ -44,7 +44,7 @@ def shares(world: World, who: Callable[[int], bool] = lambda number: True) -> di
 def test_nobody_announces_a_boundary_for_the_time_of_its_running_swap(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last phases are shorter than a swap here. Whoever was told so waited for nothing, and avoided the peer."""
+    """A swap takes most of a phase here. Whoever was told so waited for nothing, and avoided the peer."""
     said: list[tuple[str, float, float]] = []  # by whom, when, and the time that it announced
     swaps: list[tuple[str, float, float]] = []  # of whom, from, to
     commit, swap = Agreement.commit, OverlappedPairExchange._swap
