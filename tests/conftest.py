@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests import needs
+
+# Before torch is loaded. Its threads wait for each other: where other tests have the cores, a sum of a million numbers
+# takes seconds.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TESTS = Path(__file__).parent
 settings.register_profile("tests", deadline=None, derandomize=True)  # no luck, and no speed of the machine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +15,6 @@ from peer.p2p.event_loop import LoopThread
 if TYPE_CHECKING:
     from tests.simulated.runtime import Runtime
     from tests.unit.hub.server import Hub
-
-# torch's threads wait for each other: where other tests have the cores, a sum of a million numbers takes seconds
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from tests.simulated.world import World, in_a_folder
 
 H, ROUNDS, STEP = 10, 8, 0.2  # seconds of an inner step
 KINDS: tuple[Kind, ...] = ("blocking", "overlapped")
+SEEDS = [0, *(pytest.param(it, marks=pytest.mark.long) for it in (1, 2))]
 
 
 def ending(kind: Kind, speeds: Sequence[float], *faults: Fault) -> Scenario:
@@ -90,7 +91,7 @@ def test_in_the_last_swaps_both_have_ended(kind: Kind, late: float) -> None:
                     assert peer.name in [it["partner"] for it in theirs]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [2, *(pytest.param(it, marks=pytest.mark.long) for it in (0, 1))])
 def test_who_was_met_at_the_last_boundary_is_not_met_again(seed: int) -> None:
     """Both have ended the moment their swap was done, and the others a second later."""
     machines = tuple(Machine(it, 0.03, up=1.25e5, down=6e5, skew=0.0, starts=0.0) for it in (0.2, 0.2, 0.205, 0.205))
@@ -105,7 +106,7 @@ def test_who_was_met_at_the_last_boundary_is_not_met_again(seed: int) -> None:
             assert all(one["partner"] != two["partner"] for one, two in itertools.pairwise(merged))
 
 
-@pytest.mark.parametrize("seed", [0, 8, 9])
+@pytest.mark.parametrize("seed", [5, *(pytest.param(it, marks=pytest.mark.long) for it in (8, 13))])
 def test_a_slow_member_makes_nobody_swap_more_or_wait_for_who_is_gone(seed: int) -> None:
     """It ends a minute after the four others, of which some make their last swap before the rest."""
     machines = tuple(Machine(it, 0.03, up=1.25e5, down=6e5, skew=0.0, starts=0.0) for it in (0.4, 0.4, 0.4, 0.4, 0.8))
@@ -120,7 +121,7 @@ def test_a_slow_member_makes_nobody_swap_more_or_wait_for_who_is_gone(seed: int)
     assert all(seconds < END_PATIENCE / 3 for seconds in alone)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_who_is_left_over_at_the_last_boundary_waits_until_the_others_have_made_that_swap(seed: int) -> None:
     """A swap takes 12 s. It gave up after 5 s, and the two others swapped with each other again."""
     machine = Machine(2.0, 0.01, up=1.7e4, down=1.7e4, skew=0.0, starts=0.0)

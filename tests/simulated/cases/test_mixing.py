@@ -37,7 +37,8 @@ def by_chance(met: dict[Pair, float], pairs: set[Pair]) -> dict[Pair, float]:
     return {(one, two): weight[one] * weight[two] for one, two in pairs}
 
 
-@pytest.mark.parametrize("kind", ["blocking", pytest.param("overlapped", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["blocking", "overlapped"])
 def test_peers_of_three_speeds_all_meet_and_partners_are_random(kind: str) -> None:
     """Two peers of equal speed end a swap together and reach their next boundaries together. If both find no other
     partner, they meet again. So these three pairs have a separate bound.

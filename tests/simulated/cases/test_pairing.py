@@ -40,7 +40,7 @@ def shares(world: World, who: Callable[[int], bool] = lambda number: True) -> di
     return {outcome: outcomes.count(outcome) / len(outcomes) for outcome in ("merged", "alone", "timeout")}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(it, marks=pytest.mark.long) for it in (1, 2))])
 def test_nobody_announces_a_boundary_for_the_time_of_its_running_swap(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

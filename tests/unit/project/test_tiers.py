@@ -40,6 +40,16 @@ def test_make_test_has_one_of_each_kind() -> None:
     assert sorted(marked) == sorted(KINDS.values())
 
 
+def test_torch_has_one_thread_in_each_test_process() -> None:
+    """That must be said before a test module loads torch. Two processes of two threads took a minute longer."""
+    program = "import os, sys; import tests.conftest; print(os.environ['OMP_NUM_THREADS'], 'torch' in sys.modules)"
+    own = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=own, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["1", "False"]
+
+
 def test_all_others_with_real_processes_are_long() -> None:
     for tier, count in (("smoke", 1), ("long", 6), ("not smoke and not long", 0)):
         done = pytest_of("--collect-only", "-m", tier, "tests/netlab/test_nat.py")
