@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt
 PEERS ?= 4
-WORKERS ?= 2
+WORKERS ?= 3
 # the order of a set is a part of what happens in virtual time
 PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
@@ -31,7 +31,7 @@ lint: .venv/.installed-dev ## ruff, format, mypy and import contracts; .pre-comm
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: .venv/.installed-dev ## unit tests (WORKERS=2)
+unit: .venv/.installed-dev ## unit tests (WORKERS=3)
 	$(PYTEST) -m "not long and not image" tests/unit tests/docker
 
 simulated: .venv/.installed-dev ## swarms in virtual time: 200 seeds
@@ -41,7 +41,7 @@ smoke: .venv/.installed-dev ## one test of each kind with real processes on a re
 	$(PYTEST) -m smoke tests/netlab tests/swarm
 
 long: .venv/.installed-eval ## all other tests with real processes, real networks and long waits
-	$(PYTEST) -m long tests
+	$(PYTEST) -m long --numprocesses 2 tests
 
 flaky: .venv/.installed-dev ## make test again and again beside three busy processes (N=20 TARGET=test)
 	$(BIN)/python -m tests.flaky --runs $(N) --target $(TARGET)
