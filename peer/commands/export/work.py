@@ -20,7 +20,7 @@ from peer.device.accelerator import pick_device
 from peer.errors import UserError
 from peer.hub.push import push, rights
 from peer.replica import model
-from peer.replica.inner_loop import mean_loss
+from peer.replica.inner_loop import mean_loss_by_rows
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _evaluation(source: ExportSource, wish: bool | None) -> tuple[Callable[[nn.M
     device = pick_device("auto")
 
     def loss_of(network: nn.Module) -> float:
-        loss = mean_loss(network.to(device), batches, device)
+        loss = mean_loss_by_rows(network.to(device), batches, device)
         network.to(torch.device("cpu"))
         return loss
 

@@ -15,7 +15,7 @@ from peer.data import corpus
 from peer.data.open import validation
 from peer.replica import model
 from peer.replica.averaging import MeanWeights
-from peer.replica.inner_loop import mean_loss
+from peer.replica.inner_loop import mean_loss_by_rows
 from peer.rounds.types import Outcome
 from peer.training.checkpoint import Checkpoints, Tensors
 
@@ -92,7 +92,7 @@ def _averaged_model(config: Config, tails: Sequence[Tail]) -> tuple[float | None
         for name, parameter in network.named_parameters():
             parameter.copy_(average.tensors[name])
     batches = validation(config.run, corpus.load(config.run.data).validation)
-    return mean_loss(network, batches, torch.device("cpu")), (square / (len(folders) * numel)) ** 0.5
+    return mean_loss_by_rows(network, batches, torch.device("cpu")), (square / (len(folders) * numel)) ** 0.5
 
 
 def _weights(folder: Path) -> Tensors | None:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from peer.data import corpus
 from peer.data.open import validation
 from peer.data.tokenizer import END_OF_TEXT, SEPARATOR
 from peer.process import LoopContext
+from peer.replica import inner_loop
 from peer.replica.inner_loop import mean_loss
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
@@ -82,8 +84,10 @@ def loss_of(network: Any, settings: Config) -> float:
 def test_the_folder_is_the_training_model_to_the_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = config(tmp_path)
     state = trained(settings, 1)
-    code, said = export(capsys, saved(tmp_path, "alice", state), tmp_path / "out")
+    with patch.object(inner_loop, "batch_loss", wraps=inner_loop.batch_loss) as losses:
+        code, said = export(capsys, saved(tmp_path, "alice", state), tmp_path / "out")
     assert code == 0, said
+    assert {len(it.args[1]) for it in losses.call_args_list} == {1}  # the logits of a whole batch may be 250 GiB
     network = loaded(tmp_path / "out")
     ids = torch.randint(0, 257, (3, 16))
     state.inner.model.eval()

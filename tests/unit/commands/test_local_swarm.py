@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config, EvaluationConfig, LlamaModel, RunConfig, StdlibData
 from peer.data import corpus
 from peer.data.open import validation
-from peer.replica import model
+from peer.replica import inner_loop, model
 from peer.replica.inner_loop import mean_loss
 from peer.training.checkpoint import Checkpoints
 
@@ -122,7 +123,9 @@ def test_the_averaged_model_and_the_spread_are_of_the_newest_checkpoints(tmp_pat
         checkpoints = Checkpoints(tmp_path / name / "checkpoints", keep=2)
         assert checkpoints.save(10, {}, {"model": {key: value + 9 for key, value in weights.items()}}.items())
         assert checkpoints.save(20, {}, {"model": {key: value + shift for key, value in weights.items()}}.items())
-    swarm = summarize(CONFIG, tails, 1.0)["swarm"]
+    with patch.object(inner_loop, "batch_loss", wraps=inner_loop.batch_loss) as losses:
+        swarm = summarize(CONFIG, tails, 1.0)["swarm"]
+    assert {len(it.args[1]) for it in losses.call_args_list} == {1}  # the logits of a whole batch may be 250 GiB
     batches = validation(CONFIG.run, corpus.load(CONFIG.run.data).validation)
     assert swarm["val_loss_averaged_model"] == pytest.approx(mean_loss(base, batches, torch.device("cpu")), rel=1e-4)
     assert swarm["spread"] == pytest.approx((0.5 / 3) ** 0.5, rel=1e-4)
