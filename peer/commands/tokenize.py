@@ -31,7 +31,8 @@ SayLine = Callable[[str], None]
 
 def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, column: str, say: SayLine) -> None:
     """Tokenise the files that match ``patterns`` into the folder ``out``. Raises :class:`UserError`."""
-    tokenizer = _tokenizer(wish, end)
+    settings = _settings(wish, end)
+    tokenizer = load(settings)
     found = paths(patterns, "SOURCE")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -41,23 +42,28 @@ def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, colum
         stem = Path(path.name.removesuffix(".gz")).stem
         target = out / f"{stem}-{crc32(str(path).encode()):08x}.parquet"  # two folders may have files of the same name
         made_of = {"file": str(path), "bytes": size(path), "column": column, "vocabulary": tokenizer.known}
+        made_of |= {"end": tokenizer.end}
         if target.exists() and _made_of(target) == (made_of, tokenizer.name):
             say(f"{path}: {target} is there already")
             continue
         rows, tokens = _write(path, target, tokenizer, made_of)
         say(f"{path}: {rows:,} documents, {tokens:,} tokens: {target}")
-    settings = f"{{name: {tokenizer.name}, vocabulary: {tokenizer.known}}}"
-    say(f"train on them with run.data: {{name: parquet, train: ['{out}/*.parquet'], tokenizer: {settings}}}")
+    known = f"name: {tokenizer.name}, vocabulary: {tokenizer.known}"
+    known += "".join(f", {key}: {json.dumps(str(it))}" for key in ("end", "path") if (it := getattr(settings, key)))
+    say(f"train on them with run.data: {{name: parquet, train: ['{out}/*.parquet'], tokenizer: {{{known}}}}}")
 
 
-def _tokenizer(wish: str, end: str | None) -> Tokenizer:
+def _settings(wish: str, end: str | None) -> TokenizerConfig:
     if wish == BYTES:
-        return load(TokenizerConfig())
+        if end is not None:
+            raise UserError("--end: the tokenizer bytes has an end of its own")
+        return TokenizerConfig()
     path = Path(wish).expanduser()
     if not path.exists():
-        return load(TokenizerConfig(name=wish, vocabulary=ANY_VOCABULARY, end=end))
-    name = path.resolve().parent.name if path.is_file() else path.resolve().name
-    return load(TokenizerConfig(name=name, vocabulary=ANY_VOCABULARY, end=end, path=path))
+        return TokenizerConfig(name=wish, vocabulary=ANY_VOCABULARY, end=end)
+    path = path.resolve()
+    name = path.parent.name if path.is_file() else path.name
+    return TokenizerConfig(name=name, vocabulary=ANY_VOCABULARY, end=end, path=path)
 
 
 def _made_of(target: Path) -> tuple[Any, str] | None:
@@ -80,7 +86,7 @@ def _write(path: Path, target: Path, tokenizer: Tokenizer, made_of: dict[str, An
     ids, mask = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
     metadata = {TOKENIZER: tokenizer.name, SOURCE_KEY: json.dumps(made_of)}
     schema = pyarrow.schema([("input_ids", ids), (MASK_COLUMN, mask)], metadata=metadata)
-    source = by_ending([path], "SOURCE", made_of["column"], tokenizer.name)
+    source = by_ending([path], "SOURCE", (made_of["column"],), tokenizer.name)
     temporary = target.with_suffix(".tmp")
     documents = tokens = 0
     try:

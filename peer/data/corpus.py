@@ -52,7 +52,8 @@ def load(settings: AnyData, sets: Mapping[str, tuple[str, ...]] | None = None) -
     """
     tokenizer = load_tokenizer(settings.tokenizer)
     train, validation = _load(settings, tokenizer)
-    opened = {name: opening.files(patterns, name, tokenizer) for name, patterns in (sets or {}).items()}
+    column = getattr(settings, "column", "text")
+    opened = {name: opening.files(patterns, name, tokenizer, column) for name, patterns in (sets or {}).items()}
     others = {name: split.head(VALIDATION_TOKENS) for name, split in opened.items()}
     splits = {"train": train, "validation": validation}
     splits |= {f"run.evaluation.sets.{name}": tokens for name, tokens in others.items()}

@@ -38,10 +38,12 @@ class FileRange:
 
 
 class JsonLines:
-    """A :class:`peer.data.sources.source.DocumentSource` of ``files``; ``column`` has texts or token ids."""
+    """A :class:`peer.data.sources.source.DocumentSource` of ``files``: of each row the first of ``columns`` that it
+    has, a text or token ids.
+    """
 
-    def __init__(self, files: list[Path], column: str) -> None:
-        self._column = column
+    def __init__(self, files: list[Path], columns: tuple[str, ...]) -> None:
+        self._columns = columns
         self._ranges = [part for path in files for part in _ranges_of(path)]
         self._checked: set[Path] = set()
         self.names = [f"{part.path.name}:{part.begin}:{part.size}" for part in self._ranges]
@@ -71,10 +73,11 @@ class JsonLines:
             raise UserError(f"{where()}: is not JSON: {line[:40]!r}") from None
         if not isinstance(row, dict):
             raise UserError(f"{where()}: is not a JSON object")
-        if self._column not in row:
-            found = ", ".join(sorted(map(str, row))[:8])
-            raise UserError(f"{where()}: has no {self._column!r} (run.data.column), only: {found}"[:300])
-        return document(row[self._column], row.get(MASK_COLUMN), where)
+        column = next((name for name in self._columns if name in row), None)
+        if column is None:
+            wanted, found = " or ".join(map(repr, self._columns)), ", ".join(sorted(map(str, row))[:8])
+            raise UserError(f"{where()}: has no {wanted} (run.data.column), only: {found}"[:300])
+        return document(row[column], row.get(MASK_COLUMN), where)
 
     def _check(self, path: Path) -> None:
         if not _packed(path) or path in self._checked or size(path) > CHECKED:

@@ -34,7 +34,7 @@ def splits(settings: JsonlData | C4Data | ParquetData | HuggingFaceData, tokeniz
             held = list(settings.folder.glob(C4_VALIDATION))
             validation = _c4(settings.folder, C4_VALIDATION) if held else None
         case JsonlData():
-            train, validation = _both(settings, lambda files: JsonLines(files, settings.column))
+            train, validation = _both(settings, lambda files: JsonLines(files, (settings.column,)))
         case ParquetData():
             train, validation = _both(settings, lambda files: Parquet(files, (settings.column,), tokenizer.name))
     if validation is None:
@@ -42,22 +42,26 @@ def splits(settings: JsonlData | C4Data | ParquetData | HuggingFaceData, tokeniz
     return Split(train, tokenizer), Split(validation, tokenizer)
 
 
-def files(patterns: Iterable[str], name: str, tokenizer: Tokenizer) -> Split:
-    """The validation set ``name``. The files' suffix says their kind."""
-    key = f"run.evaluation.sets.{name}"
-    return Split(by_ending(paths(patterns, key), key, "text", tokenizer.name), tokenizer)
+def files(patterns: Iterable[str], name: str, tokenizer: Tokenizer, column: str) -> Split:
+    """The validation set ``name``. The files' suffix says their kind. ``column``: of the training data."""
+    key, columns = f"run.evaluation.sets.{name}", tuple(dict.fromkeys((column, "text")))
+    return Split(by_ending(paths(patterns, key), key, columns, tokenizer.name, ids=("input_ids",)), tokenizer)
 
 
-def by_ending(found: list[Path], key: str, column: str, tokenizer: str) -> DocumentSource:
-    """The source of the files ``found``, which must all be of one kind."""
+def by_ending(
+    found: list[Path], key: str, columns: tuple[str, ...], tokenizer: str, *, ids: tuple[str, ...] = ()
+) -> DocumentSource:
+    """The source of the files ``found``, which must all be of one kind; of ``columns`` the first that exists, and in
+    Parquet of ``ids`` before them.
+    """
     kinds = {_kind(path) for path in found}
     if len(kinds) > 1:
         raise UserError(f"{key}: {found[0]} and the others are of different kinds ({', '.join(sorted(kinds))})")
     match kinds.pop():
         case "Parquet":
-            return Parquet(found, ("input_ids", column), tokenizer)
+            return Parquet(found, (*ids, *columns), tokenizer)
         case "JSON Lines":
-            return JsonLines(found, column)
+            return JsonLines(found, columns)
         case _:
             return Texts(found)
 
@@ -78,4 +82,4 @@ def _both(
 
 
 def _c4(folder: Path, pattern: str) -> DocumentSource:
-    return JsonLines(paths([str(folder / pattern)], "run.data.folder"), "text")
+    return JsonLines(paths([str(folder / pattern)], "run.data.folder"), ("text",))

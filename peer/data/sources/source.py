@@ -75,14 +75,22 @@ def document(value: Any, mask: Any, where: Callable[[], str]) -> Document:
         except UnicodeEncodeError:
             raise UserError(f"{where()}: is not a text that UTF-8 can hold") from None
         return value
-    ids = np.asarray(value if isinstance(value, list | np.ndarray) else None)
+    ids = _array(value if isinstance(value, list | np.ndarray) else None)
     if ids.ndim != 1 or (len(ids) and not np.issubdtype(ids.dtype, np.integer)):
         found = "empty" if value is None else f"of type {type(value).__name__}"
         raise UserError(f"{where()}: is {found}, neither a text nor a list of token ids")
     ids = ids.astype(np.int64, copy=False)
     if mask is None:
         return ids
-    kept = np.asarray(mask)
+    kept = _array(mask)
     if kept.shape != ids.shape or not np.isin(kept, (0, 1)).all():
         raise UserError(f"{where()}: attention_mask is not {len(ids)} times 0 or 1")
     return ids[kept.astype(bool)]
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """Of lists of unlike lengths: no array of one dimension."""
+    try:
+        return np.asarray(value)
+    except ValueError:
+        return np.asarray(None)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from peer.commands import tokenize
 from peer.commands.cli import main
@@ -40,7 +42,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(tokenize, "ROW_GROUP", 1000)
     said = run([f"{tmp_path}/*.jsonl*"], tmp_path / "out", str(tmp_path / "small"))
     assert sorted(documents(tmp_path / "out", own)) == sorted(texts(300, "a") + texts(400, "b"))
-    assert "tokenizer: {name: small, vocabulary: 300}" in said[-1]
+    assert f'tokenizer: {{name: small, vocabulary: 300, path: "{tmp_path / "small"}"}}' in said[-1]
     for file in (tmp_path / "out").glob("*"):
         it = pq.ParquetFile(file)
         assert it.num_row_groups > 2 and it.metadata.row_group(0).column(0).compression == "ZSTD"
@@ -83,6 +85,28 @@ def test_the_wrong_tokenizer_for_such_a_file_is_a_line(tmp_path: Path) -> None:
     assert corpus.load(data.model_copy(update={"tokenizer": own}))
 
 
+def test_another_end_makes_the_files_again_and_is_in_the_line_to_train_with(tmp_path: Path) -> None:
+    bpe(tmp_path / "small")
+    jsonl(tmp_path / "a.jsonl", texts(100))
+    plain, out = run([f"{tmp_path}/a.jsonl"], tmp_path / "out", str(tmp_path / "small")), tmp_path / "out"
+    said = run([f"{tmp_path}/a.jsonl"], out, str(tmp_path / "small"), end="a")
+    assert "end:" not in plain[-1] and "is there already" not in said[0]
+    settings = yaml.safe_load("{" + said[-1].partition("run.data: {")[2])
+    assert settings["tokenizer"]["end"] == "a"
+    data = ParquetData(**{**settings, "validation": settings["train"], "sequence_length": 16})
+    train = corpus.load(data).train
+    assert isinstance(train, Split)
+    first = next(iter(Split(train.source, train.tokenizer).in_order()))
+    assert first[-1] == train.tokenizer.end != first[-2]  # once
+
+
+def test_of_parquet_the_named_column_is_tokenised(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"input_ids": [[7, 8]] * 50, "text": texts(50)}), tmp_path / "a.parquet")
+    run([f"{tmp_path}/a.parquet"], tmp_path / "out")
+    rows = pq.read_table(tmp_path / "out").column("input_ids").to_pylist()
+    assert [bytes(row[:-1]).decode() for row in rows] == texts(50)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -90,6 +114,7 @@ def test_the_wrong_tokenizer_for_such_a_file_is_a_line(tmp_path: Path) -> None:
         (["a.jsonl", "a.jsonl"], "OUT: cannot make the folder"),
         (["a.jsonl", "OUT", "--column", "body"], "row 1: has no 'body'"),
         (["empty.txt", "OUT"], "is empty"),
+        (["a.jsonl", "OUT", "--end", "x"], "--end: the tokenizer bytes has an end of its own"),
     ],
 )
 def test_a_mistake_is_a_line(

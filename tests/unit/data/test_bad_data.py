@@ -57,6 +57,8 @@ def said(settings: AnyData, count: int = 500) -> str:
         ({"text": None}, "row 201: is empty, neither"),
         ({"text": ["a", "b"]}, "row 201: is of type list, neither"),
         ({"text": [1.5]}, "row 201: is of type list, neither"),
+        ({"text": [[1], [2, 3]]}, "row 201: is of type list, neither"),
+        ({"text": [1, 2], "attention_mask": [[1], [1, 1]]}, "row 201: attention_mask is not 2 times 0 or 1"),
         ({"text": [1, 2, 257]}, "row 201: has the token id 257, run.data.tokenizer.vocabulary is 257"),
         ({"text": [1, -1]}, "row 201: has the token id -1"),
         ({"text": [2**70]}, "row 201: is of type list, neither"),
@@ -195,6 +197,15 @@ def test_further_validation_sets_are_of_one_kind_and_there(tmp_path: Path) -> No
     ):
         with pytest.raises(UserError, match=re.escape(says)):
             corpus.load(settings, {"more": patterns})
+
+
+def test_a_further_validation_set_may_have_the_column_of_the_training_data_or_text(tmp_path: Path) -> None:
+    for name, column in (("bad", "body"), ("good", "body"), ("other", "text")):
+        jsonl(tmp_path / f"{name}.jsonl", [{column: row["text"]} for row in ROWS[:50]])
+    settings = lines(tmp_path).model_copy(update={"column": "body"})
+    jsonl(tmp_path / "good.jsonl", [{"body": row["text"]} for row in ROWS[:50]])
+    others = corpus.load(settings, {name: (f"{tmp_path}/{name}.jsonl",) for name in ("good", "other")}).others
+    assert others["good"].tolist() == others["other"].tolist()
 
 
 @settings(max_examples=150)

@@ -145,7 +145,7 @@ def test_a_file_in_ranges_has_every_row_once_whatever_the_borders(
     path = jsonl(tmp_path / "a.jsonl", rows)
     for size in (1, 7, 64, 1000, 10**6):
         monkeypatch.setattr(module, "RANGE_BYTES", size)
-        whole = module.JsonLines([path], "text")
+        whole = module.JsonLines([path], ("text",))
         found = [
             (whole.position_text(shard, row), document)
             for shard in range(len(whole.names))
