@@ -177,6 +177,8 @@ def test_a_pod_is_confined(of: str) -> None:
     assert pod["automountServiceAccountToken"] is False and pod["shareProcessNamespace"] is True
     assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 1000
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    # else a Service noloco-... gives it variables NOLOCO_..., and a peer refuses those that it does not know
+    assert pod["enableServiceLinks"] is False
     assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
     assert container(of)["securityContext"] == {
         "readOnlyRootFilesystem": True,
