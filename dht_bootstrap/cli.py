@@ -33,8 +33,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run until asked to stop. Exit codes as in ``noloco-peer``."""
     args = _parser().parse_args(arguments)
     logs.quiet_libraries()
-    logs.setup("bootstrap")
     try:
+        logs.setup("bootstrap")
         args.run(args)
     except (UserError, RunError) as error:
         sys.exit(print_error(error))

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOGGER = "noloco"
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def get_logger(part: str) -> logging.Logger:
@@ -75,10 +76,19 @@ def _log_to(root: logging.Logger, peer: str, handlers: list[logging.Handler]) ->
     formatter = logging.Formatter(
         f"%(asctime)s.%(msecs)03d %(levelname)s peer={peer} %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
     )
-    root.setLevel(os.environ.get("NOLOCO_LOG_LEVEL", "INFO").upper())
+    root.setLevel(_level())
     for handler in handlers:
         handler.setFormatter(formatter)
         root.addHandler(handler)
+
+
+def _level() -> str:
+    from peer.errors import UserError  # it imports this module
+
+    wish = os.environ.get("NOLOCO_LOG_LEVEL") or "INFO"
+    if wish.upper() not in LEVELS:
+        raise UserError(f"NOLOCO_LOG_LEVEL: {wish} is none of {', '.join(LEVELS)}")
+    return wish.upper()
 
 
 def quiet_hivemind() -> None:

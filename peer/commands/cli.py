@@ -35,8 +35,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit: 0 done or asked to stop, 1 failed, 2 wrong use or configuration."""
     args = _parser().parse_args(arguments)
     logs.quiet_libraries()
-    logs.setup(args.command)
     try:
+        logs.setup(args.command)
         code = args.run(args)
     except (UserError, RunError) as error:
         code = print_error(error)

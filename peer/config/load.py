@@ -175,6 +175,7 @@ def _another(section: dict[str, Any], later: dict[str, Any]) -> bool:
 
 
 def _put(tree: dict[str, Any], path: str, value: Any) -> None:
+    """Set one key. Another method replaces the one before and its settings, as in :func:`_merge`."""
     *parents, last = path.split(".")
     for key in parents:
         if tree.get(key) is None:
@@ -182,6 +183,8 @@ def _put(tree: dict[str, Any], path: str, value: Any) -> None:
         if not isinstance(tree[key], dict):
             raise UserError(f"{path}: {key} is a value, not a section")
         tree = tree[key]
+    if parents[-1:] == ["outer"] and _another(tree, {last: value}):
+        tree.clear()
     tree[last] = value
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dht_bootstrap import cli
+from peer.commands import cli as peer_cli
 from peer.errors import RunError, UserError, one_line, print_error
 
 
@@ -23,6 +25,17 @@ def test_a_command_says_it_in_one_line(
 ) -> None:
     assert print_error(error) == code
     assert capsys.readouterr().err == "error: a b\n"
+
+
+@pytest.mark.parametrize("main", [peer_cli.main, cli.main])
+def test_a_level_of_logging_that_there_is_not(
+    main: Callable[[list[str]], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOLOCO_LOG_LEVEL", "verbose")
+    with pytest.raises(SystemExit) as ended:
+        main(["revoke", "peer-1", "--owner", "of"] if main is cli.main else ["show-config", "--config", "nowhere.yaml"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: NOLOCO_LOG_LEVEL: verbose is none of DEBUG, INFO")
 
 
 def test_the_bootstrap_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -165,6 +165,9 @@ def test_only_another_method_replaces_the_settings_of_the_one_before(tmp_path: P
     assert run.data.sequence_length == 7
     files[1].write_text("run: {outer: {alpha: 0.4}}")
     assert settings.load(files, environment={}).run.outer == NoLoCoConfig(alpha=0.4, beta=0.6)
+    for name, beta in (("diloco", None), ("noloco", 0.6)):
+        outer = settings.load(files[:1], [f"run.outer.name={name}"], environment={}).run.outer
+        assert outer.name == name and getattr(outer, "beta", None) == beta
 
 
 def test_overlap_is_a_default_of_noloco_alone_and_a_codec_of_diloco_too(tmp_path: Path) -> None:
