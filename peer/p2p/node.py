@@ -22,7 +22,7 @@ from peer.p2p.bulk.offer import BulkPort
 from peer.p2p.daemon import Daemon
 from peer.p2p.dht.authors import Author
 from peer.p2p.dht.join import asked_in_vain, become_client, join_dht, keep_in_touch, notice_of
-from peer.p2p.dht.requests import Requests, attach
+from peer.p2p.dht.requests import CheckedP2P, Requests, attach
 from peer.p2p.dht.whereabouts import KADEMLIA, Whereabouts
 from peer.p2p.dial import ATTEMPT_SECONDS, Unreachable, connect_any, dial, disconnect, parsed_id
 from peer.p2p.event_loop import LoopThread
@@ -59,7 +59,7 @@ class Node(LoopThread):
         self._gate = Gate(authority.admission) if authority else None
         self._refused = ""  # an initial peer's objection to our invitation
         self._daemon: Daemon | None = None
-        self._p2p: P2P | None = None
+        self._p2p: CheckedP2P | None = None
         self._dht: DHTNode | None = None
         self._served: set[str] = set()
         self._reservations: Reservations | None = None
@@ -140,7 +140,8 @@ class Node(LoopThread):
             said = self._refused or admission.objection(admission.own, self.peer_id)
             if said:
                 return f"this peer is not admitted any more: {said}"
-        return "" if self.alive else "the network thread has ended"
+        ended = not self.alive or (self._p2p is not None and self._p2p.ended)
+        return "the network thread has ended" if ended else ""
 
     def stop(self) -> None:
         """Close everything; leaves no process and no socket file. Stopping twice is fine."""

@@ -5,6 +5,7 @@ A node checks each record before it stores it and before it believes an answer, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from peer import clock
 
 SUBKEY_BYTES = 1024  # a peer id, its public key and, in an invited swarm, its certificate
 CLOCKS = 6.0  # seconds by which two clocks may differ: hivemind allows 3 to each
-SIGNATURE = b"[signature:"  # what follows a signed value begins so
+SIGNATURE = re.compile(rb"\[signature:[A-Za-z0-9+/=]+\]")  # what follows a signed value
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ class RecordLimits(RecordValidatorBase):
         if not plain and (name is None or rest_of_name):
             return False
         text, rest = split_text(record.value)
-        return text is not None and (not rest or rest.startswith(SIGNATURE)) and limit.accepts(text)
+        # else who strips the signature unpacks more than the text
+        whole = not rest or (not plain and SIGNATURE.fullmatch(rest) is not None)
+        return text is not None and whole and limit.accepts(text)
 
     @property
     def priority(self) -> int:

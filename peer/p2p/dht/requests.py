@@ -25,11 +25,12 @@ from hivemind.utils.multiaddr import Multiaddr
 from peer import clock
 from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, RECORDS, Proven, Spending
 from peer.p2p.dht.authors import Author, owner_of_subkey
+from peer.p2p.dht.calls import calls_have_ended, mend_calls
 from peer.p2p.dht.limits import CLOCKS, RECORD, split_text
 from peer.p2p.dht.search import FINGERPRINT_BYTES, KNOWN_RECORDS, NEIGHBOURS, SAID, Known, without
 from peer.p2p.protobuf import BYTES_FIELD, INT_FIELD, ONE, message_classes
 
-KEYS = 128  # of one search
+KEYS = 8  # of one request; each counts as one
 RECORDS_EACH = 64  # of one request
 KEY_RECORDS = 256  # that a node keeps under one key; a bucket of the directory has about 24
 ANSWER_BYTES = 1_500_000  # hivemind refuses to send more than 2 MiB
@@ -71,8 +72,10 @@ class Requests:
 
     def check_request(self, request: Any, remote: PeerID) -> None:
         """Raises :class:`RefusedRequest`."""
-        peer_id = remote.to_base58()
-        if not self._requests.spend(peer_id) or not self._bytes.spend(peer_id, request.ByteSize()):
+        peer_id, keys = remote.to_base58(), request.keys if isinstance(request, FindRequest) else ()
+        if len(keys) > min(KEYS, len(set(keys))):
+            raise RefusedRequest(f"at most {KEYS} keys, each once")
+        if not self._requests.spend(peer_id, max(1, len(keys))) or not self._bytes.spend(peer_id, request.ByteSize()):
             raise RefusedRequest("too many requests")
         if not self._author.admits(peer_id, request.auth.client_access_token.username):
             raise RefusedRequest("not invited")
@@ -82,8 +85,6 @@ class Requests:
                 self._shown.popitem(last=False)
         if request.peer.node_id not in (b"", place_of_node(remote).to_bytes()):
             raise RefusedRequest("a node's place is the hash of its id")
-        if isinstance(request, FindRequest) and len(request.keys) > KEYS:
-            raise RefusedRequest(f"at most {KEYS} keys")
         if isinstance(request, StoreRequest):
             self._check_records(request, peer_id)
 
@@ -100,14 +101,21 @@ class Requests:
             if not self._kept.room(key, peer_id, expires, subkey):
                 raise RefusedRequest("too many records")
 
+    def count_answer(self, answer: Any, remote: PeerID) -> None:
+        """Our answer costs upload, as the request does. Raises :class:`RefusedRequest` when that is too much."""
+        if not self._bytes.spend(remote.to_base58(), answer.ByteSize()):
+            raise RefusedRequest("too many bytes")
+
     def check_answer(self, answer: Any, remote: PeerID) -> None:
-        """Raises :class:`RefusedRequest`; nodes at a place that is not theirs are left out."""
+        """Raises :class:`RefusedRequest`; left out are nodes at a place that is not theirs, and what cannot be read."""
         if not self._author.admits(remote.to_base58(), answer.auth.service_access_token.username):
             raise RefusedRequest("not invited")
         if answer.peer.node_id not in (b"", place_of_node(remote).to_bytes()):
             raise RefusedRequest("a node's place is the hash of its id")
         for result in answer.results if isinstance(answer, FindResponse) else ():
             nodes = list(zip(result.nearest_node_ids, result.nearest_peer_ids, strict=False))
+            if result.type == FOUND_DICTIONARY and not _is_dictionary(result.value):
+                result.type, result.value = NOT_FOUND, b""
             true = [(place, node) for place, node in nodes if place_of_node(PeerID(node)).to_bytes() == place]
             result.nearest_node_ids[:] = [place for place, _ in true]
             result.nearest_peer_ids[:] = [node for _, node in true]
@@ -144,6 +152,16 @@ class _Kept:
         live = {key: {it: end for it, end in held.items() if end > now} for key, held in self._by_key.items()}
         self._by_key = {key: held for key, held in live.items() if held}
         self._by_author = Counter(author for author, _ in chain.from_iterable(self._by_key.values()))
+
+
+def _is_dictionary(value: bytes) -> bool:
+    """Can it be read? hivemind also unpacks one whose size is a text, and fails when it is used."""
+    try:
+        found = MSGPackSerializer.loads(value)
+    except Exception:  # noqa: BLE001 - whatever somebody has sent
+        return False
+    numbers = (getattr(found, "maxsize", None), getattr(found, "latest_expiration_time", None))
+    return isinstance(found, DictionaryDHTValue) and all(isinstance(it, int | float) for it in numbers)
 
 
 def fitting(answer: FindResponse) -> FindResponse:
@@ -190,6 +208,11 @@ class CheckedP2P(P2P):
 
     requests: Requests
 
+    @property
+    def ended(self) -> bool:
+        """No call is answered any more."""
+        return calls_have_ended(self)
+
     async def add_protobuf_handler(
         self, name: str, handler: Callable[..., Any], input_protobuf_type: Any, **how: Any
     ) -> None:
@@ -199,6 +222,7 @@ class CheckedP2P(P2P):
             if isinstance(answer, FindResponse):
                 leave_out(request, answer)
                 fitting(answer)
+            self.requests.count_answer(answer, context.remote_id)
             self.requests.ours(answer)
             return answer
 
@@ -220,5 +244,6 @@ async def attach(control: str, sockets: Path, requests: Requests) -> CheckedP2P:
     # hivemind puts it where this private attribute says
     placed: Any = type("PlacedP2P", (CheckedP2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{sockets}/"})
     p2p: CheckedP2P = await placed.replicate(Multiaddr(control))
+    mend_calls(p2p)
     p2p.requests = requests
     return p2p

@@ -77,6 +77,9 @@ def test_records_of_members_are_within_them() -> None:
         record(b""),
         record(b"\xc1"),
         record(packed("x") + b"more"),
+        record(packed("x") + b"[signature:"),
+        record(packed("x") + b"[signature:AAAA]\x01"),  # stripped of its signature, it is more than a text
+        record(packed("x") + b"[signature:AAAA]", PLAIN, 1000.0, b"list"),  # which nobody signs
         record(packed("xyz")[:-1]),
         record(b"\xa2\xff\xff"),
     ],

@@ -84,7 +84,7 @@ def test_requests_that_are_not_aligned_or_for_a_cache_are_refused(authors: Seque
         checks.check_request(good, one)
     with pytest.raises(RefusedRequest):
         checks.check_request(store(*[one.to_base58()] * 65), one)
-    checks.check_request(FindRequest(keys=[KEY] * KEYS), one)
+    checks.check_request(FindRequest(keys=[bytes([it]) * 20 for it in range(KEYS)]), one)
     with pytest.raises(RefusedRequest):
         checks.check_request(FindRequest(keys=[KEY] * (KEYS + 1)), one)
 
@@ -144,6 +144,40 @@ def test_a_flood_of_one_id_leaves_room_for_others(authors: Sequence[tuple[PeerID
     large.expiration_time.append(0.0)
     large.in_cache.append(False)
     assert 1 <= sum(answered(large, two) for _ in range(50)) <= 2 * DHT_BYTES.each * DHT_BYTES.burst / 500_000
+
+
+def test_many_keys_are_many_requests_and_an_answer_counts_by_its_bytes(
+    authors: Sequence[tuple[PeerID, Author]],
+) -> None:
+    (one, author), (two, _) = authors
+    checks, keys = Requests(author, Proven()), [bytes([it]) * 20 for it in range(KEYS)]
+    for bad in ([KEY] * 2, [*keys, KEY[:-1]]):
+        with pytest.raises(RefusedRequest, match=f"at most {KEYS} keys, each once"):
+            checks.check_request(FindRequest(keys=bad), two)
+    for _ in range(int(DHT_REQUESTS.each * DHT_REQUESTS.burst / KEYS)):
+        checks.check_request(FindRequest(keys=keys), one)
+    with pytest.raises(RefusedRequest, match="too many requests"):
+        for _ in range(10):
+            checks.check_request(FindRequest(keys=keys), one)
+    reply = FindResponse(results=[FindResult(value=bytes(100_000))])
+    with pytest.raises(RefusedRequest, match="too many bytes"):
+        for _ in range(2 * int(DHT_BYTES.each * DHT_BYTES.burst / 100_000)):
+            checks.count_answer(reply, two)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_dictionary_that_fails_when_it_is_used_is_no_answer(
+    place: int, authors: Sequence[tuple[PeerID, Author]]
+) -> None:
+    one, author = authors[0]
+    fields = [None, time.time() + 20]
+    fields[place] = "x"  # type: ignore[call-overload]
+    inner = msgpack.packb([*fields, [["subkey", b"value", time.time() + 20]]])
+    value = MSGPackSerializer.dumps(msgpack.ExtType(0x50, inner))
+    good = answer("one", expires=time.time() + 20)
+    reply = FindResponse(results=[FindResult(type=dht_pb2.FOUND_DICTIONARY, value=value), *good.results])
+    Requests(author, Proven()).check_answer(reply, one)
+    assert [it.type for it in reply.results] == [NOT_FOUND, dht_pb2.FOUND_DICTIONARY] and not reply.results[0].value
 
 
 def test_nobody_chooses_its_place(authors: Sequence[tuple[PeerID, Author]]) -> None:
