@@ -84,7 +84,7 @@ class BulkListener:
             next(iter(waiting)).cancel()
 
     async def _admit(self, sock: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # also its TimeoutError
+        with contextlib.suppress(OSError, ValueError):  # also TimeoutError; of what is no certificate
             async with asyncio.timeout(ADMIT_SECONDS):
                 transfer = self._find(await read(sock, ID_BYTES))
                 if transfer is None or transfer.closed:

@@ -10,7 +10,6 @@ member cannot make another one dial a third party. Who could not be dialled is n
 from __future__ import annotations
 
 import asyncio
-import binascii
 from base64 import b64decode, b64encode
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
@@ -45,7 +44,7 @@ TRIPS_TO_CONNECT = 4  # TCP, TLS, token
 class BulkOffer(Message):
     """``certificate``: DER in base64. ``token``: in hex, for connections to me. ``port``: mine, or 0."""
 
-    certificate: Annotated[str, Field(max_length=1024)]
+    certificate: Annotated[str, Field(min_length=4, max_length=1024, pattern="^[A-Za-z0-9+/=]+$")]
     token: Annotated[str, Field(min_length=2 * TOKEN_BYTES, max_length=2 * TOKEN_BYTES, pattern="^[0-9a-f]+$")]
     port: Annotated[int, Field(ge=0, le=65535)]
     dials: bool  # I would dial you
@@ -119,7 +118,7 @@ class BulkPort:
             return
         try:
             certificate = b64decode(theirs.certificate, validate=True)
-        except binascii.Error:
+        except ValueError:  # also binascii's
             raise BadMessage("its certificate is none") from None
         stream.bulk.expect(certificate)
         if dialler is mine:
@@ -200,7 +199,7 @@ class _Dialler:
                 sock = await connect(self._host, self._port, self._transfer, role)
         except TimeoutError:
             return "no answer"
-        except OSError as error:  # also ssl's
+        except (OSError, ValueError) as error:  # also ssl's; of what is no certificate
             return str(error)
         self._transfer.take(sock, role)
         return ""

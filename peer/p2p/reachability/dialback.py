@@ -13,9 +13,10 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from peer import __version__, clock
 from peer.logs import fields, get_logger
@@ -53,6 +54,10 @@ class Tried(Message):
     result: Result
 
 
+def _ip_or_nothing(text: str) -> str:
+    return str(ip_address(text)) if text else ""
+
+
 class Answer(Message):
     """``observed``: the IP address from which the asker's connection comes, empty when it came through a relay."""
 
@@ -60,7 +65,7 @@ class Answer(Message):
     version: Short  # of noloco-peer
     protocols: Annotated[list[Short], Field(max_length=NAMES)]  # that this node serves
     now: Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]  # unix seconds
-    observed: Short
+    observed: Annotated[Short, AfterValidator(_ip_or_nothing)]
     tried: Annotated[list[Tried], Field(max_length=PLACES)]
 
 

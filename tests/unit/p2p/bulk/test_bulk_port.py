@@ -10,6 +10,7 @@ import threading
 from base64 import b64decode
 
 import pytest
+from pydantic import ValidationError
 
 from peer.p2p.bandwidth import UNLIMITED
 from peer.p2p.budgets import HALF_OPEN
@@ -237,17 +238,20 @@ def test_a_partner_that_asks_for_what_there_is_not_is_hung_up_on(request_: tuple
     asyncio.run(asyncio.wait_for(talk(), 30))
 
 
-def test_a_certificate_that_is_none_is_a_bad_message() -> None:
+def test_a_certificate_that_is_none_is_a_bad_message_or_no_connection() -> None:
     async def talk() -> None:
         async with sides() as two:
             one, other = two.offers()
             assert other is not None
-            with pytest.raises(BadMessage):
-                await two.caller.port.agree(
-                    two.caller.stream, one, other.model_copy(update={"certificate": "no base64!"})
-                )
-            empty = other.model_copy(update={"certificate": "AAAA"})
-            await two.caller.port.agree(two.caller.stream, one, empty)
-            assert two.caller.stream.direct is None
+            for text in ("no base64!", "\u00e9"):
+                with pytest.raises(BadMessage):
+                    await two.caller.port.agree(two.caller.stream, one, other.model_copy(update={"certificate": text}))
+            for text in ("AAAA", ""):
+                empty = other.model_copy(update={"certificate": text})
+                await two.caller.port.agree(two.caller.stream, one, empty)
+                assert two.caller.stream.direct is None
+            for text in ("", "\u00e9", "no base64!"):
+                with pytest.raises(ValidationError):
+                    BulkOffer.model_validate({**other.model_dump(), "certificate": text})
 
     asyncio.run(talk())

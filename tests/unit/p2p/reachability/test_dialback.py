@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
+from pydantic import ValidationError
 
 from peer.p2p import identity
 from peer.p2p.addresses import CIRCUIT, for_record, is_circuit, is_private, owner_of, place_of, tcp_of, tcp_place
@@ -16,7 +17,18 @@ from peer.p2p.daemon import Daemon
 from peer.p2p.reachability import decide as module
 from peer.p2p.reachability import dialback
 from peer.p2p.reachability.decide import Reachability, decide
-from peer.p2p.reachability.dialback import ALL, ALLOWANCE_PERIOD, AT_ONCE, EACH, Allowance, Busy, DialBack, Heard, ask
+from peer.p2p.reachability.dialback import (
+    ALL,
+    ALLOWANCE_PERIOD,
+    AT_ONCE,
+    EACH,
+    Allowance,
+    Answer,
+    Busy,
+    DialBack,
+    Heard,
+    ask,
+)
 from peer.p2p.reachability.tls_probe import NotLibp2p, who_answers
 from peer.p2p.stream import Stream, StreamLost
 
@@ -98,6 +110,9 @@ def test_who_comes_through_a_relay_is_not_dialled_where_the_relay_is() -> None:
     origin = f"{RELAY}/p2p-circuit"
     heard = run(asked(DialBack(list, dialled), origin, ["/ip4/45.1.2.3/tcp/31337"]))
     assert isinstance(heard, Heard) and heard.answer.observed == ""
+    for text in ("x", "45.0.0.9\n", "45.0.0.256"):  # where it goes, only an address can be read
+        with pytest.raises(ValidationError):
+            Answer.model_validate({**heard.answer.model_dump(), "observed": text})
     assert not dialled.calls
 
 
