@@ -12,6 +12,8 @@ from torch import Tensor
 
 from peer.rounds.types import Count
 
+MAX_MEMBERS = 256  # of a group
+
 Root = Annotated[str, Field(max_length=32)]
 
 
@@ -22,6 +24,10 @@ class Lineage(NamedTuple):
 
     digest: Annotated[str, Field(max_length=64)] = ""
     contributions: Count = 0
+
+    def fits(self, round: int) -> bool:
+        """Can a peer that begins ``round`` have it?"""
+        return self.contributions <= MAX_MEMBERS * round
 
     def after(self, digest: str, members: int) -> Lineage:
         """One more round, whose average of ``members`` peers has this digest."""

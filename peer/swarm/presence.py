@@ -29,7 +29,7 @@ from peer.swarm.grouping.gathering import GroupMatching
 from peer.swarm.healing import STALE_ROUNDS, DivergenceTracker, Origin, Replacement
 from peer.swarm.pairing.rendezvous import PairMatching
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL, Donor
-from peer.swarm.state_transfer.join import take_from, take_state
+from peer.swarm.state_transfer.join import furthest, take_from, take_state
 
 log = get_logger("presence")
 
@@ -65,7 +65,7 @@ class Presence:
         tokens: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """``tokens``: of an inner step, 0 when unknown."""
-        self._node, self._counters = node, counters
+        self._node, self._counters, self._inner_steps = node, counters, inner_steps
         self._vitals, self._metrics_address = vitals, metrics_address
         self.origin, self._divergence = Origin(), DivergenceTracker()
         self._taken = self._failed_takes = self._joins_from = 0
@@ -220,7 +220,9 @@ class Presence:
     def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:
         """The verified state of a member of the group in ``room``, or ``None``."""
         limit = catch_up_limit(self._context.boundary.progress.phase_seconds)
-        state = take_from(self._node, donor, room, limit, lambda: self._context.away)
+        ours = [it for it in self._members.live() if it.config == self._node.member.config]
+        most = furthest([*ours, self._record()], self._inner_steps, self._context.tokens())
+        state = take_from(self._node, donor, room, limit, most, lambda: self._context.away)
         if state is None:
             self._matching.gave_no_state(donor.peer_id)
         return state

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from peer.exchange.average import Exchange
 from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
+from peer.rounds.state import State
 from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.training.boundary import Boundary
 
 ROUND_TRIES = 2  # for one round
+LONGER = 10.0  # times this peer's momentum, or the distance of the slow weights: the longest momentum to take
 WORSE = 1.2  # times the loss of this peer's slow weights: those of a round later may be so much worse
 
 
@@ -52,15 +56,25 @@ class Blocking(Boundary):
         state = self.presence.state_of(donor, self.state.room())
         if state is None:
             return Group(self.counters.round, lost=f"{donor.name} did not give the group's slow weights")
-        if self.validation is not None:  # one member can say that its weights are the group's
-            loss, own = map(self.validation.loss_of, (state.vectors[0], self.outer.slow.phi))
-            if not loss <= WORSE * own:
-                self.presence.refuse_state(donor)
-                detail = f"with the slow weights of {donor.name} the loss is {loss:.4g}, with its own {own:.4g}"
-                return Group(self.counters.round, lost=detail)
+        if objection := self._objection(state, donor.name):
+            self.presence.refuse_state(donor)
+            return Group(self.counters.round, lost=objection)
         self.state.catch_up(state)
         again = self.presence.group_for(self.counters.round)
         return again if again.behind is None else Group(self.counters.round, lost="the group's slow weights changed")
+
+    def _objection(self, state: State, donor: str) -> str:
+        """Why this peer does not take ``state``: one member can say that its weights are the group's."""
+        own = self.state.vectors()
+        moved = float(torch.dist(state.vectors[0], own[0]))
+        for theirs, ours in zip(map(torch.linalg.vector_norm, state.vectors[1:]), own[1:], strict=True):
+            if not theirs <= LONGER * max(moved, float(torch.linalg.vector_norm(ours))):
+                return f"the momentum of {donor} is too long: {theirs:.4g}"
+        if self.validation is not None:
+            loss, usual = map(self.validation.loss_of, (state.vectors[0], own[0]))
+            if not loss <= WORSE * usual:
+                return f"with the slow weights of {donor} the loss is {loss:.4g}, with its own {usual:.4g}"
+        return ""
 
     def repeats(self, mean: Averaged) -> bool:
         """Report the end of the exchange; returns whether a member's failure is a reason to repeat it without it."""

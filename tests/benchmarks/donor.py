@@ -92,7 +92,7 @@ class Side:
             for kind, seat in seats.items():
                 begin, states = time.monotonic(), 0
                 while seat is not None and time.monotonic() < begin + TURN:
-                    states += take_from(self.node, seat, room, 60.0, lambda: False) is not None
+                    states += take_from(self.node, seat, room, 60.0, (math.inf, math.inf), lambda: False) is not None
                 time.sleep(max(0.0, begin + TURN - time.monotonic()))
                 print(kind, begin, time.monotonic(), states, flush=True)
 

@@ -198,7 +198,7 @@ class GroupProtocol(ABC, Generic[Each]):
         seen = work.result() if work.done() else None
         if seen is not None and seen.outcome is Outcome.POISONED:  # whatever the leader says
             return _nobody(seen.outcome, seen.detail, *([] if seen.culprit is None else [seen.culprit])), ""
-        if verdict.commit != (verdict.outcome is Outcome.MERGED):
+        if verdict.commit != (verdict.outcome is Outcome.MERGED) or verdict.outcome is Outcome.ALONE:
             return _nobody(Outcome.CORRUPT, "a verdict that contradicts itself", 0), ""
         if verdict.commit and not digest:
             return _nobody(Outcome.CORRUPT, "a verdict before this peer was done"), ""

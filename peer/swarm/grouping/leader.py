@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 import secrets
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -19,11 +19,10 @@ from typing import Any
 from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Stream, StreamLost
-from peer.rounds.state import Lineage
+from peer.rounds.state import MAX_MEMBERS, Lineage
 from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Assembly, Group, Link, Seat
 from peer.swarm.grouping.messages import (
-    MAX_MEMBERS,
     JoinGroup,
     LeaderMessage,
     MemberReady,
@@ -38,6 +37,7 @@ from peer.swarm.grouping.roster import GATHER_TIMEOUT
 log = get_logger("gathering")
 
 MEMBER_SLACK = 2.0  # seconds that a member may be late, in addition to half of the time that it announced
+AWAITED_IDS = 4 * MAX_MEMBERS  # that are remembered
 KEEP_ALIVE = 1.0  # seconds between two messages to waiting members
 
 
@@ -72,6 +72,10 @@ class GroupLeader:
         """``patience``: the longest wait for a member, by id, in seconds; ``missed``: told who has not come."""
         self._spawn, self._patience, self._missed = spawn, patience, missed
         self._joined: dict[str, JoinedMember] = {}
+        # Since the last roster, so that who joins again gains no time: when each id joined first, and who was told to
+        # take weights.
+        self._since: OrderedDict[str, float] = OrderedDict()
+        self._updated: set[str] = set()
         self._news = asyncio.Event()
         self._gathering = False
         self._tell_at = 0.0  # monotonic time of the next message to waiting members
@@ -91,8 +95,11 @@ class GroupLeader:
         if earlier is not None:
             earlier.leave()
         seat = replace(call.seat, peer_id=stream.remote)  # the authenticated id counts
-        wait = min(1.5 * call.eta + MEMBER_SLACK, self._patience(stream.remote))
-        member = JoinedMember(stream, seat, call.round, clock.monotonic() + wait)
+        now, patience = clock.monotonic(), self._patience(stream.remote)
+        until = min(now + 1.5 * call.eta + MEMBER_SLACK, self._since.setdefault(stream.remote, now) + patience)
+        if len(self._since) > AWAITED_IDS:
+            self._since.popitem(last=False)
+        member = JoinedMember(stream, seat, call.round, until, updated=stream.remote in self._updated)
         self._joined[stream.remote] = member
         self._spawn(self._listen(member))
         self._news.set()
@@ -173,7 +180,10 @@ class GroupLeader:
         try:
             while not member.gone:
                 patience = max(member.until - clock.monotonic(), 0.0) + MEMBER_SLACK
-                member.ready = await member.stream.receive(MemberReady, patience)
+                ready = await member.stream.receive(MemberReady, patience)
+                if not ready.lineage.fits(member.round):
+                    raise BadMessage("a lineage of more averages than rounds")
+                member.ready = ready
                 member.changed.clear()
                 self._news.set()
                 await member.changed.wait()  # it was told to catch up, is gone, or is in the roster
@@ -226,6 +236,7 @@ class GroupLeader:
                 continue
             log.info("must take the group's weights: %s", fields(peer=member.seat.name, donor=donor.name))
             member.ready, member.until, member.updated = None, clock.monotonic() + seconds, True
+            self._updated.add(member.seat.peer_id)
             await _tell(member, OutOfDate(donor=donor))
             member.changed.set()
 
@@ -236,6 +247,8 @@ class GroupLeader:
         self._joined = {key: it for key, it in self._joined.items() if it.ready is None and not it.gone}
         members.sort(key=lambda member: member.seat.peer_id)
         seats = (me, *(member.seat for member in members))
+        self._since.clear()
+        self._updated.clear()
         if not members:
             return Group(round)
         roster = fitting(Roster(token=secrets.token_hex(16), members=list(seats), phase=phase))

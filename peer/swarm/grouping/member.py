@@ -30,6 +30,7 @@ log = get_logger("gathering")
 
 LEADER_SILENCE = 10.0  # seconds without a message from the leader at a boundary
 LEADER_PERIOD = 0.25  # seconds between two looks for the leader
+MOST_MESSAGES = 32  # of a leader, before this peer's boundary
 LEADER_TRIES = 12  # leaders asked at a boundary, redirections included
 REDIRECT_PAUSE = (LEADER_SILENCE + 2 * GATHER_TIMEOUT) / LEADER_TRIES  # seconds, after a redirection to a lost leader
 
@@ -106,6 +107,8 @@ class GroupMember:
         try:
             while True:
                 message = await current.stream.receive(LEADER_MESSAGE, longest)
+                if current.messages.qsize() >= MOST_MESSAGES:
+                    raise BadMessage("more messages than a leader sends")
                 current.messages.put_nowait(message)
                 if isinstance(message, Roster):
                     return

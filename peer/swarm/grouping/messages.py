@@ -15,11 +15,10 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from peer.p2p.stream import MESSAGE_CAP, Message
-from peer.rounds.state import Lineage
+from peer.rounds.state import MAX_MEMBERS, Lineage
 from peer.rounds.types import Count, Seat
 from peer.swarm.context import Decline, Seconds
 
-MAX_MEMBERS = 256
 UNWELCOME = "a round failed because of you"
 AWAY = "is leaving, or is paused"
 

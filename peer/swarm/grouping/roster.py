@@ -118,7 +118,7 @@ class KnownMembers:
         """All possible members other than this peer."""
         now = clock.monotonic()
         paused = {record.peer_id for record in self._members.live() if record.state == "paused"}
-        seats = {key: seat for key, (seat, until) in self._named.items() if until > now and key not in paused}
+        seats = {key: seat for key, (seat, until) in list(self._named.items()) if until > now and key not in paused}
         for record in self._live():
             seats[record.peer_id] = Seat(record.peer_id, record.name, tuple(record.addresses))
         return [seat for key, seat in seats.items() if not self._backoff.avoided(key)]
@@ -143,7 +143,7 @@ class KnownMembers:
         """A message named this member, or a round had it: it counts for ``seconds`` without a record."""
         now = clock.monotonic()
         if len(self._named) >= NAMED_MEMBERS:
-            self._named = {key: it for key, it in self._named.items() if it[1] > now}
+            self._named = {key: it for key, it in list(self._named.items()) if it[1] > now}
         if seat.peer_id != self._node.peer_id and len(self._named) < NAMED_MEMBERS:
             self._named[seat.peer_id] = (seat, now + seconds)
 

@@ -92,8 +92,9 @@ async def download(
             raise BadMessage(f"a state from part {answer.first} on does not go on after {partial.have}")
         if answer.round < least:
             raise DonorBehind
-        if answer.round > most[0] or answer.step > most[1]:
-            raise BadMessage(f"its state is of round {answer.round}, step {answer.step}: more than since its record")
+        step = answer.step + answer.phase_steps_done
+        if answer.round > most[0] or step > most[1] or not answer.lineage.fits(answer.round):
+            raise BadMessage(f"its state is of round {answer.round}, step {step}: more than since its record")
         partial.have, partial.lineage, partial.round = answer.first, answer.lineage, answer.round
         size = sum(room.nbytes for room in partial.missing())
         await agree(stream, request.bulk, answer.bulk)

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from peer import clock
-from peer.errors import RunError
+from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
 from peer.p2p.deadline import TooSlow
 from peer.p2p.greeting import MemberNode
@@ -95,23 +95,28 @@ def take_state(
 
 
 def take_from(
-    node: MemberNode, donor: Seat, room: Sequence[Tensor], timeout: float, stopped: Callable[[], bool]
+    node: MemberNode,
+    donor: Seat,
+    room: Sequence[Tensor],
+    timeout: float,
+    most: tuple[float, float],
+    stopped: Callable[[], bool],
 ) -> State | None:
     """The verified state of one member, which is asked again while it is busy: a group sends many members to one.
 
     ``None`` when it fails or takes more than ``timeout`` seconds, or when this peer is ``stopped``. ``room``: as in
-    :func:`take_state`.
+    :func:`take_state`. ``most``: the round and the step that it can have reached.
     """
 
     async def ask() -> State:
         while True:
             with contextlib.suppress(DonorBusy):
-                return await download(node, donor, PartialState(room))
+                return await download(node, donor, PartialState(room), most=most)
             await asyncio.sleep(ASK_ALL_PAUSE)
 
     try:
         return node.call(_until_stopped(ask(), stopped), timeout)
-    except (StreamLost, BadMessage, TimeoutError, RunError) as error:
+    except (StreamLost, BadMessage, TimeoutError, RunError, UserError) as error:
         log.warning("donor failed: %s", fields(peer=donor.name, reason=str(error)))
         return None
 
@@ -179,7 +184,9 @@ class _DonorSearch:
             except DonorBusy as error:
                 self._busy = True
                 self.reasons.append(f"{record.name}: {error}")
-            except (StreamLost, BadMessage, TimeoutError) as error:
+            except (StreamLost, BadMessage, TimeoutError, UserError) as error:
+                if isinstance(error, UserError) and record.config != self._node.member.config:
+                    raise
                 reason = str(error) or "does not answer"
                 self.reasons.append(f"{record.name}: {reason}")
                 if self._told.get(record.peer_id) != reason:  # it is asked each second
@@ -216,6 +223,13 @@ def plausible(records: Sequence[MemberRecord], inner_steps: int, tokens: float) 
     alone = min(phases, ALONE_ROUNDS)
     most = FURTHER * rounds + alone, FURTHER * steps + alone * inner_steps
     return [it for it in records if it.round <= most[0] and it.step <= most[1]]
+
+
+def furthest(records: Sequence[MemberRecord], inner_steps: int, tokens: float) -> tuple[float, float]:
+    """The round and the step that any member can have reached, by the plausible ones among ``records``."""
+    known = plausible(records, inner_steps, tokens)
+    rounds, steps = max(it.round for it in known), max(it.step for it in known)
+    return rounds + DONOR_AHEAD, steps + DONOR_AHEAD * inner_steps
 
 
 def plausible_rate(record: MemberRecord, records: Sequence[MemberRecord]) -> float:

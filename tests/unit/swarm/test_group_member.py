@@ -15,7 +15,7 @@ from peer.rounds.backoff import PeerBackoff
 from peer.rounds.state import Lineage
 from peer.rounds.types import Seat
 from peer.swarm.context import Decline
-from peer.swarm.grouping.member import GroupMember
+from peer.swarm.grouping.member import MOST_MESSAGES, GroupMember, LeaderStream
 from peer.swarm.grouping.messages import AWAY, GROUP_CALL, UNWELCOME, Admitted, JoinGroup, MemberReady, WaitFor
 from peer.swarm.grouping.roster import KnownMembers
 from tests.unit.virtual import run, stream_pair
@@ -109,5 +109,23 @@ def test_a_leader_that_ends_just_before_its_deadline_has_cost_as_much_as_one_tha
         held = group.known._backoff._held["A"]
         assert held.until - clock.monotonic() == pytest.approx(left_out, abs=5.0)
         assert held.offence == (seconds == 60)
+
+    run(scene())
+
+
+def test_a_leader_that_floods_is_left() -> None:
+    """Its messages are read at the boundary, and until then they are kept."""
+
+    async def scene() -> None:
+        group = Group(seconds=0)
+        group.member._boundary.here = False
+        theirs, ours = await stream_pair()
+        current = LeaderStream(ours, Seat("A", "a"))
+        group.member._leader = current
+        hearing = asyncio.ensure_future(group.member._hear(current))
+        for _ in range(MOST_MESSAGES + 20):
+            await theirs.send(WaitFor(seconds=1.0, names="x"), 5)
+        await hearing
+        assert current.messages.qsize() == MOST_MESSAGES + 1 and group.member._leader is None
 
     run(scene())

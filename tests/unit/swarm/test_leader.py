@@ -178,6 +178,38 @@ def test_the_patience_is_a_limit_to_what_a_member_announces() -> None:
     run(scene, patience=20.0)
 
 
+def test_who_joins_again_and_again_gains_no_time() -> None:
+    """Each time it had the whole patience anew, so all waited for it for as long as the leader does, every round."""
+
+    async def scene(harness: Harness) -> None:
+        await harness.ready("b")
+        began = clock.monotonic()
+        await harness.join("again", eta=1e6)
+        gathering = asyncio.ensure_future(harness.gather())
+        for _ in range(6):
+            await asyncio.sleep(4.0)
+            await harness.join("again", eta=1e6)
+        assert [link.peer_id for link in (await gathering).links] == ["b"]
+        assert clock.monotonic() - began < 20.0 + 4.0 + 1.0 and harness.missed == ["again"]
+        await harness.join("again", eta=1e6)  # the next round
+        await harness.ready("again")
+        assert [link.peer_id for link in (await harness.gather()).links] == ["again"]
+
+    run(scene, patience=20.0)
+
+
+def test_a_lineage_of_more_averages_than_rounds_is_none() -> None:
+    """It counted as the one with the most work, and all took the weights of who said so."""
+
+    async def scene(harness: Harness) -> None:
+        await harness.ready("b")
+        await harness.ready("c", lineage=Lineage("ff", 2**53))
+        group = await harness.gather()
+        assert group.behind is None and [link.peer_id for link in group.links] == ["b"]
+
+    run(scene)
+
+
 def test_who_waits_hears_every_second_that_the_leader_lives() -> None:
     async def scene(harness: Harness) -> None:
         ready = await harness.ready("b")

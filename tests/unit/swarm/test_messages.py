@@ -20,11 +20,12 @@ from peer import __version__, clock
 from peer.p2p.dht.search import id_of
 from peer.p2p.stream import MESSAGE_CAP, Message
 from peer.rounds.progress import Progress
+from peer.rounds.state import MAX_MEMBERS
 from peer.rounds.types import NAME, Seat
 from peer.swarm.directory import reader, records
 from peer.swarm.directory.reader import Reader
 from peer.swarm.directory.records import MemberRecord, Report
-from peer.swarm.grouping.messages import MAX_MEMBERS, LeaderNotice, Roster, fitting
+from peer.swarm.grouping.messages import LeaderNotice, Roster, fitting
 from peer.swarm.pairing.agreement import Meeting, Propose
 from tests.unit.virtual import run, stream_pair
 

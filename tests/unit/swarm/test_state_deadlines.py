@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import fp32_parts, send_parts
 from peer.p2p.stream import BadMessage, Stream
 from peer.rounds.contribution import PART, Vector
-from peer.rounds.state import NO_ROUNDS, State
+from peer.rounds.state import NO_ROUNDS, Lineage, State
 from peer.rounds.transfer_rule import answer_limit
 from peer.rounds.types import Seat
 from peer.swarm.state_transfer.donor import (
@@ -92,6 +93,34 @@ async def sends_a_part_in_two_minutes(stream: Stream) -> None:
     await stream.write(part[24:], 1)
     await stream.write(xxhash.xxh3_128_digest(part), 1)
     await dribble(stream, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({}, True),
+        ({"round": 11}, False),
+        ({"phase_steps_done": 10**12}, False),  # it counts as steps: the run would be over
+        ({"lineage": Lineage("ff", 2**53)}, False),
+    ],
+)
+def test_a_state_of_more_than_there_can_be_is_not_taken(
+    thread: LoopThread, changes: dict[str, Any], fits: bool
+) -> None:
+    async def says(stream: Stream) -> None:
+        await stream.receive(StateRequest, 1)
+        header = StateHeader(step=900, round=9, phase_steps_done=50, lineage=NO_ROUNDS, vectors=1, numel=300, first=0)
+        await stream.send(header.model_copy(update=changes), 1)
+        await send_parts(stream, fp32_parts(Vector(torch.randn(300))), 1)
+        await never(stream)
+
+    newcomer = PartialState([torch.zeros(300)])
+    work = download(OneDonor(says), Seat("a", "a"), newcomer, most=(10.0, 1000.0))  # type: ignore[arg-type]
+    if fits:
+        assert thread.call(work, 60).phase_steps_done == 50
+    else:
+        with pytest.raises(BadMessage, match="more than since its record"):
+            thread.call(work, 60)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer import clock
-from peer.errors import RunError
+from peer.errors import RunError, UserError
 from peer.logs import LOGGER
 from peer.p2p.deadline import TooSlow
 from peer.p2p.event_loop import LoopThread
@@ -21,6 +22,7 @@ from peer.p2p.greeting import MemberIdentity
 from peer.p2p.payload import receive_fp32
 from peer.p2p.stream import Stream, StreamLost
 from peer.rounds.state import State
+from peer.rounds.types import Seat
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer import join
 from peer.swarm.state_transfer.donor import STATE_ANSWER, Donor, DonorFull, StateReceived, StateRequest
@@ -28,10 +30,13 @@ from peer.swarm.state_transfer.download import DonorBehind, DonorBusy
 from peer.swarm.state_transfer.join import (
     ASK_ALL_PAUSE,
     CHOOSY_REQUESTS,
+    DONOR_AHEAD,
     NEAR_ROUNDS,
     STOP_PERIOD,
     donors_of,
+    furthest,
     plausible,
+    take_from,
     take_state,
 )
 from tests.unit.virtual import stream_pair, took
@@ -165,6 +170,35 @@ def test_what_a_donor_fails_of_is_said_once(monkeypatch: pytest.MonkeyPatch, cap
         taken(10.0)
     said = [it.getMessage() for it in caplog.records]
     assert len(said) == len(set(said)) == 20
+
+
+@in_virtual_time
+def test_a_donor_of_our_configuration_that_names_another_one_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended newcomers, and in a group of everyone who had to take its weights."""
+    asked: list[str] = []
+
+    async def download(node: Any, of: Any, *args: Any, **more: Any) -> State:
+        asked.append(of.peer_id)
+        if len(asked) == 1:
+            raise UserError("this configuration is not the swarm's")
+        return State(125, 5, [])
+
+    monkeypatch.setattr(join, "download", download)
+    monkeypatch.setattr(Thread, "member", replace(Thread.member, config=record(0, 5).config))
+    found = taken(5)
+    assert found is not None and len(asked) == 2 and asked[0] != asked[1]
+    asked.clear()
+    limits = (10.0, 1000.0)
+    assert take_from(Thread(), Seat("a", "a"), [], 5.0, limits, lambda: False) is None  # type: ignore[arg-type]
+    monkeypatch.setattr(Thread, "member", replace(Thread.member, config="another"))
+    asked.clear()
+    with pytest.raises(UserError):  # nobody has ours
+        taken(5)
+
+
+def test_nobody_is_further_than_the_plausible_members() -> None:
+    members = [record(number, round) for number, round in enumerate((500, 510, 520, 10**9))]
+    assert furthest(members, 50, 0.0) == (520 + DONOR_AHEAD, max(it.step for it in members[:3]) + DONOR_AHEAD * 50)
 
 
 @in_virtual_time

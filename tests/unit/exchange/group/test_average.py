@@ -394,8 +394,10 @@ def test_a_member_that_reports_nonsense_is_named(report: MemberReport, culprits:
         assert {it.culprits for it in results if it is not None} == {culprits}
 
 
-@pytest.mark.parametrize("outcome", [Outcome.MERGED, Outcome.POISONED])
-def test_a_verdict_that_contradicts_itself_is_not_believed(outcome: Outcome) -> None:
+@pytest.mark.parametrize(
+    ("commit", "outcome"), [(False, Outcome.MERGED), (True, Outcome.POISONED), (False, Outcome.ALONE)]
+)
+def test_a_verdict_that_contradicts_itself_or_sends_all_away_is_not_believed(commit: bool, outcome: Outcome) -> None:
     """Else replicas that must be equal would take the step of a group of one."""
     tensors = vectors(2, 1000)
     with many(2, 1000) as group:
@@ -403,7 +405,7 @@ def test_a_verdict_that_contradicts_itself_is_not_believed(outcome: Outcome) -> 
 
         async def lie() -> None:
             await group.controls[0][1].receive(MemberReport, 5)
-            await group.controls[0][1].send(GroupVerdict(commit=outcome is not Outcome.MERGED, outcome=outcome), 1)
+            await group.controls[0][1].send(GroupVerdict(commit=commit, outcome=outcome), 1)
 
         lying = asyncio.run_coroutine_threadsafe(lie(), group.members[0].thread.loop)
         member = group.average(contributions(tensors), silent=[0], groups=groups)[1]
