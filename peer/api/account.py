@@ -80,6 +80,7 @@ class StepAccount:
             learning_rate=learning_rate,
             seconds=clock.monotonic() - self._began,
             spread=float(torch.tensor(losses).std()) if len(losses) > 1 else math.nan,
+            told=len(losses),
         )
         self._rate = self.tokens_per_step
         self.begin()

@@ -240,6 +240,7 @@ class OuterLoop:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state``; restore model and optimizer first. Better: ``start(..., state=state)``."""
+        self._boundary.abandon()  # its swap is of the weights that the program has replaced
         self._state.load_state_dict(state)
         self._training.close()
         self._account.begin()  # steps from another state are not reported

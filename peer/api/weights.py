@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from peer.errors import RunError, UserError
-from peer.outer.slow_weights import Span
+from peer.outer.slow_weights import Span, broken_weight
 
 WRAPPERS = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.")  # in the names of parameters
 
@@ -70,10 +70,7 @@ def require_finite(spans: Sequence[Span], step: int) -> None:
     """Raises :class:`RunError` for weights that are not finite. Waits for the accelerator once."""
     good = torch.stack([torch.isfinite(span.parameter.detach()).all() for span in spans]).tolist()
     if not all(good):
-        raise RunError(
-            f"the weight {spans[good.index(False)].name} is not finite at step {step}; nobody has got it: lower the "
-            "learning rate or look at the data, then start again from your last checkpoint"
-        )
+        raise broken_weight(spans[good.index(False)].name, step)
 
 
 def require_trains(optimizers: Iterable[torch.optim.Optimizer], named: Named) -> None:

@@ -10,12 +10,14 @@ so a peer sends the one tensor sⱼ = β Δⱼ + γ φⱼ = β θⱼ + (γ − �
 as printed ascends.) Stable in mean square for 0 < γ < 2(1 − α²).
 
 After a run's last inner step Δ is zero, and a few more swaps bring all replicas to their mean. They are this formula
-with α 0, β 1, γ 1: sᵢ = φᵢ and φᵢ ← mean_j φⱼ. Momentum would carry each replica on along the last changes of itself
-and its partners, which differ from peer to peer; a γ below 1 would leave a part of each difference.
+with α 0, β 1, γ 1: sᵢ = φᵢ and φᵢ ← mean_j φⱼ. (θᵢ is φᵢ only up to rounding, which would pass for training, so it is
+not read.) Momentum would carry each replica on along the last changes of itself and its partners, which differ from
+peer to peer; a γ below 1 would leave a part of each difference.
 """
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from torch import Tensor
@@ -39,14 +41,17 @@ class NoLoCo:
         self.slow = slow
         self.settings = settings
         self.momentum = slow.zeros()  # δ
+        self._run_ended = False
 
     def contribution(self) -> DenseContribution:
-        """sᵢ = β θᵢ + (γ − β) φᵢ."""
+        """sᵢ = β θᵢ + (γ − β) φᵢ; after :meth:`end_run` φᵢ, whose change is exactly 0."""
+        if self._run_ended:
+            return DenseContribution(self.slow, 0.0, 1.0)
         return DenseContribution(self.slow, self.settings.beta, self.settings.gamma)
 
     def end_run(self) -> None:
         """No inner step follows: from now on each step is the plain mean of φ. δ keeps no momentum."""
-        self.settings = PLAIN_MEAN
+        self.settings, self._run_ended = PLAIN_MEAN, True
 
     def apply(self, mean: Tensor) -> None:
         """``mean``: mean of s over the group."""
@@ -67,17 +72,20 @@ class NoLoCo:
     # -- part by part, during the inner steps (training/overlapped.py): first with a group of one, then corrected when
     # the partner's part has arrived
 
-    def open(self, fetched: Fetched, own: Tensor, change: Tensor) -> None:
+    def open(self, fetched: Fetched, own: Tensor, change: Tensor) -> bool:
         """``own`` (fp32, host) ← s, ``change`` ← βΔ of the elements that were ``fetched`` and have arrived; then their
         step with a group of one. θ keeps its training since.
 
         Both formulas are linear in the mean, so :meth:`amend` with half the difference of the two s makes it the step
-        of a group of two.
+        of a group of two. Returns ``False``, without a step, if s is not finite.
         """
         self.contribution().read_both(fetched.start, own, change, fetched)
+        if not math.isfinite(own.sum()):  # in a fiftieth of the time of a look at each element
+            return False
         with self.slow.changing:
             self._advance(slice(fetched.start, fetched.stop), own)
         self.slow.follow(fetched)
+        return True
 
     def amend(self, start: int, correction: Tensor) -> None:
         """Add ``correction`` (fp32, host), the mean over the group less this peer's own contribution, to the mean

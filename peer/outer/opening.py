@@ -10,6 +10,7 @@ from torch import Tensor
 
 from peer.outer.fetched import Fetched
 from peer.outer.noloco import NoLoCo
+from peer.outer.slow_weights import broken_weight
 
 # Parts at once, each in pinned memory and on the device. They arrive an inner step or two later, so a fixed number
 # would be the most that a step carries, whatever the line and the model.
@@ -42,6 +43,7 @@ class PartOpening:
         """Ask for the parts ``wanted`` at the inner step ``step``, and open those that have come; ``wait``: all.
 
         Yields the number of each and what :meth:`NoLoCo.open` gives: its own contribution, and its change.
+        Raises :class:`RunError` instead of opening weights that are not finite: nobody shall get them.
         """
         for index in wanted:
             if index in self.steps:
@@ -56,7 +58,10 @@ class PartOpening:
 
     def _arrived(self, *, wait: bool) -> Iterator[tuple[int, Tensor, Tensor]]:
         while self._coming and self._coming[0][1].arrived(wait=wait):
-            index, fetched = self._coming.popleft()
+            index, fetched = self._coming[0]
             own, change = torch.empty(fetched.stop - fetched.start), torch.empty(fetched.stop - fetched.start)
-            self._method.open(fetched, own, change)
+            if not self._method.open(fetched, own, change):  # it stays the next one: no part after it is opened
+                broken = fetched.start + int(own.isfinite().logical_not().int().argmax())
+                raise broken_weight(self._method.slow.name_at(broken), self.steps[index])
+            self._coming.popleft()
             yield index, own, change

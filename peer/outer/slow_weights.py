@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from peer.device.copies import has_streams, host_zeros, side_stream, synchronize
+from peer.errors import RunError
 from peer.outer.fetched import Fetched
 
 
@@ -31,6 +32,14 @@ class Span:
     @property
     def stop(self) -> int:
         return self.start + self.parameter.numel()
+
+
+def broken_weight(name: str, step: int) -> RunError:
+    """The parameter ``name`` is not finite after the inner step ``step``."""
+    return RunError(
+        f"the weight {name} is not finite at step {step}; nobody has got it: lower the learning rate or look at the "
+        "data, then start again from your last checkpoint"
+    )
 
 
 class SlowWeights:
@@ -68,6 +77,10 @@ class SlowWeights:
         if self._pinned:
             return host_zeros(self.numel, self._device)
         return torch.from_numpy(np.zeros(self.numel, dtype=np.float32))
+
+    def name_at(self, element: int) -> str:
+        """The parameter to which this element of the flat vector belongs."""
+        return self.spans[bisect_right(self._starts, element) - 1].name
 
     def fetch(self, start: int, stop: int) -> Fetched:
         """Begin to copy θ[start:stop] to the host, as the work leaves it that the accelerator has been given."""
@@ -200,13 +213,18 @@ def moments_of(span: Span, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class DenseContribution:
-    """βΔ + γφ = βθ + (γ − β)φ with Δ = θ − φ, computed part by part; its change by the inner steps is βΔ."""
+    """βΔ + γφ = βθ + (γ − β)φ with Δ = θ − φ, computed part by part; its change by the inner steps is βΔ. With β 0 θ is
+    not read.
+    """
 
     def __init__(self, slow: SlowWeights, beta: float, gamma: float) -> None:
         self._slow, self._beta, self._gamma = slow, beta, gamma
         self.numel = slow.numel
 
     def read(self, start: int, out: Tensor, fetched: Fetched | None = None) -> None:
+        if not self._beta:
+            torch.mul(self._slow.phi[start : start + out.numel()], self._gamma, out=out)
+            return
         self._slow.read_fast(start, out, fetched)
         out.mul_(self._beta)
         if self._gamma != self._beta:

@@ -36,6 +36,23 @@ class InnerReport:
     learning_rate: float  # of the last step
     seconds: float
     spread: float = math.nan  # standard deviation of the steps' losses; NaN with fewer than two
+    told: int | None = None  # losses that are known; ``None``: those of all steps
+
+    @property
+    def losses(self) -> int:
+        """How many losses ``loss`` and ``spread`` are of."""
+        return self.steps if self.told is None else self.told
+
+    @property
+    def broken(self) -> str:
+        """What is not finite, in words; empty when all is. A loss is computed before its step changes the weights, so
+        after the last step only the gradients show that they are broken.
+        """
+        if not self.steps or (math.isfinite(self.loss) and math.isfinite(self.grad_norm)):
+            return ""
+        if math.isfinite(self.loss):
+            return f"the norm of the gradients is {self.grad_norm}"
+        return f"the training loss is {self.loss}"
 
 
 def learning_rate(step: int, total: int, settings: InnerConfig) -> float:

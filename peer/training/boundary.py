@@ -58,6 +58,10 @@ class Boundary(ABC):
     def complete(self) -> None:  # noqa: B027
         """Wait for an exchange that has not ended."""
 
+    def abandon(self) -> None:
+        """Another state replaces this one: an exchange that has not ended changes nothing any more."""
+        self.rollback.forget()
+
     def finish(self) -> None:
         """There is no further inner phase: complete the exchange and judge what it changed. At the end of a run of
         pairs, swap some more times without training (outer/noloco.py).

@@ -37,7 +37,7 @@ class Trial:
     corrections: Sequence[tuple[int, Tensor]]
     step: int  # of the inner loop when its loss was last taken
     usual: float  # loss before it, nats a token
-    spread: float  # standard deviation of a step's loss
+    spread: float  # standard deviation of a step's loss; NaN when unknown, then no loss judges
     applied: int  # the inner step at which the last correction was applied
     merge: Averaged | None  # ``None`` while the swap runs
     judged: int = 0  # the inner step of the last loss that was judged

@@ -46,6 +46,7 @@ class RunningSwap:
     late: list[int] = field(default_factory=list)  # inner steps from the opening to the partner's part
     corrections: list[tuple[int, Tensor]] = field(default_factory=list)  # that were applied, in bf16
     harm: str = ""  # why they were undone
+    abandoned: bool = False  # another state has replaced the one that it began with
 
 
 @dataclass
@@ -90,6 +91,32 @@ class Overlapped(Boundary):
                     if self.context.away and clock.monotonic() > until:
                         self._swap.mailbox.cancel()
 
+    def abandon(self) -> None:
+        """Give up the running swap and apply nothing more of it. One that has not ended after ``STOP_PATIENCE`` is
+        given up as soon as it can be; no other one begins before.
+        """
+        super().abandon()
+        self._ended = None
+        if self._swap is None:
+            return
+        self._swap.abandoned = True
+        with self.phase("exchange"):
+            until = clock.monotonic() + STOP_PATIENCE
+            while (swap := self._swap) is not None and clock.monotonic() < until:
+                self._drop(swap)
+                swap.mailbox.wait(LOOK_SECONDS)
+
+    def _drop(self, swap: RunningSwap) -> None:
+        """Forget an abandoned swap once it has ended, or ask it to end: it cannot before it has met its partner."""
+        swap.mailbox.take_corrections()
+        result = swap.mailbox.result()
+        if result is None:
+            swap.mailbox.cancel()
+            return
+        self._swap = None
+        self.presence.ended(result)
+        self.context.progress.swap_took(0.0)  # its time says nothing of the next one's
+
     def _launch(self) -> None:
         ended, self._ended = self._ended, None
         if ended is None:
@@ -113,6 +140,9 @@ class Overlapped(Boundary):
         """
         swap = self._swap
         if swap is None:
+            return
+        if swap.abandoned:
+            self._drop(swap)
             return
         mailbox = swap.mailbox
         result = mailbox.result()

@@ -22,7 +22,7 @@ from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged, parts
 from peer.training.outer_state import JUDGES, OuterState, Trial
 
-USUAL_STEPS = 16  # recent inner steps whose losses are usual, or those of the last phase
+USUAL_LOSSES = 16  # recent losses that are usual, or those of the last phase
 JUMP = 1.1  # times their mean: so much may the loss be; after honest merges the median is 0.97
 SPREADS = 4.0  # and so many standard deviations above it, of a mean of as many losses: single batches scatter
 SURE = 2.0  # standard errors of the difference by batch: a few short batches scatter by more than ``HARM``
@@ -46,7 +46,7 @@ class Rollback:
         """Some inner steps were made: their losses are usual."""
         if math.isfinite(inner.loss):
             self._recent.append(inner)
-            while sum(it.steps for it in self._recent) - self._recent[0].steps >= USUAL_STEPS:
+            while sum(it.losses for it in self._recent) - self._recent[0].losses >= USUAL_LOSSES:
                 self._recent.popleft()
 
     def begin(self, corrections: Sequence[tuple[int, Tensor]], merge: Averaged | None) -> None:
@@ -64,6 +64,11 @@ class Rollback:
         if trial is not None:
             trial.merge, trial.applied = merge, self._state.inner.step
 
+    def forget(self) -> None:
+        """Other weights replace these: the last merge and the usual losses say nothing of them."""
+        self._state.trial = self._known = None
+        self._recent.clear()
+
     def look(self, *, wait: bool = False) -> None:
         """Call it after each inner step: judge the merge while corrections come, and in the first steps after them.
         ``wait``: for the losses until now.
@@ -77,6 +82,8 @@ class Rollback:
         while trial.arriving and (loss := trial.arriving[0][1].value(wait=wait)) is not None:
             step, _ = trial.arriving.popleft()
             self._judge(trial, step, loss)
+            if self._state.trial is not trial:  # the losses of several steps may come at once from an accelerator
+                return
 
     def rest(self) -> None:
         """From now on nothing but merges changes the weights: without the next one the loss is that after the last."""
@@ -97,8 +104,12 @@ class Rollback:
     def _judge(self, trial: Trial, step: int, loss: float) -> None:
         if not trial.corrections:
             return
-        trial.judged = step
-        trial.losses.append(loss)
+        if trial.merge is not None and step > trial.applied + JUDGES:  # a program may tell a loss in few of its steps
+            self._state.trial = None
+            return
+        if math.isfinite(trial.spread):  # one loss does not say how far from it others may be
+            trial.judged = step
+            trial.losses.append(loss)
         if (mean := _jumped(trial)) is not None:
             detail = _words(mean, trial.usual)
             if self._sample is None:
@@ -162,12 +173,12 @@ def _jumped(trial: Trial) -> float | None:
 
 
 def _pooled(reports: Iterable[InnerReport]) -> tuple[float, float]:
-    """Mean and standard deviation of the losses of all their steps."""
-    known = [(it.steps, it.loss, it.spread if it.steps > 1 else 0.0) for it in reports]
-    steps = sum(count for count, _, _ in known)
-    mean = sum(count * loss for count, loss, _ in known) / steps
+    """Mean and standard deviation of all their losses; NaN for that of one loss."""
+    known = [(it.losses, it.loss, it.spread if it.losses > 1 else 0.0) for it in reports]
+    total = sum(count for count, _, _ in known)
+    mean = sum(count * loss for count, loss, _ in known) / total
     squares = sum((count - 1) * spread**2 + count * (loss - mean) ** 2 for count, loss, spread in known)
-    return mean, math.sqrt(squares / max(1, steps - 1))
+    return mean, math.sqrt(squares / (total - 1)) if total > 1 else math.nan
 
 
 def _words(loss: float, without: float) -> str:

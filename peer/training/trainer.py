@@ -5,7 +5,6 @@ inner: H steps → boundary: match, exchange, apply (blocking.py, overlapped.py)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from torch import Tensor
@@ -94,9 +93,9 @@ class Trainer:
         if self.phase_length.time_up and not self.context.away:
             self.phase_length.cut()
         self.member.reporter.inner(inner)
-        if inner.steps and not math.isfinite(inner.loss):
+        if broken := inner.broken:
             raise RunError(
-                f"the training loss is {inner.loss} at step {self.inner.step}; lower run.inner.learning_rate or "
+                f"{broken} at step {self.inner.step}; lower run.inner.learning_rate or "
                 "look at the data, then start again: it resumes from the last checkpoint"
             )
         if self.member.presence.failure:

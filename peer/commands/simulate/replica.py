@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -142,9 +141,9 @@ class Replica:
         self.state.counters.phase_tokens += report.tokens
         self.first_loss = report.first_loss if self.first_loss is None else self.first_loss
         self.last_loss = report.loss
-        if not math.isfinite(report.loss):
+        if report.broken:
             raise RunError(
-                f"{self.name}: the training loss is {report.loss} at step {self.state.inner.step}; nothing was "
+                f"{self.name}: {report.broken} at step {self.state.inner.step}; nothing was "
                 "averaged from it; lower run.inner.learning_rate or run.outer's, or look at the data"
             )
 

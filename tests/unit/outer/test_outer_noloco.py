@@ -191,3 +191,28 @@ def test_a_correction_that_is_less_than_the_step_of_16_bits_is_not_taken_for_tra
     undone = -(trained() - before) / (10 * correction)
     assert abs(undone.mean()) < 0.02  # 0.44 to 0.47 when each is rounded by itself
     torch.testing.assert_close(outer.slow.phi, weights + 10 * correction)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_after_the_run_a_contribution_is_the_slow_weights_and_its_change_exactly_nothing(dtype: torch.dtype) -> None:
+    """What rounding leaves between θ and φ is no training. It was the unit by which a guard clipped all partners."""
+    chance = torch.Generator().manual_seed(0)
+    outer = NoLoCo(SlowWeights([("weights", nn.Parameter(torch.zeros(SIZE, dtype=dtype)))]), NoLoCoConfig())
+    outer.momentum.copy_(torch.randn(SIZE, generator=chance))
+    outer.slow.phi.copy_(torch.randn(SIZE, generator=chance))
+    outer.slow.write_fast()
+    outer.slow.spans[0].parameter.data.mul_(1.01)
+    outer.end_run()
+    phi, own, change = outer.slow.phi.clone(), torch.empty(SIZE), torch.empty(SIZE)
+    outer.contribution().read_both(0, own, change)
+    assert torch.equal(own, phi) and torch.equal(change, torch.zeros(SIZE))
+    mean = phi + torch.randn(SIZE, generator=chance)
+    assert outer.open(outer.slow.fetch(0, SIZE), own, change)
+    outer.amend(0, mean - own)
+    torch.testing.assert_close(outer.slow.phi, mean)
+    torch.testing.assert_close(fast(outer), outer.slow.phi, rtol=2 * torch.finfo(dtype).eps, atol=0)
+    blocking = NoLoCo(outer.slow, NoLoCoConfig())
+    blocking.end_run()
+    blocking.apply(phi)
+    torch.testing.assert_close(outer.slow.phi, phi)
+    assert torch.equal(outer.slow.spans[0].parameter, outer.slow.phi.to(dtype))

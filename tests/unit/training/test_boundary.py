@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from peer.config.load import load
+from peer.errors import RunError
 from peer.exchange.pair.mailbox import OpenPart, overlapped_parts
 from peer.outer.noloco import NoLoCo
 from peer.process import LoopContext
@@ -156,6 +157,73 @@ class Asking(Mailbox):
         self.opened[index] = part
 
 
+class Correcting(Asking):
+    """Each look finds another correction. It ends when it has been cancelled twice: the first time nobody was met."""
+
+    cancelled = 0
+
+    def take_corrections(self) -> list[Any]:
+        return [(0, torch.ones(self.parts[0][1]))] if self.opened else []
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+        self.over = self.cancelled > 1
+
+    def wait(self, seconds: float) -> None:
+        self.waits += 1
+        self.over |= self.waits > 9
+
+
+def test_a_swap_of_a_state_that_was_replaced_changes_nothing_any_more(scene: Scene) -> None:
+    """Its parts took their outer step, and its corrections came, on top of the state that a program had restored."""
+    exchange, outer = Exchange(mailbox=Correcting), scene.state.outer
+    boundary, progress = overlapped(scene, exchange), scene.resources.context.progress
+    saved = {name: vector.clone() for name, vector in scene.state.saved_vectors().items()}
+    assert boundary.cross(scene.train())
+    boundary.between_steps()
+    progress.step_seconds = 0.1
+    progress.swap_begins()
+    assert not torch.equal(outer.slow.phi, saved["phi"])
+    boundary.abandon()
+    scene.state.take_outer(saved)
+    outer.slow.write_fast()
+    for _ in range(3):
+        boundary.between_steps()
+    boundary.complete()
+    assert torch.equal(outer.slow.phi, saved["phi"]) and torch.equal(theta(scene.state), saved["phi"])
+    assert scene.reporter.last is None and len(scene.presence.ended_rounds) == 1
+    inner = scene.train()
+    assert progress.eta() is not None  # that swap's end is not waited for
+    assert boundary.cross(inner) and len(exchange.mailboxes) == 1
+    boundary.between_steps()
+    assert len(exchange.mailboxes) == 2  # and the next one begins as any other
+
+
+def test_a_swap_that_was_given_up_before_it_began_does_not_begin(scene: Scene) -> None:
+    exchange = Exchange()
+    boundary = overlapped(scene, exchange)
+    assert boundary.cross(scene.train())
+    boundary.abandon()
+    boundary.between_steps()
+    assert exchange.mailboxes == []
+
+
+def test_a_swap_that_does_not_end_in_time_is_given_up_later(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that looks for its partner cannot be interrupted."""
+    monkeypatch.setattr("peer.training.overlapped.STOP_PATIENCE", 0.0)
+    exchange = Exchange(mailbox=Correcting)
+    boundary = overlapped(scene, exchange)
+    assert boundary.cross(scene.train())
+    boundary.between_steps()
+    before = scene.state.outer.slow.phi.clone()
+    boundary.abandon()
+    assert not scene.presence.ended_rounds
+    assert not boundary.cross(scene.train())  # only one swap at a time
+    for _ in range(3):
+        boundary.between_steps()
+    assert len(scene.presence.ended_rounds) == 1 and torch.equal(scene.state.outer.slow.phi, before)
+
+
 def test_no_look_at_a_swap_waits_for_the_accelerator(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor afterwards: the parts that are left are opened as their copies arrive, and then the swap is over."""
     exchange, waits = Exchange(mailbox=Asking), 0
@@ -188,6 +256,27 @@ def test_no_look_at_a_swap_waits_for_the_accelerator(scene: Scene, monkeypatch: 
         assert waits == 0 and "host waits" not in device.calls
     assert [it.outcome for it in scene.presence.ended_rounds] == [Outcome.ALONE]
     assert all(span.parameter.isfinite().all() for span in scene.state.outer.slow.spans)
+
+
+def test_a_part_that_is_not_finite_is_not_sent(scene: Scene) -> None:
+    """The inner steps beside a swap may break weights that were finite at the boundary."""
+    exchange, slow = Exchange(mailbox=Asking), scene.state.outer.slow
+    boundary = overlapped(scene, exchange)
+    assert boundary.cross(scene.train())
+    boundary.between_steps()
+    (mailbox,) = exchange.mailboxes
+    assert isinstance(mailbox, Asking) and list(mailbox.opened) == [0, 1, 2]
+    last = slow.spans[-1]
+    with torch.no_grad():
+        last.parameter.view(-1)[-1] = torch.inf
+    before = slow.phi.clone()
+    for _ in range(2):  # a program that catches it does not send the rest either
+        with pytest.raises(RunError, match=rf"^the weight {last.name} is not finite at step {H}; nobody has got it"):
+            while mailbox.unopened():
+                boundary.between_steps()
+    first = mailbox.parts[-1][0]
+    assert list(mailbox.opened) == list(range(len(mailbox.parts) - 1))
+    assert torch.equal(slow.phi[first:], before[first:])  # a newcomer may still take these
 
 
 def test_a_swap_begins_with_the_next_inner_step_and_not_while_its_peer_evaluates(scene: Scene) -> None:
@@ -295,17 +384,18 @@ def test_a_round_of_everyone_is_repeated_once_without_the_member_that_broke_it(
     assert scene.reporter.last.averaged.outcome is Outcome.TIMEOUT
 
 
-@pytest.mark.parametrize("gives", ["better", "worse", "nothing like it", "nothing"])
+@pytest.mark.parametrize("gives", ["better", "worse", "nothing like it", "nothing", "a long momentum"])
 def test_the_weights_that_a_member_calls_the_groups_are_taken_if_they_are_no_worse(scene: Scene, gives: str) -> None:
     """One member that said that it had more rounds behind it could give all others its weights."""
     own = scene.state.outer.slow.phi
     scene.train()
-    theirs = theta(scene.state) if gives == "better" else own.clone()
+    theirs = theta(scene.state) if gives in ("better", "a long momentum") else own.clone()
     if gives == "worse":
         theirs += 0.5 * torch.randn(len(own), generator=torch.Generator().manual_seed(0))
     elif gives == "nothing like it":
         theirs[7] = torch.nan
-    state = State(TOTAL, 9, [theirs, torch.zeros_like(theirs)], lineage=Lineage("theirs", 100))
+    momentum = torch.full_like(theirs, 1e30 if gives == "a long momentum" else 0.0)
+    state = State(TOTAL, 9, [theirs, momentum], lineage=Lineage("theirs", 100))
     refused: list[Seat] = []
     presence: Any = scene.presence
     presence.state_of = lambda donor, room: None if gives == "nothing" else state

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from statistics import fmean, stdev
+
 import pytest
 import torch
 from torch import Tensor
 
+from peer.api.account import StepAccount
+from peer.device.copies import Arriving
 from peer.outer.noloco import NoLoCo
+from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
 from peer.training.outer_state import JUDGES, Trial
-from peer.training.rollback import Rollback
+from peer.training.rollback import USUAL_LOSSES, Rollback
 from peer.training.state import PeerState
 from tests.swarm.support.attacks import gradient
 from tests.unit import parts
@@ -101,6 +107,22 @@ def test_after_a_harmful_merge_weights_and_momentum_are_those_of_a_peer_that_was
     torch.testing.assert_close(phi, alone.slow.phi, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(momentum, alone.momentum, atol=1e-6, rtol=1e-5)
     assert (theta - alone.slow.phi).norm() < 0.3 * (merged - alone.slow.phi).norm()  # what two steps have trained
+
+
+def test_losses_that_come_together_undo_a_merge_once(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From an accelerator: four of them took it back four times, and the partner had as many offences."""
+    peer.merge(peer.harm())
+    value = Arriving.value
+    monkeypatch.setattr(Arriving, "value", lambda loss, *, wait=False: value(loss) if wait else None)
+    usual = peer.state.trial.usual if peer.state.trial is not None else 0.0
+    for _ in range(4):
+        peer.step_with(10 * usual)
+    merged = peer.tensors()[0]
+    assert peer.undone == []
+    peer.rollback.end(left=100)
+    ((trial, _),) = peer.undone
+    (_, correction) = trial.corrections[0]
+    torch.testing.assert_close(peer.tensors()[0], merged - correction, atol=1e-6, rtol=0)
 
 
 def test_an_honest_merge_stays(peer: Peer) -> None:
@@ -247,6 +269,51 @@ def test_weights_that_replace_all_end_the_trial(peer: Peer) -> None:
     peer.train(2)
     assert peer.undone == []
     assert all(torch.equal(one, two) for one, two in zip(before, peer.tensors()[:2], strict=True))
+
+
+def phase_of(*losses: float | None) -> InnerReport:
+    account = StepAccount()
+    for loss in losses:
+        account.add(10, loss)
+    return account.report(0.1)
+
+
+@pytest.mark.parametrize("phases", [1, 2, USUAL_LOSSES])
+def test_a_loop_that_tells_one_loss_a_phase_undoes_nothing_until_it_is_known_how_losses_scatter(
+    peer: Peer, phases: int
+) -> None:
+    """Of one loss the spread was NaN, with which a loss 10% above it was a jump."""
+    rollback = peer.rollback = Rollback(peer.state, lambda *of: peer.undone.append(of))
+    told = [2.0 + 0.2 * (-1) ** number for number in range(phases)]
+    for loss in told:
+        rollback.trained(phase_of(*[None] * 49, loss))
+    peer.merge(torch.zeros(peer.outer.slow.numel))
+    trial = peer.state.trial
+    assert trial is not None and trial.usual == pytest.approx(fmean(told))
+    assert math.isnan(trial.spread) if phases == 1 else trial.spread == pytest.approx(stdev(told))
+    peer.step_with(1.15 * trial.usual)
+    assert peer.undone == [] and trial.judged == (0 if phases == 1 else peer.state.inner.step)
+    peer.step_with(1e9)
+    assert len(peer.undone) == (phases > 1)
+
+
+@pytest.mark.parametrize(("after", "undone"), [(JUDGES, True), (JUDGES + 1, False)])
+def test_a_loss_that_is_told_long_after_a_merge_does_not_judge_it(peer: Peer, after: int, undone: bool) -> None:
+    peer.merge(torch.zeros(peer.outer.slow.numel))
+    peer.state.inner.loss = None
+    for _ in range(after - 1):
+        peer.state.inner.step += 1
+        peer.rollback.look()
+    peer.step_with(1e9)
+    assert bool(peer.undone) == undone and peer.state.trial is None
+
+
+def test_the_losses_of_weights_that_were_replaced_are_not_usual(peer: Peer) -> None:
+    peer.merge(peer.harm())
+    peer.rollback.forget()
+    assert peer.state.trial is None
+    peer.merge(torch.zeros(peer.outer.slow.numel))
+    assert peer.state.trial is None
 
 
 def test_a_loop_that_tells_no_loss_undoes_nothing(peer: Peer) -> None:
