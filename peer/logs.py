@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOGGER = "noloco"
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def get_logger(part: str) -> logging.Logger:
@@ -86,8 +86,8 @@ def _level() -> str:
     from peer.errors import UserError  # it imports this module
 
     wish = os.environ.get("NOLOCO_LOG_LEVEL") or "INFO"
-    if wish.upper() not in LEVELS:
-        raise UserError(f"NOLOCO_LOG_LEVEL: {wish} is none of {', '.join(LEVELS)}")
+    if wish.upper() not in LOG_LEVELS:
+        raise UserError(f"NOLOCO_LOG_LEVEL: {wish} is none of {', '.join(LOG_LEVELS)}")
     return wish.upper()
 
 

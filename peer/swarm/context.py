@@ -101,6 +101,10 @@ class SwarmContext:
         live = self.members.live(since=since)
         return [it for it in live if it.config == self.node.member.config and it.state != "paused"]
 
+    def candidates(self) -> list[MemberRecord]:
+        """The members of this configuration among :meth:`Members.candidates`. The others would refuse each call."""
+        return [it for it in self.members.candidates() if it.config == self.node.member.config]
+
     @property
     def stopping(self) -> bool:
         """This peer was asked to stop."""

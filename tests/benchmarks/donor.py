@@ -11,6 +11,7 @@ further loss during a download from the peer is the cost of being a donor.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile

@@ -15,6 +15,7 @@ from peer import clock
 from peer.config.schema import RendezvousConfig
 from peer.logs import fields, get_logger
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
+from peer.rounds.backoff import BACKOFF_PHASES
 from peer.rounds.pairing_rule import (
     AT_BOUNDARY,
     LAST_CALL,
@@ -124,7 +125,7 @@ class Proposals:
 
     def count(self) -> int:
         """Members to ask."""
-        return sum(self._may_be_met(it) for it in self._members.candidates())
+        return sum(self._may_be_met(it) for it in self._context.candidates())
 
     def _may_be_met(self, record: MemberRecord) -> bool:
         if self._context.backoff.avoided(record.peer_id):
@@ -139,7 +140,7 @@ class Proposals:
         """The run has ended with a swap with this peer, and others may be met: another one would change little."""
         if not self._boundary.run_ended or self._met.get(peer_id, NEVER) != self._agreement.round - 1:
             return False
-        return any(it.peer_id != peer_id and self._may_be_met(it) for it in self._members.candidates())
+        return any(it.peer_id != peer_id and self._may_be_met(it) for it in self._context.candidates())
 
     def _candidates(self) -> list[MemberRecord]:
         """Live members in the order in which they are asked; last, as each costs seconds, those silent of late.
@@ -148,7 +149,7 @@ class Proposals:
         the directory with members that do not exist.
         """
         since = clock.monotonic() - LIFETIME
-        members = self._members.candidates()
+        members = self._context.candidates()
         live = {it.peer_id: it for it in members if self._may_be_met(it) and not self._just_met(it.peer_id)}
         ahead = self._ahead(live)
         self._silent = {peer_id: when for peer_id, when in self._silent.items() if when > since}
@@ -193,6 +194,7 @@ class Proposals:
                 await self._ask(record, proposal)
         except Refused as error:
             self._node.member.warn_of(record.name, error)
+            self._context.backoff.note(record.peer_id, BACKOFF_PHASES * (proposal.phase or 1.0), offence=True)
         except (TimeoutError, StreamLost) as error:
             log.debug("no answer: %s", fields(peer=record.name, reason=str(error)))
             self._members.forget(record.peer_id)

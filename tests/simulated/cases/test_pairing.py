@@ -11,12 +11,16 @@ from hivemind.utils import MSGPackSerializer
 
 from peer import clock
 from peer.config.digest import digest
+from peer.config.schema import Config
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.p2p.dht.search import id_of
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group
 from peer.swarm.directory import buckets, records
+from peer.swarm.directory.records import MemberRecord
 from peer.swarm.pairing.agreement import Agreement
+from peer.swarm.pairing.proposals import Proposals
+from peer.swarm.presence import Presence
 from tests.simulated.p2p.dht import Value
 from tests.simulated.runtime import EPOCH
 from tests.simulated.scenario import Fault, Machine, Scenario
@@ -146,6 +150,36 @@ def test_a_member_that_says_to_be_a_million_rounds_further_moves_nobody() -> Non
             rows = world.rounds(world.peers[number])
             assert len(rows) > 20 and max(row["round"] for row in rows) < 200
         assert shares(world, lambda number: number != 3)["merged"] > 0.5
+
+
+@pytest.mark.parametrize("lie", [False, True])
+def test_members_of_another_configuration_take_no_partners_from_the_others(
+    lie: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have the same run's name. They were asked first, because they were never met. Some claim the right digest
+    (``lie``) and refuse all the same.
+    """
+    asked: list[tuple[str, str]] = []  # who by whom
+    propose, record = Proposals._propose, Presence._record
+
+    async def hear(self: Proposals, whom: MemberRecord) -> None:
+        asked.append((whom.name, self._node.member.name))
+        await propose(self, whom)
+
+    own, foreign = [machine(0.2, latency=0.02)] * 2, [machine(2.0, latency=0.02)] * 16
+    with in_a_folder(swarm(*own, *foreign, seconds=60.0)) as world:
+        config, others = digest(world.peers[0].config.run), {peer.name for peer in world.peers[len(own) :]}
+        for peer in world.peers[len(own) :]:
+            changed = peer.config.model_dump()
+            changed["run"]["exchange"]["stall"] = 11.0
+            peer.config = Config.model_validate(changed)
+        monkeypatch.setattr(Proposals, "_propose", hear)
+        if lie:
+            monkeypatch.setattr(Presence, "_record", lambda it: record(it).model_copy(update={"config": config}))
+        world.run()
+        assert shares(world, lambda number: number < len(own))["merged"] > 0.9  # 0 then, 1 now
+    asked_in_vain = [whom for whom, by in asked if whom in others and by not in others]
+    assert bool(asked_in_vain) == lie
 
 
 @pytest.mark.long

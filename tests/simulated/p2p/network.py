@@ -444,6 +444,8 @@ class StreamInfo:
 class SimulatedP2P:
     """hivemind's ``P2P`` of one host, as far as the product uses it."""
 
+    ended = False
+
     def __init__(self, network: Network, host: Host) -> None:
         self.network, self.host = network, host
         self.peer_id = PeerID.from_base58(host.peer_id)
