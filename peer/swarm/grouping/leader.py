@@ -72,8 +72,8 @@ class GroupLeader:
         """``patience``: the longest wait for a member, by id, in seconds; ``missed``: told who has not come."""
         self._spawn, self._patience, self._missed = spawn, patience, missed
         self._joined: dict[str, JoinedMember] = {}
-        # Since the last roster, so that who joins again gains no time: when each id joined first, and who was told to
-        # take weights.
+        # Since the last roster, so that who joins again gains no time: when each id joined first or had taken weights,
+        # and who was told to.
         self._since: OrderedDict[str, float] = OrderedDict()
         self._updated: set[str] = set()
         self._news = asyncio.Event()
@@ -99,7 +99,7 @@ class GroupLeader:
         until = min(now + 1.5 * call.eta + MEMBER_SLACK, self._since.setdefault(stream.remote, now) + patience)
         if len(self._since) > AWAITED_IDS:
             self._since.popitem(last=False)
-        member = JoinedMember(stream, seat, call.round, until, updated=stream.remote in self._updated)
+        member = JoinedMember(stream, seat, call.round, until)
         self._joined[stream.remote] = member
         self._spawn(self._listen(member))
         self._news.set()
@@ -180,10 +180,7 @@ class GroupLeader:
         try:
             while not member.gone:
                 patience = max(member.until - clock.monotonic(), 0.0) + MEMBER_SLACK
-                ready = await member.stream.receive(MemberReady, patience)
-                if not ready.lineage.fits(member.round):
-                    raise BadMessage("a lineage of more averages than rounds")
-                member.ready = ready
+                member.ready = await member.stream.receive(MemberReady, patience)
                 member.changed.clear()
                 self._news.set()
                 await member.changed.wait()  # it was told to catch up, is gone, or is in the roster
@@ -236,7 +233,9 @@ class GroupLeader:
                 continue
             log.info("must take the group's weights: %s", fields(peer=member.seat.name, donor=donor.name))
             member.ready, member.until, member.updated = None, clock.monotonic() + seconds, True
-            self._updated.add(member.seat.peer_id)
+            if member.seat.peer_id not in self._updated:
+                self._updated.add(member.seat.peer_id)
+                self._since[member.seat.peer_id] = member.until
             await _tell(member, OutOfDate(donor=donor))
             member.changed.set()
 

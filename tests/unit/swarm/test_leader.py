@@ -198,18 +198,6 @@ def test_who_joins_again_and_again_gains_no_time() -> None:
     run(scene, patience=20.0)
 
 
-def test_a_lineage_of_more_averages_than_rounds_is_none() -> None:
-    """It counted as the one with the most work, and all took the weights of who said so."""
-
-    async def scene(harness: Harness) -> None:
-        await harness.ready("b")
-        await harness.ready("c", lineage=Lineage("ff", 2**53))
-        group = await harness.gather()
-        assert group.behind is None and [link.peer_id for link in group.links] == ["b"]
-
-    run(scene)
-
-
 def test_who_waits_hears_every_second_that_the_leader_lives() -> None:
     async def scene(harness: Harness) -> None:
         ready = await harness.ready("b")
