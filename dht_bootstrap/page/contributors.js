@@ -3,9 +3,17 @@
 import { el, keyed, say, set, show } from "./dom.js";
 import { compact, count, duration, integer, list, names, number } from "./words.js";
 
+const ofAll = (given) => list(given).filter((it) => it && typeof it === "object");
+
+/** Tokens that all contributors of the run have trained on, or null when nobody has contributed. */
+export function givenTokens(given, run) {
+  const tokens = number(ofAll(given).find((it) => it.run === run.run)?.tokens);
+  return tokens > 0 ? tokens : null;
+}
+
 /** `given`: of all runs. Those of `run` are shown, or of the first run when none is there. */
 export function drawContributors(section, given, run) {
-  const all = list(given).filter((it) => it && typeof it === "object");
+  const all = ofAll(given);
   const found = run ? all.find((it) => it.run === run.run) : all[0];
   const peers = list(found?.peers).filter((peer) => peer && typeof peer === "object");
   show(section, peers.length > 0);

@@ -27,7 +27,7 @@ function draw() {
   drawEvents(at("events"), run);
   drawContributors(at("contributors"), data.contributors, run);
   drawJoin(at("addresses"), data, run, runs.length > 1);
-  if (somebody) view.draw(run);
+  if (somebody) view.draw(run, data.contributors);
   const name = run ? plain(run.run, 64) : "";
   say(at("title"), runs.length === 1 ? name : "Swarm");
   document.title = somebody && number(run.ended_age) !== null ? `${name} · ended` : somebody ? `${name} · ${count(run.members, "peer")}` : "Swarm";

@@ -1,6 +1,7 @@
 // One run: its figures, its charts, its peers.
 
 import { Chart } from "./chart.js";
+import { givenTokens } from "./contributors.js";
 import { el, keyed, say, set, show } from "./dom.js";
 import { COLOURS, Following } from "./following.js";
 import { Meetings } from "./meetings.js";
@@ -14,10 +15,11 @@ const known = (peers, key) => peers.filter((peer) => number(peer[key]) !== null)
 
 export class RunView {
   #run = null;
+  #given = null;
 
   constructor(place) {
     this.place = place;
-    this.following = new Following(() => this.draw(this.#run));
+    this.following = new Following(() => this.draw(this.#run, this.#given));
     const toggled = (id) => this.following.toggle(id);
     const find = (selector) => place.querySelector(selector);
     this.idle = new Chart(find("#idle"), {
@@ -34,14 +36,16 @@ export class RunView {
     this.meetings = new Meetings(find("#meetings"), toggled);
     this.table = new PeerTable(find("#peers"), toggled);
     for (const radio of place.querySelectorAll("[name=against]")) {
-      radio.addEventListener("change", () => this.draw(this.#run));
+      radio.addEventListener("change", () => this.draw(this.#run, this.#given));
     }
   }
 
-  draw(run) {
+  /** `given`: the contributors of all runs. */
+  draw(run, given) {
     if (!run) return;
     if (this.#run?.run !== run.run) this.following.clear();
     this.#run = run;
+    this.#given = given;
     const peers = list(run.peers).filter((peer) => peer && typeof peer === "object");
     const named = names(peers);
     peers.sort((a, b) => inOrder(named.get(String(a.peer_id)), named.get(String(b.peer_id))));
@@ -51,7 +55,7 @@ export class RunView {
     const note = this.place.querySelector("#ended");
     show(note, ended);
     if (ended) say(note, `This run ended ${duration(run.ended_age)} ago. These are its last figures.`);
-    figures(this.place.querySelector("#figures"), run, peers, present, ended);
+    figures(this.place.querySelector("#figures"), run, peers, present, ended, givenTokens(given, run));
     this.#legend(peers, named);
     this.#charts(peers, named, present, ended ? "At the end" : "Now");
     this.meetings.draw({ ...run, peers, ended }, named, this.following);
@@ -104,14 +108,15 @@ export class RunView {
   }
 }
 
-function figures(place, run, peers, live, ended) {
+/** `given`: tokens of the contributors. Those of the run's records count since the start of each peer's process. */
+function figures(place, run, peers, live, ended, given) {
   const losses = known(live, "val_loss").map((peer) => peer.val_loss);
   const share = number(run.idle_share);
   const rows = [
     ["Idle", percent(run.idle_share), share === null ? "no data yet" : share < HEALTHY ? "healthy: below 10%" : "too much: above 10%"],
     ["Peers", integer(run.members), ended ? "at the end" : gone(run, peers)],
     ["Tokens per second", compact(run.tokens_per_second), ended ? "at the end" : "all peers together"],
-    ["Tokens", compact(run.tokens), ended ? "trained on" : "trained on so far"],
+    ["Tokens", compact(given ?? run.tokens), given === null ? "since each peer's last start" : "of all contributors"],
     ["Step", integer(run.step), "the furthest peer"],
     ["Validation loss", loss(median(losses)), losses.length > 1 ? `worst peer ${loss(Math.max(...losses))}` : "on held-out text"],
   ];
@@ -155,8 +160,10 @@ function lossWords(live, named, when) {
   return it ? `${when}: median ${loss(it.middle)}, highest ${loss(it.value)} at ${it.name}.` : "No loss yet.";
 }
 
+/** A peer that is paused or waits has no speed. */
 function speedWords(live, named, when) {
-  const it = extremes(live, "tokens_per_second", named, -1);
-  if (!it) return "Inner steps per second by peer. No data yet.";
+  const training = known(live, "tokens_per_second").filter((peer) => peer.tokens_per_second > 0);
+  const it = extremes(training, "tokens_per_second", named, -1);
+  if (!it) return `Inner steps per second by peer. ${when}: no peer trains.`;
   return `Inner steps per second by peer. ${when}: median ${compact(it.middle)} tokens/s, slowest ${it.name} with ${compact(it.value)}.`;
 }

@@ -130,7 +130,19 @@ def available_memory() -> int | None:
         used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
     except (OSError, ValueError):  # no cgroup, or "max"
         return free
-    return min(free, max(0, limit - used))
+    return min(free, max(0, limit - max(0, used - _inactive_file())))
+
+
+def _inactive_file() -> int:
+    """Bytes of file pages in this container that the kernel can drop; 0 when unknown. ``memory.current`` counts them.
+
+    The kubelet subtracts them too.
+    """
+    try:
+        lines = Path("/sys/fs/cgroup/memory.stat").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return 0
 
 
 def step_bytes(run: RunConfig, peer: PeerConfig, *, autocast: bool, ranks: int = 1) -> int:

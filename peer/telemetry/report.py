@@ -4,10 +4,8 @@ series, log lines, and its part of the member record.
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome, Reason
 from peer.swarm.directory.records import LARGEST_LOSS, Report
 from peer.telemetry.metrics import Metrics
-from peer.telemetry.run_log import EVALS, ROUNDS, read_rows
+from peer.telemetry.run_log import EVALS, ROUNDS, RowWriter, read_rows
 from peer.telemetry.series import IDLE_PHASES, running
 from peer.telemetry.trackers import Trackers
 
@@ -66,9 +64,7 @@ class Reporter:
         self._stands_at: float | None = None  # monotonic time at which a pause began
         self._saved = False
         self._refused: Counter[str] = Counter()
-        self._rounds, self._evals = folder / ROUNDS, folder / EVALS
-        self._rounds.touch()
-        self._evals.touch()
+        self._rounds, self._evals = RowWriter(folder / ROUNDS), RowWriter(folder / EVALS)
         self._reported = self.reached()
         self.count, self.recent = 0, deque[RoundReport](maxlen=RECENT)
 
@@ -78,12 +74,12 @@ class Reporter:
 
     def reached(self) -> int:
         """The last round in ``rounds.jsonl``; 0 when there is none. Call it before :meth:`rewind`."""
-        return max((row["round"] for row in read_rows(self._rounds)), default=0)
+        return max((row["round"] for row in read_rows(self._rounds.path)), default=0)
 
     def rewind(self, round: int, step: int) -> None:
         """Remove the rows after the state from which a peer resumes: the peer will repeat these rounds."""
-        _keep(self._rounds, lambda row: row["round"] <= round)
-        _keep(self._evals, lambda row: row["step"] <= step)
+        self._rounds.keep(lambda row: row["round"] <= round)
+        self._evals.keep(lambda row: row["step"] <= step)
         self._reported = round
 
     def inner(self, report: InnerReport) -> None:
@@ -104,7 +100,7 @@ class Reporter:
         self._reported, self.count = boundary.round, self.count + 1
         self.recent.append(report)
         row = _row(report)
-        _append(self._rounds, row)
+        self._rounds.append(row)
         self._count(report)
         if self._trackers:
             self._trackers.log(boundary.step, _tracked(report))
@@ -155,7 +151,7 @@ class Reporter:
         named = {f"val_loss_{name}": value for name, value in (others or {}).items()}
         self._metrics["val_loss"].set(loss)
         self._note(val_loss=_told(loss))
-        _append(self._evals, {"step": step, "tokens": tokens, "val_loss": loss, **named})
+        self._evals.append({"step": step, "tokens": tokens, "val_loss": loss, **named})
         tracked = {f"val/loss_{name}": value for name, value in (others or {}).items()}
         self._trackers.log(step, {"val/loss": loss, **tracked, "tokens": tokens})
         log.info(fields(step=step, val_loss=loss, **named))
@@ -242,23 +238,6 @@ def _tracked(report: RoundReport) -> dict[str, float | None]:
     }
 
 
-def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
-    kept = [json.dumps(row) + "\n" for row in read_rows(path) if wanted(row)]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
-
-
 def _told(loss: float) -> float | None:
     """A loss as a record may have it."""
     return round(loss, 4) if abs(loss) <= LARGEST_LOSS else None
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _append(path: Path, row: dict[str, Any]) -> None:
-    finite = {key: _finite(value) for key, value in row.items()}
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(finite, allow_nan=False) + "\n")

@@ -1,4 +1,4 @@
-"""Reads ``rounds.jsonl`` and ``evals.jsonl``: one JSON object a line.
+"""Reads and writes ``rounds.jsonl`` and ``evals.jsonl``: one JSON object a line.
 
 The last line may be incomplete, after a kill or during a write. Only complete objects are rows.
 """
@@ -6,8 +6,15 @@ The last line may be incomplete, after a kill or during a write. Only complete o
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from peer.logs import get_logger
+
+log = get_logger("run_log")
 
 ROUNDS, EVALS = "rounds.jsonl", "evals.jsonl"
 
@@ -51,6 +58,54 @@ class RunLog:
 def read_rows(path: Path) -> list[Row]:
     """All rows of a file."""
     return RunLog(path).poll()
+
+
+class RowWriter:
+    """Writes one file. Training does not depend on it: an error of the disk is logged, and the row is lost."""
+
+    def __init__(self, path: Path) -> None:
+        path.touch()
+        self.path = path
+        self._failing = False  # it warned, and no row was written since
+
+    def append(self, row: Row) -> None:
+        """Write a row at the end. A number that is not finite becomes ``null``."""
+        finite = {key: _finite(value) for key, value in row.items()}
+        line = json.dumps(finite, allow_nan=False).encode() + b"\n"
+        try:
+            with self.path.open("a+b") as file:
+                file.write(b"\n" + line if _is_cut(file) else line)
+        except OSError as error:
+            if not self._failing:
+                log.warning("%s: rows are lost, training continues: %s", self.path, error.strerror)
+            self._failing = True
+        else:
+            self._failing = False
+
+    def keep(self, wanted: Callable[[Row], bool]) -> None:
+        """Remove the other rows, or none of them if the disk has an error."""
+        kept = [json.dumps(row) + "\n" for row in read_rows(self.path) if wanted(row)]
+        temporary = self.path.with_suffix(".tmp")
+        try:
+            temporary.write_text("".join(kept), encoding="utf-8")
+            temporary.replace(self.path)
+        except OSError as error:
+            log.warning("%s: no row is removed, training continues: %s", self.path, error.strerror)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def _is_cut(file: BinaryIO) -> bool:
+    """Is the last line incomplete? A full disk or a kill may have cut it."""
+    end = file.seek(0, 2)
+    if not end:
+        return False
+    file.seek(end - 1)
+    return file.read(1) != b"\n"
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _parsed(line: bytes) -> Row | None:

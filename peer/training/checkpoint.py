@@ -15,6 +15,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,17 +54,17 @@ class Checkpoints:
         self.folder, self._keep = folder, keep
 
     def require_space(self, bytes_each: int) -> None:
-        """Raise :class:`UserError` unless the disk has room for all kept checkpoints and a new one."""
+        """Raise :class:`UserError` if :func:`disk_room` is less than the kept checkpoints and one more."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(self.folder).free
+            found = disk_room(self.folder, bytes_each * self._keep)
         except OSError as error:
             raise UserError(f"{self.folder}: cannot write checkpoints: {error.strerror}") from None
         needed = bytes_each * (self._keep + 1)
-        if free < needed:
+        if found < needed:
             raise UserError(
                 f"{self.folder}: no space for checkpoints: {needed / 2**30:.2f} GiB needed, "
-                f"{free / 2**30:.2f} GiB free; "
+                f"{found / 2**30:.2f} GiB free or in old checkpoints; "
                 "free some, set run.dir to another disk, or lower peer.checkpoint.keep"
             )
 
@@ -148,6 +149,26 @@ class Checkpoints:
             final = self.folder / moved.name.removeprefix(TEMPORARY).removesuffix(BEFORE)
             if not final.exists():
                 moved.rename(final)
+
+
+def disk_room(folder: Path, replaced: int) -> int:
+    """Bytes for the checkpoints in ``folder``: the free ones, and those of old checkpoints, which new ones replace.
+
+    ``replaced``: the most that old ones count. More of them do not help: they are removed only after the next save.
+    """
+    there = next(it for it in (folder, *folder.parents) if it.exists())
+    half_written = sum(_size(path) for path in folder.glob(f"{TEMPORARY}step_*"))  # removed before the next save
+    old = sum(_size(path) for path in folder.glob("step_*"))
+    return shutil.disk_usage(there).free + half_written + min(old, replaced)
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files in a folder that has no folders; too few if it is not readable or is removed meanwhile."""
+    size = 0
+    with suppress(OSError):
+        for path in folder.iterdir():
+            size += path.stat().st_size
+    return size
 
 
 def load(path: Path, parts: Collection[str] | None = None) -> Saved:

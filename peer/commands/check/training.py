@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 from peer.commands.check.finding import Finding, fail, ok, warn
 from peer.config.schema import Config
@@ -82,21 +82,37 @@ def disk(config: Config) -> Iterator[Finding]:
     """Space for the checkpoints that are kept and for one more, as training/checkpoint.py requires."""
     from peer.replica.model import outline, parameter_count
     from peer.replica.optimizer import moment_count
+    from peer.training.checkpoint import disk_room
 
     folder = config.run.dir.absolute()
     there = next(it for it in (folder, *folder.parents) if it.exists())
     network = outline(config.run)
     elements = CHECKPOINT_VECTORS * parameter_count(network) + moment_count(network, config.run.inner)
-    needed = 4 * elements * (config.peer.checkpoint.keep + 1)
+    each, keep = 4 * elements, config.peer.checkpoint.keep
+    needed = each * (keep + 1)
     if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
         yield fail("disk", f"cannot write to {there}", "set run.dir to a folder of yours")
         return
-    free = shutil.disk_usage(there).free
-    text = f"checkpoints need {_gib(needed)}, {_gib(free)} free in {there}"
-    if free < needed:
+    try:
+        found = disk_room(_checkpoints(folder, config.peer.name), each * keep)
+    except OSError as error:  # a folder of another user
+        yield fail("disk", f"{error.filename}: {error.strerror}", "set run.dir to a folder of yours")
+        return
+    text = f"checkpoints need {_gib(needed)}, {_gib(found)} free or in old checkpoints in {there}"
+    if found < needed:
         yield fail("disk", text, "free some, set run.dir to another disk, or lower peer.checkpoint.keep")
     else:
         yield ok("disk", text)
+
+
+def _checkpoints(folder: Path, name: str | None) -> Path:
+    """The folder of this peer's checkpoints. A peer without a name continues in the first folder that no peer uses."""
+    from peer.training.run_folder import is_used
+
+    if name is not None:
+        return folder / name / "checkpoints"
+    unused = (path for path in sorted(folder.glob("*/checkpoints")) if not is_used(path.parent))
+    return next(unused, folder / "checkpoints")
 
 
 def tokenizer(config: Config) -> Iterator[Finding]:

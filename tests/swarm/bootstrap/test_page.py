@@ -206,6 +206,41 @@ def test_the_largest_values_of_a_record_are_drawn(browser: Chromium, serve: Call
     assert tab.errors == []
 
 
+def test_the_slowest_peer_is_one_that_trains(browser: Chromium, serve: Callable[..., PageServer]) -> None:
+    now = time.time()
+    run = page_sample.run("demo", 5, now, now - 300)
+    rates = {"training": [3000.0, 1000.0, 2000.0], "paused": [0.0], "waiting": [0.0]}
+    said = [(state, rate) for state, given in rates.items() for rate in given]
+    for peer, (state, rate) in zip(run["peers"], said, strict=True):
+        peer.update(state=state, tokens_per_second=rate)
+    tab = opened(browser, serve(lambda: page_sample.swarm([run], now)))
+    caption = "document.querySelector('#speed figcaption').textContent"
+    words = tab.ask(caption)
+    assert "Now: median 2,000 tokens/s" in words and "peer-1" in words and "with 1,000." in words
+    for peer in run["peers"]:
+        peer.update(state="paused", tokens_per_second=0.0)
+    tab.wait(f"{caption}.endsWith('Now: no peer trains.')")
+    assert tab.errors == []
+
+
+def test_the_tokens_of_a_run_are_those_of_its_contributors(browser: Chromium, serve: Callable[..., PageServer]) -> None:
+    """The records count since each peer's last start, so their sum falls when peers resume."""
+    now = time.time()
+    swarm = page_sample.swarm([page_sample.run("demo", 2, now, now - 300)], now)
+    swarm["runs"][0]["tokens"], swarm["contributors"][0]["tokens"] = 1000, 7000
+    tab = opened(browser, serve(lambda: swarm))
+    tokens = "[...document.querySelectorAll('#figures > div')].find(it => it.firstChild.textContent === 'Tokens')"
+    assert tab.ask(f"{tokens}.textContent") == "Tokens7,000of all contributors"
+    tab.click("[name=against][value=step]")  # draws it again
+    assert tab.ask(f"{tokens}.textContent") == "Tokens7,000of all contributors"
+    for none in ([], [{"run": "demo", "tokens": 0, "count": 0, "peers": []}]):
+        swarm["contributors"] = none
+        tab.wait(f'{tokens}.textContent === "Tokens1,000since each peer\'s last start"')
+        swarm["contributors"] = [{"run": "demo", "tokens": 8000, "count": 0, "peers": []}]
+        tab.wait(f"{tokens}.textContent === 'Tokens8,000of all contributors'")
+    assert tab.errors == []
+
+
 @pytest.mark.parametrize("n", [0, 4, 200])
 def test_a_phone_needs_no_horizontal_scrolling(browser: Chromium, serve: Callable[..., PageServer], n: int) -> None:
     began = time.time() - 600

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -93,12 +94,27 @@ def test_too_little_disk_and_memory_is_found(tmp_path: Path, monkeypatch: pytest
     small = config(f"run.dir={tmp_path / 'not' / 'yet'}", "peer.device=cpu")
     assert levels(training.disk(small)) == ["ok"] and levels(training.memory(small, 1)) == ["ok"]
     assert not (tmp_path / "not").exists()  # a check leaves nothing behind
-    usage = training.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(training.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     monkeypatch.setattr(memory, "available_memory", lambda: 2**28)
     found = [*training.disk(small), *training.memory(small, 1)]
     assert levels(found) == ["fail", "fail"]
     assert "peer.checkpoint.keep" in found[0].advice and "peer.micro_batch" in found[1].advice
+
+
+@pytest.mark.parametrize("sets", [("peer.name=ann",), ()], ids=["ann", "no name"])
+def test_old_checkpoints_are_room_for_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...]
+) -> None:
+    full = config(f"run.dir={tmp_path}", "peer.checkpoint.keep=2", *sets)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=30 * 2**20))
+    assert levels(training.disk(full)) == ["fail"]  # three of 20 MiB are needed
+    for step in ("step_00000500", "step_00001000"):
+        old = tmp_path / "ann" / "checkpoints" / step
+        old.mkdir(parents=True)
+        (old / "model.safetensors").write_bytes(bytes(20 * 2**20))
+    assert levels(training.disk(full)) == ["ok"]
 
 
 def test_memory_that_is_short_only_while_newcomers_are_served_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

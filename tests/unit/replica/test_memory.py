@@ -15,7 +15,7 @@ from peer.config.schema import Config
 from peer.data import corpus
 from peer.process import LoopContext
 from peer.replica import model
-from peer.replica.memory import estimate, step_bytes, swap_bytes
+from peer.replica.memory import available_memory, estimate, step_bytes, swap_bytes
 from peer.replica.offload import HostCopies
 from peer.replica.optimizer import hidden_matrices
 from peer.rounds.contribution import PART
@@ -162,3 +162,37 @@ def test_ranks_share_what_the_optimizer_needs_and_the_slow_weights() -> None:
     assert 0.2 < four.parts["activations"] / one.parts["activations"] < 0.5  # of a quarter of the batch
     assert 0 < four.parts["gathered"] < 4 * one.parts["weights"]
     assert four.device_bytes < 0.6 * one.device_bytes
+
+
+@pytest.mark.parametrize(
+    ("stat", "free"),
+    [
+        ("anon 1\ninactive_file 20000\nactive_file 5000\n", 21_000),
+        ("inactive_file 99999\n", 32_000),  # more than is used: they are not read at the same moment
+        ("anon 1\n", 1_000),
+        ("inactive_file\n", 1_000),
+        ("inactive_file many\n", 1_000),
+        (None, 1_000),
+    ],
+    ids=["cache", "too much", "no line", "no number", "odd", "no file"],
+)
+def test_in_a_container_clean_page_cache_counts_as_free(
+    stat: str | None, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "/proc/meminfo": "MemTotal: 200000 kB\nMemAvailable: 100000 kB\n",
+        "/sys/fs/cgroup/memory.max": "32000",
+        "/sys/fs/cgroup/memory.current": "31000",
+        "/sys/fs/cgroup/memory.stat": stat,
+    }
+
+    def read_text(path: Path, encoding: str) -> str:
+        text = files[str(path)]
+        if text is None:
+            raise FileNotFoundError(path)
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    found = available_memory()
+    monkeypatch.undo()
+    assert found == free

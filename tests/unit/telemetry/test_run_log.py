@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.telemetry.run_log import RunLog, read_rows
+from peer.telemetry.run_log import RowWriter, RunLog, read_rows
 
 ROWS = [{"round": number, "partner": "ü" * number, "idle": 0.1 * number} for number in range(4)]
 TEXT = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
@@ -46,3 +50,43 @@ def test_a_file_that_has_become_shorter_is_read_anew(tmp_path: Path) -> None:
     log.poll()
     path.write_text('{"round": 7}\n')
     assert log.poll() == log.rows == [{"round": 7}]
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file of this process may become larger than ``size`` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_loses_rows_and_warns_once_until_it_works_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = RowWriter(tmp_path / "rounds.jsonl")
+    writer.append(ROWS[0])
+    for again in (1, 2):
+        with full_disk(writer.path.stat().st_size + 10), caplog.at_level(logging.WARNING):
+            writer.append(ROWS[1])
+            writer.append(ROWS[2])
+        assert [it.message.partition(": ")[2] for it in caplog.records] == again * [
+            "rows are lost, training continues: File too large"
+        ]
+        writer.append(ROWS[3])  # after half a row
+        assert read_rows(writer.path) == [ROWS[0], *again * [ROWS[3]]]
+
+
+def test_a_full_disk_removes_no_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = RowWriter(tmp_path / "rounds.jsonl")
+    for row in ROWS:
+        writer.append(row)
+    with full_disk(50), caplog.at_level(logging.WARNING):
+        writer.keep(lambda row: row["round"] < 3)
+    assert read_rows(writer.path) == ROWS
+    assert [it.name for it in tmp_path.iterdir()] == ["rounds.jsonl"]
+    assert "no row is removed" in caplog.text
+    writer.keep(lambda row: row["round"] < 3)
+    assert read_rows(writer.path) == ROWS[:3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -130,6 +131,31 @@ def test_too_small_a_disk_is_said_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write checkpoints"):
         Checkpoints(tmp_path / "file" / "checkpoints", keep=1).require_space(1)
+
+
+def test_a_peer_whose_own_checkpoints_fill_the_disk_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = saved(tmp_path, 1, 2, keep=2)
+    each = sum(path.stat().st_size for path in checkpoints.path(2).iterdir())
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=each))
+    checkpoints.require_space(each)
+    checkpoints.path(1).rename(tmp_path / ".tmp-step_00000001")  # half of a save that was killed
+    checkpoints.require_space(each)
+    shutil.rmtree(tmp_path / ".tmp-step_00000001")
+    with pytest.raises(UserError, match="free or in old checkpoints"):
+        checkpoints.require_space(each)
+
+
+def test_more_old_checkpoints_than_are_kept_are_no_room_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are removed after a save, so the save itself would fail."""
+    saved(tmp_path, 1, 2, 3, keep=3)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    with pytest.raises(UserError, match="no space for checkpoints"):
+        checkpoints.require_space(sum(path.stat().st_size for path in checkpoints.path(3).iterdir()))
 
 
 def test_the_files_are_what_the_readme_promises(tmp_path: Path) -> None:
