@@ -131,6 +131,7 @@ class Onlooker:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._readers: dict[str, Reader] = {}
+        self._named: dict[str, search.Held] = {}  # records with the name of a run, by subkey, until they expire
 
     def read(self) -> dict[str, Mapping[str, Entry]]:
         """As :meth:`look`, from the main thread. Raises :class:`RunError` when the DHT does not answer."""
@@ -155,10 +156,9 @@ class Onlooker:
         return {run: dict(reader.known) for run, reader in self._readers.items()}
 
     async def _runs(self) -> set[str]:
-        """Names of runs that members of the DHT have written."""
+        """Names of runs that members of the DHT have written. A node tells what is new: anybody can fill the key."""
+        now = clock.unix()
+        self._named = {subkey: it for subkey, it in self._named.items() if it.expires > now}
         async with asyncio.timeout(3 * RPC_TIMEOUT):
-            answer = await self._node.dht.get(records.RUNS, sufficient_expiration_time=float("inf"))
-        if answer is None or not isinstance(answer.value, dict):
-            return set()
-        names = (entry.value for entry in answer.value.values())
-        return {name for name in names if isinstance(name, str) and re.fullmatch(NAME, name)}
+            await search.read(self._node.dht, records.RUNS, self._named)
+        return {it.text for it in self._named.values() if re.fullmatch(NAME, it.text)}

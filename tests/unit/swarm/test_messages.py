@@ -9,8 +9,10 @@ import re
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import msgpack
 import pytest
 from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.utils import MSGPackSerializer, ValueWithExpiration
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,18 +92,16 @@ def test_an_onlooker_reads_only_runs_with_a_plain_name(name: object) -> None:
     """Anybody writes names of runs; they become headings, labels and keys."""
     asked: set[DHTID] = set()
 
-    class Dht:
-        async def get(self, key: str, **how: object) -> object:
-            return ValueWithExpiration(
-                {"1": ValueWithExpiration(name, 1e12), "2": ValueWithExpiration("demo", 1e12)}, 1
-            )
-
-    def get(key: DHTID) -> None:
+    def get(key: DHTID) -> object:
         asked.add(key)
+        if key != id_of(records.RUNS):
+            return None
+        held = DictionaryDHTValue()
+        for number, value in enumerate((name, "demo")):
+            held.store(str(number), msgpack.packb(value, unicode_errors="surrogatepass"), 1e12)
+        return ValueWithExpiration(held, 1e12)
 
-    dht = Dht()
-    dht.__dict__ |= alone(get).__dict__
-    node = SimpleNamespace(dht=dht, peer_id="QmMe")
+    node = SimpleNamespace(dht=alone(get), peer_id="QmMe")
     assert asyncio.run(reader.Onlooker(node).look()) == {}  # type: ignore[arg-type]
     assert id_of("demo/members/0/0") in asked
     assert id_of(f"{name}/members/0/0") not in asked
