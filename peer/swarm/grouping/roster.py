@@ -196,8 +196,10 @@ class KnownMembers:
 
     def notify(self, missing: Sequence[Seat]) -> None:
         """Tell members that have not joined that this peer leads; leave out those that cannot be reached."""
+        now = clock.monotonic()
+        self._notice_due = {peer_id: due for peer_id, due in self._notice_due.items() if due > now}
         for seat in missing:
-            if self._notice_due.get(seat.peer_id, 0.0) <= clock.monotonic():
+            if seat.peer_id not in self._notice_due:
                 self._notice_due[seat.peer_id] = math.inf  # on a slow line several at a time would slow each other
                 self._node.background(self._notify(seat))
 
