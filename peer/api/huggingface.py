@@ -58,8 +58,13 @@ class OuterLoopCallback(TrainerCallback):
             control.should_training_stop = True
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
-        """The trainer logs its loss."""
-        self._loss = (parts.get("logs") or {}).get("loss", self._loss)
+        """The trainer logs its loss; at its end the mean, before it may load its best weights: a swap that still runs
+        would be mixed into those, so this peer leaves here.
+        """
+        logged = parts.get("logs") or {}
+        self._loss = logged.get("loss", self._loss)
+        if "train_loss" in logged:
+            self.close()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
         """The trainer has written a checkpoint: add the peer's state."""

@@ -139,7 +139,9 @@ class OuterLoop:
         counters = self._state.counters
         self._before = self._member.reporter.count
         self._state.inner.step += 1
-        self._state.inner.loss = loss.detach() if isinstance(loss, Tensor) else loss
+        # a copy: the program may use the tensor again (a CUDA graph's output), and it is read up to H steps later
+        loss = loss.detach().clone() if isinstance(loss, Tensor) else loss
+        self._state.inner.loss = loss
         counters.tokens += tokens
         counters.phase_tokens += tokens
         counters.phase_steps_done += 1
@@ -266,6 +268,9 @@ class OuterLoop:
         require_finite(spans, self.swarm_step)
         if self._member.presence.failure:
             raise RunError(f"{self._member.presence.failure}; save your model, then start again")
-        if self._boundary.cross(inner):
+        ended = self._boundary.cross(inner)
+        if self.done:  # no inner step follows, and nobody else may wait for one
+            return
+        if ended:
             self._member.join_late()
         self._begin()

@@ -79,7 +79,10 @@ async def keep_in_touch(
         await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # not all members at once
         pause = REDIAL_SECONDS
         for address in addresses:
-            touch = await get_in_touch(p2p, dht, owner_of(address), [address])
+            for _ in range(PINGS):  # one may be late behind a swap on a slow line, which shall not be cut
+                touch = await get_in_touch(p2p, dht, owner_of(address), [address])
+                if touch is not Touch.SILENT:
+                    break
             if touch is not Touch.ANSWERS:
                 pause = AWAY_SECONDS
             if touch is Touch.SILENT:

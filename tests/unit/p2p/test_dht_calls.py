@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
@@ -12,7 +13,10 @@ from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.proto.p2pd_pb2 import CallUnaryRequest, CallUnaryResponse, Cancel, PersistentConnectionResponse
 
+from peer.p2p.dht import join
 from peer.p2p.dht.calls import calls_have_ended, mend_calls
+from peer.p2p.dht.join import PINGS
+from tests.unit.virtual import run as in_virtual_time
 
 REMOTE = PeerID.from_base58("QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N")
 
@@ -79,3 +83,33 @@ def test_a_request_that_is_cancelled_is_forgotten(mended: bool) -> None:
         assert not mended or not daemon.control._handler_tasks
 
     asyncio.run(talk())
+
+
+@pytest.mark.parametrize(("late", "cut"), [(PINGS - 1, False), (PINGS, True)])
+def test_an_initial_peer_is_hung_up_on_only_when_it_answers_no_ping_of_several(
+    late: int, cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ping waits behind a swap on the same slow line. One late answer cut the line, and the swap with it."""
+    pings: list[PeerID] = []
+
+    async def call_ping(peer_id: PeerID) -> str | None:
+        pings.append(peer_id)
+        return "answer" if len(pings) > late else None
+
+    async def dialled(*_: Any) -> None:
+        return None
+
+    cuts: list[str] = []
+
+    async def silent(address: str) -> None:
+        cuts.append(address)
+
+    async def talk() -> None:
+        dht: Any = SimpleNamespace(protocol=SimpleNamespace(call_ping=call_ping))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(join.REDIAL_SECONDS * 1.3):
+                await join.keep_in_touch(cast(Any, None), dht, [f"/ip4/10.0.0.7/tcp/1/p2p/{REMOTE}"], silent)
+
+    monkeypatch.setattr(join, "dial", dialled)
+    in_virtual_time(talk())
+    assert bool(cuts) is cut and len(pings) >= PINGS
