@@ -97,7 +97,8 @@ def test_two_halves_become_one(swarm: Swarm) -> None:
 
     for name in "abcd":
         wait_for(partial(lambda name: met(name) >= set("abcd") - {name}, name), 60)
-    assert 2 <= len(copies.names_that_took()) < 4
+    # Two are enough. On a busy machine the others may learn too late that these have taken theirs, and take them back.
+    assert len(copies.names_that_took()) >= 2
 
 
 def has_made(late: Late, rounds: int) -> bool:
