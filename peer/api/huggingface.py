@@ -63,7 +63,7 @@ class OuterLoopCallback(TrainerCallback):
         """
         logged = parts.get("logs") or {}
         self._loss = logged.get("loss", self._loss)
-        if "train_loss" in logged:
+        if {"train_loss", "total_flos"} <= logged.keys():  # only the trainer's last line has both
             self.close()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:

@@ -41,8 +41,8 @@ def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, colum
     for path in found:
         stem = Path(path.name.removesuffix(".gz")).stem
         target = out / f"{stem}-{crc32(str(path).encode()):08x}.parquet"  # two folders may have files of the same name
-        made_of = {"file": str(path), "bytes": size(path), "column": column, "vocabulary": tokenizer.known}
-        made_of |= {"end": tokenizer.end}
+        made_of = {"file": str(path), "bytes": size(path), "column": column}
+        made_of |= {"vocabulary": tokenizer.known, "end": tokenizer.end}
         if target.exists() and _made_of(target) == (made_of, tokenizer.name):
             say(f"{path}: {target} is there already")
             continue

@@ -35,7 +35,7 @@ class Limit:
 
 
 DHT_REQUESTS = Rate(each=40, all=400, burst=10)
-DHT_BYTES = Rate(each=64 * 1024, all=2 * 1024 * 1024, burst=10)
+DHT_BYTES = Rate(each=64 * 1024, all=2 * 1024 * 1024, burst=10)  # of requests and of our answers
 RECORDS = Limit(each=32, all=16_384)  # that a node keeps: at most 48 MiB
 STREAMS = Limit(each=32, all=384)  # a stream is an open file
 STREAM_OPENINGS = Rate(each=20, all=200, burst=10)

@@ -73,10 +73,11 @@ class Requests:
     def check_request(self, request: Any, remote: PeerID) -> None:
         """Raises :class:`RefusedRequest`."""
         peer_id, keys = remote.to_base58(), request.keys if isinstance(request, FindRequest) else ()
-        if len(keys) > min(KEYS, len(set(keys))):
-            raise RefusedRequest(f"at most {KEYS} keys, each once")
-        if not self._requests.spend(peer_id, max(1, len(keys))) or not self._bytes.spend(peer_id, request.ByteSize()):
+        counted = min(max(1, len(keys)), KEYS)  # one with more keys is refused, and has cost something all the same
+        if not self._requests.spend(peer_id, counted) or not self._bytes.spend(peer_id, request.ByteSize()):
             raise RefusedRequest("too many requests")
+        if len(keys) > KEYS or len(set(keys)) < len(keys):
+            raise RefusedRequest(f"at most {KEYS} keys, each once")
         if not self._author.admits(peer_id, request.auth.client_access_token.username):
             raise RefusedRequest("not invited")
         if self._author.certificate:

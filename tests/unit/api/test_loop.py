@@ -61,8 +61,9 @@ def test_a_trainer_that_loads_its_best_weights_at_its_end_has_left_before() -> N
     member.outer = outer
     nothing: Any = None
     member.on_log(nothing, nothing, nothing, logs={"loss": 1.5})
+    member.on_log(nothing, nothing, nothing, logs={"train_loss": 1.4})  # a program's own line
     assert member._loss == 1.5 and not outer.close.called
-    member.on_log(nothing, nothing, nothing, logs={"train_loss": 1.2, "train_runtime": 3.0})  # then it loads them
+    member.on_log(nothing, nothing, nothing, logs={"train_loss": 1.2, "total_flos": 3.0})  # then it loads them
     assert outer.close.called
 
 

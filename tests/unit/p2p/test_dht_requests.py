@@ -159,6 +159,8 @@ def test_many_keys_are_many_requests_and_an_answer_counts_by_its_bytes(
     with pytest.raises(RefusedRequest, match="too many requests"):
         for _ in range(10):
             checks.check_request(FindRequest(keys=keys), one)
+    with pytest.raises(RefusedRequest, match="too many requests"):  # what is refused for its keys has cost something
+        checks.check_request(FindRequest(keys=[KEY] * 100), one)
     reply = FindResponse(results=[FindResult(value=bytes(100_000))])
     with pytest.raises(RefusedRequest, match="too many bytes"):
         for _ in range(2 * int(DHT_BYTES.each * DHT_BYTES.burst / 100_000)):
