@@ -13,7 +13,7 @@ from hivemind.p2p import P2P
 
 from peer.errors import UserError, one_line
 from peer.logs import get_logger
-from peer.p2p.addresses import direct_ways, is_loopback, owner_of, tcp_of
+from peer.p2p.addresses import direct_ways, owner_of, tcp_of
 from peer.p2p.admission.dht_rules import Authority, keep_revocations
 from peer.p2p.admission.gate import ADMISSION_PROTOCOL, Gate
 from peer.p2p.bandwidth import Bandwidth
@@ -27,8 +27,8 @@ from peer.p2p.dht.whereabouts import KADEMLIA, Whereabouts
 from peer.p2p.dial import ATTEMPT_SECONDS, Unreachable, connect_any, dial, disconnect, parsed_id
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.reachability import circuit_messages, dialback, relay
-from peer.p2p.reachability.decide import Reachability, decide, decide_later
-from peer.p2p.reachability.reservations import RELAYS, Reservations
+from peer.p2p.reachability.decide import Reachability, decide
+from peer.p2p.reachability.own_addresses import RESERVATION_TIMEOUT, OwnAddresses
 from peer.p2p.settings import NodeSettings
 from peer.p2p.stream import Stream, StreamLost
 
@@ -39,7 +39,6 @@ DHT_SHUTDOWN_TIMEOUT = 3.0  # seconds to leave the DHT
 RPC_TIMEOUT = 5.0  # seconds for one request to the daemon
 OPEN_TIMEOUT = 5.0  # seconds to open a stream
 DECIDE_TIMEOUT = 60.0  # seconds for the initial peers to say whether they can dial this node
-RESERVATION_TIMEOUT = 10.0  # seconds to wait for a reservation at a relay, before going on without
 
 
 class Node(LoopThread):
@@ -62,10 +61,7 @@ class Node(LoopThread):
         self._p2p: CheckedP2P | None = None
         self._dht: DHTNode | None = None
         self._served: set[str] = set()
-        self._reservations: Reservations | None = None
-        self.other_relays: Callable[[], Sequence[str]] = tuple  # addresses of those that are no initial peers
-        self._local = False  # it can be dialled from its own network, as far as is known
-        self.peer_id, self._listening = "", tuple[str, ...]()
+        self.own = OwnAddresses(self.open, self.visible, settings.initial_peers, self.background)
 
     # -- from the main thread ------------------------------------------------------------------------
 
@@ -80,15 +76,17 @@ class Node(LoopThread):
         if settings.reach == "auto" and reached and not loopback and not settings.announce:
             reach = self.call(decide(self.open, self.visible, reached, settings.upnp), DECIDE_TIMEOUT)
             if reach.relayed or reach.announce:
-                port = next((it[1] for it in map(tcp_of, self._listening) if it is not None), settings.port)
+                port = next((it[1] for it in map(tcp_of, self.addresses) if it is not None), settings.port)
                 self.call(self.p2p.shutdown(), RPC_TIMEOUT)
                 self.kill()
                 self.listen(reach, port)
                 reached = self.connect()
-            self._listening = self.call(self.visible(), RPC_TIMEOUT)  # the router may have opened one of them
         self._bulk.start(settings.host, settings.port, settings.bulk_port, listens=not reach.relayed)
         self.call(self.join(reached, client=reach.relayed), settings.join_timeout + 10)
-        self.call(self._offer(reached, reach), RESERVATION_TIMEOUT + 10)
+        self.call(self._offer(reach), RESERVATION_TIMEOUT + 10)
+        if not loopback:
+            decides = settings.reach == "auto" and bool(settings.initial_peers) and not settings.announce
+            self.spawn(self.own.watch(decides, partial(become_client, self.dht)))
         self.spawn(keep_in_touch(self.p2p, self.dht, settings.initial_peers, self._given_silence))
         if self._authority is not None:
             self.spawn(keep_revocations(self.dht, self._authority.admission))
@@ -114,16 +112,13 @@ class Node(LoopThread):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs by which others reach this node, with its id.
+        """Multiaddrs by which others reach this node: :attr:`OwnAddresses.all`."""
+        return self.own.all
 
-        The first one is through a relay when others cannot dial the node, the second one when those of its network can.
-        """
-        if self._reservations is None:
-            return self._listening
-        own = [address for address in self._listening if not is_loopback(address)]
-        direct = own[: int(self._local)]
-        relayed = (f"{place}/p2p/{self.peer_id}" for place in self._reservations.places)
-        return (*direct, *relayed, *own[len(direct) :]) or self._listening
+    @property
+    def peer_id(self) -> str:
+        """This node's id; empty until it listens."""
+        return self.own.peer_id
 
     @property
     def subkey(self) -> str:
@@ -180,7 +175,7 @@ class Node(LoopThread):
 
     def ways(self, addresses: Sequence[str]) -> Sequence[str]:
         """Those of a member's addresses that this node dials."""
-        return direct_ways(addresses) if self._local else addresses
+        return direct_ways(addresses) if self.own.reach.local else addresses
 
     async def _open_raw(self, peer_id: str, protocol: str) -> Stream:
         """As :meth:`open` to a peer that is connected, without our certificate."""
@@ -216,8 +211,7 @@ class Node(LoopThread):
                 if self._gate is not None and not open_to_all:
                     await self._gate.check(stream)
                     await self._gate.show(stream)
-                if self._reservations is not None:
-                    self._reservations.called(stream.origin)
+                self.own.called(stream.origin)
                 await handler(stream)
             except Exception as error:  # noqa: BLE001 - a stranger's request must not end the listener
                 log.debug("stream %s from %s: %s: %s", protocol, stream.remote, type(error).__name__, error)
@@ -240,8 +234,7 @@ class Node(LoopThread):
         self._author = self._authority or Author(self._daemon.key)
         requests = Requests(self._author, self.proven)
         self._p2p = await attach(self._daemon.control, self._daemon.sockets, requests)
-        self.peer_id = self.p2p.peer_id.to_base58()
-        self._listening = await self.visible()
+        await self.own.hear(self.p2p.peer_id.to_base58())
         if serves:
             places = Whereabouts(self.p2p, requests.welcome, self.proven)
             await self.serve(KADEMLIA, places.answer, open_to_all=True)
@@ -253,7 +246,7 @@ class Node(LoopThread):
         assert self._author is not None
         self._dht = await join_dht(self.p2p, reached, self._author, client=client)
 
-    async def _offer(self, reached: Sequence[str], reach: Reachability) -> None:
+    async def _offer(self, reach: Reachability) -> None:
         """Dial back for others, and be a relay; a node that cannot be dialled reserves places at relays instead.
 
         One that is dialled by private addresses does both: members of other networks may join at any time.
@@ -263,25 +256,7 @@ class Node(LoopThread):
             serving = relay.Relay(self._open_raw, self.proven)
             await self.serve(relay.RELAY_PROTOCOL, serving.hold, limit=RESERVATION_STREAMS)
             await self.serve(circuit_messages.HOP, serving.hop, open_to_all=True, limit=HOPS)
-        if reach.unknown:
-            self.background(self._reserve(reached, reach))
-        else:
-            await self._reserve(reached, reach)
-
-    async def _reserve(self, asked: Sequence[str], reach: Reachability) -> None:
-        if reach.unknown:
-            reach = await decide_later(self.open, self.visible, asked)
-            self._listening = tuple(f"{place}/p2p/{self.peer_id}" for place in reach.announce) or self._listening
-            if reach.relayed:
-                become_client(self.dht)
-        if not (reach.relayed or reach.local):
-            return
-        self._local = reach.local
-        self._reservations = Reservations(self.open, (*asked, *self._settings.initial_peers))
-        self._reservations.others = tuple if reach.local else lambda: self.other_relays()
-        self._reservations.start(self.background, 1 if reach.local else RELAYS)
-        if reach.relayed and not await self._reservations.first(RESERVATION_TIMEOUT):
-            log.warning("no relay has granted a reservation yet: others cannot call this peer, it can call them")
+        await self.own.use(reach)
 
     async def _given_silence(self, address: str) -> None:
         """An initial peer is connected and its DHT does not answer."""

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from peer.logs import fields, get_logger
-from peer.p2p.addresses import is_loopback, is_private, owner_of, place_of, tcp_of, tcp_place
+from peer.p2p.addresses import is_loopback, is_of_private_network, is_private, owner_of, place_of, tcp_of, tcp_place
 from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL, Heard, Result, ask
 from peer.p2p.stream import BadMessage, Open, StreamLost
 
@@ -25,7 +25,7 @@ UPNP_PAUSE = 1.0
 DECIDE_SECONDS = 45.0
 VIEW_SECONDS = 30.0  # for the answer of a node, which may be busy: many peers may start at once
 OTHERS_SECONDS = 6.0  # for those of the others when there is one
-LOOK_AGAIN_SECONDS = 60.0  # until they are asked again, when nobody could tell
+SEEN_SECONDS = 10.0  # for a node to say as whom it sees us
 FAILED_PAUSE = 2.0  # before a node that did not answer is asked again
 
 Visible = Callable[[], Awaitable[Sequence[str]]]
@@ -59,23 +59,22 @@ class View:
         return [place for place, result in self.tried.items() if result == "reached"]
 
 
-async def decide(open_stream: Open, visible: Visible, asked: Sequence[str], upnp: bool) -> Reachability:
-    """By the answers of the nodes ``asked`` (addresses with ids). Without an answer others are taken to reach us."""
-    try:
-        async with asyncio.timeout(DECIDE_SECONDS):
-            views, places = await look(open_stream, visible, asked, upnp)
-    except TimeoutError:
-        views, places = [], frozenset()
-    return _stand([it for it in views if it.heard.answer.observed], places)
+async def decide(
+    open_stream: Open, visible: Visible, asked: Sequence[str], upnp: bool = False, otherwise: Sequence[str] = ()
+) -> Reachability:
+    """By the answers of the nodes ``asked`` (addresses with ids), or of those ``otherwise`` when none of them answers.
 
-
-async def decide_later(open_stream: Open, visible: Visible, asked: Sequence[str]) -> Reachability:
-    """As :func:`decide`, after nobody could tell: the first answer, however long it takes."""
-    found = Reachability(unknown=True)
-    while found.unknown:
-        await asyncio.sleep(LOOK_AGAIN_SECONDS)
-        found = await decide(open_stream, visible, asked, upnp=False)
-    return found
+    Without an answer others are taken to reach us.
+    """
+    views, places = list[View](), frozenset[str]()
+    for group in (asked, otherwise):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DECIDE_SECONDS):
+                views, places = await look(open_stream, visible, group, upnp)
+        views = [it for it in views if it.heard.answer.observed]
+        if views:
+            break
+    return _stand(views, places)
 
 
 async def look(
@@ -132,7 +131,8 @@ def _stand(found: Sequence[View], places: frozenset[str]) -> Reachability:
     if not unknown:
         return Reachability(local=local)
     log.info("others dial this peer by an address that is not this machine's: %s", fields(address=unknown[0]))
-    return Reachability(local=local, announce=(*unknown, *sorted(it for it in places if not is_loopback(it))))
+    left = [it for it in sorted(places) if it in reached or is_of_private_network(it)]  # public: one that we had before
+    return Reachability(local=local, announce=(*unknown, *(it for it in left if not is_loopback(it))))
 
 
 async def view(open_stream: Open, address: str, places: Sequence[str]) -> View | None:
@@ -166,6 +166,15 @@ async def _patiently(open_stream: Open, address: str, places: Sequence[str]) -> 
             reason = str(error) or "no answer"
         log.debug("no view, asking again: %s", fields(address=address, reason=reason))
         await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+
+
+async def seen_as(open_stream: Open, address: str) -> str:
+    """The IP address as which the node at ``address`` sees us; empty when it does not say."""
+    with contextlib.suppress(StreamLost, BadMessage, TimeoutError):
+        async with asyncio.timeout(SEEN_SECONDS):
+            heard = await ask(await open_stream(owner_of(address), DIALBACK_PROTOCOL, [address]), [])
+            return heard.answer.observed if isinstance(heard, Heard) else ""
+    return ""
 
 
 async def dialled_back(open_stream: Open, address: str, place: str) -> Result | None:

@@ -51,10 +51,10 @@ class Reservations:
     ``others``: addresses of further relays, as far as they are known now.
     """
 
-    def __init__(self, open_stream: Open, relays: Sequence[str]) -> None:
+    def __init__(self, open_stream: Open, relays: Sequence[str], others: Callable[[], Sequence[str]] = tuple) -> None:
         """``relays``: addresses with ids; the first of each id is used."""
-        self._open, self._relays = open_stream, relays
-        self.others: Callable[[], Sequence[str]] = tuple
+        self._open, self._relays, self._others = open_stream, relays, others
+        self._wanted = 0
         self._asked: set[str] = set()  # ids of relays that hold a reservation, or are asked for one
         self._failed: dict[str, tuple[float, float]] = {}  # by id: when to ask again, and the pause before
         self._held: dict[str, str] = {}  # addresses of relays, and what others are told; oldest reservation first
@@ -73,9 +73,10 @@ class Reservations:
         return [f"{relay}{CIRCUIT}" for relay in self._held.values()]
 
     def start(self, background: Callable[[Coroutine[Any, Any, None]], None], count: int) -> None:
-        """Keep ``count`` reservations from now on."""
-        for _ in range(count):
+        """Keep ``count`` reservations from now on, if not more."""
+        for _ in range(count - self._wanted):
             background(self._keep())
+        self._wanted = max(count, self._wanted)
 
     async def first(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds for a reservation; is there one?"""
@@ -109,7 +110,7 @@ class Reservations:
 
     def _choose(self) -> str | None:
         """The next relay to ask: the first of the initial peers that is free, or else any other."""
-        others, now = list(self.others()), clock.monotonic()
+        others, now = list(self._others()), clock.monotonic()
         random.shuffle(others)
         others.sort(key=is_of_private_network)  # it may be another one than ours
         known: dict[str, str] = {}

@@ -8,8 +8,9 @@ import pytest
 
 from peer.p2p import node
 from peer.p2p.budgets import Limit
-from peer.p2p.reachability import relay
-from peer.p2p.reachability.decide import LOOK_AGAIN_SECONDS, Reachability
+from peer.p2p.reachability import own_addresses, relay
+from peer.p2p.reachability.decide import Reachability
+from peer.p2p.reachability.own_addresses import LOOK_AGAIN_SECONDS, ADDRESS_LOOK_SECONDS
 from peer.p2p.reachability.reservations import UNUSED_SECONDS
 from peer.telemetry.run_log import Row
 from tests.simulated.cases.test_pairing import machine
@@ -97,10 +98,10 @@ def told_late(monkeypatch: pytest.MonkeyPatch, **later: object) -> None:
     monkeypatch.setattr(node, "decide", at_first)
     if later:
 
-        async def then(*_: object) -> Reachability:
+        async def then(*_: object, **__: object) -> Reachability:
             return Reachability(**later)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(node, "decide_later", then)
+        monkeypatch.setattr(own_addresses, "decide", then)
 
 
 def test_who_learns_late_that_nobody_can_dial_it_is_met_through_a_relay_and_asked_no_more(
@@ -116,14 +117,43 @@ def test_who_learns_late_that_nobody_can_dial_it_is_met_through_a_relay_and_aske
 
 def test_an_address_that_others_find_late_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     told_late(monkeypatch, announce=("/ip4/45.9.9.9/tcp/10030",))
-    with in_a_folder(swarm(1, 1, seconds=60.0)) as world:
-        seen = []
+    with in_a_folder(swarm(1, 1, seconds=LOOK_AGAIN_SECONDS * 1.2 + 70.0)) as world:
+        assert addresses_at(world, LOOK_AGAIN_SECONDS * 1.2 + 60.0) == ["/ip4/45.9.9.9/tcp/10030"]
 
-        def look() -> None:
-            trainer = world.peers[0].trainer
-            assert trainer is not None
-            seen.extend(it.addresses for it in trainer.boundary.presence.others())
 
-        world.loop.call_later(50.0, look)
+def addresses_at(world: World, second: float) -> list[str]:
+    """What peer0 has in its records of others then. Runs the world."""
+    seen: list[str] = []
+
+    def look() -> None:
+        trainer = world.peers[0].trainer
+        assert trainer is not None
+        seen.extend(place for it in trainer.boundary.presence.others() for place in it.addresses)
+
+    world.loop.call_later(second, look)
+    world.run()
+    return seen
+
+
+def test_an_address_that_changes_is_announced_after_a_look() -> None:
+    """A record named the address of the start for ever."""
+    later = 1.2 * ADDRESS_LOOK_SECONDS + 60.0  # and the next records
+    with in_a_folder(swarm(2, 0, seconds=20.0 + later + 10.0)) as world:
+        moved = world.peers[1].host
+        world.loop.call_later(20.0, setattr, moved, "address", "/ip4/45.7.7.7/tcp/4000")
+        assert addresses_at(world, 20.0 + later) == ["/ip4/45.7.7.7/tcp/4000"]
+
+
+def test_who_moves_behind_a_nat_is_met_through_a_relay() -> None:
+    later = 1.2 * ADDRESS_LOOK_SECONDS + FOUND
+    with in_a_folder(swarm(1, 3, seconds=20.0 + later + 60.0)) as world:
+        moved = world.peers[1].host
+        moved.nat = False
+
+        def move() -> None:
+            moved.address, moved.nat = "/ip4/45.7.7.7/tcp/4000", True
+            world.network.drop_all(moved)
+
+        world.loop.call_later(20.0, move)
         world.run()
-    assert seen == [["/ip4/45.9.9.9/tcp/10030"]]
+        assert len(hidden_merges(world, 20.0 + later)) > 5

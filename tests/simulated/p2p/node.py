@@ -48,11 +48,10 @@ class SimulatedNode(MemberNode):
     def listen(self, reach: Reachability, port: int | None = None) -> None:
         self._p2p = SimulatedP2P(self.network, self.host)  # type: ignore[assignment]
         self.host.process = self._process
-        self.peer_id = self.host.peer_id
         self.call(self._listen(), 5.0)
 
     async def _listen(self) -> None:
-        self._listening = await self.visible()
+        await self.own.hear(self.host.peer_id)
         if self.host.nat:
             self.network.circuits.accept(self.host)
         if self._gate is not None:
@@ -79,8 +78,8 @@ class SimulatedNode(MemberNode):
         await dht.join([owner_of(address) for address in reached])
         self._dht = dht  # type: ignore[assignment]
 
-    async def _offer(self, reached: Sequence[str], reach: Reachability) -> None:
-        await super()._offer(reached, reach)
+    async def _offer(self, reach: Reachability) -> None:
+        await super()._offer(reach)
         await self.serve(DIALBACK_PROTOCOL, DialBack(lambda: sorted(self._served), self._who_answers).answer)
         if self.bad_relay and not reach.relayed:
             await self.serve(RELAY_PROTOCOL, partial(bad_relays.hold, self.bad_relay), limit=RESERVATION_STREAMS)

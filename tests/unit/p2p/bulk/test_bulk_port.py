@@ -25,8 +25,16 @@ from tests.unit.p2p.bulk.harness import HOST, Sides, parts, sides
 from tests.unit.p2p.bulk.test_transfers import both_ways
 
 
-def threads() -> int:
-    return sum(it.name == "bulk" for it in threading.enumerate())
+def threads() -> list[threading.Thread]:
+    return [it for it in threading.enumerate() if it.name == "bulk"]
+
+
+@pytest.fixture(autouse=True)
+def no_threads_of_earlier_tests() -> None:
+    """Those of a transfer end some time after it."""
+    for it in threads():
+        it.join(10)
+        assert not it.is_alive()
 
 
 async def offered(two: Sides) -> BulkOffer:
@@ -69,7 +77,7 @@ def test_a_stranger_is_dropped(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> 
         async with sides() as two:
             theirs = await offered(two)
             assert await ended(theirs.port, sent)
-            assert threads() == 0
+            assert not threads()
 
     asyncio.run(talk())
 
@@ -88,7 +96,7 @@ def test_a_connection_needs_the_certificate_and_the_token(false: str, monkeypatc
             with pytest.raises(OSError):
                 async with asyncio.timeout(5):
                     await connect(HOST, theirs.port, mine, 7 if false == "role" else Role.PULL)  # type: ignore[arg-type]
-            assert threads() == 0
+            assert not threads()
             (await connect(HOST, theirs.port, transfer_with(credentials, theirs), Role.PULL)).close()
 
     asyncio.run(talk())
@@ -106,7 +114,7 @@ def test_a_token_counts_for_its_own_transfer_and_not_after_it() -> None:
             two.called.stream.close()
             with pytest.raises(OSError):
                 await connect(HOST, theirs.port, transfer_with(credentials, theirs), Role.PULL)
-            assert threads() == 0
+            assert not threads()
 
     asyncio.run(talk())
 

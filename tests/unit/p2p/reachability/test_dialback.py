@@ -249,6 +249,12 @@ def test_an_address_that_only_others_know_is_announced() -> None:
     assert stand == Reachability(announce=("/ip4/45.0.0.9/tcp/4001", HOME))
 
 
+def test_a_public_address_that_this_node_had_before_is_announced_no_more() -> None:
+    """The daemon says what it was told to announce when it began."""
+    stand = decided(Others((SEEN, {("45.0.0.9", 4001): ME})), "/ip4/45.0.0.1/tcp/4001", HOME)
+    assert stand == Reachability(announce=("/ip4/45.0.0.9/tcp/4001", HOME))
+
+
 def test_who_is_dialled_by_private_addresses_only_cannot_be_dialled_from_other_networks() -> None:
     """The initial peers are in its own local network; others may come through a port of theirs that is forwarded."""
     home = ("/ip4/192.168.1.2/tcp/61000", {("192.168.1.2", 4001): ME})
@@ -298,23 +304,23 @@ def test_who_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert decided(others, HOME).relayed
 
 
-def test_who_could_tell_nobody_asks_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_AGAIN_SECONDS", 0.01)
+def test_where_no_initial_peer_answers_members_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer asked those of its start for ever, which were gone."""
     monkeypatch.setattr(module, "VIEW_SECONDS", 0.2)
-    others, failures = Others((SEEN, {})), [StreamLost("reset")]
-    open_stream = others.open
+    initial, members = Others((SEEN, {})), Others((SEEN, {}))
 
-    async def fails_at_first(*call: Any) -> Stream:
-        if failures:
-            raise failures.pop()
-        return await open_stream(*call)
+    async def gone(*_: Any) -> Stream:
+        raise StreamLost("reset")
 
     async def visible() -> tuple[str, ...]:
         return (f"{HOME}/p2p/{ME}",)
 
-    monkeypatch.setattr(others, "open", fails_at_first)
-    assert run(module.decide_later(others.open, visible, others.addresses)) == Reachability(relayed=True)
-    assert not failures
+    async def either(peer_id: str, protocol: str, addresses: Any) -> Stream:
+        return await (gone() if addresses == ["/dead"] else members.open(peer_id, protocol, addresses))
+
+    assert run(module.decide(gone, visible, initial.addresses)) == Reachability(unknown=True)
+    found = run(module.decide(either, visible, ["/dead"], otherwise=members.addresses))
+    assert found == Reachability(relayed=True)
 
 
 def test_when_one_has_answered_the_others_have_little_time(monkeypatch: pytest.MonkeyPatch) -> None:

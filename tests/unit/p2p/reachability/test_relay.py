@@ -325,7 +325,7 @@ def test_a_relay_that_is_full_is_replaced_by_another_and_asked_again(monkeypatch
             return await network.open(peer_id, protocol, addresses)
 
         kept = Reservations(open_stream, ["/ip4/45.1.2.3/tcp/31337/p2p/QmFirst"])
-        kept.others = lambda: ["/ip4/45.1.2.4/tcp/31337/p2p/QmMember"]
+        kept._others = lambda: ["/ip4/45.1.2.4/tcp/31337/p2p/QmMember"]
         kept.start(lambda work: network.tasks.append(asyncio.ensure_future(work)), 1)
         assert await kept.first(5)
         assert kept.places == ["/ip4/45.1.2.4/tcp/31337/p2p/QmMember/p2p-circuit"]
@@ -345,9 +345,9 @@ def test_a_member_of_a_private_network_is_asked_last() -> None:
     """A peer behind a NAT that has no relay yet has no other address: it cannot relay to anybody."""
     public, private = (f"/ip4/{host}/tcp/4000/p2p/Qm{name}" for host, name in (("45.1.2.4", "B"), ("192.168.1.7", "A")))
     kept = Reservations(Network().open, [])
-    kept.others = lambda: [private, public, private]
+    kept._others = lambda: [private, public, private]
     assert {kept._choose() for _ in range(20)} == {public}
-    kept.others = lambda: [private]
+    kept._others = lambda: [private]
     assert kept._choose() == private
 
 
