@@ -10,7 +10,7 @@ from peer.p2p import node
 from peer.p2p.budgets import Limit
 from peer.p2p.reachability import own_addresses, relay
 from peer.p2p.reachability.decide import Reachability
-from peer.p2p.reachability.own_addresses import LOOK_AGAIN_SECONDS, ADDRESS_LOOK_SECONDS
+from peer.p2p.reachability.own_addresses import ADDRESS_LOOK_SECONDS, LOOK_AGAIN_SECONDS
 from peer.p2p.reachability.reservations import UNUSED_SECONDS
 from peer.telemetry.run_log import Row
 from tests.simulated.cases.test_pairing import machine
