@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P
@@ -38,6 +39,7 @@ Handler = Callable[[Stream], Awaitable[None]]
 DHT_SHUTDOWN_TIMEOUT = 3.0  # seconds to leave the DHT
 RPC_TIMEOUT = 5.0  # seconds for one request to the daemon
 OPEN_TIMEOUT = 5.0  # seconds to open a stream
+HEARD_SECONDS = 10.0  # without a byte, after which a connection may be dead
 DECIDE_TIMEOUT = 60.0  # seconds for the initial peers to say whether they can dial this node
 
 
@@ -53,6 +55,7 @@ class Node(LoopThread):
         self._bulk = BulkPort(self.proven, self.spawn)
         bandwidth = Bandwidth.of(settings.max_upload, settings.max_download)
         self._stream = partial(Stream, bandwidth=bandwidth, bulk_port=self._bulk)
+        self._streams: WeakSet[Stream] = WeakSet()
         self._openings = Spending(STREAM_OPENINGS, self.proven)
         self._places: dict[Limit, Places] = {}
         self._gate = Gate(authority.admission) if authority else None
@@ -186,11 +189,21 @@ class Node(LoopThread):
                 raise
             except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
                 raise StreamLost(one_line(error)) from None
-        return self._stream(reader, writer, peer_id, True, str(info.addr), hang_up=partial(self.hang_up, peer_id))
+        return self._tracked(reader, writer, peer_id, info.addr, initiator=True)
+
+    def _tracked(self, reader: Any, writer: Any, remote: str, origin: Any, *, initiator: bool) -> Stream:
+        stream = self._stream(reader, writer, remote, initiator, str(origin), hang_up=partial(self.hang_up, remote))
+        self._streams.add(stream)
+        return stream
+
+    def hears(self, peer_id: str) -> bool:
+        """Does something come from a peer these seconds? Then who waits for an answer waits behind it."""
+        return any(it.silence < HEARD_SECONDS for it in self._streams if it.remote == peer_id and not it.closed)
 
     def hang_up(self, peer_id: str) -> None:
-        """Close the connection to a peer; the next stream to it makes a new one."""
-        self.background(disconnect(self.p2p, peer_id))
+        """Close the connection to a peer from which nothing comes; the next stream to it makes a new one."""
+        if not self.hears(peer_id):
+            self.background(disconnect(self.p2p, peer_id))
 
     async def serve(
         self, protocol: str, handler: Handler, *, open_to_all: bool = False, limit: Limit = STREAMS
@@ -203,7 +216,7 @@ class Node(LoopThread):
 
         async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             remote = info.peer_id.to_base58()
-            stream = self._stream(reader, writer, remote, False, str(info.addr), hang_up=partial(self.hang_up, remote))
+            stream = self._tracked(reader, writer, remote, info.addr, initiator=False)
             if not self._openings.spend(remote) or not places.take(remote, lambda: not stream.closed):
                 stream.close()
                 return

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from peer import clock
 from peer.errors import one_line
 from peer.p2p.bandwidth import UNLIMITED, Bandwidth
 
@@ -77,6 +79,7 @@ class Stream:
     origin: str = ""  # the multiaddr at the other end of the connection
     sent: int = 0  # bytes
     received: int = 0  # bytes
+    heard: float = -math.inf  # when something was received last
     hang_up: Callable[[], None] = lambda: None  # closes the whole connection
     gate: Callable[[Stream], Awaitable[None]] | None = None  # checks the other side before the first read
     bandwidth: Bandwidth = UNLIMITED  # for parts
@@ -97,6 +100,11 @@ class Stream:
     def all_received(self) -> int:
         """As :attr:`all_sent`."""
         return self.received + (self.bulk.received if self.bulk is not None else 0)
+
+    @property
+    def silence(self) -> float:
+        """Seconds since something was received, of parts on direct connections too."""
+        return clock.monotonic() - max(self.heard, self.bulk.heard if self.bulk is not None else -math.inf)
 
     async def send(self, message: Message, timeout: float) -> None:
         """Send one message; ``timeout`` in seconds."""
@@ -163,7 +171,7 @@ class Stream:
                 raise StreamLost(f"the stream ended {len(out) - filled} bytes early")
             out[filled : filled + len(data)] = data
             filled += len(data)
-            self.received += len(data)
+            self._count(len(data))
 
     async def send_last(self, message: Message, timeout: float) -> None:
         """Send one message and close when the other side has; ``timeout`` bounds each of the two."""
@@ -205,8 +213,12 @@ class Stream:
     async def _exactly(self, count: int) -> bytes:
         with _lost():
             data = await self.reader.readexactly(count)
-        self.received += count
+        self._count(count)
         return data
+
+    def _count(self, size: int) -> None:
+        self.received += size
+        self.heard = clock.monotonic()
 
 
 Open = Callable[[str, str, Sequence[str]], Awaitable[Stream]]  # to a peer, by a protocol, at addresses

@@ -95,11 +95,13 @@ class Progress:
 
     def eta(self) -> float | None:
         """Seconds until the next boundary; ``None`` before the first step was timed, and while it is not known when a
-        swap ends that runs: a boundary before its end is postponed by a phase, or to its end if none follows.
+        swap ends that runs: a boundary before its end is postponed by a phase, or to its end if none follows. One that
+        is late is expected to be late for as long again.
         """
         if not self.step_seconds or self._last is None or self._swap_until == math.inf:
             return None
         now = clock.monotonic()
         eta = max(0.0, min(self.step_seconds * self._remaining - (now - self._last), self._until - now))
-        late, by = max(0.0, self._swap_until - now - eta), self._following * self.step_seconds
+        swap = abs(self._swap_until - now) if self._swap_until else 0.0
+        late, by = max(0.0, swap - eta), self._following * self.step_seconds
         return eta + (math.ceil(late / by) * by if by else late)

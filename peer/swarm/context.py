@@ -131,6 +131,9 @@ class Matching:
         """
         return Group(round)
 
+    def postpone(self) -> None:
+        """This peer is at its boundary while its last swap runs: the boundary comes a phase later (pairs only)."""
+
     def end_run(self) -> None:
         """This peer has made its last inner step: from now on it meets only peers that have too (pairs only)."""
 

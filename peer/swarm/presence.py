@@ -174,6 +174,10 @@ class Presence:
         self._group = self._matching.group_for(round, after)
         return self._group
 
+    def postpone(self) -> None:
+        """See :meth:`Matching.postpone`."""
+        self._matching.postpone()
+
     def end_run(self) -> None:
         """See :meth:`Matching.end_run`."""
         self._matching.end_run()

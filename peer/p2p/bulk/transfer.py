@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import hashlib
+import math
 import secrets
 import ssl
 import threading
@@ -56,6 +57,7 @@ class BulkTransfer:
         self.incoming, self.outgoing = IncomingParts(loop, payloads), OutgoingParts(loop, payloads)
         self.most = most
         self.sent = self.received = 0
+        self.heard = -math.inf  # when something was received last
         self.closed = False
         self.ready = False  # both sides use it
         self.context = cache(self._context)
@@ -129,6 +131,7 @@ class BulkTransfer:
     def _count_received(self, size: int) -> None:
         with self._counting:
             self.received += size
+            self.heard = clock.monotonic()
 
     # -- parts
 

@@ -57,6 +57,7 @@ class Meeting:
     stream: Stream
     name: str
     eta: float  # seconds until the partner's boundary, as announced at ``agreed``
+    own_eta: float  # until this peer's, as it announced
     root: str = ""
     agreed: float = field(default_factory=lambda: clock.monotonic())
     came: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -64,6 +65,10 @@ class Meeting:
     def their_eta(self) -> float:
         """Seconds until the partner's boundary, as announced."""
         return max(0.0, self.eta - (clock.monotonic() - self.agreed))
+
+    def own_wait(self) -> float:
+        """Seconds until this peer's boundary, as it announced."""
+        return self.own_eta - (clock.monotonic() - self.agreed)
 
     def settle(self, came: bool) -> None:
         """The partner is ready, or the meeting is cancelled; the first call counts."""
@@ -79,9 +84,9 @@ class Agreement:
         self.round = 0
         self.meeting: Meeting | None = None
 
-    def commit(self, stream: Stream, name: str, said: Propose | Accept) -> None:
-        """Both sides have agreed to meet over ``stream``."""
-        self.meeting = Meeting(stream, name, said.eta, said.root)
+    def commit(self, stream: Stream, name: str, said: Propose | Accept, own_eta: float) -> None:
+        """Both sides have agreed to meet over ``stream``. ``own_eta``: what this peer has told the other one."""
+        self.meeting = Meeting(stream, name, said.eta, own_eta, said.root)
         self._node.background(self._listen(self.meeting))
 
     async def _listen(self, meeting: Meeting) -> None:
@@ -102,6 +107,12 @@ class Agreement:
         meeting.settle(False)
         if self.meeting is meeting:
             self.meeting = None
+
+    def postpone(self) -> None:
+        """The boundary comes a phase later: a meeting that was to be now is off, so that nobody waits for it."""
+        if self.meeting is not None and self.meeting.own_wait() < (self._boundary.progress.phase_seconds or 0.0) / 2:
+            log.info("no meeting: %s", fields(partner=self.meeting.name, reason="our last swap has not ended"))
+            self.cancel(self.meeting)
 
     def end_run(self) -> None:
         """The last inner step is made: a meeting of before is off."""

@@ -197,6 +197,8 @@ class Proposals:
             self._context.backoff.note(record.peer_id, BACKOFF_PHASES * (proposal.phase or 1.0), offence=True)
         except (TimeoutError, StreamLost) as error:
             log.debug("no answer: %s", fields(peer=record.name, reason=str(error)))
+            if self._node.hears(record.peer_id):  # our swap is on its line, or its parts
+                return
             self._members.forget(record.peer_id)
             if record.peer_id not in self._met:
                 self._wary_until = self._agreement.round + WARY_ROUNDS
@@ -227,7 +229,7 @@ class Proposals:
         if isinstance(reply, Accept) and free and not (avoided or late):
             window = AT_BOUNDARY if self._boundary.here else self._settings.window
             if near(mine.eta, reply.eta, mine.phase, mine.phase, window):
-                self._agreement.commit(stream, name, reply)
+                self._agreement.commit(stream, name, reply, mine.eta)
 
     # -- answering
 
@@ -239,8 +241,9 @@ class Proposals:
         if decline is not None:
             await stream.send_last(decline, MEET_TIMEOUT)
             return
-        self._agreement.commit(stream, proposal.name, proposal)
-        await stream.send(Accept(eta=self._boundary.eta() or 0.0, root=self._origin.root), MEET_TIMEOUT)
+        accepted = Accept(eta=self._boundary.eta() or 0.0, root=self._origin.root)
+        self._agreement.commit(stream, proposal.name, proposal, accepted.eta)
+        await stream.send(accepted, MEET_TIMEOUT)
 
     def _objection(self, proposal: Propose, remote: str) -> Decline | None:
         eta, phase = self._boundary.eta(), self._boundary.progress.phase_seconds

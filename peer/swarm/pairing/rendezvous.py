@@ -64,6 +64,9 @@ class PairMatching(Matching):
         patience = linger + 4 * phase + 4 * (PARTNER_SLACK + MEET_TIMEOUT)
         return self._node.call(self._meet(self._boundary.progress.phases if after is None else after, linger), patience)
 
+    def postpone(self) -> None:
+        self._node.spawn(self._postpone())
+
     def end_run(self) -> None:
         self._node.call(self._end_run(), OPEN_TIMEOUT)
 
@@ -79,6 +82,9 @@ class PairMatching(Matching):
         log.warning("avoids a peer: %s", fields(peer=self._context.members.name_of(peer_id), seconds=seconds))
 
     # -- on the network thread
+
+    async def _postpone(self) -> None:
+        self._agreement.postpone()
 
     async def _end_run(self) -> None:
         self._patience = self._boundary.end_patience

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from peer.swarm.directory import buckets, records
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.pairing.agreement import Agreement
 from peer.swarm.pairing.proposals import Proposals
+from peer.swarm.pairing.rendezvous import PairMatching
 from peer.swarm.presence import Presence
 from tests.simulated.p2p.dht import Value
 from tests.simulated.runtime import EPOCH
@@ -53,9 +55,9 @@ def test_nobody_announces_a_boundary_for_the_time_of_its_running_swap(
     swaps: list[tuple[str, float, float]] = []  # of whom, from, to
     commit, swap = Agreement.commit, OverlappedPairExchange._swap
 
-    def hear(self: Agreement, stream: Any, name: str, answer: Any) -> None:
+    def hear(self: Agreement, stream: Any, name: str, answer: Any, own_eta: float) -> None:
         said.append((name, clock.monotonic(), clock.monotonic() + answer.eta))
-        commit(self, stream, name, answer)
+        commit(self, stream, name, answer, own_eta)
 
     def watched(self: OverlappedPairExchange, group: Group, *more: Any, **others: Any) -> Averaged:
         began = clock.monotonic()
@@ -80,6 +82,39 @@ def test_nobody_announces_a_boundary_for_the_time_of_its_running_swap(
         if name == other and began + 0.5 < when < until and at < until - late
     ]
     assert len(swaps) > 20 and not false, false
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(it, marks=pytest.mark.long) for it in (1, 2))])
+def test_on_lines_that_a_swap_fills_nobody_cuts_it_or_misses_a_meeting(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Swaps of 0.7 to 1.5 phases. A peer that proposed to its own partner hung up when the answer came late behind the
+    swap: 2 of 5 rounds. One whose swap was late postponed its boundary without a word, and was avoided for it.
+    """
+    missed: list[float] = []
+    avoid, chance = PairMatching.avoid, random.Random(seed)
+
+    def avoided(self: PairMatching, peer_id: str, *, offence: bool, phases: float = 1.0) -> None:
+        missed.append(clock.monotonic())
+        avoid(self, peer_id, offence=offence, phases=phases)
+
+    monkeypatch.setattr(PairMatching, "avoid", avoided)
+    line = Machine(4.0, latency=0.01, up=6500.0, down=3e5, skew=0.0, starts=0.0)
+    seconds = 1200.0
+    scenario = Scenario(seed, "overlapped", (line,) * 4, (), seconds, inner_steps=10, numel=200_000, codec="int8")
+    with in_a_folder(scenario) as world:
+
+        def change() -> None:
+            for peer in world.peers:
+                peer.host.up = line.up * chance.uniform(0.6, 1.25)
+            world.loop.call_later(60.0, change)
+
+        change()
+        assert not world.run().violations
+        rows = [row for peer in world.peers for row in world.rounds(peer) if row["step"] < 0.9 * seconds / 4.0]
+        outcomes = [row["outcome"] for row in rows]
+    assert len(missed) <= 1 and outcomes.count("timeout") == 0
+    assert outcomes.count("merged") > 0.75 * len(outcomes) > 30
 
 
 def test_a_fast_peer_among_many_slow_ones_asks_others_than_those_that_have_declined() -> None:

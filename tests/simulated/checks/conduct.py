@@ -108,7 +108,7 @@ class Conduct:
         agreement, backoff = presence._matching._agreement, presence._context.backoff
         commit = agreement.commit
 
-        def committed(stream: Any, name: str, said: Any) -> None:
+        def committed(stream: Any, name: str, said: Any, own_eta: float) -> None:
             if agreement.meeting is not None:
                 self._world.violation(f"{peer.name} agrees to meet {name}, and is to meet {agreement.meeting.name}")
             if self._world.invitations and stream.remote not in {it.host.peer_id for it in self._world.peers}:
@@ -120,7 +120,7 @@ class Conduct:
             apart, phase = abs((presence._context.boundary.eta() or 0.0) - said.eta), progress.phase_seconds or 0.0
             if isinstance(said, Propose) and apart > WINDOW * min(phase, said.phase) + 0.01:
                 self._world.violation(f"{peer.name} agrees to meet {name} {apart:.1f} s from its boundary")
-            commit(stream, name, said)
+            commit(stream, name, said, own_eta)
 
         agreement.commit = committed
 

@@ -29,7 +29,7 @@ def test_who_has_made_its_last_inner_step_or_swap_calls_off_the_meeting_of_befor
 
         async def work() -> None:
             agreement = Agreement(cast("SwarmContext", context))
-            agreement.commit(mine, "partner", Accept(eta=1.0))
+            agreement.commit(mine, "partner", Accept(eta=1.0), 1.0)
             meeting: Any = agreement.meeting
             getattr(agreement, step)()
             assert (boundary.run_ended, boundary.swaps_ended) == (step == "end_run", step == "end_swaps")
@@ -40,6 +40,34 @@ def test_who_has_made_its_last_inner_step_or_swap_calls_off_the_meeting_of_befor
             except StreamLost:
                 return
             raise AssertionError("the partner does not learn it")
+
+        thread.call(work(), 20)
+        thread.close()
+
+
+@pytest.mark.parametrize(("announced", "off"), [(2.0, True), (22.0, False)])
+def test_who_postpones_its_boundary_calls_off_the_meeting_that_was_to_be_now(announced: float, off: bool) -> None:
+    """The partner waited for it, and took it for one that does not come. One for the next boundary stays."""
+    with virtual_time():
+        thread = LoopThread()
+        mine, theirs = thread.call(stream_pair(), 5)
+        progress = Progress()
+        progress.begin(10, 10)
+        progress.step_seconds = 2.0
+        context = SimpleNamespace(
+            node=SimpleNamespace(background=asyncio.ensure_future), boundary=BoundaryClock(progress)
+        )
+
+        async def work() -> None:
+            agreement = Agreement(cast("SwarmContext", context))
+            agreement.commit(mine, "partner", Accept(eta=1.0), announced)
+            await asyncio.sleep(2.0)
+            agreement.postpone()
+            assert (agreement.meeting is None) is off
+            if off:
+                with pytest.raises(StreamLost):
+                    await theirs.receive(PartnerReady, 5)
+            agreement.postpone()
 
         thread.call(work(), 20)
         thread.close()

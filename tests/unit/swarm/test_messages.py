@@ -202,7 +202,7 @@ def test_an_absurd_time_is_not_a_proposal(eta: float) -> None:
 def test_a_partners_time_runs_out() -> None:
     async def meet() -> tuple[float, float]:
         one, _ = await stream_pair()
-        meeting = Meeting(one, "b", 20.0)
+        meeting = Meeting(one, "b", 20.0, 20.0)
         await asyncio.sleep(15.0)
         first = meeting.their_eta()
         await asyncio.sleep(10.0)
@@ -253,6 +253,21 @@ def test_no_boundary_is_announced_for_the_time_of_a_swap_that_runs() -> None:
     progress.swap_begins()
     for following, eta in ((3, 36.0), (0, 33.0)):  # steps of the next phase; the last boundary waits for the swap
         progress.begin(6, 10, following=following)
+        assert progress.eta() == pytest.approx(eta)
+
+
+@pytest.mark.usefixtures("virtual")
+def test_a_swap_that_is_late_is_expected_to_be_late_for_as_long_again() -> None:
+    """It was believed to end at once: the boundary was announced, and postponed without a word."""
+    progress = Progress()
+    progress.begin(10, 10)
+    for _ in range(4):
+        clock.sleep(2.0)
+        progress.tick()
+    progress.swap_took(1.0)
+    progress.swap_begins()
+    for late, eta in ((5.0, 6.0), (6.5, 24.5)):  # the boundary is in 6 s, then in 4.5 s: a phase of 20 s later
+        clock.sleep(1.0 + late if late == 5.0 else 1.5)
         assert progress.eta() == pytest.approx(eta)
 
 

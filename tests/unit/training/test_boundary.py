@@ -42,6 +42,10 @@ class Presence:
     def __init__(self) -> None:
         self.ended_rounds: list[Averaged] = []
         self.asked: list[tuple[int, ...]] = []
+        self.postponed = 0
+
+    def postpone(self) -> None:
+        self.postponed += 1
 
     def group_for(self, round: int, after: int | None = None) -> Group:
         self.asked.append((round,) if after is None else (round, after))
@@ -309,6 +313,7 @@ def test_while_a_swap_is_on_its_way_the_boundary_is_postponed(scene: Scene) -> N
         tokens += inner.tokens
         assert not boundary.cross(inner)
         assert (scene.state.counters.round, scene.length.remaining()) == (1, H)
+    assert scene.presence.postponed == 2  # a partner does not wait
     exchange.mailboxes[0].over = True
     boundary.between_steps()
     tokens += (inner := scene.train()).tokens
