@@ -21,8 +21,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", type=Method, choices=list(Method), metavar="|".join(Method), help=instead)
     parser.add_argument("--drop", type=float, default=0.0, metavar="SHARE", help="share of the swaps that fail")
     parser.add_argument("--delay", type=int, default=0, metavar="K", help="a result arrives K inner steps late")
-    swap = "with run.exchange.overlap: a swap takes K inner steps"
-    parser.add_argument("--swap-steps", type=int, default=8, metavar="K", help=swap)
+    swap = "with run.exchange.overlap: a swap takes K inner steps (default: 8, at most half a phase)"
+    parser.add_argument("--swap-steps", type=int, metavar="K", help=swap)
     speeds = "speeds of the replicas, repeated"
     parser.add_argument("--speeds", type=float, nargs="+", default=[1.0], metavar="S", help=speeds)
     parser.add_argument("--non-iid", action="store_true", help="every replica reads its own part of the text")
@@ -86,9 +86,10 @@ def _network(config: Config, args: argparse.Namespace) -> None:
     for row in rows:
         print(
             f"{row.method}: idle {row.idle_share:.1%}, {row.merged_share:.0%} of the rounds merged, "
-            f"{row.bytes_per_round / 2**20:.2f} MiB sent a peer and round, {row.seconds:.0f} s in all"
+            f"{row.bytes_per_round / 2**20:.2f} MiB sent a peer and round, {row.seconds:.0f} s, "
+            f"{row.end_seconds:.1f} s a peer after its last step"
         )
-    ratio = rows[2].seconds / rows[0].seconds
+    ratio = rows[2].seconds / (rows[0].seconds + rows[0].end_seconds)
     print(f"DiLoCo takes {ratio:.2f} times as long as NoLoCo for {it.rounds} rounds of {it.peers:,} peers")
     print(f"By latency alone a tree all-reduce takes {tree:.1f} times as long as a pair's average")
     print(f"Figures: {path}")

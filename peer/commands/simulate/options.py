@@ -11,6 +11,7 @@ from peer.config.schema import Config, RunConfig
 from peer.errors import UserError
 
 MAX_REPLICAS = 64
+USUAL_SWAP = 8  # inner steps
 
 
 class Method(StrEnum):
@@ -33,10 +34,14 @@ class Options:
     method: Method
     drop: float = 0.0  # share of the swaps that fail; in a group, share of the members that miss a round
     delay: int = 0  # inner steps between a boundary and the arrival of its result
-    swap_steps: int = 8  # inner steps during an overlapped swap
+    swap_steps: int | None = None  # inner steps during an overlapped swap; 8, or half a phase if that is shorter
     speeds: Sequence[float] = (1.0,)
     non_iid: bool = False  # every replica reads its own part of the text
     workers: int = 1  # replicas trained at the same time
+
+    def overlap(self, run: RunConfig) -> int:
+        """Inner steps during a swap of ``run``; 0 when it is waited for."""
+        return (self.swap_steps or max(1, min(USUAL_SWAP, run.inner_steps // 2))) if run.exchange.overlap else 0
 
     def check(self, config: Config) -> None:
         """Raises :class:`UserError` for options that do not fit."""
@@ -52,8 +57,11 @@ class Options:
                 "--delay is for a result that arrives late as a whole: add --set run.exchange.overlap=false"
             )
         for name, value in (("--workers", self.workers), ("--swap-steps", self.swap_steps)):
-            if value < 1:
+            if value is not None and value < 1:
                 raise UserError(f"{name} {value}: at least 1")
+        swap, phase = self.overlap(config.run), config.run.inner_steps
+        if swap >= phase:
+            raise UserError(f"--swap-steps {swap}: below run.inner_steps ({phase}); --network has longer swaps")
         if any(not 0.01 <= speed <= 100 for speed in self.speeds):
             raise UserError("--speeds: each from 0.01 to 100")
         if ddp and (self.drop or self.delay or set(self.speeds) != {self.speeds[0]}):

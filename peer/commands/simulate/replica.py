@@ -36,7 +36,10 @@ class Pending:
 
 @dataclass(eq=False)
 class Replica:
-    """``speed``: inner steps in a unit of simulated time. ``steps``: of the whole run."""
+    """``speed``: inner steps in a unit of simulated time. ``steps``: of the whole run.
+
+    ``swap_steps``: inner steps during an overlapped swap; 0 when it is waited for.
+    """
 
     name: str
     state: PeerState
@@ -45,6 +48,7 @@ class Replica:
     inner_steps: int
     codec: Codec
     guard: Guard
+    swap_steps: int = 0
     validation: Sequence[Tensor] = ()  # batches that judge a merge when losses jump after it or no inner step follows
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     last_outcome: Outcome | None = None
@@ -73,7 +77,8 @@ class Replica:
     @property
     def phase_steps(self) -> int:
         """Inner steps to the next boundary."""
-        return phase_steps(self.inner_steps, self.steps - self.state.inner.step, self.state.outer.grouping)
+        left = self.steps - self.state.inner.step
+        return phase_steps(self.inner_steps, left, self.state.outer.grouping, self.swap_steps)
 
     @property
     def usual_time(self) -> float:

@@ -90,7 +90,8 @@ class Simulation:
         state = replica.replica(config, text.train, stream=index, device=device, context=LoopContext())
         codec = codec_named(run.exchange.codec, state.outer.slow.numel)
         sample = sample_of(validation(run, self._text.validation))
-        return Replica(name, state, speed, steps, run.inner_steps, codec, Guard(), sample)
+        swap = self.options.overlap(run)
+        return Replica(name, state, speed, steps, run.inner_steps, codec, Guard(), swap, sample)
 
     def _ddp(self) -> Replica:
         """One model on the batches of all replicas: the mean of the gradients is the gradient of the mean loss."""

@@ -138,7 +138,7 @@ class World:
 
     def _swap(self, one: Replica, two: Replica) -> None:
         if self._config.run.exchange.overlap:
-            overlapped = OverlappedSwap(one, two, self._options.swap_steps)
+            overlapped = OverlappedSwap(one, two, one.swap_steps)
             one.overlapped = two.overlapped = self._flying[one] = self._flying[two] = overlapped
         else:
             means, verdicts = swap(one, two)

@@ -92,9 +92,18 @@ def test_overlapped_peers_meet_and_wait_for_nothing_whatever_their_times(sigma: 
     found = pairs(it)
     assert found.merged_share > 0.8
     assert found.idle_share == pytest.approx(0, abs=1e-9)
-    slow = pairs(replace(it, up=20_000.0))  # a transfer takes two and a half inner phases
+    slow = pairs(replace(it, up=20_000.0))  # a transfer takes three inner phases
     assert slow.idle_share == pytest.approx(0, abs=1e-9)
-    assert 0.1 < slow.merged_share < 0.4
+    assert slow.merged_share > 0.6  # of the rounds: boundaries that are postponed are none
+
+
+def test_at_the_end_a_running_swap_is_waited_for_and_the_last_ones_are_made() -> None:
+    """The model was never idle: a run's end was not in it."""
+    it = replace(QUIET, peers=8, payload=1_000_000, up=100_000.0 / GOODPUT, down=1_000_000.0)  # 10 s a swap
+    assert 20 <= pairs(it).end_seconds <= 30  # log2 8, less the round before where it has merged
+    assert 20 < pairs(replace(it, overlap=True)).end_seconds <= 40
+    alone = pairs(replace(it, peers=3, speeds=(1.0, 0.5, 0.25)))  # the others train on for minutes
+    assert alone.end_seconds <= 15
 
 
 LARGE = Conditions(  # NoLoCo's 6.8B with its embeddings in fp32, 131,072 tokens a step at 4e14 operations a second
@@ -107,7 +116,7 @@ def test_the_papers_6_8b_merges_over_100_mbit(overlap: bool) -> None:
     """A swap takes 3,856 s, three inner phases and a bit."""
     found = pairs(replace(LARGE, overlap=overlap))
     assert transfer(LARGE, LARGE.payload) == pytest.approx(3856)
-    assert found.merged_share > (0.15 if overlap else 0.8)  # overlapped, a peer swaps in every fourth round
+    assert found.merged_share > 0.6
     assert (found.idle_share < 0.01) == overlap
     assert groups(replace(LARGE, max_phases=8.0)).merged_share == 1
 

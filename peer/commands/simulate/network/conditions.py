@@ -81,13 +81,16 @@ def conditions(run: RunConfig, numel: int, args: argparse.Namespace) -> Conditio
 
 @dataclass(frozen=True)
 class Figures:
-    """Means over peers and rounds. ``seconds``: until the last peer has made all its rounds."""
+    """Means over peers and rounds. ``seconds``: until the last peer has made all its rounds; ``end_seconds``: of a peer
+    after its last inner step, which are in no other figure.
+    """
 
     method: str
     seconds: float
     idle_share: float
     merged_share: float  # of the rounds
     bytes_per_round: float  # sent by a peer
+    end_seconds: float = 0.0
 
 
 class Chance:

@@ -9,11 +9,12 @@ is ended, a swap at its first look and a group's round at its limit.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 
 import numpy as np
 
-from peer.commands.simulate.network.conditions import Chance, Conditions, Figures
-from peer.rounds.pairing_rule import AT_BOUNDARY, OPENS, PROPOSAL_PAUSE, near
+from peer.commands.simulate.network.conditions import Chance, Conditions, Figures, Times
+from peer.rounds.pairing_rule import AT_BOUNDARY, OPENS, PROPOSAL_PAUSE, end_patience, last_swaps, near
 from peer.rounds.transfer_rule import CHECKS, swap_limit
 
 ASKED_AT_BOUNDARY = 8  # peers asked at a boundary
@@ -39,7 +40,9 @@ class _Pairs:
         self.rounds = np.zeros(it.peers, dtype=int)
         self.trained = np.zeros(it.peers)
         self.left = np.zeros(it.peers)  # when it had made its last round
+        self.postponed = 0  # boundaries
         self.merged = 0
+        self.last_merged = np.zeros(it.peers, dtype=bool)  # the last round
         self.events: list[tuple[float, bool, int]] = []  # when, whether it is the boundary, whose
 
     def run(self) -> Figures:
@@ -54,8 +57,9 @@ class _Pairs:
             elif self.meeting[peer] < 0 and self._agree(peer, time, it.window, 1) < 0:
                 self._seek(peer, time + sum(PROPOSAL_PAUSE) / 2 * self.phase[peer])
         idle = 1 - float(self.trained.sum()) / float(self.left.sum())
-        merged = self.merged / (it.peers * it.rounds)
-        return Figures("noloco", float(self.left.max()), idle, merged, merged * it.payload * it.coded)
+        merged = self.merged / (it.peers * it.rounds - self.postponed)
+        end = float((self._ends() - self.left).mean())
+        return Figures("noloco", float(self.left.max()), idle, merged, merged * it.payload * it.coded, end)
 
     def _begin(self, peer: int, time: float) -> None:
         """Begin an inner phase."""
@@ -79,7 +83,9 @@ class _Pairs:
     def _boundary(self, peer: int, time: float) -> list[tuple[int, float]]:
         """The peers that go on, and when."""
         if self.busy[peer] > time:  # an overlapped swap takes longer than an inner phase: train on
+            self.postponed += self.rounds[peer] + 1 < self.it.rounds
             return [(peer, time)]
+        self.last_merged[peer] = False
         partner = int(self.meeting[peer])
         if partner < 0:
             partner = self._agree(peer, time, AT_BOUNDARY, ASKED_AT_BOUNDARY)
@@ -89,7 +95,10 @@ class _Pairs:
         if np.isnan(self.arrived[partner]):
             self.arrived[peer] = time
             return [(peer, time)] if overlap else []
-        done = time + self._swap(float(min(self.phase[peer], self.phase[partner])))
+        seconds, merged = self._swap(float(min(self.phase[peer], self.phase[partner])))
+        done = time + seconds
+        self.merged += 2 * merged
+        self.last_merged[[peer, partner]] = merged
         self.meeting[peer] = self.meeting[partner] = -1
         self.arrived[peer] = self.arrived[partner] = np.nan
         if overlap:  # the swap begins when the second peer comes to its boundary; none of the two waits
@@ -98,27 +107,53 @@ class _Pairs:
         return [(peer, done), (partner, done)]
 
     def _agree(self, peer: int, time: float, window: float, tries: int) -> int:
-        """Meet a random free peer whose boundary is near; its number, or -1."""
+        """Meet a random free peer whose boundary is near; its number, or -1. A boundary that comes while a swap runs is
+        postponed.
+        """
         mine = max(time, float(self.due[peer]))
+        if self.busy[peer] > mine:
+            return -1
         for other in self.chance.rng.integers(0, self.it.peers, tries):
             close = near(mine, self.due[other], self.phase[peer], self.phase[other], window)
-            free = self.meeting[other] < 0 and self.busy[other] <= time and self.due[other] >= time
+            free = self.meeting[other] < 0 and self.busy[other] <= self.due[other] and self.due[other] >= time
             if other != peer and close and free and self.rounds[other] < self.it.rounds:
                 self.meeting[peer], self.meeting[other] = other, peer
                 return int(other)
         return -1
 
-    def _swap(self, phase: float) -> float:
-        """Seconds until it has ended. ``phase``: the shorter one of the two peers."""
+    def _swap(self, phase: float) -> tuple[float, bool]:
+        """Seconds until it has ended, and whether it has merged. ``phase``: the shorter one of the two peers."""
         it, seconds = self.it, transfer(self.it, self.it.payload * self.it.coded)
         limit = swap_limit(it.stall, it.max_phases, phase)
         if seconds > limit:
-            return limit / CHECKS
+            return limit / CHECKS, False
         seconds += sum(self.chance.latency() for _ in range(PAIR_MESSAGES))
         if self.chance.rng.random() < it.loss:
-            return seconds * float(self.chance.rng.random()) + it.stall
-        self.merged += 2
-        return seconds
+            return seconds * float(self.chance.rng.random()) + it.stall, False
+        return seconds, True
+
+    def _ends(self) -> Times:
+        """When each peer has ended: a running swap is waited for, and in the swaps after the last inner step a peer
+        meets the one that is free next, if it comes in time.
+        """
+        clock = np.maximum(self.left, self.busy)
+        usual = transfer(self.it, self.it.payload * self.it.coded)
+        patience = np.array([end_patience(usual, float(phase)) for phase in self.phase])
+        ending = [int((np.abs(clock - at) <= wait).sum()) for at, wait in zip(clock, patience, strict=True)]
+        swaps = np.array([last_swaps(*it) for it in zip(ending, self.last_merged.tolist(), strict=True)])
+        while len(here := np.flatnonzero((swaps > 0) & (patience > 0))) > 1:
+            order = deque(here[np.argsort(clock[here], kind="stable")].tolist())
+            while order:
+                one = order.popleft()
+                if not order or clock[order[0]] - clock[one] > patience[one]:
+                    clock[one] += patience[one]
+                    patience[one] = 0.0
+                    continue
+                two = order.popleft()
+                patience[one] -= clock[two] - clock[one]
+                clock[[one, two]] = clock[two] + self._swap(float(min(self.phase[one], self.phase[two])))[0]
+                swaps[[one, two]] -= 1
+        return np.asarray(clock)
 
 
 def transfer(it: Conditions, payload: float) -> float:
