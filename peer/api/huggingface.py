@@ -9,10 +9,14 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from peer import logs
@@ -20,40 +24,52 @@ from peer.api.loop import OuterLoop
 
 log = logs.get_logger("huggingface")
 OUTER_FILE = "outer.pt"  # in each of the trainer's checkpoints
+KEY = "noloco"  # of what the trainer's own state says of it
 
 
 class OuterLoopCallback(TrainerCallback):
     """Takes the settings of :meth:`peer.OuterLoop.start`. ``tokens``: of one step of the optimizer; by default the
-    trainer's count (``include_num_input_tokens_seen``), or else its number of sequences.
+    trainer's count (``include_num_input_tokens_seen``), or else its number of sequences. ``checkpoint``: the folder to
+    resume from, when it has been moved since.
 
-    The trainer's checkpoints hold the peer's state too. Training ends after the run's ``steps``.
+    The trainer's checkpoints hold the peer's state too. Training ends after the run's ``steps``. The loss of each step
+    is read of the model's output, so that a merge that does harm is undone; where the model has none, or is compiled by
+    the trainer, it is that of the trainer's log lines, which come too seldom for that.
     """
 
-    def __init__(self, *, tokens: int | None = None, **settings: Any) -> None:
+    def __init__(self, *, tokens: int | None = None, checkpoint: Path | str | None = None, **settings: Any) -> None:
         self.outer: OuterLoop | None = None
-        self._tokens, self._settings = tokens, settings
+        self._tokens, self._checkpoint, self._settings = tokens, checkpoint, settings
         self._seen = 0
-        self._loss: float | None = None
+        self._losses: list[Tensor] = []  # of the step's batches
+        self._summed = False  # they add up to the step's
+        self._logged: float | None = None
+        self._hook: RemovableHandle | None = None
+        self._training = ""  # random id of this training, in its checkpoints
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any
     ) -> None:
         """Join the swarm."""
         self.close()
-        saved = self._file(args, state)
         settings = dict(self._settings)
-        if state.global_step and saved.exists():
-            settings["state"] = torch.load(saved, weights_only=True)
-        elif state.global_step:
-            log.warning("no %s: this peer starts as a newcomer", saved)
+        known = dict((state.stateful_callbacks or {}).get(KEY) or {})
+        self._training = str(known.get("training") or uuid.uuid4().hex)
+        if state.global_step:
+            saved = self._saved(args, state, str(known.get("folder") or args.output_dir))
+            if saved is not None:
+                settings["state"] = saved
+        said = {"training": self._training, "folder": str(Path(args.output_dir).resolve())}
+        state.stateful_callbacks = {**(state.stateful_callbacks or {}), KEY: said}
         self._seen = int(state.num_input_tokens_seen)
         self.outer = OuterLoop.start(parts["model"], optimizer=parts["optimizer"], **settings)
+        if not args.torch_compile:
+            self._hook = parts["model"].register_forward_hook(self._on_forward, with_kwargs=True)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
         """The optimizer has made a step."""
         assert self.outer is not None
-        self.outer.step(tokens=self._step_tokens(args, state), loss=self._loss)
-        self._loss = None
+        self.outer.step(tokens=self._step_tokens(args, state), loss=self._loss())
         if self.outer.done:
             control.should_training_stop = True
 
@@ -62,14 +78,15 @@ class OuterLoopCallback(TrainerCallback):
         would be mixed into those, so this peer leaves here.
         """
         logged = parts.get("logs") or {}
-        self._loss = logged.get("loss", self._loss)
+        self._logged = logged.get("loss", self._logged)
         if {"train_loss", "total_flos"} <= logged.keys():  # only the trainer's last line has both
             self.close()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
         """The trainer has written a checkpoint: add the peer's state."""
         assert self.outer is not None
-        torch.save(self.outer.state_dict(), self._file(args, state))
+        said = {"training": self._training, "step": state.global_step, "outer": self.outer.state_dict()}
+        torch.save(said, _file(Path(args.output_dir) / f"checkpoint-{state.global_step}"))
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
         """Leave the swarm."""
@@ -77,8 +94,47 @@ class OuterLoopCallback(TrainerCallback):
 
     def close(self) -> None:
         """Leave the swarm; call it after an exception too."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
         if self.outer is not None:
             self.outer.close()
+
+    def _on_forward(self, model: nn.Module, inputs: Any, keywords: Mapping[str, Any], output: Any) -> None:
+        loss = output.get("loss") if isinstance(output, Mapping) else None
+        if model.training and isinstance(loss, Tensor) and loss.requires_grad:
+            self._losses.append(loss.detach())
+            self._summed = keywords.get("num_items_in_batch") is not None  # then each is a share of the step's
+
+    def _loss(self) -> Tensor | float | None:
+        """Of the step that has ended, nats a token."""
+        losses, logged, self._losses, self._logged = self._losses, self._logged, [], None
+        if not losses:
+            return logged
+        total = torch.stack(losses).sum()
+        return total if self._summed else total / len(losses)
+
+    def _saved(self, args: TrainingArguments, state: TrainerState, written: str) -> dict[str, Any] | None:
+        """The peer's state of the checkpoint from which the trainer has resumed: it does not say which folder that is.
+
+        ``written``: the ``output_dir`` at that time.
+        """
+        name, resumed = f"checkpoint-{state.global_step}", args.resume_from_checkpoint
+        folders = [it for it in (self._checkpoint, resumed) if isinstance(it, str | Path)]
+        folders += [Path(written) / name, Path(args.output_dir) / name]
+        for file in dict.fromkeys(_file(Path(it)).resolve() for it in folders):
+            if not file.exists():
+                continue
+            found = torch.load(file, weights_only=True)
+            if (found.get("training"), found.get("step")) == (self._training, state.global_step):
+                return dict(found["outer"])
+            log.warning("%s is of another training", file)
+        log.warning(
+            "no %s of this checkpoint is found: this peer starts as a newcomer; where the folder has been moved, give "
+            "OuterLoopCallback(checkpoint=FOLDER)",
+            OUTER_FILE,
+        )
+        return None
 
     def _step_tokens(self, args: TrainingArguments, state: TrainerState) -> int:
         if self._tokens is not None:
@@ -86,6 +142,6 @@ class OuterLoopCallback(TrainerCallback):
         before, self._seen = self._seen, int(state.num_input_tokens_seen)
         return self._seen - before or args.train_batch_size * args.gradient_accumulation_steps
 
-    @staticmethod
-    def _file(args: TrainingArguments, state: TrainerState) -> Path:
-        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / OUTER_FILE
+
+def _file(checkpoint: Path) -> Path:
+    return checkpoint / OUTER_FILE

@@ -297,39 +297,6 @@ def test_a_check_of_its_settings_finds_its_swarm(scene: Scene, swarm: Swarm) -> 
     assert code == 1 and "run.tag is" in said, said
 
 
-def test_a_trainer_resumes_from_its_own_checkpoint(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
-    from transformers import Trainer, TrainingArguments
-
-    from peer.api.examples import common, hf_trainer
-    from peer.api.huggingface import OuterLoopCallback
-
-    here = {"run.dir": str(tmp_path), "peer.network.host": "127.0.0.1", "peer.metrics.port": 0}
-
-    def train(steps: int, resume: bool) -> OuterLoop:
-        member = OuterLoopCallback(run="own", inner_steps=4, name="one", settings=here)
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path / "trainer"),
-            max_steps=steps,
-            save_steps=6,
-            per_device_train_batch_size=2,
-            report_to="none",
-            disable_tqdm=True,
-            use_cpu=True,
-        )
-        data = hf_trainer.Blocks(common.text(0.01))
-        Trainer(hf_trainer.network(), arguments, train_dataset=data, callbacks=[member]).train(
-            resume_from_checkpoint=resume
-        )
-        assert member.outer is not None
-        return member.outer
-
-    assert (first := train(6, False)).swarm_step == 6 and first.round == 1
-    again = train(8, True)
-    assert (again.swarm_step, again.round, again.adopted) == (8, 2, False)
-    assert again.last is not None and again.last.step == 8
-
-
 EXAMPLES = {"bare_loop": ("8000", "200"), "nano_gpt": ("300", "20"), "hf_trainer": ("300", "20")}
 
 

@@ -9,7 +9,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from peer.api.huggingface import OuterLoopCallback
 from peer.api.loop import OuterLoop
 
 NAMES = ("_state", "_boundary", "_training", "_account", "_member", "_length", "_phase", "_progress", "_stop", "_model")
@@ -53,18 +52,6 @@ def test_after_the_last_step_no_phase_begins(step: int, monkeypatch: pytest.Monk
     called = [call[0] for call in watched.mock_calls]
     assert ("_length.begin" in called) == ("_member.join_late" in called) == (step == 98)
     assert ("close" in called) == (step == 99)
-
-
-def test_a_trainer_that_loads_its_best_weights_at_its_end_has_left_before() -> None:
-    """The rest of the running swap was mixed into them."""
-    member, outer = OuterLoopCallback(run="a"), Mock()
-    member.outer = outer
-    nothing: Any = None
-    member.on_log(nothing, nothing, nothing, logs={"loss": 1.5})
-    member.on_log(nothing, nothing, nothing, logs={"train_loss": 1.4})  # a program's own line
-    assert member._loss == 1.5 and not outer.close.called
-    member.on_log(nothing, nothing, nothing, logs={"train_loss": 1.2, "total_flos": 3.0})  # then it loads them
-    assert outer.close.called
 
 
 def test_another_state_is_taken_after_the_running_swap_was_given_up() -> None:
