@@ -10,7 +10,7 @@ import torch
 
 from peer import clock
 from peer.device.memory import is_out_of_memory, release_memory
-from peer.errors import RunError, one_line
+from peer.errors import RunError, UserError, one_line
 from peer.logs import fields, get_logger
 from peer.training.member import Membership
 from peer.training.state import PeerState
@@ -66,6 +66,8 @@ class Rest:
             if self._device.type != "cpu":
                 self._state.move_to(self._device)
             self._member.rejoin()
+        except UserError as error:  # all others train another configuration: so may a single stranger
+            log.warning("goes on with its own state: %s", one_line(error))
         except (RuntimeError, RunError) as error:
             if not (isinstance(error, RunError) or is_out_of_memory(error)):
                 raise
