@@ -84,9 +84,11 @@ class RowWriter:
 
     def keep(self, wanted: Callable[[Row], bool]) -> None:
         """Remove the other rows, or none of them if the disk has an error."""
-        kept = [json.dumps(row) + "\n" for row in read_rows(self.path) if wanted(row)]
         temporary = self.path.with_suffix(".tmp")
         try:
+            with self.path.open("rb") as file:  # not read_rows: one that cannot be read is not empty
+                rows = [row for line in file if (row := _parsed(line)) is not None]
+            kept = [json.dumps(row) + "\n" for row in rows if wanted(row)]
             temporary.write_text("".join(kept), encoding="utf-8")
             temporary.replace(self.path)
         except OSError as error:

@@ -104,7 +104,11 @@ OF_PEER = (
         "Unix time of this process's last checkpoint, later by the pauses since.",
     ),
     Series("checkpoint_bytes", "gauge", "Size of one checkpoint."),
-    Series("disk_free_bytes", "gauge", "Free space on the checkpoints' disk."),
+    Series(
+        "disk_free_bytes",
+        "gauge",
+        "Free space on the checkpoints' disk, with that of a checkpoint that is being written.",
+    ),
     Series(
         "device_memory_bytes",
         "gauge",

@@ -69,9 +69,9 @@ class Checkpoints:
             )
 
     def free_bytes(self) -> float:
-        """Free space on the disk; NaN when unknown."""
+        """Free space on the disk, with that of a checkpoint that is being written; NaN when unknown."""
         try:
-            return float(shutil.disk_usage(self.folder).free)
+            return float(disk_room(self.folder, 0))
         except OSError:
             return math.nan
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -90,3 +92,22 @@ def test_a_full_disk_removes_no_rows(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "no row is removed" in caplog.text
     writer.keep(lambda row: row["round"] < 3)
     assert read_rows(writer.path) == ROWS[:3]
+
+
+def test_a_file_that_cannot_be_read_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All its rows were removed when the peer resumed."""
+    writer = RowWriter(tmp_path / "rounds.jsonl")
+    writer.append(ROWS[0])
+    whole = Path.open
+
+    def broken(path: Path, mode: str = "r", *more: Any, **others: Any) -> Any:
+        if mode == "rb":
+            raise OSError(errno.EIO, "Input/output error")
+        return whole(path, mode, *more, **others)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "open", broken)
+        writer.keep(lambda _: True)
+    assert read_rows(writer.path) == [ROWS[0]]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -74,6 +75,17 @@ def test_what_a_kill_left_half_written_does_not_fill_the_disk(tmp_path: Path) ->
     (tmp_path / ".tmp-step_00000517").mkdir()  # by SIGKILL in mid-save; the resumed run saves at other steps
     saved(tmp_path, 500, 600, 700)
     assert list(tmp_path.glob(".tmp-*")) == []
+
+
+def test_a_checkpoint_that_is_being_written_counts_as_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its room is there again after it: the alert of a full disk fired in saves of more than a minute."""
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    checkpoints = saved(tmp_path, 1)
+    assert checkpoints.free_bytes() == 1000
+    half = tmp_path / ".tmp-step_00000002"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(bytes(400))
+    assert checkpoints.free_bytes() == 1400
 
 
 @settings(max_examples=60)
