@@ -12,6 +12,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -21,10 +22,40 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from peer import logs
 from peer.api.loop import OuterLoop
+from peer.errors import one_line
 
 log = logs.get_logger("huggingface")
 OUTER_FILE = "outer.pt"  # in each of the trainer's checkpoints
 KEY = "noloco"  # of what the trainer's own state says of it
+
+
+class StepLosses:
+    """A forward hook that collects the losses of a step's batches. It knows no peer, so that the model can be copied
+    and pickled; in a copy it collects nothing.
+    """
+
+    def __init__(self) -> None:
+        self.active = False
+        self._losses: list[Tensor] = []
+        self._summed = False  # they add up to the step's
+
+    def __call__(self, model: nn.Module, inputs: Any, keywords: Mapping[str, Any], output: Any) -> None:
+        """After a forward pass."""
+        loss = output.get("loss") if self.active and isinstance(output, Mapping) else None
+        if model.training and isinstance(loss, Tensor) and loss.requires_grad:
+            self._losses.append(loss.detach())
+            self._summed = keywords.get("num_items_in_batch") is not None  # then each is a share of the step's
+
+    def __reduce__(self) -> tuple[type[StepLosses], tuple[()]]:
+        return StepLosses, ()
+
+    def take(self) -> Tensor | None:
+        """Of the step that has ended, nats a token; ``None`` when unknown."""
+        losses, self._losses = self._losses, []
+        if not losses:
+            return None
+        total = torch.stack(losses).sum()
+        return total if self._summed else total / len(losses)
 
 
 class OuterLoopCallback(TrainerCallback):
@@ -33,16 +64,15 @@ class OuterLoopCallback(TrainerCallback):
     resume from, when it has been moved since.
 
     The trainer's checkpoints hold the peer's state too. Training ends after the run's ``steps``. The loss of each step
-    is read of the model's output, so that a merge that does harm is undone; where the model has none, or is compiled by
-    the trainer, it is that of the trainer's log lines, which come too seldom for that.
+    is read of the model's output, so that a merge that does harm is undone. Where the model has none, is compiled by
+    the trainer or runs on several GPUs, it is that of the trainer's log lines, which come too seldom for that.
     """
 
     def __init__(self, *, tokens: int | None = None, checkpoint: Path | str | None = None, **settings: Any) -> None:
         self.outer: OuterLoop | None = None
         self._tokens, self._checkpoint, self._settings = tokens, checkpoint, settings
         self._seen = 0
-        self._losses: list[Tensor] = []  # of the step's batches
-        self._summed = False  # they add up to the step's
+        self._losses = StepLosses()
         self._logged: float | None = None
         self._hook: RemovableHandle | None = None
         self._training = ""  # random id of this training, in its checkpoints
@@ -63,20 +93,23 @@ class OuterLoopCallback(TrainerCallback):
         state.stateful_callbacks = {**(state.stateful_callbacks or {}), KEY: said}
         self._seen = int(state.num_input_tokens_seen)
         self.outer = OuterLoop.start(parts["model"], optimizer=parts["optimizer"], **settings)
-        if not args.torch_compile:
-            self._hook = parts["model"].register_forward_hook(self._on_forward, with_kwargs=True)
+        self._losses.active = not args.torch_compile and args.n_gpu <= 1
+        self._hook = parts["model"].register_forward_hook(self._losses, with_kwargs=True)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
         """The optimizer has made a step."""
         assert self.outer is not None
-        self.outer.step(tokens=self._step_tokens(args, state), loss=self._loss())
+        loss, logged, self._logged = self._losses.take(), self._logged, None
+        self.outer.step(tokens=self._step_tokens(args, state), loss=logged if loss is None else loss)
         if self.outer.done:
             control.should_training_stop = True
 
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
+        """No step may follow."""
+        self._leave_at_the_end(state, control)
+
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
-        """The trainer logs its loss; at its end the mean, before it may load its best weights: a swap that still runs
-        would be mixed into those, so this peer leaves here.
-        """
+        """The trainer logs its loss, and at its end the mean."""
         logged = parts.get("logs") or {}
         self._logged = logged.get("loss", self._logged)
         if {"train_loss", "total_flos"} <= logged.keys():  # only the trainer's last line has both
@@ -86,11 +119,20 @@ class OuterLoopCallback(TrainerCallback):
         """The trainer has written a checkpoint: add the peer's state."""
         assert self.outer is not None
         said = {"training": self._training, "step": state.global_step, "outer": self.outer.state_dict()}
-        torch.save(said, _file(Path(args.output_dir) / f"checkpoint-{state.global_step}"))
+        file = _file(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+        temporary = file.with_suffix(".tmp")
+        torch.save(said, temporary)
+        temporary.replace(file)  # a kill leaves a whole file or none
+        self._leave_at_the_end(state, control)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: Any) -> None:
         """Leave the swarm."""
         self.close()
+
+    def _leave_at_the_end(self, state: TrainerState, control: TrainerControl) -> None:
+        """When no step follows: the trainer may load its best weights, into which a running swap would be mixed."""
+        if control.should_training_stop or state.global_step >= state.max_steps:
+            self.close()
 
     def close(self) -> None:
         """Leave the swarm; call it after an exception too."""
@@ -99,20 +141,6 @@ class OuterLoopCallback(TrainerCallback):
             self._hook = None
         if self.outer is not None:
             self.outer.close()
-
-    def _on_forward(self, model: nn.Module, inputs: Any, keywords: Mapping[str, Any], output: Any) -> None:
-        loss = output.get("loss") if isinstance(output, Mapping) else None
-        if model.training and isinstance(loss, Tensor) and loss.requires_grad:
-            self._losses.append(loss.detach())
-            self._summed = keywords.get("num_items_in_batch") is not None  # then each is a share of the step's
-
-    def _loss(self) -> Tensor | float | None:
-        """Of the step that has ended, nats a token."""
-        losses, logged, self._losses, self._logged = self._losses, self._logged, [], None
-        if not losses:
-            return logged
-        total = torch.stack(losses).sum()
-        return total if self._summed else total / len(losses)
 
     def _saved(self, args: TrainingArguments, state: TrainerState, written: str) -> dict[str, Any] | None:
         """The peer's state of the checkpoint from which the trainer has resumed: it does not say which folder that is.
@@ -125,7 +153,11 @@ class OuterLoopCallback(TrainerCallback):
         for file in dict.fromkeys(_file(Path(it)).resolve() for it in folders):
             if not file.exists():
                 continue
-            found = torch.load(file, weights_only=True)
+            try:
+                found = torch.load(file, weights_only=True)
+            except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
+                log.warning("%s cannot be read: %s", file, one_line(error))
+                continue
             if (found.get("training"), found.get("step")) == (self._training, state.global_step):
                 return dict(found["outer"])
             log.warning("%s is of another training", file)

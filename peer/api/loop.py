@@ -259,7 +259,7 @@ class OuterLoop:
 
     def _cross(self) -> None:
         self._training.close()  # waits for the accelerator
-        self._length.cut()
+        self._boundary.cut()
         rate = float(self._optimizers[0].param_groups[0]["lr"]) if self._optimizers else math.nan
         inner = self._account.report(rate)
         self._member.reporter.inner(inner)

@@ -48,6 +48,12 @@ class Boundary(ABC):
         """Call it before each inner step."""
         self.rollback.look()
 
+    def cut(self) -> None:
+        """The inner phase ends now, whatever number of steps was made."""
+        if left := self.phase_length.remaining():
+            self.rollback.skip(left)
+            self.phase_length.cut()
+
     @abstractmethod
     def cross(self, inner: InnerReport) -> bool:
         """The inner phase has ended: average with others and take the outer step; returns whether the round is over.

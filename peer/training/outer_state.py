@@ -68,6 +68,7 @@ class OuterState(ABC):
         self.kept = outer.slow.zeros() if feedback else None  # what rounding has kept back (exchange/group/feedback.py)
         self.counters = Counters()
         self.trial: Trial | None = None  # the last merge, while it may be undone (rollback.py)
+        self.replaced = 0  # times that weights of others have replaced these
 
     @abstractmethod
     def forget(self) -> None:
@@ -163,6 +164,7 @@ class OuterState(ABC):
                 vector.copy_(vectors[name])
 
     def _take_over(self, state: State) -> None:
+        self.replaced += 1
         self.take_outer({**self.saved_vectors(), **dict(zip(self.named_vectors(), state.vectors, strict=True))})
         self.outer.slow.write_fast()
         self.inner.step = state.step + state.phase_steps_done

@@ -40,10 +40,12 @@ class Rollback:
         self._state, self._undone, self._sample = state, undone, sample
         self._recent: deque[InnerReport] = deque()
         self._at_rest = False
+        self._replaced = state.replaced  # of the weights whose losses are the recent ones
         self._known: Sequence[float] | None = None  # what ``sample`` gives for the current weights
 
     def trained(self, inner: InnerReport) -> None:
         """Some inner steps were made: their losses are usual."""
+        self._follow()
         if math.isfinite(inner.loss):
             self._recent.append(inner)
             while sum(it.losses for it in self._recent) - self._recent[0].losses >= USUAL_LOSSES:
@@ -53,6 +55,7 @@ class Rollback:
         """``corrections`` are being applied. They may grow until :meth:`ended` if there is no ``merge`` yet; each of
         them may not change any more.
         """
+        self._follow()
         if self._recent:
             usual, spread = _pooled(self._recent)
             step = self._state.inner.step
@@ -68,6 +71,19 @@ class Rollback:
         """Other weights replace these: the last merge and the usual losses say nothing of them."""
         self._state.trial = self._known = None
         self._recent.clear()
+
+    def _follow(self) -> None:
+        if self._replaced != self._state.replaced:
+            self._replaced = self._state.replaced
+            self.forget()
+
+    def skip(self, steps: int) -> None:
+        """Call it before the swarm's step counts ``steps`` further that this peer has not made."""
+        self.look(wait=True)
+        trial = self._state.trial
+        if trial is not None:
+            trial.step, trial.applied = trial.step + steps, trial.applied + steps
+            trial.judged += steps if trial.judged else 0
 
     def look(self, *, wait: bool = False) -> None:
         """Call it after each inner step: judge the merge while corrections come, and in the first steps after them.

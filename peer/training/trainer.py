@@ -91,7 +91,7 @@ class Trainer:
         self.counters.phase_tokens += inner.tokens
         self.counters.phase_steps_done += inner.steps
         if self.phase_length.time_up and not self.context.away:
-            self.phase_length.cut()
+            self.boundary.cut()
         self.member.reporter.inner(inner)
         if broken := inner.broken:
             raise RunError(

@@ -31,13 +31,13 @@ class Scene:
         here = {"run.dir": str(self.folder), "peer.network.host": "127.0.0.1", "peer.metrics.port": 0}
         member = OuterLoopCallback(run="own", inner_steps=4, name="one", settings=here, checkpoint=checkpoint)
         told: list[Any] = []
-        own_loss = member._loss
+        take = member._losses.take
 
-        def loss() -> Any:
-            told.append(own_loss())
+        def watched() -> Any:
+            told.append(take())
             return told[-1]
 
-        member._loss = loss  # type: ignore[method-assign]
+        member._losses.take = watched  # type: ignore[method-assign]
         arguments = TrainingArguments(
             output_dir=str(self.folder / output),
             max_steps=steps,

@@ -2,44 +2,99 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
+from transformers import TrainerControl, TrainerState
 from transformers.modeling_outputs import CausalLMOutput
 
-from peer.api.huggingface import OuterLoopCallback
+from peer.api.huggingface import OuterLoopCallback, StepLosses
 
 NOTHING: Any = None
 
 
+class Member:
+    """A callback with a peer that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.callback, self.outer = OuterLoopCallback(run="a", tokens=1), Mock(done=False)
+        self.callback.outer = self.outer
+        self.control = TrainerControl()
+
+    def step(self, number: int) -> Any:
+        """The loss that it is told."""
+        self.callback.on_step_end(NOTHING, TrainerState(global_step=number, max_steps=9), self.control)
+        return self.outer.step.call_args[1]["loss"]
+
+
 def test_a_trainer_that_loads_its_best_weights_at_its_end_has_left_before() -> None:
     """The rest of the running swap was mixed into them."""
-    member, outer = OuterLoopCallback(run="a"), Mock()
-    member.outer = outer
-    member.on_log(NOTHING, NOTHING, NOTHING, logs={"loss": 1.5})
-    member.on_log(NOTHING, NOTHING, NOTHING, logs={"train_loss": 1.4})  # a program's own line
-    assert member._loss() == 1.5 and not outer.close.called
-    member.on_log(NOTHING, NOTHING, NOTHING, logs={"train_loss": 1.2, "total_flos": 3.0})  # then it loads them
-    assert outer.close.called
+    member = Member()
+    member.callback.on_log(NOTHING, NOTHING, NOTHING, logs={"loss": 1.5})
+    member.callback.on_log(NOTHING, NOTHING, NOTHING, logs={"train_loss": 1.4})  # a program's own line
+    assert member.step(1) == 1.5 and member.step(2) is None and not member.outer.close.called
+    member.callback.on_log(NOTHING, NOTHING, NOTHING, logs={"train_loss": 1.2, "total_flos": 3.0})  # then it loads them
+    assert member.outer.close.called
+
+
+@pytest.mark.parametrize(("step", "stops", "left"), [(8, False, False), (9, False, True), (8, True, True)])
+def test_it_has_left_when_an_epoch_ends_and_no_step_follows(step: int, stops: bool, left: bool) -> None:
+    """Some versions of the trainer log their last line after they have loaded the best weights."""
+    member = Member()
+    member.control.should_training_stop = stops
+    member.callback.on_epoch_end(NOTHING, TrainerState(global_step=step, max_steps=9), member.control)
+    assert member.outer.close.called is left
+
+
+def forward(hook: StepLosses, model: nn.Module, value: float, *, gradient: bool = True, **keywords: Any) -> None:
+    output = CausalLMOutput(loss=torch.tensor(value, requires_grad=gradient))  # type: ignore[arg-type]
+    hook(model, (), keywords, output)
 
 
 @pytest.mark.parametrize(("keywords", "loss"), [({"num_items_in_batch": 7}, 6.0), ({}, 3.0)])
 def test_the_loss_of_a_step_is_that_of_its_batches(keywords: dict[str, Any], loss: float) -> None:
     """The trainer says it every ``logging_steps`` only, so that no merge was ever judged."""
-    member, model = OuterLoopCallback(run="a"), nn.Linear(1, 1)
+    member, model = Member(), nn.Linear(1, 1)
+    hook = member.callback._losses
+    hook.active = True
+    forward(hook, model, 2.0, **keywords)
+    forward(hook, model, 4.0, **keywords)
+    forward(hook, model, 50.0, gradient=False, **keywords)
+    forward(hook, model.eval(), 60.0, **keywords)
+    assert member.step(1) == loss
+    hook(model.train(), (), keywords, (torch.ones(1),))
+    assert member.step(2) is None
 
-    def forward(value: float, *, gradient: bool = True) -> None:
-        output = CausalLMOutput(loss=torch.tensor(value, requires_grad=gradient))  # type: ignore[arg-type]
-        member._on_forward(model, (), keywords, output)
 
-    forward(2.0)
-    forward(4.0)
-    forward(50.0, gradient=False)
-    model.eval()
-    forward(60.0)
-    assert float(member._loss() or 0) == loss
-    member._on_forward(model.train(), (), keywords, (torch.ones(1),))
-    assert member._loss() is None
+def test_a_model_with_the_hook_can_be_copied_and_pickled() -> None:
+    """Averages of weights are copies of the model; the hook held the peer with its threads and locks."""
+    member, model = Member(), nn.Linear(1, 1)
+    hook = member.callback._losses
+    hook.active = True
+    model.register_forward_hook(hook, with_kwargs=True)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        (other,) = copied._forward_hooks.values()
+        forward(other, copied, 2.0)
+        assert other is not hook and other.take() is None
+
+
+def test_half_a_file_of_a_checkpoint_is_no_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    member = Member()
+    folder = tmp_path / "checkpoint-3"
+    folder.mkdir()
+    (folder / "outer.pt").write_bytes(b"PK")
+    arguments, state = SimpleNamespace(output_dir=tmp_path, resume_from_checkpoint=None), TrainerState(global_step=3)
+    assert member.callback._saved(arguments, state, str(tmp_path)) is None  # type: ignore[arg-type]
+    assert "cannot be read" in caplog.text and "starts as a newcomer" in caplog.text
+    member.outer.state_dict.return_value = {"round": 1}
+    member.callback._training = "a"
+    member.callback.on_save(arguments, TrainerState(global_step=3, max_steps=9), member.control)  # type: ignore[arg-type]
+    assert member.callback._saved(arguments, state, str(tmp_path)) == {"round": 1}  # type: ignore[arg-type]
+    assert [it.name for it in folder.iterdir()] == ["outer.pt"]

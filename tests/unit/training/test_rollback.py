@@ -320,3 +320,45 @@ def test_a_loop_that_tells_no_loss_undoes_nothing(peer: Peer) -> None:
     rollback = Rollback(peer.state, lambda *of: peer.undone.append(of))
     rollback.begin([(0, peer.harm())], merge())
     assert peer.state.trial is None
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_steps_that_a_slow_peer_did_not_make_do_not_save_a_merge_from_its_judgement(sampled: bool) -> None:
+    """``run.inner_time`` ends a phase of 50 after three steps: the swarm's step, and with it the last loss, counted as
+    one long after the merge.
+    """
+    peer = Peer()
+    losses = iter([[99.0, 99.0], [2.0, 2.0]])
+    peer.rollback._sample = (lambda: next(losses)) if sampled else None
+    peer.merge(peer.harm())
+    peer.rollback.ended(merge())
+    peer.state.inner.loss, peer.state.inner.step = 99.0, peer.state.inner.step + 1  # the last step, and no look since
+    peer.rollback.skip(47)
+    peer.state.inner.step += 47
+    peer.rollback.end(left=1000)
+    assert len(peer.undone) == 1
+
+
+def test_a_loss_before_a_cut_counts_once_and_the_next_ones_as_usual() -> None:
+    peer = Peer()
+    peer.merge(peer.harm())
+    peer.rollback.ended(merge())
+    peer.step_with(2.0)
+    peer.rollback.skip(47)
+    peer.state.inner.step += 47
+    trial = peer.state.trial
+    assert trial is not None
+    peer.rollback.look(wait=True)
+    assert list(trial.losses) == [2.0]
+    peer.step_with(99.0)
+    assert len(peer.undone) == 1
+
+
+def test_the_losses_of_weights_that_were_replaced_are_not_usual() -> None:
+    """After a member's weights were taken the next honest merge was undone, and its partner blamed."""
+    peer = Peer()
+    peer.state.adopt(peer.state.snapshot())
+    peer.merge(peer.own()[0] * 0)
+    peer.rollback.ended(merge())
+    peer.step_with(99.0)
+    assert not peer.undone
