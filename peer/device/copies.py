@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from peer.device.accelerator import module_of
+from peer.device.memory import is_out_of_memory
+from peer.errors import UserError
 from peer.logs import get_logger
 
 log = get_logger("device")
@@ -39,31 +41,33 @@ class Completion(Protocol):
 
 
 class SideStream:
-    """A stream of an accelerator for copies, and pinned memory for them."""
+    """A stream of an accelerator for copies each way, and pinned memory for them: a copy to the device, for which the
+    next step waits, waits for no other, and both ways of the bus are used.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._module = device, module_of(device)
-        self._stream = self._module.Stream(device)
+        self._down, self._up = self._module.Stream(device), self._module.Stream(device)
 
     def download(self, snapshot: Tensor) -> tuple[Tensor, Completion]:
         """A copy in pinned memory, and its event. ``snapshot``: on the device; nobody changes it."""
         host = torch.empty(snapshot.shape, dtype=snapshot.dtype, pin_memory=True)
-        self._stream.wait_stream(self._module.current_stream(self._device))
-        with self._module.stream(self._stream):
+        self._down.wait_stream(self._module.current_stream(self._device))
+        with self._module.stream(self._down):
             host.copy_(snapshot, non_blocking=True)
-        snapshot.record_stream(self._stream)  # its memory is not used again before the copy
-        copied: Completion = self._stream.record_event()
+        snapshot.record_stream(self._down)  # its memory is not used again before the copy
+        copied: Completion = self._down.record_event()
         return host, copied
 
     def upload(self, numel: int, fill: Callable[[Tensor], object]) -> Tensor:
         """An fp32 vector on the device, for the compute stream. ``fill`` writes it on the host."""
         host = torch.empty(numel, dtype=torch.float32, pin_memory=True)  # torch frees it after the copy
         fill(host)
-        with self._module.stream(self._stream):
+        with self._module.stream(self._up):
             moved = torch.empty(numel, dtype=torch.float32, device=self._device)
             moved.copy_(host, non_blocking=True)
         compute = self._module.current_stream(self._device)
-        compute.wait_stream(self._stream)
+        compute.wait_stream(self._up)
         moved.record_stream(compute)
         return moved
 
@@ -94,8 +98,16 @@ def side_stream(device: torch.device) -> SideStream | None:
 
 
 def host_zeros(numel: int, device: torch.device) -> Tensor:
-    """A flat fp32 vector on the host, pinned where ``device`` copies from such memory."""
-    return torch.zeros(numel, dtype=torch.float32, pin_memory=has_streams(device))
+    """A flat fp32 vector on the host, pinned where ``device`` copies from such memory. Raises :class:`UserError`."""
+    try:
+        return torch.zeros(numel, dtype=torch.float32, pin_memory=has_streams(device))
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"the host gives no {4 * numel / 2**30:.2f} GiB of memory that the accelerator copies from (pinned); free "
+            "some, raise its limit (ulimit -l, WSL's memory), or choose a smaller model"
+        ) from None
 
 
 def to_device(batch: Tensor, device: torch.device) -> Tensor:

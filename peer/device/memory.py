@@ -14,6 +14,7 @@ PROCESS_BYTES = (890 if torch.backends.cuda.is_built() else 436) * 2**20
 # Bytes that an allocator holds for activations, divided by live bytes; the rest is fragmentation. The C library's value
 # was measured on three sizes of model. An accelerator's is CUDA's usual value.
 _HOST_SLACK, _DEVICE_SLACK = 1.6, 1.1
+_OUT_OF_MEMORY = ("MPS backend out of memory", "CUDA error: out of memory", "HIP error: out of memory")
 _CONTEXT_BYTES = 500 * 2**20  # of a GPU for its driver and libraries: CUDA's usual value
 
 
@@ -59,9 +60,11 @@ def context_bytes(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Has an accelerator no memory left? MPS raises a plain ``RuntimeError``."""
+    """Has an accelerator no memory left, or the host none for its copies? MPS, and CUDA where torch's allocator has no
+    part in it, raise another ``RuntimeError``.
+    """
     return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and str(error).startswith("MPS backend out of memory")
+        isinstance(error, RuntimeError) and str(error).startswith(_OUT_OF_MEMORY)
     )
 
 

@@ -80,7 +80,7 @@ class InnerLoop:
     ) -> None:
         self.model, self.device, self.step = model, device, 0
         self.loss: Tensor | float | None = None  # of the last step, on the device
-        self._forward = _Compiled(model) if compiled else model
+        self._forward: Callable[..., Any] = torch.compile(model) if compiled else model
         self._settings, self._total, self._autocast = config.run.inner, config.run.steps, autocast
         self._micro_batch, self._context = config.peer.micro_batch, context
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -132,7 +132,21 @@ class InnerLoop:
         return total, norm
 
     def _backward(self, batch: Tensor) -> Tensor:
-        """The gradients of the mean loss over ``batch``, and that loss."""
+        """The gradients of the mean loss over ``batch``, and that loss. Where torch.compile fails on this machine, the
+        step begins anew without it.
+        """
+        try:
+            return self._gradients(batch)
+        except (RuntimeError, OSError) as error:  # no compiler, no Triton for this GPU, an unknown operator
+            if self._forward is self.model or is_out_of_memory(error):
+                raise
+            self._forward = self.model
+            log.warning("peer.compile fails on this machine, training goes on without it: %s", one_line(error, 160))
+        for it in self._parameters if self._copies is None else self._copies.collect():
+            it.grad = None
+        return self._gradients(batch)
+
+    def _gradients(self, batch: Tensor) -> Tensor:
         size = self._micro_batch or batch.shape[0]
         share = size / batch.shape[0]
         total = torch.zeros((), device=self.device)
@@ -174,24 +188,6 @@ def batch_loss(model: Callable[..., Any], batch: Tensor, device: torch.device, a
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
         logits = model(input_ids=batch[:, :-1]).logits
     return functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
-
-
-class _Compiled:
-    """The forward pass through torch.compile, or the plain one if torch.compile fails on this machine."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model: Callable[..., Any] = model
-        self._compiled: Callable[..., Any] = torch.compile(model)
-
-    def __call__(self, **inputs: Tensor) -> Any:
-        try:
-            return self._compiled(**inputs)
-        except (RuntimeError, OSError) as error:  # no compiler, no Triton for this GPU, an unknown operator
-            if self._compiled is self._model or is_out_of_memory(error):
-                raise
-            self._compiled = self._model
-            log.warning("peer.compile fails on this machine, training goes on without it: %s", one_line(error, 160))
-            return self._model(**inputs)
 
 
 def out_of_memory(error: BaseException, config: Config, ranks: int = 1) -> str:

@@ -26,6 +26,7 @@ from peer.device.memory import PROCESS_BYTES, allocator_slack, context_bytes, de
 from peer.outer.opening import most_coming
 from peer.replica import model
 from peer.replica.inner_loop import batch_loss
+from peer.replica.offload import under_way_bytes
 from peer.replica.optimizer import moment_count
 from peer.replica.sharded.channel import WINDOW_ELEMENTS
 from peer.replica.sharded.replica import blocks_of
@@ -65,6 +66,10 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         "activations": round(slack * (step if ranks > 1 or offload else step - weights)),
         "context": context_bytes(device),
     }
+    if pinned and offload:
+        on_device["gradient_copies"] = under_way_bytes(
+            [4 * it.numel() for it in outline.parameters() if it.requires_grad]
+        )
     if pinned and run.exchange.overlap:  # parts on their way to the host
         on_device["swap_copies"] = 4 * min(weights // 4, PART * most_coming(len(parts(weights // 4))))
     on_host = {
@@ -80,9 +85,9 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         "process": PROCESS_BYTES * ranks,
     }
     if offload:  # with micro-batches, the sums and as much under way
-        gradients = sum(_host_bytes(it.numel(), pinned) for it in outline.parameters() if it.requires_grad)
+        sums = sum(_host_bytes(it.numel(), pinned) for it in outline.parameters() if it.requires_grad)
         accumulated = 1 + (peer.micro_batch not in (None, run.batch_size))
-        on_host |= {"weight_copies": vector, "gradients": gradients * accumulated, "moments": moments}
+        on_host |= {"weight_copies": vector, "gradients": sums * accumulated, "moments": moments}
     giving = weights * (1 + bool(on_host["momentum"]))
     return Memory(sum(on_device.values()), sum(on_host.values()), {**on_device, **on_host}, giving)
 

@@ -10,7 +10,7 @@ each step, and 4 to the host at the next step for tensors that anything else has
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from torch.optim import Optimizer
 
 from peer.config.schema import Config
 from peer.device.copies import Completion, has_streams, host_zeros, side_stream
+
+UNDER_WAY_BYTES = 256 * 2**20  # of gradients that are being copied, or two of them: the device computes on meanwhile
 
 
 def may_offload(config: Config, ranks: int) -> bool:
@@ -39,6 +41,7 @@ class HostCopies:
         self.of = {it: nn.Parameter(piece.view(it.shape)) for it, piece in zip(own, pieces, strict=True)}
         self._versions: dict[nn.Parameter, int] = {}
         self._coming: deque[tuple[nn.Parameter, Tensor, Completion]] = deque()
+        self._under_way = 0  # bytes
         for parameter in own:
             parameter.register_post_accumulate_grad_hook(self._take)
 
@@ -73,12 +76,18 @@ class HostCopies:
             _accumulate(copy, gradient.cpu().contiguous())
             return
         self._coming.append((copy, *self._side.download(gradient)))
-        while self._coming and self._coming[0][2].query():
-            self._arrive()
+        self._under_way += gradient.nbytes
+        while self._coming and (self._coming[0][2].query() or self._crowded):
+            self._arrive()  # the host runs ahead of the device, whose memory would fill with gradients
+
+    @property
+    def _crowded(self) -> bool:
+        return len(self._coming) > 2 and self._under_way > UNDER_WAY_BYTES
 
     def _arrive(self) -> None:
         copy, gradient, copied = self._coming.popleft()
         copied.synchronize()
+        self._under_way -= gradient.nbytes
         _accumulate(copy, gradient)
 
 
@@ -101,6 +110,12 @@ class HostAdamW(Optimizer):
             self._adamw.state[copy] = self.state[parameter]  # one dictionary, also when it was restored
         self._adamw.step()
         self._copies.write_back()
+
+
+def under_way_bytes(sizes: Sequence[int]) -> int:
+    """Of gradients of these ``sizes`` (bytes), what is copied at once at most."""
+    largest = sorted(sizes)[-2:]
+    return min(sum(sizes), max(UNDER_WAY_BYTES + largest[-1], sum(largest)))
 
 
 def _accumulate(copy: nn.Parameter, gradient: Tensor) -> None:

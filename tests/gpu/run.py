@@ -32,11 +32,11 @@ def findings(site: Site, only: Sequence[str] | None = None, limit: float = LIMIT
     """Of all checks, or of those named. What breaks a check, or is not reached in time, is a finding too."""
     ends = time.monotonic() + limit
     for name in only or CHECKS:
-        check = importlib.import_module(f"tests.gpu.checks.{name}").check
         if time.monotonic() > ends:
             yield Finding(name, False, f"not begun within {limit:.0f} s")
             continue
         try:
+            check = importlib.import_module(f"tests.gpu.checks.{name}").check
             for finding in check(site):
                 yield finding
                 if time.monotonic() > ends:

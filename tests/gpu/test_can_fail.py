@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from peer.replica.memory import Memory
 from peer.replica.offload import HostCopies
 from peer.replica.sharded.weights import GatheredWeights
 from peer.training.state import PeerState
-from tests.gpu.checks import memory, network, out_of_memory, sharing, speed, step_share
+from tests.gpu.checks import copies, memory, network, out_of_memory, sharing, speed, step_share
 from tests.gpu.run import findings, verdict
 from tests.gpu.site import Finding, Site
 from tests.unit.parts import no_compiler
@@ -250,3 +251,20 @@ def test_what_breaks_or_is_late_is_wrong(
     ok, left_out = Finding("a", True, ""), Finding("b", None, "")
     assert [verdict(it, 1.0) for it in ([ok, left_out], [ok, *broken], [left_out])] == [0, 1, 1]
     assert capsys.readouterr().out.splitlines()[0] == "gpu-test: 1 right, 0 wrong, 1 left out, in 1 s"
+
+
+def test_a_check_that_lacks_a_package_is_a_finding_and_the_others_run(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setitem(sys.modules, "tests.gpu.checks.sharing", None)  # as its import fails
+    site = Site(torch.device("cpu"), tmp_path, timed=False)
+    found = list(findings(site, ["sharing", "copies"]))
+    assert found[0].right is False and "ModuleNotFoundError" in found[0].words and len(found) > 2
+
+
+def test_the_outer_step_of_a_device_with_streams_has_the_bits_of_its_twin(tmp_path: Path) -> None:
+    """θ + (φ − θ) is not φ to the bit: the check said WRONG on every accelerator."""
+    twins = copies.Twins(Site(torch.device("cpu"), tmp_path, timed=False))
+    for outer in (twins.here, twins.there):
+        outer.slow._side = copies.HostSide()  # type: ignore[assignment]
+    assert copies._outer(twins.site, twins, "part by part", copies._part_by_part).right
+    twins.here.slow._side = None
+    assert not copies._outer(twins.site, twins, "part by part", copies._part_by_part).right

@@ -11,7 +11,10 @@ from importlib import metadata
 from pathlib import Path
 
 # Modules without which nothing here runs. hivemind is not among them: without it the network's parts are left out.
-NEEDED = ("torch", "transformers", "pydantic", "numpy", "safetensors", "xxhash", "yaml", "prometheus_client")
+NEEDED = (
+    *("torch", "transformers", "pydantic", "numpy", "safetensors", "xxhash", "yaml", "prometheus_client"),
+    "cryptography",
+)
 
 
 def missing() -> list[str]:

@@ -7,6 +7,7 @@ waits for it. It reads its source then. What it fills is NaN before, and for eve
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -68,8 +69,11 @@ class LateDevice(TorchDispatchMode):
         self._made: dict[int, int] = {}  # by address: the work of the compute stream that made it
         self._pinned: list[Tensor] = []  # kept, so that no address is used again
         self._compute = self._current = Stream(self, "compute")
+        names = itertools.cycle(("down", "up"))  # a side stream has one each way
         module = SimpleNamespace(
-            Stream=lambda device: Stream(self, "side"), current_stream=lambda device: self._current, stream=self._use
+            Stream=lambda device: Stream(self, next(names)),
+            current_stream=lambda device: self._current,
+            stream=self._use,
         )
         monkeypatch.setattr(copies, "module_of", lambda device: module)
         monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: self.calls.append("memory is kept"))

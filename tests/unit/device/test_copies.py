@@ -14,7 +14,8 @@ from peer.config.schema import RunConfig
 from peer.data.open import read_ahead
 from peer.data.prefetch import Prefetched
 from peer.device import copies
-from peer.device.copies import Arriving, has_streams, pin_in_place, side_stream, synchronize, to_device
+from peer.device.copies import Arriving, has_streams, host_zeros, pin_in_place, side_stream, synchronize, to_device
+from peer.errors import UserError
 from tests.unit import parts
 from tests.unit.device.doubles import plug_in
 from tests.unit.late_device import LateDevice
@@ -74,3 +75,14 @@ def test_an_accelerator_is_waited_for(kind: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
     synchronize(torch.device(kind))
     assert waited == [torch.device(kind)] * (kind != "cpu")
+
+
+def test_a_host_without_room_for_pinned_memory_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended in a traceback, or in advice about the accelerator's memory."""
+
+    def no_room(*_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later")
+
+    monkeypatch.setattr(torch, "zeros", no_room)
+    with pytest.raises(UserError, match=r"the host gives no 4\.00 GiB of memory that the accelerator copies from"):
+        host_zeros(2**30, torch.device("cuda"))

@@ -75,6 +75,7 @@ def test_an_end_of_memory_is_told_from_other_errors() -> None:
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory.")) and is_out_of_memory(
         RuntimeError(AS_MPS_SAYS)
     )
+    assert is_out_of_memory(RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"))  # of pinned memory
     assert not is_out_of_memory(RuntimeError("shapes do not match")) and not is_out_of_memory(ValueError(AS_MPS_SAYS))
 
 

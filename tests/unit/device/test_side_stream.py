@@ -76,8 +76,8 @@ def test_parts_that_come_late_take_the_same_step_and_keep_their_training(
         assert torch.equal(one.own, other.own) and torch.equal(one.change, other.change)
     assert torch.equal(at_once.slow.phi, late.slow.phi) and torch.equal(at_once.momentum, late.momentum)
     torch.testing.assert_close(fast(late), fast(at_once), atol=1e-6 if dtype is torch.float32 else 0.04, rtol=0)
-    down = ["side waits for compute", "download", "memory is kept"]
-    assert device.calls == 2 * down + 4 * ["upload", "compute waits for side", "memory is kept"]
+    down = ["down waits for compute", "download", "memory is kept"]
+    assert device.calls == 2 * down + 4 * ["upload", "compute waits for up", "memory is kept"]
 
 
 def test_a_step_without_training_since_leaves_the_slow_weights_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from peer.config.schema import InnerConfig
@@ -136,6 +137,42 @@ def test_a_compiled_model_trains_the_same_and_one_that_cannot_be_compiled_goes_o
         fallen = parts.inner_loop(broken, compiled=True).run(parts.stream().take(3))
     assert fallen.loss == expected.loss
     assert [record.message for record in caplog.records if "peer.compile fails on this machine" in record.message]
+
+
+class LateFailure(torch.autograd.Function):
+    """What torch.compile makes of the backward pass, when that is compiled at its first use."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        return logits.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        raise RuntimeError("out of resource: shared memory")
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+def test_a_backward_pass_that_cannot_be_compiled_does_not_end_the_peer(
+    offloaded: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = parts.peer_state(micro_batch=2, offload=offloaded).inner
+    inner = parts.peer_state(micro_batch=2, offload=offloaded).inner
+    calls = []
+
+    def compiled(**inputs: Tensor) -> Any:
+        calls.append(1)
+        out = inner.model(**inputs)
+        out.logits = LateFailure.apply(out.logits) if len(calls) > 1 else out.logits  # one piece has gradients already
+        return out
+
+    inner._forward = compiled
+    batches = list(parts.stream().take(3))
+    one, other = expected.run(batches), inner.run(batches)
+    assert (one.loss, one.grad_norm) == (other.loss, other.grad_norm) and len(calls) == 2
+    assert "training goes on without it: out of resource" in caplog.text
+    inner._forward = lambda **inputs: (_ for _ in ()).throw(torch.OutOfMemoryError("no room"))
+    with pytest.raises(torch.OutOfMemoryError):
+        inner.run(batches)
 
 
 def test_evaluation_in_micro_batches_is_the_same_mean() -> None:

@@ -139,7 +139,9 @@ def test_offload_moves_moments_and_gradients_to_the_host(kind: str, monkeypatch:
         before, after = estimate(plain.run, plain.peer), estimate(asked.run, asked.peer)
         weights = before.parts["weights"]
         assert sum(after.parts.values()) == after.device_bytes + after.host_bytes
-        assert least * weights <= before.device_bytes - after.device_bytes <= 3 * weights
+        under_way = after.parts.get("gradient_copies", 0)
+        assert under_way == (weights if kind == "cuda" else 0)  # all of so few
+        assert least * weights <= before.device_bytes - (after.device_bytes - under_way) <= 3 * weights
         assert after.parts["moments"] == 2 * weights and after.parts["checkpoint"] == 0
         assert weights <= after.parts["weight_copies"] <= rounded * weights
         gradients[micro_batch] = after.parts["gradients"]

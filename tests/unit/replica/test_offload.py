@@ -155,3 +155,26 @@ def test_muon_and_ranks_are_refused_in_one_line() -> None:
         Config(run=RunConfig(inner=InnerConfig(optimizer="muon")), peer=own)
     with pytest.raises(UserError, match=r"peer\.offload is for a peer of one rank; set it to none"):
         require_fit(Config(peer=own), 2, None)
+
+
+@pytest.mark.parametrize("room", [0, 2**30])
+def test_gradients_that_are_being_copied_do_not_pile_up_on_the_device(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host runs ahead of the device: those of a whole model were there at once."""
+    monkeypatch.setattr(offload, "UNDER_WAY_BYTES", room)
+    weights = [torch.nn.Parameter(torch.zeros(10)) for _ in range(6)]
+    with LateDevice(monkeypatch) as device:
+        host = HostCopies(weights)
+        host._side = copies.SideStream(torch.device("cpu"))
+        sum(it.sum() for it in weights).backward()  # type: ignore[union-attr]
+        assert ("host waits" in device.calls, len(host._coming) > 2) == ((False, True) if room else (True, False))
+        host.collect()
+    assert host._under_way == 0 and all(torch.equal(it.grad, torch.ones(10)) for it in host.of.values())  # type: ignore[arg-type]
+
+
+def test_the_bound_of_gradients_under_way() -> None:
+    mib = 2**20
+    assert offload.under_way_bytes([10 * mib] * 6) == 60 * mib
+    assert offload.under_way_bytes([10 * mib] * 100) == 266 * mib
+    assert offload.under_way_bytes([10 * mib, 900 * mib, 800 * mib]) == 1700 * mib

@@ -354,7 +354,7 @@ def test_a_loss_before_a_cut_counts_once_and_the_next_ones_as_usual() -> None:
     assert len(peer.undone) == 1
 
 
-def test_the_losses_of_weights_that_were_replaced_are_not_usual() -> None:
+def test_after_a_members_weights_were_taken_their_losses_are_not_usual() -> None:
     """After a member's weights were taken the next honest merge was undone, and its partner blamed."""
     peer = Peer()
     peer.state.adopt(peer.state.snapshot())
