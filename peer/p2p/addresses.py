@@ -38,6 +38,11 @@ def is_circuit(address: str) -> bool:
     return CIRCUIT in address
 
 
+def relay_of(address: str) -> str:
+    """The id of the relay through which it goes; empty for a direct one."""
+    return owner_of(address.partition(CIRCUIT)[0]) if is_circuit(address) else ""
+
+
 def direct_ways(addresses: Sequence[str]) -> Sequence[str]:
     """Without those through relays, when the first one is direct: a relay might answer first, and would carry what two
     peers of one local network exchange.

@@ -14,7 +14,7 @@ from hivemind.p2p import P2P
 
 from peer.errors import UserError, one_line
 from peer.logs import get_logger
-from peer.p2p.addresses import direct_ways, owner_of, tcp_of
+from peer.p2p.addresses import direct_ways, owner_of, relay_of, tcp_of
 from peer.p2p.admission.dht_rules import Authority, keep_revocations
 from peer.p2p.admission.gate import ADMISSION_PROTOCOL, Gate
 from peer.p2p.bandwidth import Bandwidth
@@ -197,8 +197,11 @@ class Node(LoopThread):
         return stream
 
     def hears(self, peer_id: str) -> bool:
-        """Does something come from a peer these seconds? Then who waits for an answer waits behind it."""
-        return any(it.silence < HEARD_SECONDS for it in self._streams if it.remote == peer_id and not it.closed)
+        """Does something come from a peer these seconds, or through it, or does a transfer run? Then who waits for an
+        answer waits behind it.
+        """
+        own = (it for it in self._streams if peer_id in (it.remote, relay_of(it.origin)) and not it.closed)
+        return any(it.silence < HEARD_SECONDS for it in own)
 
     def hang_up(self, peer_id: str) -> None:
         """Close the connection to a peer from which nothing comes; the next stream to it makes a new one."""

@@ -80,6 +80,7 @@ class Stream:
     sent: int = 0  # bytes
     received: int = 0  # bytes
     heard: float = -math.inf  # when something was received last
+    transfers: bool = False  # parts go over it, with deadlines of their own
     hang_up: Callable[[], None] = lambda: None  # closes the whole connection
     gate: Callable[[Stream], Awaitable[None]] | None = None  # checks the other side before the first read
     bandwidth: Bandwidth = UNLIMITED  # for parts
@@ -103,8 +104,18 @@ class Stream:
 
     @property
     def silence(self) -> float:
-        """Seconds since something was received, of parts on direct connections too."""
-        return clock.monotonic() - max(self.heard, self.bulk.heard if self.bulk is not None else -math.inf)
+        """Seconds since something was received, of parts on direct connections too; 0 within :meth:`transferring`."""
+        heard = max(self.heard, self.bulk.heard if self.bulk is not None else -math.inf)
+        return 0.0 if self.transfers else clock.monotonic() - heard
+
+    @contextlib.contextmanager
+    def transferring(self) -> Iterator[None]:
+        """Within the context parts go over it: only their own deadlines say that its connection is dead."""
+        self.transfers = True
+        try:
+            yield
+        finally:
+            self.transfers = False
 
     async def send(self, message: Message, timeout: float) -> None:
         """Send one message; ``timeout`` in seconds."""

@@ -136,7 +136,8 @@ async def both_ways(receiving: Coroutine[Any, Any, bytes], sending: Coroutine[An
 async def guarded(swap: Coroutine[Any, Any, Verdict], stream: Stream, stall: float) -> Verdict:
     """``swap``, of which each failure becomes a verdict; the stream is closed at the end."""
     try:
-        return await swap
+        with stream.transferring():
+            return await swap
     except Unusable as error:
         return error.verdict
     except TimeoutError as error:

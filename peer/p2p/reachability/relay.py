@@ -184,9 +184,10 @@ class Relay:
             if not data:
                 return
             if len(data) > SIGN_OF_LIFE:
-                circuit.used = clock.monotonic()
+                circuit.used = source.heard = sink.heard = clock.monotonic()
             async with asyncio.timeout(CIRCUIT_STUCK):
                 await self._forwarded.pace(source.remote, len(data))
-            await source.bandwidth.down.take(len(data))
-            await sink.bandwidth.up.take(len(data))
-            await sink.write(data, CIRCUIT_STUCK)
+            for piece in sink.bandwidth.up.pieces(data):  # as small as our own parts, which take turns with them
+                await source.bandwidth.down.take(len(piece))
+                await sink.bandwidth.up.take(len(piece))
+                await sink.write(piece, CIRCUIT_STUCK)

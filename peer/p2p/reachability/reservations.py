@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from peer import clock
 from peer.logs import fields, get_logger
-from peer.p2p.addresses import CIRCUIT, is_circuit, is_of_private_network, most_public, owner_of, place_of, tcp_of
+from peer.p2p.addresses import CIRCUIT, is_of_private_network, most_public, owner_of, place_of, relay_of, tcp_of
 from peer.p2p.reachability.relay import (
     PING_SECONDS,
     PONG_TIMEOUT,
@@ -63,7 +63,7 @@ class Reservations:
 
     def called(self, origin: str) -> None:
         """Somebody has opened a stream to this peer from this multiaddr."""
-        relay = owner_of(origin.partition(CIRCUIT)[0]) if is_circuit(origin) else ""
+        relay = relay_of(origin)
         if relay in self._called:
             self._called[relay] = clock.monotonic()
 

@@ -120,7 +120,8 @@ class Donor:
         until = stream.all_sent + size
         limit, window = state_limit(size, STATE_LEAST), STATE_LEAST / CHECKS
         work = _send(stream, state, first, answer_limit(STATE_STALL, size))
-        await in_time(work, lambda: {"sending": until - stream.all_sent}, limit, window)
+        with stream.transferring():
+            await in_time(work, lambda: {"sending": until - stream.all_sent}, limit, window)
         log.info("gave the state away: %s", fields(peer=stream.remote[-6:], step=state.step, first=first))
 
 

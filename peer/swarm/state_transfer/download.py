@@ -100,7 +100,8 @@ async def download(
         await agree(stream, request.bulk, answer.bulk)
         until, limit = stream.all_received + size, state_limit(size, patience)
         receiving = _receive_parts(stream, partial)
-        await in_time(receiving, lambda: {"receiving": until - stream.all_received}, limit, patience / CHECKS)
+        with stream.transferring():
+            await in_time(receiving, lambda: {"receiving": until - stream.all_received}, limit, patience / CHECKS)
         await stream.send(StateReceived(), STATE_TIMEOUT)
         await stream.until_closed(1.0)
         got = fields(peer=record.name, step=answer.step, round=answer.round, first=answer.first)

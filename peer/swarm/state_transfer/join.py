@@ -85,6 +85,9 @@ def take_state(
             donors = plausible([it for it in ours if it.peer_id in among], inner_steps, tokens())
         else:
             donors = donors_of(plausible(ours, inner_steps, tokens()), above, reached) if ours or without else present
+        if not donors and search.asked and not present:  # nor does the directory answer: the line is cut
+            search.failed("no member is found any more")
+            continue
         if not donors:
             return None
         random.shuffle(donors)
@@ -122,7 +125,7 @@ def take_from(
 
 
 class _DonorSearch:
-    """Asks donors one after the other. ``reasons``: why none gave its state in the last :meth:`ask`."""
+    """Asks donors one after the other. ``asked``: some. ``reasons``: why none gave its state in the last `ask`."""
 
     def __init__(
         self,
@@ -139,7 +142,7 @@ class _DonorSearch:
         self._timeout, self._deadline, self._end = timeout, now + timeout, now + LONGEST_WAIT
         self._slow, self._most, self._logged = 0, 0, float("-inf")
         self.reasons: list[str] = []
-        self._busy = False
+        self.asked = self._busy = False
         self._told: dict[str, str] = {}  # the last reason of each donor that failed
 
     def failed(self, why: str) -> None:
@@ -152,6 +155,7 @@ class _DonorSearch:
         """Is it time to give up? Not while parts arrive or donors are busy, within bounds."""
         now, more = clock.monotonic(), self._partial.have > self._most
         self._most = max(self._most, self._partial.have)
+        self._end = now + LONGEST_WAIT if more else self._end  # for busy donors, not for a download of hours
         if self._timeout and (self._busy or more):
             self._deadline = now + self._timeout if more else min(now + self._timeout, self._end)
             if self._busy and now - self._logged > WAIT_LOG_PERIOD:
@@ -161,7 +165,7 @@ class _DonorSearch:
 
     def ask(self, donors: Sequence[MemberRecord], reached: int) -> State | None:
         """The state of the first donor that gives it; ``None`` when none does or this peer was stopped."""
-        self.reasons, self._busy = [], False
+        self.reasons, self._busy, self.asked = [], False, True
         asked = deque((record, reached if place < CHOOSY_REQUESTS else 0) for place, record in enumerate(donors))
         while asked and not self._stopped():
             record, least = asked.popleft()

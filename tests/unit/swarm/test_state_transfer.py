@@ -202,6 +202,54 @@ def test_nobody_is_further_than_the_plausible_members() -> None:
 
 
 @in_virtual_time
+@pytest.mark.parametrize("hours", [3, 5])
+def test_a_loss_after_hours_of_download_does_not_end_the_join(hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For some seconds the donor keeps the place of the lost stream. The bound of the wait for busy donors, four hours,
+    counted from the beginning of the download.
+    """
+    lost: list[float] = []
+
+    async def download(node: Any, of: Any, partial: Any, *args: Any) -> State:
+        if not lost:
+            await asyncio.sleep(hours * 3600)
+            partial.have = 900
+            lost.append(clock.monotonic())
+            raise StreamLost("the connection broke")
+        if clock.monotonic() < lost[0] + 20:
+            raise DonorBusy("serves other newcomers")
+        return State(125, 5, [])
+
+    monkeypatch.setattr(join, "download", download)
+    monkeypatch.setattr(join, "state_limit", lambda *_: 1e6)
+    monkeypatch.setattr(Listed, "refresh_all", lambda self: [record(0, 5)])
+    assert taken(60.0) is not None
+
+
+@in_virtual_time
+@pytest.mark.parametrize("asked_before", [True, False])
+def test_a_directory_that_has_become_empty_is_no_swarm_without_members(
+    asked_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line was cut for 40 s: the donor failed and was forgotten, nobody else answered, and the newcomer began with
+    fresh weights.
+    """
+    looks: list[int] = []
+
+    def look(self: Listed) -> list[MemberRecord]:
+        looks.append(1)
+        return [] if len(looks) in range(1 + asked_before, 9) else [record(0, 5)]
+
+    async def download(*args: Any) -> State:
+        if len(looks) < 9:
+            raise StreamLost("no route to host")
+        return State(125, 5, [])
+
+    monkeypatch.setattr(join, "download", download)
+    monkeypatch.setattr(Listed, "refresh_all", look)
+    assert (taken(60.0) is not None) is asked_before
+
+
+@in_virtual_time
 def test_a_directory_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A newcomer whose line failed while it joined ended with a traceback."""
 

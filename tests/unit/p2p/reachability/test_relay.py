@@ -225,6 +225,27 @@ def test_what_a_relay_forwards_is_within_its_own_limits(limits: tuple[str | None
     assert run(talk()) >= 2**20 / 2e6 - BURST
 
 
+def test_what_a_relay_forwards_leaves_its_own_parts_their_turns() -> None:
+    """It took 64 KiB at a time, and a part of its own swap a tenth of that: the swap had 6% of the line."""
+
+    async def talk() -> float:
+        network = Network()
+        network.bandwidth = Bandwidth.of("1mbit", None)
+        await held(network)
+        caller, _ = await network.hop()
+        sending = asyncio.ensure_future(caller.write(bytes(2**20), 60))
+        reading = asyncio.ensure_future(network.called[0].reader.readexactly(2**20))
+        began, line = clock.monotonic(), network.bandwidth.up
+        for piece in line.pieces(bytes(2**17)):  # a second of the line
+            await line.take(len(piece))
+        seconds = clock.monotonic() - began
+        sending.cancel()
+        reading.cancel()
+        return seconds
+
+    assert run(talk()) < 4.0
+
+
 def test_nobody_is_called_who_holds_no_slot_or_does_not_want_to() -> None:
     async def talk() -> list[int]:
         statuses = [(await Network().hop())[1]]
