@@ -69,7 +69,30 @@ def _file(path: Path | None) -> list[logging.Handler]:
     if path is None:
         return []
     path.parent.mkdir(parents=True, exist_ok=True)
-    return [logging.FileHandler(path, encoding="utf-8")]
+    return [PeerLog(path, encoding="utf-8")]
+
+
+class PeerLog(logging.FileHandler):
+    """A file on a disk that may be full. It says once on stderr that it cannot write, until it can again."""
+
+    _failing = False
+
+    def flush(self) -> None:
+        super().flush()
+        self._failing = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._failing:
+            self._failing = True
+            with suppress(OSError, ValueError):
+                sys.stderr.write(f"{self.baseFilename}: lines are lost until it can be written: {error.strerror}\n")
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 def _log_to(root: logging.Logger, peer: str, handlers: list[logging.Handler]) -> None:

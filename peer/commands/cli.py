@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import sys
 from functools import partial
 from pathlib import Path
@@ -42,9 +43,23 @@ def main(arguments: list[str] | None = None) -> None:
         code = print_error(error)
     except KeyboardInterrupt:
         code = 0
-    sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_cut(sys.stdout.fileno()):
+            raise
+        code = 1
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes there at its end
     sys.stderr.flush()
     sys.exit(code)
+
+
+def _is_cut(descriptor: int) -> bool:
+    """Is it a pipe that nobody reads any more?"""
+    pipe = select.poll()
+    pipe.register(descriptor, 0)  # for errors only
+    return bool(pipe.poll(0))
 
 
 def _parser() -> argparse.ArgumentParser:

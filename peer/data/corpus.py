@@ -24,7 +24,7 @@ from peer.data.tokenizer import Bytes, Tokenizer, Tokens, dtype
 from peer.data.tokenizer import load as load_tokenizer
 from peer.errors import UserError
 
-HELD_OUT_DOCUMENTS = 20  # one document in 20 is held out for validation
+HELD_OUT_DOCUMENTS = 20  # about one document in 20 is held out for validation
 VALIDATION_TOKENS = 2**18  # validation tokens of a source that is not in memory
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
@@ -59,9 +59,10 @@ def load(settings: AnyData, sets: Mapping[str, tuple[str, ...]] | None = None) -
     splits |= {f"run.evaluation.sets.{name}": tokens for name, tokens in others.items()}
     for split, tokens in splits.items():
         if not isinstance(tokens, Split) and len(tokens) < settings.sequence_length + 2:
+            lower = ", or lower run.data.sequence_length" if len(tokens) else ""
             raise UserError(
                 f"run.data: the {split} split has {len(tokens)} tokens, too few for one sequence of "
-                f"{settings.sequence_length}; add text, name files to validate on, or lower run.data.sequence_length"
+                f"{settings.sequence_length}; add text, name files to validate on{lower}"
             )
     return Corpus(train, validation, others)
 
@@ -111,11 +112,17 @@ def _any_bytes(path: Path, key: str) -> Iterator[bytes]:
 
 
 def _split(documents: Iterable[tuple[str, bytes]], tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
-    """Hold out documents (name and text) by name: the same files give the same splits on every machine."""
+    """Hold out documents (name and text) by name: the same files give the same splits on every machine. Of two or more
+    at least one is held out, and one is not.
+    """
+    found = [(hashlib.sha256(name.encode()).digest(), text) for name, text in documents]
+    held_out = [hashed[0] % HELD_OUT_DOCUMENTS == 0 for hashed, _ in found]
+    if len(found) > 1 and len(set(held_out)) == 1:
+        smallest = min(range(len(found)), key=lambda at: found[at][0])
+        held_out = [at == smallest for at in range(len(found))]
     sides: tuple[list[bytes], list[bytes]] = ([], [])
-    for name, text in documents:
-        held_out = hashlib.sha256(name.encode()).digest()[0] % HELD_OUT_DOCUMENTS == 0
-        sides[held_out].append(text)
+    for (_, text), held in zip(found, held_out, strict=True):
+        sides[held].append(text)
     return _tokens(sides[0], tokenizer), _tokens(sides[1], tokenizer)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -22,16 +23,20 @@ from peer.process import Signals
 from peer.replica import model_source, pretrained_tokenizer
 from peer.replica.sharded.ranks import Ranks
 from peer.swarm.connect import connect
+from peer.telemetry.run_log import EVALS, ROUNDS
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.member import Membership
 from peer.training.pausing.requests import watching
 from peer.training.resources import member_node, open_resources
+from peer.training.run_folder import set_aside
 from peer.training.state import PeerState
 from peer.training.trainer import Trainer
 from peer.training.validation import Validation
 
 log = logs.get_logger("assemble")
+
+CHECKPOINTS = "checkpoints"  # in the peer's folder
 
 
 @contextmanager
@@ -41,6 +46,8 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
     with ExitStack() as stack:
         resources = stack.enter_context(open_resources(config.run, own, pick_device(own.device), signals.stop))
         logs.setup(resources.folder.name, resources.folder.path / "peer.log")
+        if not own.checkpoint.resume:
+            _begin_anew(resources.folder.path)
         if ranks is None:
             stack.enter_context(watching(resources.folder.path, own.hours, resources.context.pause))
         elif own.hours is not None:
@@ -67,7 +74,7 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
         state = replica.replica(config, text.train, stream=stream, device=device, context=context, ranks=ranks)
         state.stream = read_ahead(run, state.stream, device)
         stack.callback(state.stream.close)
-        checkpoints = Checkpoints(resources.folder.path / "checkpoints", own.checkpoint.keep)
+        checkpoints = Checkpoints(resources.folder.path / CHECKPOINTS, own.checkpoint.keep)
         checkpoints.require_space(state.checkpoint_bytes)
         resources.metrics["checkpoint_bytes"].set(state.checkpoint_bytes)
         resources.metrics["disk_free_bytes"].set_function(checkpoints.free_bytes)
@@ -79,6 +86,13 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
         others = {name: validation(run, tokens) for name, tokens in text.others.items()}
         losses = Validation(state, resources.phase, chance, validation(run, text.validation), others)
         yield Trainer(config, member, state, checkpoints, losses, pusher)
+
+
+def _begin_anew(folder: Path) -> None:
+    """Keep what an earlier run has left in this peer's folder, elsewhere."""
+    aside = set_aside(folder, (CHECKPOINTS, ROUNDS, EVALS))
+    if aside is not None:
+        log.info("begins anew: the earlier run is in %s", aside)
 
 
 def _resume(config: Config, state: PeerState, checkpoints: Checkpoints) -> None:

@@ -102,7 +102,7 @@ class Checkpoints:
             _sync(self.folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            log.error("checkpoint of step %d not saved, training continues: %s: %s", step, self.folder, error)
+            log.error("checkpoint of step %d not saved: %s: %s", step, self.folder, error)
             return False
         for old in (*self.all()[: -self._keep], *self.folder.glob(f"{TEMPORARY}step_*")):
             shutil.rmtree(old, ignore_errors=True)
@@ -149,6 +149,13 @@ class Checkpoints:
             final = self.folder / moved.name.removeprefix(TEMPORARY).removesuffix(BEFORE)
             if not final.exists():
                 moved.rename(final)
+
+
+def how_to_go_on(folder: Path, *, saved: bool) -> str:
+    """The end of an error that ends the peer in ``folder``, after its last save."""
+    if saved:
+        return "the state is saved, start again to go on"
+    return f"the state is not saved in {folder}; free some space there, then start again from the newest checkpoint"
 
 
 def disk_room(folder: Path, replaced: int) -> int:

@@ -76,14 +76,15 @@ def require_folder(folder: Path) -> None:
         raise UserError(f"run.dir: cannot write to {folder}: Permission denied")
 
 
-def set_aside(folder: Path, names: Sequence[str]) -> None:
-    """Move the files and folders ``names`` of an earlier run to ``<folder>/before-<time>``.
+def set_aside(folder: Path, names: Sequence[str]) -> Path | None:
+    """Move the files and folders ``names`` of an earlier run to ``<folder>/before-<time>``; returns that folder, or
+    ``None`` if there are none.
 
     Raises :class:`UserError` when a peer runs in one of them, :class:`RunError` when they cannot be moved.
     """
     used = [folder / name for name in names if (folder / name).exists()]
     if not used:
-        return
+        return None
     for path in used:
         if path.is_dir():
             claim(folder, path.name).release()  # fails if a peer runs there
@@ -94,6 +95,7 @@ def set_aside(folder: Path, names: Sequence[str]) -> None:
             path.rename(aside / path.name)
     except OSError as error:
         raise RunError(f"cannot move the earlier run to {aside}: {error.strerror}") from None
+    return aside
 
 
 def _names() -> Iterator[str]:

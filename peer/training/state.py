@@ -67,10 +67,13 @@ class PeerState(OuterState):
         if scalars["config"] != self._config:
             return (
                 f"is of a run with the configuration digest {scalars['config']}, this one has {self._config}; "
-                "choose another run.name or run.dir, or set peer.checkpoint.resume: false"
+                "choose another run.dir or peer.name, or set peer.checkpoint.resume: false to begin anew"
             )
         if isinstance(scalars.get("lineage"), str):
-            return "was written by an older version; choose another run.dir, or set peer.checkpoint.resume: false"
+            return (
+                "was written by an older version; "
+                "choose another run.dir or peer.name, or set peer.checkpoint.resume: false to begin anew"
+            )
         return ""
 
     def restore(self, saved: Saved) -> None:

@@ -12,12 +12,15 @@ from torch import Tensor
 from peer.config.schema import Config
 from peer.errors import RunError
 from peer.hub.beside import Pusher
+from peer.logs import get_logger
 from peer.replica.inner_loop import InnerReport
-from peer.training.checkpoint import Checkpoints
+from peer.training.checkpoint import Checkpoints, how_to_go_on
 from peer.training.member import Membership
 from peer.training.pausing.rest import Rest
 from peer.training.state import PeerState
 from peer.training.validation import Validation
+
+log = get_logger("trainer")
 
 
 class Trainer:
@@ -49,13 +52,13 @@ class Trainer:
             self.loop()
             self.boundary.finish()
             saved = self.save()
-            going_on = not self.finished and self.rest.until_resumed()
-        if not saved and self.context.stop.requested:
-            self.save()  # after a pause
+            going_on = not self.finished and self.rest.until_resumed(saved=saved)
         if not self.context.stop.requested:
             self.evaluate()
-            if self.pusher is not None and saved:
-                self.pusher.finish_with(self.checkpoints.path(self.inner.step))
+        if not saved and not self.save():  # the disk may have room by now
+            raise RunError(f"step {self.inner.step}: {self.go_on_advice(saved=False)}")
+        if self.pusher is not None and not self.context.stop.requested:
+            self.pusher.finish_with(self.checkpoints.path(self.inner.step))
 
     def loop(self) -> None:
         """Rounds until the end, a stop or a pause. After these the resumed peer continues the inner phase."""
@@ -99,8 +102,12 @@ class Trainer:
                 "look at the data, then start again: it resumes from the last checkpoint"
             )
         if self.member.presence.failure:
-            self.save()
-            raise RunError(f"{self.member.presence.failure}; the state is saved, start again to go on")
+            advice = self.go_on_advice(saved=self.save())
+            raise RunError(f"{self.member.presence.failure}; {advice}")
+
+    def go_on_advice(self, *, saved: bool) -> str:
+        """What to do after an error that ends this peer."""
+        return how_to_go_on(self.member.resources.folder.path, saved=saved)
 
     def now_and_then(self) -> None:
         """After a boundary: evaluate and save when they are due."""
@@ -111,8 +118,9 @@ class Trainer:
         replaced = self.member.join_late(self.validation)
         if self.counters.round % self.config.run.evaluation.every_rounds == 0:
             self.evaluate()
-        if replaced or self.counters.round % self.config.peer.checkpoint.every_rounds == 0:
-            self.save()
+        due = self.counters.round % self.config.peer.checkpoint.every_rounds == 0
+        if (replaced or due) and not self.save():
+            log.warning("training continues without this checkpoint")
 
     def evaluate(self) -> None:
         """Report this replica's validation losses."""
@@ -120,9 +128,7 @@ class Trainer:
         self.member.reporter.evaluation(self.inner.step, self.counters.tokens, loss, others)
 
     def save(self) -> bool:
-        """Write a checkpoint, and push it if that is due; returns whether it is written. Training continues without it
-        when the disk is full.
-        """
+        """Write a checkpoint, and push it if that is due; returns whether it is written."""
         with self.phase("checkpoint"):
             saved = self.checkpoints.save(self.inner.step, self.state.scalars(), self.state.tensors())
         if saved:

@@ -59,3 +59,20 @@ def test_a_wrong_call_ends_no_program(
 def test_a_logger_escapes_once() -> None:
     assert logs.get_logger("test") is logs.get_logger("test")
     assert len(logs.get_logger("test").filters) == 1
+
+
+def test_a_full_disk_is_one_line_until_there_is_room_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line that was lost printed a stack."""
+    with logs.attached("me", Path("/dev/full")):
+        (file,) = (it for it in logging.getLogger(logs.LOGGER).handlers if isinstance(it, logging.FileHandler))
+        for _ in range(3):
+            logs.get_logger("test").warning("x" * 5000)
+        assert capsys.readouterr().err == "/dev/full: lines are lost until it can be written: No space left on device\n"
+        full = file.setStream((tmp_path / "peer.log").open("w"))
+        logs.get_logger("test").warning("there is room")
+        room = file.setStream(full)
+        logs.get_logger("test").warning("no more")
+    assert room is not None
+    room.close()
+    assert (tmp_path / "peer.log").read_text().endswith("there is room\n")
+    assert capsys.readouterr().err.count("/dev/full: lines are lost") == 1

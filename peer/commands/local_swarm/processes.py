@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from peer.errors import RunError
+from peer.training.run_folder import require_folder
 
 READY_LINE = re.compile(r" ready: .*\bhttp=(\S+)")  # a bootstrap node prints it when it listens
 STOP_SECONDS = 60.0  # to finish a step and a swap, and to save
@@ -23,7 +24,7 @@ class Child:
     def __init__(self, name: str, module: str, arguments: Sequence[str], console: Path) -> None:
         self.name, self.console, self.arguments = name, console, list(arguments)
         self._module, self.restarts = module, 0
-        console.parent.mkdir(parents=True, exist_ok=True)
+        require_folder(console.parent)
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -21,7 +21,9 @@ from peer.training.checkpoint import Checkpoints, Tensors
 
 
 def summarize(config: Config, tails: Sequence[Tail], wall_seconds: float) -> dict[str, Any]:
-    """The object in ``summary.json``; peer/commands/README.md lists its keys."""
+    """The object in ``summary.json``; peer/commands/README.md lists its keys. ``wall_seconds``: of a resumed run, with
+    the rounds before.
+    """
     peers = {tail.name: tail.summary() for tail in tails}
     losses = [row["val_loss"] for row in peers.values() if row["val_loss"] is not None]
     seconds = sum(tail.seconds for tail in tails)

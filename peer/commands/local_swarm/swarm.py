@@ -15,8 +15,8 @@ from peer.commands.local_swarm.summary import in_words, summarize
 from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config
-from peer.errors import UserError
-from peer.training.run_folder import set_aside
+from peer.errors import RunError, UserError
+from peer.training.run_folder import require_folder, set_aside
 
 POLL_SECONDS = 0.25
 START_SECONDS = 60.0
@@ -42,6 +42,7 @@ class LocalSwarm:
         """The exit code: 0 done or asked to stop, 1 when a member failed."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
+        require_folder(self._folder)
         if not self._resume:
             set_aside(self._folder, [*self._names, "bootstrap", "summary.json"])
         began = time.monotonic()
@@ -49,6 +50,7 @@ class LocalSwarm:
             tails = [Tail(name, self._folder / name) for name in self._names]
             for tail in tails:
                 tail.poll()  # a resumed run does not show its earlier rounds again
+            earlier = max(tail.seconds for tail in tails)
             peers = self._start()
             failed = self._watch(peers, tails)
         finally:
@@ -59,14 +61,19 @@ class LocalSwarm:
             raise UserError(failed[0].last_line().removeprefix("error: "))
         for child in failed:
             print(f"{child.name} failed: {child.last_line()} (see {child.console})")
-        summary = summarize(self._config, tails, time.monotonic() - began)
+        summary = summarize(self._config, tails, earlier + time.monotonic() - began)
+        print(f"\n{in_words(summary)}")
         path = self._folder / "summary.json"
-        path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-        print(f"\n{in_words(summary)}\nFigures: {path}")
+        try:
+            path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"cannot write the figures to {path}: {error.strerror}") from None
+        print(f"Figures: {path}")
         return 1 if failed else 0
 
     def _start(self) -> list[Child]:
         addresses_file = self._folder / "bootstrap" / "addresses"
+        require_folder(addresses_file.parent)
         addresses_file.unlink(missing_ok=True)
         arguments = ["--host", LOCAL_HOST, "--port", "0", "--http-port", "0", "--stop-with-parent"]
         arguments += ["--identity", str(self._folder / "bootstrap" / "identity.key")]

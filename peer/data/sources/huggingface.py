@@ -104,6 +104,10 @@ def _load(settings: HuggingFaceData, split: str) -> Any:
         if split not in found:
             raise UserError(f"run.data.split: {local} has no {split!r}, only: {', '.join(map(str, found))}")
         found = found[split]
+    elif settings.validation_split is not None:
+        raise UserError(f"run.data.validation_split: {local} has no splits; leave it out: one row in 100 is held out")
+    elif split not in ("train", str(found.split)):
+        raise UserError(f"run.data.split: {local} has no splits, so no {split!r}; leave it out")
     return found.to_iterable_dataset(num_shards=1) if settings.streaming else found
 
 

@@ -1,6 +1,6 @@
 """A pause: the accelerator's memory is free, the others know, and this peer comes back as one that was away.
 
-The checkpoint is written before. The process, the node and the slow weights on the host stay, so a paused peer still
+A checkpoint is written before. The process, the node and the slow weights on the host stay, so a paused peer still
 gives its state to newcomers.
 """
 
@@ -12,6 +12,7 @@ from peer import clock
 from peer.device.memory import is_out_of_memory, release_memory
 from peer.errors import RunError, UserError, one_line
 from peer.logs import fields, get_logger
+from peer.training.checkpoint import how_to_go_on
 from peer.training.member import Membership
 from peer.training.state import PeerState
 
@@ -29,8 +30,9 @@ class Rest:
         self._phase, self._context = member.resources.phase, member.resources.context
         self._device = member.resources.device
 
-    def until_resumed(self) -> bool:
+    def until_resumed(self, *, saved: bool) -> bool:
         """Rest while a pause is requested; returns whether training goes on. Nothing of a swap may be open.
+        ``saved``: is there a checkpoint of this state?
 
         Raises :class:`RunError` when the network has failed.
         """
@@ -43,21 +45,22 @@ class Rest:
         with self._phase("paused"), self._member.reporter.standstill():
             self._free()
             self._member.presence.announce()
-            self._wait()
+            self._wait(saved)
             while not stop.requested and not self._back():
-                self._wait(TRY_AGAIN)
+                self._wait(saved, TRY_AGAIN)
         pause.resting = False
         if not stop.requested:
             log.info("resumed: %s", fields(step=self._state.inner.step, round=self._state.counters.round))
             self._member.presence.announce()
         return not stop.requested
 
-    def _wait(self, least: float = 0.0) -> None:
+    def _wait(self, saved: bool, least: float = 0.0) -> None:
         """Until no pause is requested, and ``least`` seconds have passed; not after a stop."""
         until = clock.monotonic() + least
         while not self._context.stop.requested and (self._context.pause.requested or clock.monotonic() < until):
             if self._member.presence.failure:
-                raise RunError(f"{self._member.presence.failure}; the state is saved, start again to go on")
+                advice = how_to_go_on(self._member.resources.folder.path, saved=saved)
+                raise RunError(f"{self._member.presence.failure}; {advice}")
             clock.sleep(REST_PERIOD)
 
     def _back(self) -> bool:

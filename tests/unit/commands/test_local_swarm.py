@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
 
+from peer.commands.local_swarm import swarm
+from peer.commands.local_swarm.processes import Child
 from peer.commands.local_swarm.summary import in_words, summarize
 from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config, EvaluationConfig, LlamaModel, RunConfig, StdlibData
 from peer.data import corpus
 from peer.data.open import validation
+from peer.errors import RunError, UserError
 from peer.replica import inner_loop, model
 from peer.replica.inner_loop import mean_loss
 from peer.training.checkpoint import Checkpoints
@@ -138,3 +141,46 @@ def test_peers_that_never_finished_a_round_have_words_too(tmp_path: Path, losses
     assert summary["peers"]["a"]["idle_share"] is None
     assert in_words(summary).startswith("2 peers trained on 0 tokens")
     assert ("5.000 at the start" in in_words(summary)) == bool(losses)
+
+
+def launched(folder: Path, monkeypatch: pytest.MonkeyPatch, *, resume: bool) -> int:
+    """The exit code of a swarm of one peer that has ended at once."""
+    monkeypatch.setattr(swarm.signal, "signal", Mock())
+    monkeypatch.setattr(swarm.LocalSwarm, "_start", lambda self: [Mock()])
+    monkeypatch.setattr(swarm.LocalSwarm, "_watch", lambda self, peers, tails: [])
+    config = CONFIG.model_copy(update={"run": CONFIG.run.model_copy(update={"dir": folder})})
+    return swarm.LocalSwarm(config, [], [], peers=1, resume=resume).run()
+
+
+def test_a_resumed_swarm_counts_the_time_of_the_rounds_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tokens were set against the seconds of the last part."""
+    write(tmp_path / "peer-0", [row(1), row(2), row(3)])
+    assert launched(tmp_path, monkeypatch, resume=True) == 0
+    resumed = json.loads((tmp_path / "summary.json").read_text())["swarm"]
+    assert resumed["tokens"] == 1920
+    assert resumed["wall_seconds"] == pytest.approx(30, abs=5)
+    assert launched(tmp_path, monkeypatch, resume=False) == 0
+    assert json.loads((tmp_path / "summary.json").read_text())["swarm"]["wall_seconds"] < 5
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_that_no_swarm_can_use_is_a_line(
+    resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a traceback."""
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^run\.dir: cannot write to .*file/runs: Not a directory$"):
+        launched(tmp_path / "file" / "runs", monkeypatch, resume=resume)
+    with pytest.raises(UserError, match=r"^run\.dir: cannot write to .*file: File exists$"):
+        Child("a", "peer", [], tmp_path / "file" / "console.log")
+
+
+def test_figures_that_cannot_be_written_are_on_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were lost, in a traceback."""
+    write(tmp_path / "peer-0", [row(1)])
+    (tmp_path / "summary.json").symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"^cannot write the figures to .*/summary\.json: No space left on device$"):
+        launched(tmp_path, monkeypatch, resume=True)
+    assert "1 peers trained on 640 tokens" in capsys.readouterr().out

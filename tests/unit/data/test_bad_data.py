@@ -186,6 +186,20 @@ def test_a_data_set_without_the_split_or_the_column_is_a_line(tmp_path: Path) ->
     assert "run.data.split" in said(settings.model_copy(update={"validation_split": "dev", "column": "body"}))
 
 
+def test_a_saved_set_without_splits_has_no_split_to_choose(tmp_path: Path) -> None:
+    """Its split was ignored, so the validation rows were the training rows."""
+    import datasets
+
+    for name, named in (("plain", None), ("named", "dev")):
+        kept = datasets.Dataset.from_dict({"text": texts(700)}, split=named)
+        kept.save_to_disk(tmp_path / name)
+        settings = HuggingFaceData(name="huggingface", path=str(tmp_path / name), **SAME)
+        assert "run.data.validation_split: " in said(settings.model_copy(update={"validation_split": "validation"}))
+        assert "no splits, so no 'test'; leave it out" in said(settings.model_copy(update={"split": "test"}))
+        assert len(corpus.load(settings).validation)
+    assert len(corpus.load(settings.model_copy(update={"split": "dev"})).validation)
+
+
 def test_further_validation_sets_are_of_one_kind_and_there(tmp_path: Path) -> None:
     settings = lines(tmp_path)
     jsonl(tmp_path / "bad.jsonl", ROWS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -98,6 +99,28 @@ def test_named_validation_files_are_used(tmp_path: Path) -> None:
         TextData(name="text", train=(f"{tmp_path}/a.txt",), validation=(f"{tmp_path}/b.txt",), sequence_length=8)
     )
     assert (len(text.train), len(text.validation)) == (101, 51)
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+@pytest.mark.parametrize("hashed", [1, 20])
+def test_of_two_files_or_more_some_are_held_out_and_some_are_not(
+    count: int, hashed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty files were refused when the hash of none of their names was held out, or that of all."""
+    for index in range(count):
+        (tmp_path / f"{index}.txt").write_text(str(index) * 20)
+    order = {f"{index}.txt:0".encode(): bytes([hashed, (index + 1) % count]) for index in range(count)}
+    monkeypatch.setattr(corpus.hashlib, "sha256", lambda name: Mock(digest=lambda: order[name]))
+    text = corpus.load(TextData(name="text", train=(f"{tmp_path}/*.txt",), sequence_length=8))
+    assert bytes(text.validation[:-1].astype(np.uint8)).decode() == str(count - 1) * 20  # the smallest hash
+    assert len(text.train) == 21 * (count - 1)
+
+
+def test_who_has_nothing_to_validate_on_is_not_told_to_shorten_sequences(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a" * 500)
+    with pytest.raises(UserError, match="the validation split has 0 tokens") as caught:
+        corpus.load(TextData(name="text", train=(f"{tmp_path}/*.txt",), sequence_length=8))
+    assert "name files to validate on" in str(caught.value) and "lower" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("content", "says"), [(None, "no file matches"), ("x", "too few for one sequence")])

@@ -193,5 +193,5 @@ print("newest", checkpoints.newest().state["step"])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "saved False" in done.stdout and "newest 1" in done.stdout
-    assert "training continues" in done.stdout
+    assert "checkpoint of step 2 not saved" in done.stdout
     assert list(tmp_path.glob(".tmp-*")) == []

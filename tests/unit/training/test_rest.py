@@ -27,7 +27,10 @@ class Peer:
         self.trouble, self.context = list(trouble), LoopContext()
         self.network = ""
         self.inner, self.counters = SimpleNamespace(step=7), SimpleNamespace(round=2)
-        resources = SimpleNamespace(context=self.context, device=device, phase=lambda name: nullcontext())
+        folder = SimpleNamespace(path="runs/a")
+        resources = SimpleNamespace(
+            context=self.context, device=device, phase=lambda name: nullcontext(), folder=folder
+        )
         self.rested = 0.0
         reporter = SimpleNamespace(standstill=self.standstill)
         member: Any = SimpleNamespace(resources=resources, presence=self, reporter=reporter, rejoin=self.rejoin)
@@ -65,13 +68,13 @@ def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peer.training.pausing.rest.release_memory", lambda device: None)
 
 
-def paused(peer: Peer, seconds: float, then: Any = None) -> Any:
+def paused(peer: Peer, seconds: float, then: Any = None, *, saved: bool = True) -> Any:
     """The result of a pause that ends after ``seconds``."""
     with virtual_time() as runtime:
         peer.context.pause.requested = True
         end = then or (lambda: setattr(peer.context.pause, "requested", False))
         runtime.loop.call_later(seconds, end)
-        return peer.rest.until_resumed()
+        return peer.rest.until_resumed(saved=saved)
 
 
 def test_a_pause_in_its_order() -> None:
@@ -113,16 +116,19 @@ def test_others_of_another_configuration_do_not_end_the_peer() -> None:
     assert peer.done[-1] == "announces that it trains" and peer.done.count("to cpu") == 1
 
 
-def test_a_network_that_fails_ends_the_peer() -> None:
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_network_that_fails_ends_the_peer_and_says_whether_its_state_is_saved(saved: bool) -> None:
+    """It said that the state is saved after a save that had failed."""
     peer = Peer(GPU)
-    with pytest.raises(RunError, match="p2pd has ended; the state is saved"):
-        paused(peer, 60.0, lambda: setattr(peer, "network", "p2pd has ended"))
+    words = "is saved, start again" if saved else "is not saved in runs/a; free some space"
+    with pytest.raises(RunError, match=f"p2pd has ended; the state {words}"):
+        paused(peer, 60.0, lambda: setattr(peer, "network", "p2pd has ended"), saved=saved)
 
 
 def test_without_a_request_training_goes_on_and_after_a_stop_it_does_not() -> None:
     peer = Peer(GPU)
-    assert peer.rest.until_resumed()
+    assert peer.rest.until_resumed(saved=True)
     peer.context.stop.request()
     peer.context.pause.requested = True
-    assert not peer.rest.until_resumed()
+    assert not peer.rest.until_resumed(saved=True)
     assert peer.done == []

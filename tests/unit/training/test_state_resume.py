@@ -106,10 +106,13 @@ def test_a_snapshot_is_a_copy_and_a_newcomer_starts_at_it() -> None:
     assert (newcomer.inner.step, newcomer.counters.round) == (H, 1)
 
 
-def test_a_checkpoint_of_another_configuration_is_refused_in_words() -> None:
+def test_a_checkpoint_of_another_configuration_is_refused_with_advice_that_helps() -> None:
+    """It advised another run.name, which is not in the folder's path."""
     state = parts.peer_state()
     assert state.refusal({"config": "digest"}) == ""
-    assert "peer.checkpoint.resume: false" in state.refusal({"config": "other"})
+    advice = "choose another run.dir or peer.name, or set peer.checkpoint.resume: false to begin anew"
+    assert state.refusal({"config": "other"}).endswith(advice)
+    assert state.refusal({"config": "digest", "lineage": "old"}).endswith(advice)
 
 
 @pytest.mark.parametrize("inner", INNER, ids=["adamw", "muon"])

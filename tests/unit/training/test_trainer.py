@@ -1,14 +1,19 @@
-"""What the trainer does with the report of an inner phase."""
+"""What the trainer does with the report of an inner phase, and with a checkpoint that is not written."""
 
 from __future__ import annotations
 
-from unittest.mock import Mock
+import logging
+from pathlib import Path
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
 from torch import Tensor
 
+from peer.config.schema import Config, RunConfig
 from peer.errors import RunError
+from peer.process import LoopContext
+from peer.training.checkpoint import Checkpoints
 from peer.training.trainer import Trainer
 from tests.unit import parts
 
@@ -38,3 +43,73 @@ def test_broken_weights_end_the_run_before_anybody_gets_them(poison: float) -> N
     with pytest.raises(RunError, match=r"^the training loss is nan at step 3; lower run\.inner"):
         account(poison, at=2, steps=3)
     account(0.0, at=3, steps=3)
+
+
+class FullDisk:
+    """A trainer that has made all steps, in a folder that cannot be written until ``room`` is made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.member, self.validation = folder, MagicMock(), Mock()
+        folder.touch()  # a file
+        state = parts.peer_state()
+        state.inner.step = 4
+        self.member.resources.context = self.context = LoopContext()
+        self.member.resources.folder.path = folder
+        self.member.presence.failure = ""
+        self.validation.losses.return_value = 1.0, {}
+        self.trainer = Trainer(
+            Config(run=RunConfig(steps=4)), self.member, state, Checkpoints(folder / "checkpoints", 2), self.validation
+        )
+
+    def room(self) -> None:
+        self.folder.unlink()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_last_checkpoint_that_is_not_written_ends_the_run_with_an_error(tmp_path: Path, stopped: bool) -> None:
+    """The run ended with success, and all steps since the last good checkpoint were lost."""
+    peer = FullDisk(tmp_path / "a")
+    peer.context.stop.requested = stopped
+    with pytest.raises(RunError, match=f"^step 4: the state is not saved in {tmp_path}/a; free some space there") as it:
+        peer.trainer.run()
+    assert "\n" not in str(it.value)
+    assert peer.member.reporter.evaluation.call_count == (0 if stopped else 2)
+
+
+def test_the_last_checkpoint_is_tried_once_more_at_the_end(tmp_path: Path) -> None:
+    """It was tried once."""
+    peer = FullDisk(tmp_path / "a")
+    evaluations = iter((lambda: None, peer.room))
+    peer.member.reporter.evaluation.side_effect = lambda *them: next(evaluations)()
+    peer.trainer.run()
+    assert [path.name for path in peer.trainer.checkpoints.all()] == ["step_00000004"]
+
+
+def test_a_network_that_fails_on_a_full_disk_does_not_say_that_the_state_is_saved(tmp_path: Path) -> None:
+    """It said so whatever the save gave."""
+    peer = FullDisk(tmp_path / "a")
+    peer.member.presence.failure = "p2pd has ended"
+    report = Mock(tokens=0, steps=0, broken="")
+    with pytest.raises(RunError, match=r"^p2pd has ended; the state is not saved in .*/a; free some space"):
+        peer.trainer.account(report)
+    peer.room()
+    with pytest.raises(RunError, match=r"^p2pd has ended; the state is saved, start again"):
+        peer.trainer.account(report)
+
+
+def test_only_a_checkpoint_between_two_rounds_says_that_training_continues(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last one said it too."""
+    peer = FullDisk(tmp_path / "a")
+    caplog.set_level(logging.WARNING)
+    logging.getLogger("noloco").addHandler(caplog.handler)
+    try:
+        with pytest.raises(RunError):
+            peer.trainer.run()
+        assert "checkpoint of step 4 not saved" in caplog.text and "continues" not in caplog.text
+        peer.trainer.inner.step = 3
+        peer.trainer.now_and_then()
+    finally:
+        logging.getLogger("noloco").removeHandler(caplog.handler)
+    assert "training continues without this checkpoint" in caplog.text

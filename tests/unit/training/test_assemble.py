@@ -1,0 +1,46 @@
+"""What happens in a peer's folder before it joins."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from peer.config.schema import CheckpointConfig, Config, MetricsConfig, PeerConfig, RunConfig
+from peer.errors import UserError
+from peer.training import assemble
+
+
+def begin(folder: Path, *, resume: bool) -> None:
+    """Assemble a peer up to its node."""
+    own = PeerConfig(name="a", checkpoint=CheckpointConfig(resume=resume), metrics=MetricsConfig(port=0))
+    with (
+        pytest.raises(UserError, match="no node"),
+        assemble.assembled(Config(run=RunConfig(dir=folder), peer=own), Mock()),
+    ):
+        pass
+
+
+def test_a_run_that_begins_anew_keeps_the_earlier_one_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rows were emptied and its checkpoints removed."""
+    monkeypatch.setattr(assemble.logs, "setup", lambda peer, logfile: None)
+    monkeypatch.setattr(assemble, "member_node", Mock(side_effect=UserError("no node")))
+    monkeypatch.setattr(assemble.log, "handle", caplog.handler.handle)
+    monkeypatch.setattr(assemble.log, "level", logging.INFO)
+    files = ("checkpoints/latest", "rounds.jsonl", "evals.jsonl")
+    (tmp_path / "a" / "checkpoints").mkdir(parents=True)
+    for name in files:
+        (tmp_path / "a" / name).write_text(name)
+    begin(tmp_path, resume=True)
+    assert all((tmp_path / "a" / name).read_text() == name for name in files)
+    begin(tmp_path, resume=False)
+    (aside,) = (tmp_path / "a").glob("before-*")
+    assert all((aside / name).read_text() == name for name in files)
+    assert not any((tmp_path / "a" / name).exists() for name in files)
+    assert f"begins anew: the earlier run is in {aside}" in caplog.text
+    begin(tmp_path, resume=False)
+    assert list((tmp_path / "a").glob("before-*")) == [aside]
