@@ -59,7 +59,7 @@ class SwarmCollector(Collector):
 
 
 def _of_run(name: str, run: RunHistory) -> Iterator[SeriesSample]:
-    live, refused = run.live(), run.refusals()
+    live = run.live()
     states = Counter([peer.state for peer in run.peers.values()] + [record.state for record in run.unnamed])
     for state in STATES:
         yield "swarm_peers", (name, state), float(states[state])
@@ -70,7 +70,7 @@ def _of_run(name: str, run: RunHistory) -> Iterator[SeriesSample]:
     for warning in WARNINGS:
         yield "swarm_warnings", (name, warning), float(warned[warning])
     for peer_id, peer in live.items():
-        yield from _of_peer((name, peer.record.name, peer_id), peer, refused[peer_id], run)
+        yield from _of_peer((name, peer.record.name, peer_id), peer, run.refused[peer_id], run)
 
 
 def _of_peer(labels: tuple[str, str, str], peer: PeerHistory, refused: int, run: RunHistory) -> Iterator[SeriesSample]:
@@ -85,7 +85,7 @@ def _of_peer(labels: tuple[str, str, str], peer: PeerHistory, refused: int, run:
         "train_loss": report.train_loss,
         "val_loss": report.val_loss,
         "members": report.members,
-        "refusals": refused,
+        "refusals_total": refused,
         "last_seen_timestamp_seconds": peer.written,
         "last_merge_timestamp_seconds": None if report.merged_ago is None else peer.written - report.merged_ago,
     }

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from peer.swarm.directory.ended import ENDED_PEERS, EndedRun, last_peer
 from peer.swarm.directory.reader import Entry
-from peer.swarm.directory.records import LIFETIME, MemberRecord
+from peer.swarm.directory.records import LIFETIME, MemberRecord, Report
 
 IDLE_SECONDS = 300.0  # seconds over which an idle share is taken
 CLOCK = 60.0  # seconds over which a clock is judged
+KEPT_WHOLE = 300.0  # seconds after a run's end: what looked like its end may have been an outage of this node
 FORGET = 600.0  # seconds for which a meeting, and a peer that is gone, are shown
 POINTS = 240  # of a curve
 NAMED = 512  # peers of all runs that are followed and named; the others are counted
@@ -63,6 +64,7 @@ class PeerHistory:
         self._times: deque[tuple[float, float, float]] = deque()  # when, seconds and idle seconds of the process
         self._ages: deque[tuple[float, float]] = deque()  # when, age of the record by this node's clock
         self.written = 0.0  # unix seconds, by the peer's clock
+        self._told = dict(record.report.refused)  # what its process last said of whom it refused
 
     @property
     def live(self) -> bool:
@@ -91,6 +93,16 @@ class PeerHistory:
         fresh = report.merges - before.report.merges
         return fresh if fresh >= 0 else report.merges
 
+    def fresh_refusals(self, report: Report) -> Counter[str]:
+        """How often it has refused others since it last told, by their names. Call it before :meth:`see`.
+
+        A record names the two that were refused most often, or nobody where it has no room.
+        """
+        known = self._told if report.seconds >= self.record.report.seconds else {}  # its process is a new one
+        unnamed = min(known.values()) if len(known) > 1 else 0  # others were refused as often, at most
+        self._told = dict(report.refused) or known
+        return Counter({name: max(0, count - known.get(name, unnamed)) for name, count in report.refused})
+
     def idle_share(self) -> float | None:
         """Share of the last minutes in which the peer was idle; ``None`` without a record."""
         if not self._times:
@@ -117,6 +129,7 @@ class RunHistory:
         self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self.event_counts: Counter[str] = Counter()
         self.meetings: deque[tuple[float, str, str]] = deque(maxlen=10_000)  # when, the reporting peer, its partner
+        self.refused: Counter[str] = Counter()  # refusals of each peer's contributions that this node saw happen, by id
 
     def live(self) -> dict[str, PeerHistory]:
         """By peer id."""
@@ -128,7 +141,7 @@ class RunHistory:
         for peer_id, entry in entries.items():
             if entry.record.state == "left":
                 if peer_id in self.live():
-                    self.peers[peer_id].see(entry, now)  # its last figures
+                    self._told_by(self.peers[peer_id], entry, now)  # its last figures
                 self._gone(peer_id, "left", now)
             elif entry.expires > now and (peer_id in self.peers or len(self.peers) < room):
                 self._here(peer_id, entry, now)
@@ -141,8 +154,8 @@ class RunHistory:
             self._forget(now)
         elif not self.ended_at:
             self.ended_at = now
-            most = sorted(self.peers.items(), key=lambda item: item[1].record.report.tokens, reverse=True)
-            self.peers = dict(most[:ENDED_PEERS])
+        elif now - self.ended_at > KEPT_WHOLE:
+            self.peers = self._most()
 
     def present(self) -> dict[str, PeerHistory]:
         """The live peers by id; after the end those of its last minutes."""
@@ -150,12 +163,19 @@ class RunHistory:
 
     def last(self, name: str, now: float) -> EndedRun:
         """What is left of it after its end."""
-        peers = [last_peer(it.record, left=it.gone_as == "left", age=now - it.written) for it in self.peers.values()]
+        most = self._most().values()
+        peers = [last_peer(it.record, left=it.gone_as == "left", age=now - it.written) for it in most]
         return EndedRun(run=name, age=now - self.ended_at, peers=peers)
+
+    def _most(self) -> dict[str, PeerHistory]:
+        """The peers that gave most, by id: as many as are kept after the end."""
+        most = sorted(self.peers.items(), key=lambda item: item[1].record.report.tokens, reverse=True)
+        return dict(most[:ENDED_PEERS])
 
     def _forget(self, now: float) -> None:
         forget = 0.0 if self.unnamed else FORGET
         self.peers = {key: it for key, it in self.peers.items() if it.live or now - it.gone_at < forget}
+        self.refused = Counter({key: count for key, count in self.refused.items() if key in self.peers})
         while self.meetings and self.meetings[0][0] < now - FORGET:
             self.meetings.popleft()
 
@@ -177,12 +197,19 @@ class RunHistory:
         if fresh or not peer.live:
             peer.gone_as = ""
             self._say("joined", entry.record, peer_id, now)
-        merges = peer.see(entry, now)
-        ids = self._ids()
+        merges, ids = self._told_by(peer, entry, now), self._ids()
         partners = [ids[name] for name in entry.record.report.partners if name in ids]
         if merges and partners:
             peer.partners.extend(partners)
             self.meetings.extend((now, peer_id, partner) for partner in partners)
+
+    def _told_by(self, peer: PeerHistory, entry: Entry, now: float) -> int:
+        """A record of a live peer was read; returns the number of merges since the one before."""
+        ids = self._ids()
+        for name, count in peer.fresh_refusals(entry.record.report).items():
+            if name in ids:
+                self.refused[ids[name]] += count
+        return peer.see(entry, now)
 
     def _gone(self, peer_id: str, how: str, now: float) -> None:
         peer = self.peers.get(peer_id)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Mapping
 
 from dht_bootstrap.contributors import Contributors
 from dht_bootstrap.history import NAMED, RunHistory
-from peer.errors import one_line
+from peer.errors import RunError, one_line
 from peer.logs import get_logger
 from peer.p2p.dial import count_peers
 from peer.p2p.node import Node
@@ -21,6 +22,7 @@ log = get_logger("watch")
 READ_PERIOD = 2.0  # seconds
 READ_TIMEOUT = 20.0  # seconds
 STALE = 30.0  # seconds after which the last reading is too old
+SILENT_SECONDS = 3600.0  # after which members are lost although no other node says so
 
 
 class Watch:
@@ -34,6 +36,9 @@ class Watch:
         self.read_seconds = 0.0
         self.connected = 0
         self._read_at: float | None = None  # monotonic
+        # Unix seconds: the end of the newest record when the other nodes fell silent. inf while they answer; -inf until
+        # one has, and where peers still write their records here.
+        self._newest = -math.inf
         self._error = "the directory was not read yet"
 
     @property
@@ -69,22 +74,44 @@ class Watch:
         onlooker = Onlooker(self.node)
         while True:
             began = time.monotonic()
-            try:
-                async with asyncio.timeout(READ_TIMEOUT):
-                    found = await onlooker.look()
-                    self.connected = await count_peers(self.node.p2p)
-            except Exception as error:  # noqa: BLE001 - whatever hivemind raises, the next look may be better
-                self.reads["failed"] += 1
-                self._error = f"the directory does not answer: {one_line(error)}"
-                log.warning("%s", self._error)
-            else:
-                now = time.time()
-                with self.lock:
-                    self.see(found, now)
-                self._read_at = time.monotonic()
-                self.read_seconds = self._read_at - began
-                self.reads["ok"] += 1
+            await self.read(onlooker)
             await asyncio.sleep(max(0.2, READ_PERIOD - (time.monotonic() - began)))
+
+    async def read(self, onlooker: Onlooker) -> None:
+        """Read the directory once; a failure is counted."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(READ_TIMEOUT):
+                found = await onlooker.look()
+                self.connected = await count_peers(self.node.p2p)
+            if self._cut_off(found, alone=onlooker.alone):
+                raise RunError("no other node answers: the network of this one is cut, or all peers have died")
+        except Exception as error:  # noqa: BLE001 - whatever hivemind raises, the next look may be better
+            self.reads["failed"] += 1
+            self._error = f"the directory does not answer: {one_line(error)}"
+            log.warning("%s", self._error)
+        else:
+            with self.lock:
+                self.see(found, time.time())
+            self._read_at = time.monotonic()
+            self.read_seconds = self._read_at - began
+            self.reads["ok"] += 1
+
+    def _cut_off(self, found: Mapping[str, Mapping[str, Entry]], *, alone: bool) -> bool:
+        """Members are missing that have not left, no other node answers any more, and no record has come since.
+
+        Peers behind a NAT are no nodes, and write their records here.
+        """
+        newest = max((it.expires for entries in found.values() for it in entries.values()), default=0.0)
+        if not alone:
+            self._newest = math.inf
+        elif self._newest == math.inf:
+            self._newest = newest
+        elif newest > self._newest:
+            self._newest = -math.inf
+        missing = any(run.live().keys() - found.get(name, {}).keys() for name, run in self.runs.items())
+        silent = alone and self._newest > -math.inf
+        return silent and missing and (self.read_age or 0.0) < SILENT_SECONDS
 
     async def tell_of_ended(self, stream: Stream) -> None:
         """Answer a ``noloco-peer status`` (peer/swarm/directory/ended.py)."""

@@ -75,7 +75,8 @@ async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> lis
     """The addresses that answered. Tries all, again and again with growing pauses, for ``timeout`` seconds; once where
     other nodes have them.
 
-    Raises :class:`UserError` that names every address with its reason.
+    Raises :class:`RunError` that names every address with its reason: a node may be back later. :class:`UserError`
+    where a repetition does not help: for what is no address, and where other nodes have all of them.
     """
     for address in addresses:
         check_address(address)
@@ -99,7 +100,7 @@ async def connect_any(p2p: Any, addresses: Sequence[str], timeout: float) -> lis
             return reached
         if not again:
             tried = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
-            raise UserError(
+            raise (UserError if hopeless else RunError)(
                 f"cannot reach any initial peer ({tried}). Check that the bootstrap node runs, that the address is "
                 "the one it printed, and that its port is open in its firewall"
             )

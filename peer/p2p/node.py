@@ -108,7 +108,7 @@ class Node(LoopThread):
         self.call(self._attach(serves=not reach.relayed), settings.start_timeout)
 
     def connect(self) -> list[str]:
-        """The initial peers that answer; raises :class:`UserError` when none does."""
+        """The initial peers that answer; raises as :func:`connect_any`."""
         settings = self._settings
         limit = settings.join_timeout + ATTEMPT_SECONDS * (len(settings.initial_peers) + 1)  # its last round ends late
         return self.call(connect_any(self.p2p, settings.initial_peers, settings.join_timeout), limit)
@@ -258,7 +258,7 @@ class Node(LoopThread):
             await self.serve(ADMISSION_PROTOCOL, self._gate.answer, open_to_all=True)
 
     async def join(self, reached: Sequence[str], *, client: bool) -> None:
-        """Join the DHT through nodes that are connected; raises :class:`UserError`."""
+        """Join the DHT through nodes that are connected; raises as :func:`join_dht`."""
         assert self._author is not None
         self._dht = await join_dht(self.p2p, reached, self._author, client=client)
 

@@ -4,6 +4,7 @@ series, log lines, and its part of the member record.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -62,6 +63,9 @@ class Reporter:
         self._status = Report(version=__version__[:24])
         self._merged_at: float | None = None
         self._stands_at: float | None = None  # monotonic time at which a pause began
+        self._moved_at: float | None = None  # in a pause: until when it has moved the two gauges; under the lock
+        self._lock = threading.Lock()
+        metrics.refresh.append(self._move)
         self._saved = False
         self._refused: Counter[str] = Counter()
         self._rounds, self._evals = RowWriter(folder / ROUNDS), RowWriter(folder / EVALS)
@@ -177,16 +181,26 @@ class Reporter:
     @contextmanager
     def standstill(self) -> Iterator[None]:
         """A pause: the times since the last merge and since the last checkpoint stand still."""
-        began = self._stands_at = clock.monotonic()
+        began = self._moved_at = self._stands_at = clock.monotonic()
         try:
             yield
         finally:
+            self._move()
+            self._moved_at = None
             paused, self._stands_at = clock.monotonic() - began, None
             if self._merged_at is not None:
                 self._merged_at += paused
-                self._metrics["last_merge_timestamp_seconds"].inc(paused)
+
+    def _move(self) -> None:
+        """In a pause, before each scrape and at the end: the gauges of the last merge and checkpoint move with time."""
+        with self._lock:
+            if self._moved_at is None:
+                return
+            moved, self._moved_at = self._moved_at, clock.monotonic()
+            if self._merged_at is not None:
+                self._metrics["last_merge_timestamp_seconds"].inc(self._moved_at - moved)
             if self._saved:
-                self._metrics["last_checkpoint_timestamp_seconds"].inc(paused)
+                self._metrics["last_checkpoint_timestamp_seconds"].inc(self._moved_at - moved)
 
     def saved(self) -> None:
         """A checkpoint was written."""

@@ -127,7 +127,7 @@ OF_BOOTSTRAP = (
     _of_each("train_loss", "gauge", "The peer's training loss, nats a token."),
     _of_each("val_loss", "gauge", "The peer's validation loss, nats a token."),
     _of_each("members", "gauge", "Live members that the peer sees, itself included."),
-    _of_each("refusals", "gauge", "Contributions of this peer that the live members have refused."),
+    _of_each("refusals_total", "counter", "Refusals of this peer's contributions that others have told of."),
     _of_each("last_seen_timestamp_seconds", "gauge", "Unix time at which the peer wrote its newest record."),
     _of_each("last_merge_timestamp_seconds", "gauge", "Unix time of the peer's last merge."),
     Series(

@@ -253,6 +253,7 @@ def test_a_unit_runs_a_command_that_exists_and_gives_it_time() -> None:
         config = peer([*command.split(), *words], {"NOLOCO_INITIAL_PEERS": ADDRESS})
         assert config.peer.network.port == PEER_PORT and config.peer.initial_peers == (ADDRESS,)
     assert mine["TimeoutStopSec"] == ["120"] and mine["RestartPreventExitStatus"] == ["2"]
+    assert mine["StartLimitIntervalSec"] == ["0"] and int(mine["RestartSec"][0]) >= 10  # it never gives up
     node = clouds.unit("noloco-bootstrap.service")
     called, *words = shlex.split(node["ExecStart"][0])
     assert called.endswith("/noloco-bootstrap") and bootstrap(words).port == DEFAULT_DHT_PORT

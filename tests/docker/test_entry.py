@@ -70,7 +70,7 @@ def test_join_takes_its_address_from_the_command_the_environment_or_the_file(tmp
     ):
         process = entry(*arguments, *quick, **environment)
         _, errors = process.communicate(timeout=120)
-        assert process.returncode == 2 and f"{NOBODY}{port}/" in errors and "Traceback" not in errors, errors
+        assert process.returncode == 1 and f"{NOBODY}{port}/" in errors and "Traceback" not in errors, errors
     process = entry("join")
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2 and errors.startswith("error: join: give an ADDRESS") and errors.count("\n") == 1

@@ -13,7 +13,7 @@ from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto import dht_pb2
 
-from peer.errors import UserError
+from peer.errors import RunError, UserError
 from peer.logs import get_logger
 from peer.p2p.addresses import owner_of
 from peer.p2p.admission.dht_rules import Authority
@@ -36,7 +36,11 @@ AWAY_SECONDS = 5.0  # the same while one of them does not answer
 
 
 async def join_dht(p2p: P2P, reached: Sequence[str], author: Author, *, client: bool) -> DHTNode:
-    """hivemind's DHT node on ``p2p``. ``client``: it stores no records for others, as they could not dial it."""
+    """hivemind's DHT node on ``p2p``. ``client``: it stores no records for others, as they could not dial it.
+
+    Raises :class:`UserError` when this peer's invitation is refused, otherwise :class:`RunError`: a DHT may answer
+    later, and a clock may be set.
+    """
     try:
         return await DHTNode.create(
             p2p,
@@ -53,7 +57,9 @@ async def join_dht(p2p: P2P, reached: Sequence[str], author: Author, *, client: 
         )
     except Exception as error:  # noqa: BLE001 - hivemind's own type is not exported
         refused = await _why_refused(p2p, reached, author)
-        raise UserError(refused or _why_not_joined(str(error), reached)) from None
+        if refused:
+            raise UserError(refused) from None
+        raise RunError(_why_not_joined(str(error), reached)) from None
 
 
 def become_client(dht: DHTNode) -> None:

@@ -66,7 +66,7 @@ def id_of(key: str) -> DHTID:
 
 async def read(dht: DHTNode, key: str, held: dict[str, Held], asked: int = ASKED_NODES) -> list[PeerID]:
     """Bring ``held``, the records under ``key`` by subkey, up to date at ``asked`` nodes; returns the nodes that keep
-    the key, nearest first, this one among them.
+    the key, nearest first, this one among them. No other is among them when none has answered.
     """
     own = dht.protocol.storage.get(id_of(key))
     if own is not None:

@@ -13,7 +13,7 @@ from peer.errors import RunError, one_line
 from peer.logs import get_logger
 from peer.p2p.addresses import is_circuit, most_public
 from peer.p2p.dht import search
-from peer.p2p.dht.join import get_in_touch, neighbours
+from peer.p2p.dht.join import CLOCK_TOLERANCE, get_in_touch, neighbours
 from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.swarm.directory import buckets as directory
 from peer.swarm.directory import records
@@ -160,6 +160,8 @@ class Members:
         coarse = {"round": record.round // ROUNDS_UNSAID, "step": 0, "tokens_per_second": 0.0, "report": NO_REPORT}
         said = record.model_copy(update=coarse)
         now, left, works = clock.unix(), record.state == "left", []
+        if self._written.expires > now + records.LIFETIME + CLOCK_TOLERANCE:  # the clock was ahead, and has been set
+            self._said, self._written, self._copies = None, search.Held("", 0.0), {}
         buckets = [*directory.writes(self._node.peer_id, self._reader.members), *(self._copies if left else ())]
         old = self._written.expires < now + records.LIFETIME - records.WRITTEN_FOR
         if said != self._said or old:

@@ -132,6 +132,7 @@ class Onlooker:
         self._node = node
         self._readers: dict[str, Reader] = {}
         self._named: dict[str, search.Held] = {}  # records with the name of a run, by subkey, until they expire
+        self.alone = True  # no other node has answered the last look
 
     def read(self) -> dict[str, Mapping[str, Entry]]:
         """As :meth:`look`, from the main thread. Raises :class:`RunError` when the DHT does not answer."""
@@ -160,5 +161,6 @@ class Onlooker:
         now = clock.unix()
         self._named = {subkey: it for subkey, it in self._named.items() if it.expires > now}
         async with asyncio.timeout(3 * RPC_TIMEOUT):
-            await search.read(self._node.dht, records.RUNS, self._named)
+            keepers = await search.read(self._node.dht, records.RUNS, self._named)
+        self.alone = all(it == self._node.dht.peer_id for it in keepers)
         return {it.text for it in self._named.values() if re.fullmatch(NAME, it.text)}

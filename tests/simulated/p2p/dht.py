@@ -20,7 +20,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 
-from peer.errors import UserError
+from peer.errors import RunError
 from peer.p2p.admission.dht_rules import REVOCATIONS, decode_revocations
 from peer.p2p.admission.invitation import Admission
 from peer.p2p.dht.search import COPIES, FINGERPRINT_BYTES, FIRST_NODES, NEIGHBOURS, SAID, Known, id_of, without
@@ -75,12 +75,12 @@ class SimulatedDHT:
         everyone[host.peer_id] = self
 
     async def join(self, through: Sequence[str]) -> None:
-        """Learn of others from these nodes, by id. Raises :class:`UserError` when none answers, as ``join_dht``."""
+        """Learn of others from these nodes, by id. Raises :class:`RunError` when none answers, as ``join_dht``."""
         answers = await self._ask(through)
         for node in answers.values():
             self._learn([*node.known, node.host.peer_id])
         if through and not answers:
-            raise UserError("none of the initial peers answers")
+            raise RunError("none of the initial peers answers")
 
     async def store(self, key: str, value: str, expiration_time: float) -> None:
         for node in (await self._ask(self._nearest(id_of(key))[:COPIES])).values():

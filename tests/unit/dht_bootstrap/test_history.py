@@ -14,10 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dht_bootstrap.collector import SwarmCollector
 from dht_bootstrap.findings import findings
-from dht_bootstrap.history import FORGET, POINTS, Curve, Point, RunHistory
+from dht_bootstrap.history import FORGET, KEPT_WHOLE, POINTS, Curve, Point, RunHistory
 from dht_bootstrap.targets import targets
 from dht_bootstrap.view import run_view
 from peer.swarm.directory import records
+from peer.swarm.directory.ended import ENDED_PEERS
 from peer.swarm.directory.reader import Entry
 from peer.swarm.directory.records import LIFETIME, MemberRecord, Report
 from peer.telemetry.series import OF_BOOTSTRAP, PREFIX
@@ -98,6 +99,15 @@ def test_a_run_that_has_ended_keeps_its_last_figures() -> None:
     assert run_view("demo", run, NOW + 8000)["ended_age"] is None and run.peers.keys() == {"Qmd"}
 
 
+def test_a_run_that_seemed_to_end_comes_back_whole() -> None:
+    """In the first look that found nobody, the curves of all but 32 peers were gone."""
+    members = [entry(f"peer-{number}", 1.0) for number in range(40)]
+    run = seen((1.0, members), (40.0, []), (40.0 + KEPT_WHOLE, []))
+    assert len(run.peers) == 40 and len(run.last("demo", NOW + 60).peers) == ENDED_PEERS
+    run.see({}, NOW + 41 + KEPT_WHOLE)
+    assert len(run.peers) == ENDED_PEERS
+
+
 def test_a_merge_that_both_peers_report_counts_once() -> None:
     looks = []
     for count in range(4):
@@ -152,6 +162,30 @@ def test_a_warning_for_a_peer_refused_often_and_for_one_with_another_configurati
     run.see({it.record.peer_id: it for it in [*swarm(101.0, refused=(("b", 2),)), Entry(record, other.expires)]}, NOW)
     assert {(it.kind, it.peer_id) for it in findings(run)} == {("refused", "Qmb"), ("config", "Qmd")}
     assert run.refusals() == {"Qmb": 6}
+
+
+def refusals(*looks: list[Entry]) -> dict[str, int]:
+    """The counter after these looks, two seconds apart; of each peer that was refused."""
+    run = seen(*((100.0 + 2 * number, [*entries, entry("z", 100.0)]) for number, entries in enumerate(looks)))
+    return {peer_id: count for peer_id, count in run.refused.items() if count}
+
+
+def test_a_refusal_counts_when_it_happens_and_never_again() -> None:
+    """Whoever came back after some minutes told of refusals weeks ago, and an alert fired."""
+
+    def told(at: float, *refused: tuple[str, int]) -> list[Entry]:
+        return [entry("a", at, refused=refused), entry("b", at)]
+
+    assert refusals(told(100, ("b", 9)), told(102, ("b", 9))) == {}, "when is not known"
+    assert refusals(told(100), told(102, ("b", 2)), told(104, ("b", 3)), [entry("b", 106)]) == {"Qmb": 3}
+    assert refusals(told(100, ("b", 9)), [entry("b", 102)], told(104, ("b", 10))) == {"Qmb": 1}, "it was away"
+    assert refusals(told(100, ("b", 9)), told(102), told(104, ("b", 9))) == {}, "its record had no room"
+    restarted = [entry("a", 102, seconds=3.0, refused=(("b", 2),)), entry("b", 102)]
+    assert refusals(told(100, ("b", 9)), restarted) == {"Qmb": 2}, "its process is a new one"
+    # one that is named again: the two that are refused most often are in a record
+    assert refusals(told(100, ("z", 5), ("b", 4)), told(102, ("z", 5), ("y", 5)), told(104, ("b", 6), ("z", 5))) == {
+        "Qmb": 1
+    }
 
 
 def test_a_healthy_swarm_has_no_warnings() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dht_bootstrap.history import NAMED
+from dht_bootstrap.history import KEPT_WHOLE, NAMED
 from dht_bootstrap.monitor import Monitor, json_answer
 from dht_bootstrap.watch import Watch
 from peer.swarm.directory.ended import ENDED_PEERS, ENDED_RUNS
@@ -161,7 +161,7 @@ def test_runs_that_have_ended_stay_and_are_few_and_invented_ones_do_not_displace
     site.see(real)
     for at in range(60, 100):
         site.see({f"run-{at}-{number}": entries([member(number)], at) for number in range(16)}, at)
-    for at in (120.0, 122.0):
+    for at in (120.0, 122.0, 122.0 + KEPT_WHOLE):
         site.see({"live": entries([member(number) for number in range(NAMED)], at)}, at)
     runs = site.json("/swarm.json")["runs"]
     assert [it["run"] for it in runs[:1]] == ["live"] and len(runs) == 1 + ENDED_RUNS

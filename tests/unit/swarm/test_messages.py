@@ -107,6 +107,20 @@ def test_an_onlooker_reads_only_runs_with_a_plain_name(name: object) -> None:
     assert id_of(f"{name}/members/0/0") not in asked
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_an_onlooker_says_whether_another_node_has_answered(answers: bool) -> None:
+    dht, other = alone(lambda _: None), DHTID.generate(source="other")
+
+    async def call(_: object, keys: list[DHTID]) -> object:
+        return {key: (None, {}) for key in keys} if answers else None
+
+    dht._call_find_with_blacklist, dht.protocol.client_mode = call, False
+    dht.protocol.routing_table.get_nearest_neighbors = lambda *_, **__: [(other, "QmOther")]
+    onlooker = reader.Onlooker(SimpleNamespace(dht=dht, peer_id="QmMe"))  # type: ignore[arg-type]
+    assert onlooker.alone and asyncio.run(onlooker.look()) == {}
+    assert onlooker.alone is not answers
+
+
 def alone(get: Callable[[DHTID], object]) -> SimpleNamespace:
     """hivemind's DHT node without neighbours; ``get``: what it has itself."""
     table = SimpleNamespace(get_nearest_neighbors=lambda *_, **__: [])
