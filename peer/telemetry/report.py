@@ -185,22 +185,22 @@ class Reporter:
         try:
             yield
         finally:
-            self._move()
-            self._moved_at = None
+            self._move(last=True)
             paused, self._stands_at = clock.monotonic() - began, None
             if self._merged_at is not None:
                 self._merged_at += paused
 
-    def _move(self) -> None:
+    def _move(self, *, last: bool = False) -> None:
         """In a pause, before each scrape and at the end: the gauges of the last merge and checkpoint move with time."""
         with self._lock:
             if self._moved_at is None:
                 return
-            moved, self._moved_at = self._moved_at, clock.monotonic()
+            now = clock.monotonic()
+            seconds, self._moved_at = now - self._moved_at, None if last else now
             if self._merged_at is not None:
-                self._metrics["last_merge_timestamp_seconds"].inc(self._moved_at - moved)
+                self._metrics["last_merge_timestamp_seconds"].inc(seconds)
             if self._saved:
-                self._metrics["last_checkpoint_timestamp_seconds"].inc(self._moved_at - moved)
+                self._metrics["last_checkpoint_timestamp_seconds"].inc(seconds)
 
     def saved(self) -> None:
         """A checkpoint was written."""
