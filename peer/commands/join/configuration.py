@@ -21,7 +21,7 @@ from peer.config.digest import canonical, difference
 from peer.config.fields import Section
 from peer.config.received import ReceivedRun, received, require_hub_tokenizer
 from peer.config.schema import Config, PeerConfig, RunConfig
-from peer.errors import UserError
+from peer.errors import RunError, UserError
 from peer.p2p.addresses import is_loopback
 from peer.replica import model_source
 from peer.swarm.configuration import OfferedRun, offered
@@ -72,7 +72,7 @@ def joining(options: JoinOptions, say: Callable[[str], None]) -> Config:
     offer = offered(own.peer, options.run, options.digest) or kept(run_dir, addresses, options.run, options.digest)
     if offer is None:
         what = f"trains {options.run}" if options.run else "trains"
-        raise UserError(
+        raise RunError(  # somebody may later: a service tries again
             f"nobody {what} there yet; the first peer needs a configuration: noloco-peer train --config FILE "
             f"--initial-peers {addresses[0]}"
         )

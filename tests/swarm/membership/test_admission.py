@@ -45,9 +45,9 @@ def invited(swarm: Swarm) -> Invited:
     return Invited(swarm)
 
 
-def refused(process: Process, *words: str) -> None:
+def refused(process: Process, *words: str, code: int = 2) -> None:
     """The process ends with one line that holds ``words``."""
-    assert process.exit_code(60) == 2, process.output()
+    assert process.exit_code(60) == code, process.output()
     last = process.output().splitlines()[-1]
     assert last.startswith("error: ") and all(word in last for word in words), process.output()
     assert "Traceback" not in process.output()

@@ -62,7 +62,8 @@ def merged(swarm: Swarm, name: str, partner: str) -> None:
 @pytest.mark.smoke
 def test_a_newcomer_needs_the_address_and_nothing_else(swarm: Swarm) -> None:
     bootstrap, address = swarm.bootstrap()
-    refused(join(swarm, "early", address, "--run", "ours"), "nobody trains ours there yet", "noloco-peer train")
+    early = join(swarm, "early", address, "--run", "ours")
+    refused(early, "nobody trains ours there yet", "noloco-peer train", code=1)  # a service tries again
     one = first(swarm, address)
     one.line("ready: ")
     newcomer = join(swarm, "second", address)

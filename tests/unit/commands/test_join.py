@@ -15,7 +15,7 @@ from peer.commands.join.micro_batch import fitting
 from peer.config.digest import canonical, digest_of
 from peer.config.load import load
 from peer.config.schema import Config, MemberConfig, RunConfig
-from peer.errors import UserError
+from peer.errors import RunError, UserError
 from peer.replica import memory
 from peer.swarm.configuration import OfferedRun
 
@@ -88,7 +88,7 @@ def test_addresses_come_from_the_environment_too(join: Joining, monkeypatch: pyt
 
 
 def test_where_nobody_trains_the_first_peer_is_told_what_to_do(join: Joining) -> None:
-    with pytest.raises(UserError, match=r"nobody trains wanted there yet; .* noloco-peer train --config FILE"):
+    with pytest.raises(RunError, match=r"nobody trains wanted there yet; .* noloco-peer train --config FILE"):
         join(None)
 
 
@@ -99,13 +99,13 @@ def test_a_restart_when_nobody_is_there_goes_on_with_the_last_configuration(join
     again = join(None)
     assert canonical(again.run) == canonical(run) and "of the last join" in join.said[-4]
     assert canonical(load(join.folder / "joined" / "wanted.json", environment={}).run) == canonical(run)
-    with pytest.raises(UserError, match=r"nobody trains wanted"):
+    with pytest.raises(RunError, match=r"nobody trains wanted"):
         join(None, addresses=[elsewhere])
     moved = ADDRESS.replace("127.0.0.1/tcp/1", "127.0.0.2/tcp/7")  # the same node
     assert join(None, addresses=[moved]).run.steps == 7
     changed = {"run": {"name": "wanted"}, "peer": {"initial_peers": [ADDRESS]}}
     (join.folder / "joined" / "wanted.json").write_text(json.dumps(changed))
-    with pytest.raises(UserError, match=r"nobody trains wanted"):  # it has another digest than the wanted one
+    with pytest.raises(RunError, match=r"nobody trains wanted"):  # it has another digest than the wanted one
         join(None)
 
 
@@ -113,7 +113,7 @@ def test_a_restart_when_nobody_is_there_goes_on_with_the_last_configuration(join
 def test_a_broken_file_of_the_last_join_is_none(join: Joining, text: str) -> None:
     (join.folder / "joined").mkdir(parents=True)
     (join.folder / "joined" / "wanted.json").write_text(text)
-    with pytest.raises(UserError, match=r"nobody trains wanted"):
+    with pytest.raises(RunError, match=r"nobody trains wanted"):
         join(None)
 
 
