@@ -109,8 +109,12 @@ class Agreement:
             self.meeting = None
 
     def postpone(self) -> None:
-        """The boundary comes a phase later: a meeting that was to be now is off, so that nobody waits for it."""
-        if self.meeting is not None and self.meeting.own_wait() < (self._boundary.progress.phase_seconds or 0.0) / 2:
+        """The boundary comes a phase later: a meeting that was to be now is off, so that nobody waits for it. One of the
+        boundary before, whose partner this peer still awaits, is not.
+        """
+        if self.meeting is None or self._boundary.here:
+            return
+        if self.meeting.own_wait() < (self._boundary.progress.phase_seconds or 0.0) / 2:
             log.info("no meeting: %s", fields(partner=self.meeting.name, reason="our last swap has not ended"))
             self.cancel(self.meeting)
 

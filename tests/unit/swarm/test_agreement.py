@@ -45,9 +45,13 @@ def test_who_has_made_its_last_inner_step_or_swap_calls_off_the_meeting_of_befor
         thread.close()
 
 
-@pytest.mark.parametrize(("announced", "off"), [(2.0, True), (22.0, False)])
-def test_who_postpones_its_boundary_calls_off_the_meeting_that_was_to_be_now(announced: float, off: bool) -> None:
-    """The partner waited for it, and took it for one that does not come. One for the next boundary stays."""
+@pytest.mark.parametrize(("announced", "here", "off"), [(2.0, False, True), (22.0, False, False), (2.0, True, False)])
+def test_who_postpones_its_boundary_calls_off_the_meeting_that_was_to_be_now(
+    announced: float, here: bool, off: bool
+) -> None:
+    """The partner waited for it, and took it for one that does not come. One for the next boundary stays, and one of
+    the boundary before, at which the partner is still awaited.
+    """
     with virtual_time():
         thread = LoopThread()
         mine, theirs = thread.call(stream_pair(), 5)
@@ -62,6 +66,7 @@ def test_who_postpones_its_boundary_calls_off_the_meeting_that_was_to_be_now(ann
             agreement = Agreement(cast("SwarmContext", context))
             agreement.commit(mine, "partner", Accept(eta=1.0), announced)
             await asyncio.sleep(2.0)
+            context.boundary.here = here
             agreement.postpone()
             assert (agreement.meeting is None) is off
             if off:
