@@ -109,8 +109,8 @@ class Agreement:
             self.meeting = None
 
     def postpone(self) -> None:
-        """The boundary comes a phase later: a meeting that was to be now is off, so that nobody waits for it. One of the
-        boundary before, whose partner this peer still awaits, is not.
+        """The boundary comes a phase later: a meeting that was to be now is off, so that nobody waits for it. A meeting
+        of the boundary before, whose partner this peer still awaits, is not.
         """
         if self.meeting is None or self._boundary.here:
             return
