@@ -85,7 +85,7 @@ def take_state(
             donors = plausible([it for it in ours if it.peer_id in among], inner_steps, tokens())
         else:
             donors = donors_of(plausible(ours, inner_steps, tokens()), above, reached) if ours or without else present
-        if not donors and search.asked and not present:  # nor does the directory answer: the line is cut
+        if not (donors or present) and search.began:  # nor does the directory answer: the line is cut
             search.failed("no member is found any more")
             continue
         if not donors:
@@ -125,7 +125,7 @@ def take_from(
 
 
 class _DonorSearch:
-    """Asks donors one after the other. ``asked``: some. ``reasons``: why none gave its state in the last `ask`."""
+    """Asks donors one after the other. ``reasons``: why none gave its state in the last :meth:`ask`."""
 
     def __init__(
         self,
@@ -142,8 +142,13 @@ class _DonorSearch:
         self._timeout, self._deadline, self._end = timeout, now + timeout, now + LONGEST_WAIT
         self._slow, self._most, self._logged = 0, 0, float("-inf")
         self.reasons: list[str] = []
-        self.asked = self._busy = False
+        self._busy = False
         self._told: dict[str, str] = {}  # the last reason of each donor that failed
+
+    @property
+    def began(self) -> bool:
+        """Parts of a state have come."""
+        return self._partial.have > 0
 
     def failed(self, why: str) -> None:
         """No state was given: wait a little before all are asked again. Raises :class:`RunError` after too long."""
@@ -165,7 +170,7 @@ class _DonorSearch:
 
     def ask(self, donors: Sequence[MemberRecord], reached: int) -> State | None:
         """The state of the first donor that gives it; ``None`` when none does or this peer was stopped."""
-        self.reasons, self._busy, self.asked = [], False, True
+        self.reasons, self._busy = [], False
         asked = deque((record, reached if place < CHOOSY_REQUESTS else 0) for place, record in enumerate(donors))
         while asked and not self._stopped():
             record, least = asked.popleft()
