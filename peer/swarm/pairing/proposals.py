@@ -197,14 +197,14 @@ class Proposals:
             self._context.backoff.note(record.peer_id, BACKOFF_PHASES * (proposal.phase or 1.0), offence=True)
         except (TimeoutError, StreamLost) as error:
             log.debug("no answer: %s", fields(peer=record.name, reason=str(error)))
-            if self._node.hears(record.peer_id):  # our swap is on its line, or its parts
-                return
-            self._members.forget(record.peer_id)
             if record.peer_id not in self._met:
                 self._wary_until = self._agreement.round + WARY_ROUNDS
             if isinstance(error, TimeoutError):
                 self._silent[record.peer_id] = clock.monotonic()
+                if self._node.hears(record.peer_id):  # the answer waits behind a swap: asked last, and not given up
+                    return
                 self._node.hang_up(record.peer_id)
+            self._members.forget(record.peer_id)
         except BadMessage as error:
             log.warning("invalid answer: %s", fields(peer=record.name, reason=str(error)))
         finally:

@@ -1,10 +1,11 @@
-"""The one meeting that a peer has agreed on, and what ends it."""
+"""The one meeting that a peer has agreed on, and what ends it; who does not answer a proposal."""
 
 from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +14,8 @@ from peer.p2p.stream import StreamLost
 from peer.rounds.progress import Progress
 from peer.swarm.context import BoundaryClock, SwarmContext
 from peer.swarm.pairing.agreement import Accept, Agreement, PartnerReady
+from peer.swarm.pairing.proposals import Proposals
+from tests.unit.parts import member_record
 from tests.unit.virtual import stream_pair, virtual_time
 
 
@@ -76,3 +79,34 @@ def test_who_postpones_its_boundary_calls_off_the_meeting_that_was_to_be_now(
 
         thread.call(work(), 20)
         thread.close()
+
+
+@pytest.mark.parametrize(
+    ("failure", "heard", "silent", "forgotten", "hung_up"),
+    [
+        (TimeoutError(), False, True, True, True),
+        (TimeoutError(), True, True, False, False),  # it waits behind a swap, or dribbles: asked last all the same
+        (StreamLost("connection refused"), True, False, True, False),
+    ],
+)
+def test_who_does_not_answer_is_asked_last_and_given_up_if_nothing_else_comes_from_it(
+    failure: Exception, heard: bool, silent: bool, forgotten: bool, hung_up: bool
+) -> None:
+    node, members = Mock(), Mock()
+    node.hears.return_value, node.member.name = heard, "me"
+    boundary = SimpleNamespace(eta=lambda: 1.0, progress=SimpleNamespace(phase_seconds=2.0), run_ended=False)
+    context: Any = SimpleNamespace(node=node, members=members, boundary=boundary)
+    agreement: Any = SimpleNamespace(meeting=None, round=3)
+
+    async def ask(*_: Any) -> None:
+        raise failure
+
+    async def propose() -> Proposals:
+        proposals = Proposals(context, Mock(), SimpleNamespace(root=""), agreement)  # type: ignore[arg-type]
+        proposals._ask = ask  # type: ignore[method-assign]
+        await proposals._propose(member_record("other"))
+        return proposals
+
+    proposals = asyncio.run(propose())
+    assert bool(proposals._silent) is silent
+    assert (members.forget.called, node.hang_up.called) == (forgotten, hung_up)
