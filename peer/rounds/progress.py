@@ -62,6 +62,11 @@ class Progress:
         """Inner steps in the time of the last swap; 0 when unknown."""
         return self.swap_seconds / self.step_seconds if self.step_seconds else 0.0
 
+    @property
+    def swapping(self) -> bool:
+        """A swap runs."""
+        return self._swap_until > 0
+
     def swap_begins(self) -> None:
         """It will take as long as the last one; when it ends is not known if there was none."""
         self._swap_until = clock.monotonic() + self._usual_swap

@@ -70,8 +70,12 @@ class BoundaryClock:
         return end_patience(self.progress.swap_seconds, self.progress.phase_seconds or 0.0)
 
     def eta(self) -> float | None:
-        """Seconds until the boundary of the next meeting; ``None`` before the first step."""
-        if self.here:
+        """Seconds until the boundary of the next meeting; ``None`` before the first step.
+
+        After the last inner step a peer is at its boundary unless a swap of its runs. Before the next one it may judge
+        the last one for some seconds: others can agree to meet it meanwhile.
+        """
+        if self.here or (self.run_ended and not self.progress.swapping):
             return 0.0
         return self.progress.phase_seconds if self.between else self.progress.eta()
 

@@ -123,7 +123,9 @@ def test_a_slow_member_makes_nobody_swap_more_or_wait_for_who_is_gone(seed: int)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_who_is_left_over_at_the_last_boundary_waits_until_the_others_have_made_that_swap(seed: int) -> None:
-    """A swap takes 12 s. It gave up after 5 s, and the two others swapped with each other again."""
+    """A swap takes 12 s, and each of the two judges it for 4 s. It gave up before (patience of 5 s; nobody agreed to
+    meet it while it judged), and the two others swapped with each other again.
+    """
     machine = Machine(2.0, 0.01, up=1.7e4, down=1.7e4, skew=0.0, starts=0.0)
     scenario = Scenario(seed, "overlapped", (machine,) * 3, (), 600.0, H, numel=200_000, codec="int8", steps=H * ROUNDS)
     with in_a_folder(scenario) as world:

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from peer import clock
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import StreamLost
 from peer.rounds.progress import Progress
@@ -79,6 +80,22 @@ def test_who_postpones_its_boundary_calls_off_the_meeting_that_was_to_be_now(
 
         thread.call(work(), 20)
         thread.close()
+
+
+def test_who_has_made_its_last_step_is_at_its_boundary_unless_a_swap_of_its_runs() -> None:
+    """While it judged its last swap nobody could agree to meet it, and who was alone gave up."""
+    with virtual_time():
+        boundary = BoundaryClock(progress := Progress())
+        progress.begin(10, 10)
+        clock.sleep(2.0)
+        progress.tick()
+        with boundary.at_end_of(1):
+            progress.swap_begins()
+        assert boundary.eta() == 20.0
+        boundary.run_ended = True
+        assert boundary.eta() == 20.0
+        progress.swap_took(3.0)
+        assert boundary.eta() == 0.0
 
 
 @pytest.mark.parametrize(
