@@ -18,7 +18,7 @@ import numpy as np
 from peer.config.data import AnyData, StdlibData, TextData
 from peer.data.sources import opening
 from peer.data.sources.documents import TOKENISED_AT_ONCE, Split
-from peer.data.sources.source import paths
+from peer.data.sources.source import paths, without
 from peer.data.sources.text import PIECE_BYTES, pieces
 from peer.data.tokenizer import Bytes, Tokenizer, Tokens, dtype
 from peer.data.tokenizer import load as load_tokenizer
@@ -50,10 +50,11 @@ def load(settings: AnyData, sets: Mapping[str, tuple[str, ...]] | None = None) -
 
     Raises :class:`UserError` for data that is missing, unreadable or too short.
     """
-    tokenizer = load_tokenizer(settings.tokenizer)
-    train, validation = _load(settings, tokenizer)
+    tokenizer, sets = load_tokenizer(settings.tokenizer), sets or {}
+    left_out = [path for name, patterns in sets.items() for path in paths(patterns, f"run.evaluation.sets.{name}")]
+    train, validation = _load(settings, tokenizer, left_out)
     column = getattr(settings, "column", "text")
-    opened = {name: opening.files(patterns, name, tokenizer, column) for name, patterns in (sets or {}).items()}
+    opened = {name: opening.files(patterns, name, tokenizer, column) for name, patterns in sets.items()}
     others = {name: split.head(VALIDATION_TOKENS) for name, split in opened.items()}
     splits = {"train": train, "validation": validation}
     splits |= {f"run.evaluation.sets.{name}": tokens for name, tokens in others.items()}
@@ -67,38 +68,36 @@ def load(settings: AnyData, sets: Mapping[str, tuple[str, ...]] | None = None) -
     return Corpus(train, validation, others)
 
 
-def _load(settings: AnyData, tokenizer: Tokenizer) -> tuple[Tokens | Split, Tokens]:
-    """The training split and the validation split."""
+def _load(settings: AnyData, tokenizer: Tokenizer, left_out: list[Path]) -> tuple[Tokens | Split, Tokens]:
+    """The training split, without the files ``left_out``, and the validation split."""
     if isinstance(settings, StdlibData):
         return _split(_stdlib(), tokenizer)
     if isinstance(settings, TextData):
-        train = _files(settings.train, "train", tokenizer)
-        if not settings.validation:
-            return _split(train, tokenizer)
-        held_out = _files(settings.validation, "validation", tokenizer)
-        return _tokens((text for _, text in train), tokenizer), _tokens((text for _, text in held_out), tokenizer)
-    opened, validation = opening.splits(settings, tokenizer)
+        others = paths(settings.validation, "run.data.validation")
+        files = without(paths(settings.train, "run.data.train"), (*others, *left_out))
+        train = _texts(files, "train", tokenizer)
+        if not others:
+            return _split(((text, text) for text in train), tokenizer)
+        return _tokens(train, tokenizer), _tokens(_texts(others, "validation", tokenizer), tokenizer)
+    opened, validation = opening.splits(settings, tokenizer, left_out)
     return opened, validation.head(VALIDATION_TOKENS)
 
 
-def _stdlib() -> Iterator[tuple[str, bytes]]:
+def _stdlib() -> Iterator[tuple[bytes, bytes]]:
     root = Path(sysconfig.get_path("stdlib"))
     found = False
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(set(folders) - SKIPPED)  # os.walk skips the removed folders: site-packages can be huge
         for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
             found = True
-            yield str(path.relative_to(root)), path.read_bytes()
+            yield str(path.relative_to(root)).encode(), path.read_bytes()
     if not found:
         raise UserError(f"run.data: {root} has no Python sources; use run.data.name: text with your own files")
 
 
-def _files(patterns: Iterable[str], key: str, tokenizer: Tokenizer) -> Iterator[tuple[str, bytes]]:
-    for path in paths(patterns, f"run.data.{key}"):
-        start = 0
-        for piece in _any_bytes(path, key) if isinstance(tokenizer, Bytes) else pieces(path):
-            yield f"{path.name}:{start}", piece
-            start += len(piece)
+def _texts(files: list[Path], key: str, tokenizer: Tokenizer) -> Iterator[bytes]:
+    for path in files:
+        yield from _any_bytes(path, key) if isinstance(tokenizer, Bytes) else pieces(path)
 
 
 def _any_bytes(path: Path, key: str) -> Iterator[bytes]:
@@ -111,11 +110,13 @@ def _any_bytes(path: Path, key: str) -> Iterator[bytes]:
         yield data[start : start + PIECE_BYTES]
 
 
-def _split(documents: Iterable[tuple[str, bytes]], tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
-    """Hold out documents (name and text) by name: the same files give the same splits on every machine. Of two or more
-    at least one is held out, and one is not.
+def _split(documents: Iterable[tuple[bytes, bytes]], tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
+    """Hold out documents (key and text) by their key, as every other peer does: a text is its own key. In the standard
+    library it is the file's name, because the texts differ between versions of Python.
+
+    Of two or more at least one is held out, and one is not.
     """
-    found = [(hashlib.sha256(name.encode()).digest(), text) for name, text in documents]
+    found = [(hashlib.sha256(key).digest(), text) for key, text in documents]
     held_out = [hashed[0] % HELD_OUT_DOCUMENTS == 0 for hashed, _ in found]
     if len(found) > 1 and len(set(held_out)) == 1:
         smallest = min(range(len(found)), key=lambda at: found[at][0])

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.config.data import BYTE_VOCABULARY, BYTES, TokenizerConfig
-from peer.errors import UserError, one_line
+from peer.data.library_errors import library_errors
+from peer.errors import UserError
 
 SEPARATOR = 256  # ends a document of bytes
 END_OF_TEXT = "<|endoftext|>"  # its string in an exported byte tokenizer
@@ -120,12 +121,11 @@ def open_any(settings: TokenizerConfig) -> Any:
     where = settings.path or settings.name
     if settings.path and not Path(settings.path).exists():
         raise UserError(f"run.data.tokenizer.path: {settings.path} does not exist")
-    try:
+    advice = (
+        "; give a folder or a tokenizer.json by run.data.tokenizer.path, or a name on the Hugging Face Hub "
+        "(HF_TOKEN in the environment if not public)"
+    )
+    with library_errors(f"run.data.tokenizer: cannot load {where}", advice):
         if settings.path and settings.path.is_file():
             return PreTrainedTokenizerFast(tokenizer_file=str(settings.path))
         return AutoTokenizer.from_pretrained(str(where), trust_remote_code=False)
-    except Exception as error:
-        raise UserError(
-            f"run.data.tokenizer: cannot load {where}: {one_line(error, 300)}; give a folder or a tokenizer.json by "
-            "run.data.tokenizer.path, or a name on the Hugging Face Hub (HF_TOKEN in the environment if not public)"
-        ) from error

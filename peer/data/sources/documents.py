@@ -5,6 +5,9 @@ epoch), each piece once an epoch. So no peer needs to know the number of peers. 
 without replacement: when each has read a share f of the data, f² of the data is common to both in expectation (1% after
 a tenth each). At one moment two streams read the same piece with probability 1 / pieces (64 pieces or more; 8 or more
 when a data set is streamed from the Hub). Only a known world size could make the streams disjoint.
+
+The content of a row decides whether it is held out, so a document is held out by every peer that has it, whatever its
+file is called there. A text and its token ids are two contents, but peers of one run agree on the format and column.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from peer.data.sources.source import DocumentSource
+from peer.data.sources.source import Document, DocumentSource
 from peer.data.tokenizer import Tokenizer, Tokens, dtype
 from peer.errors import UserError
 
@@ -89,11 +92,11 @@ class Split:
                 yield tokens
 
     def _rows(self, shard: int, start: int, part: int, parts: int) -> Iterator[tuple[int, Tokens]]:
-        def wanted(row: int) -> bool:
-            return row % parts == part and self.held_out in (None, crc32(b"%d" % row, salt) % HELD_OUT_ROWS == 0)
-
-        salt = crc32(self.source.names[shard].encode())
-        rows = self.source.rows(shard, start, wanted)
+        rows = (
+            (row, it)
+            for row, it in self.source.rows(shard, start, lambda row: row % parts == part)
+            if self.held_out is None or self.held_out == _is_held_out(it, self.tokenizer.end)
+        )
         while some := list(islice(rows, TOKENISED_AT_ONCE)):
             texts = iter(self.tokenizer.encode([it for _, it in some if isinstance(it, str)]))
             for row, it in some:
@@ -110,3 +113,11 @@ class Split:
                 f"{self.tokenizer.vocabulary}; which tokenizer was it made with?"
             )
         return ids.astype(dtype(self.tokenizer.vocabulary))
+
+
+def _is_held_out(document: Document, end: int) -> bool:
+    """Token ids may have their end token or not, as it is added to those without."""
+    if isinstance(document, str):
+        return crc32(document.encode("utf-8")) % HELD_OUT_ROWS == 0
+    ids = document[:-1] if len(document) and document[-1] == end else document
+    return crc32(ids.astype("<i8", copy=False).tobytes()) % HELD_OUT_ROWS == 0

@@ -7,7 +7,6 @@ remote file; skipped rows are transferred too. Only this module imports the libr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from math import ceil
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from peer.config.data import HuggingFaceData
+from peer.data.library_errors import library_errors
 from peer.data.sources.source import MASK_COLUMN, PIECES, Document, DocumentSource, Wanted, document, parts
-from peer.errors import UserError, one_line
+from peer.errors import UserError
 
 RANGE_ROWS = 4096  # rows of a shard of a table
 TABLE_ROWS = 256  # rows that are read at once
@@ -36,7 +36,7 @@ class TableSource:
         begin = shard * self._range
         end = min(begin + self._range, len(self._table))
         for at in range(begin + start, end, TABLE_ROWS):
-            with _one_line(self.position_text(shard, at - begin)):
+            with library_errors(self.position_text(shard, at - begin)):
                 rows = self._table[at : min(at + TABLE_ROWS, end)]
             for index, value in enumerate(rows[self._column]):
                 row = at + index - begin
@@ -58,11 +58,11 @@ class StreamedSource:
         self.parts = parts(self._count, STREAMED_PIECES)
 
     def rows(self, shard: int, start: int, wanted: Wanted) -> Iterator[tuple[int, Document]]:
-        with _one_line(self.position_text(shard, start)):
+        with library_errors(self.position_text(shard, start)):
             one = self._rows.shard(num_shards=self._count, index=shard) if self._count > 1 else self._rows
             found = iter(one.skip(start) if start else one)
         for row in count(start):
-            with _one_line(self.position_text(shard, row)):
+            with library_errors(self.position_text(shard, row)):
                 it = next(found, None)
             if it is None:
                 return
@@ -77,7 +77,7 @@ class StreamedSource:
 def load(settings: HuggingFaceData, split: str) -> DocumentSource:
     """One split of the data set. Raises :class:`UserError` if the set, the split or the column does not exist."""
     name = f"{settings.path} {split}"
-    with _one_line(f"run.data.path: cannot load {name}"):
+    with library_errors(f"run.data.path: cannot load {name}"):
         found = _load(settings, split)
     names = found.column_names
     if names is not None and settings.column not in names:
@@ -97,9 +97,13 @@ def _load(settings: HuggingFaceData, split: str) -> Any:
     datasets.disable_progress_bars()
     local = Path(settings.path).expanduser()
     if not any((local / mark).is_file() for mark in ("state.json", "dataset_dict.json")):
-        path = str(local) if local.exists() else settings.path
-        return datasets.load_dataset(path, settings.subset, split=split, streaming=settings.streaming)
-    found: Any = datasets.load_from_disk(str(local))  # written by save_to_disk
+        path, file = str(local) if local.exists() else settings.path, None
+        if local.is_file():
+            path, file = str(local.parent), local.name
+        how = {"split": split, "streaming": settings.streaming}
+        return datasets.load_dataset(path, settings.subset, data_files=file, **how)
+    # Written by save_to_disk, which also keeps a format, such as tensors.
+    found: Any = datasets.load_from_disk(str(local)).with_format(None)
     if isinstance(found, datasets.DatasetDict):
         if split not in found:
             raise UserError(f"run.data.split: {local} has no {split!r}, only: {', '.join(map(str, found))}")
@@ -109,14 +113,3 @@ def _load(settings: HuggingFaceData, split: str) -> Any:
     elif split not in ("train", str(found.split)):
         raise UserError(f"run.data.split: {local} has no splits, so no {split!r}; leave it out")
     return found.to_iterable_dataset(num_shards=1) if settings.streaming else found
-
-
-@contextmanager
-def _one_line(where: str) -> Iterator[None]:
-    """Turn every error of the library and the network into one line."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{where}: {one_line(error, 300)}") from error

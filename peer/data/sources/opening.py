@@ -10,7 +10,7 @@ from peer.data.sources import huggingface
 from peer.data.sources.documents import Split
 from peer.data.sources.jsonl import JsonLines
 from peer.data.sources.parquet import Parquet
-from peer.data.sources.source import DocumentSource, paths
+from peer.data.sources.source import DocumentSource, paths, without
 from peer.data.sources.text import Texts
 from peer.data.tokenizer import Tokenizer
 from peer.errors import UserError
@@ -19,8 +19,11 @@ C4_TRAIN, C4_VALIDATION = "c4-train.*.json.gz", "c4-validation.*.json.gz"
 JSON_ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
 
-def splits(settings: JsonlData | C4Data | ParquetData | HuggingFaceData, tokenizer: Tokenizer) -> tuple[Split, Split]:
-    """The training split and the validation split. Without validation data, rows are held out of the training data.
+def splits(
+    settings: JsonlData | C4Data | ParquetData | HuggingFaceData, tokenizer: Tokenizer, left_out: Iterable[Path] = ()
+) -> tuple[Split, Split]:
+    """The training split, without the files ``left_out``, and the validation split. Without validation data, rows are
+    held out of the training data.
 
     Raises :class:`UserError` for missing data.
     """
@@ -30,13 +33,14 @@ def splits(settings: JsonlData | C4Data | ParquetData | HuggingFaceData, tokeniz
             wish = settings.validation_split
             validation = huggingface.load(settings, wish) if wish else None
         case C4Data():
-            train = _c4(settings.folder, C4_TRAIN)
-            held = list(settings.folder.glob(C4_VALIDATION))
-            validation = _c4(settings.folder, C4_VALIDATION) if held else None
+            train = JsonLines(without(_c4(settings.folder, C4_TRAIN), left_out), ("text",))
+            own = any(settings.folder.glob(C4_VALIDATION))
+            validation = JsonLines(_c4(settings.folder, C4_VALIDATION), ("text",)) if own else None
         case JsonlData():
-            train, validation = _both(settings, lambda files: JsonLines(files, (settings.column,)))
+            train, validation = _both(settings, left_out, lambda files: JsonLines(files, (settings.column,)))
         case ParquetData():
-            train, validation = _both(settings, lambda files: Parquet(files, (settings.column,), tokenizer.name))
+            columns, name = (settings.column,), tokenizer.name
+            train, validation = _both(settings, left_out, lambda files: Parquet(files, columns, name))
     if validation is None:
         return Split(train, tokenizer, held_out=False), Split(train, tokenizer, held_out=True)
     return Split(train, tokenizer), Split(validation, tokenizer)
@@ -73,13 +77,12 @@ def _kind(path: Path) -> str:
 
 
 def _both(
-    settings: JsonlData | ParquetData, opened: Callable[[list[Path]], DocumentSource]
+    settings: JsonlData | ParquetData, left_out: Iterable[Path], opened: Callable[[list[Path]], DocumentSource]
 ) -> tuple[DocumentSource, DocumentSource | None]:
-    train = opened(paths(settings.train, "run.data.train"))
-    if not settings.validation:
-        return train, None
-    return train, opened(paths(settings.validation, "run.data.validation"))
+    validation = paths(settings.validation, "run.data.validation")
+    train = without(paths(settings.train, "run.data.train"), (*validation, *left_out))
+    return opened(train), opened(validation) if validation else None
 
 
-def _c4(folder: Path, pattern: str) -> DocumentSource:
-    return JsonLines(paths([str(folder / pattern)], "run.data.folder"), ("text",))
+def _c4(folder: Path, pattern: str) -> list[Path]:
+    return paths([str(folder / pattern)], "run.data.folder")

@@ -11,6 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peer.errors import UserError
+from peer.logs import get_logger
+
+log = get_logger("data")
 
 Document = str | NDArray[np.integer[Any]]  # a text, or the token ids of a text
 Wanted = Callable[[int], bool]
@@ -41,8 +44,8 @@ def parts(shards: int, pieces: int = PIECES) -> int:
 
 
 def paths(patterns: Iterable[str], key: str) -> list[Path]:
-    """The files that match, sorted within each pattern. Raises :class:`UserError` when there is none."""
-    all_found: list[Path] = []
+    """The files that match, each once, sorted within each pattern. Raises :class:`UserError` when there is none."""
+    all_found: dict[Path, Path] = {}
     for pattern in patterns:
         try:
             full = Path(pattern).expanduser().absolute()
@@ -52,8 +55,22 @@ def paths(patterns: Iterable[str], key: str) -> list[Path]:
             raise UserError(f"{key}: {pattern!r} is not a pattern: {error}") from None
         if not found:
             raise UserError(f"{key}: no file matches {pattern}")
-        all_found += found
-    return all_found
+        for path in found:
+            all_found.setdefault(path.resolve(), path)
+    return list(all_found.values())
+
+
+def without(files: list[Path], left_out: Iterable[Path]) -> list[Path]:
+    """The files to train on, without those that are validated on, ``left_out``."""
+    others = {path.resolve() for path in left_out}
+    left = [path for path in files if path.resolve() not in others]
+    if not left:
+        raise UserError("run.data: all files to train on are in run.data.validation or run.evaluation.sets; add others")
+    if len(left) < len(files):
+        log.info(
+            "%d of the %d files to train on are left out: they are validated on", len(files) - len(left), len(files)
+        )
+    return left
 
 
 def size(path: Path) -> int:
@@ -83,7 +100,7 @@ def document(value: Any, mask: Any, where: Callable[[], str]) -> Document:
     if mask is None:
         return ids
     kept = _array(mask)
-    if kept.shape != ids.shape or not np.isin(kept, (0, 1)).all():
+    if kept.shape != ids.shape or not np.all((kept == 0) | (kept == 1)):  # np.isin takes ten times as long
         raise UserError(f"{where()}: attention_mask is not {len(ids)} times 0 or 1")
     return ids[kept.astype(bool)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,9 +12,11 @@ import yaml
 
 from peer.commands import tokenize
 from peer.commands.cli import main
-from peer.config.data import ParquetData
+from peer.config.data import ParquetData, TokenizerConfig
 from peer.data import corpus
+from peer.data.sources import opening
 from peer.data.sources.documents import Split
+from peer.data.tokenizer import load
 from peer.errors import UserError
 from tests.unit.data.harness import bpe, jsonl, texts
 
@@ -24,15 +27,17 @@ def run(patterns: list[str], out: Path, tokenizer: str = "bytes", **more: str) -
     return said
 
 
-def documents(out: Path, tokenizer: object) -> list[str]:
+def documents(out: Path, tokenizer: TokenizerConfig) -> list[str]:
     from transformers import AutoTokenizer
 
-    files = (f"{out}/*.parquet",)  # also to validate on: of so few documents the held-out ones may be none
-    data = ParquetData(name="parquet", train=files, validation=files, tokenizer=tokenizer, sequence_length=16)  # type: ignore[arg-type]
-    train = corpus.load(data).train
-    assert isinstance(train, Split)
-    fast = AutoTokenizer.from_pretrained(data.tokenizer.path)
-    return [fast.decode(ids[:-1].tolist()) for ids in Split(train.source, train.tokenizer).in_order()]
+    whole = split(ParquetData(name="parquet", train=(f"{out}/*.parquet",), tokenizer=tokenizer))
+    fast = AutoTokenizer.from_pretrained(tokenizer.path)
+    return [fast.decode(ids[:-1].tolist()) for ids in whole.in_order()]
+
+
+def split(data: ParquetData) -> Split:
+    """All rows: of so few the held-out ones may be none."""
+    return replace(opening.splits(data, load(data.tokenizer))[0], held_out=None)
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,11 +98,9 @@ def test_another_end_makes_the_files_again_and_is_in_the_line_to_train_with(tmp_
     assert "end:" not in plain[-1] and "is there already" not in said[0]
     settings = yaml.safe_load("{" + said[-1].partition("run.data: {")[2])
     assert settings["tokenizer"]["end"] == "a"
-    data = ParquetData(**{**settings, "validation": settings["train"], "sequence_length": 16})
-    train = corpus.load(data).train
-    assert isinstance(train, Split)
-    first = next(iter(Split(train.source, train.tokenizer).in_order()))
-    assert first[-1] == train.tokenizer.end != first[-2]  # once
+    whole = split(ParquetData(**settings))
+    first = next(iter(whole.in_order()))
+    assert first[-1] == whole.tokenizer.end != first[-2]  # once
 
 
 def test_of_parquet_the_named_column_is_tokenised(tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ def test_of_two_files_or_more_some_are_held_out_and_some_are_not(
     """Twenty files were refused when the hash of none of their names was held out, or that of all."""
     for index in range(count):
         (tmp_path / f"{index}.txt").write_text(str(index) * 20)
-    order = {f"{index}.txt:0".encode(): bytes([hashed, (index + 1) % count]) for index in range(count)}
-    monkeypatch.setattr(corpus.hashlib, "sha256", lambda name: Mock(digest=lambda: order[name]))
+    order = {str(index).encode() * 20: bytes([hashed, (index + 1) % count]) for index in range(count)}
+    monkeypatch.setattr(corpus.hashlib, "sha256", lambda text: Mock(digest=lambda: order[text]))
     text = corpus.load(TextData(name="text", train=(f"{tmp_path}/*.txt",), sequence_length=8))
     assert bytes(text.validation[:-1].astype(np.uint8)).decode() == str(count - 1) * 20  # the smallest hash
     assert len(text.train) == 21 * (count - 1)

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from peer.config.data import JsonlData
+from peer.config.data import HuggingFaceData, JsonlData
 from peer.data import corpus
 from peer.data.prefetch import Prefetched
+from peer.data.sources import huggingface
 from peer.data.sources.documents import DataPosition, Split
 from peer.data.tokenizer import SEPARATOR
 from tests.unit.data.harness import BATCH, KINDS, LENGTH, jsonl, padded, source, stream, texts
@@ -96,7 +97,9 @@ def test_every_document_comes_once_an_epoch_whole_and_with_its_end_token(kind: s
 
 def test_windows_are_the_text_and_overlap_by_the_one_token_that_is_shifted(tmp_path: Path) -> None:
     """Labels are shifted once, by the loss: the targets of all windows are the text, each token of it once."""
-    settings = source("jsonl", tmp_path, [chr(97 + index % 26) * 50 for index in range(400)], shuffle=1)
+    settings = source(
+        "jsonl", tmp_path, [f"{index:03d}" + chr(97 + index % 26) * 47 for index in range(400)], shuffle=1
+    )
     whole = corpus.load(settings).train
     assert isinstance(whole, Split)
     documents = [
@@ -193,3 +196,29 @@ def test_a_single_file_gives_each_peer_another_part_of_it_first(tmp_path: Path) 
     settings = JsonlData(name="jsonl", train=(f"{tmp_path}/all.jsonl.gz",), sequence_length=LENGTH, shuffle=4)
     firsts = {bytes(next(iter(stream(settings, number).take(1))).numpy().tobytes()) for number in range(12)}
     assert len(firsts) >= 11
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(("kind", "columns"), [("torch", None), ("arrow", ["url"])])
+def test_a_saved_set_may_have_a_format_of_its_own(
+    kind: str, columns: list[str] | None, streaming: bool, tmp_path: Path
+) -> None:
+    """Tensors were refused."""
+    import datasets
+
+    rows = {"input_ids": [[index % 200, 2, 3] for index in range(700)], "url": ["u"] * 700}
+    datasets.Dataset.from_dict(rows).with_format(kind, columns=columns).save_to_disk(tmp_path / "set")
+    path, column = str(tmp_path / "set"), "input_ids"
+    whole = huggingface.load(
+        HuggingFaceData(name="huggingface", path=path, column=column, streaming=streaming), "train"
+    )
+    assert [ids.tolist() for _, ids in whole.rows(0, 1, lambda row: row < 3)] == [[1, 2, 3], [2, 2, 3]]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_path_of_a_data_set_may_be_one_file_of_it(streaming: bool, tmp_path: Path) -> None:
+    jsonl(tmp_path / "a.jsonl", texts(50))
+    jsonl(tmp_path / "b.jsonl", texts(50, "b"))
+    settings = HuggingFaceData(name="huggingface", path=f"{tmp_path}/a.jsonl", streaming=streaming)
+    whole = huggingface.load(settings, "train")
+    assert [row for shard in range(len(whole.names)) for _, row in whole.rows(shard, 0, lambda row: True)] == texts(50)

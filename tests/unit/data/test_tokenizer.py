@@ -92,7 +92,8 @@ def test_local_text_by_a_tokenizer_is_the_whole_text(tmp_path: Path) -> None:
     own = bpe(tmp_path / "tok")
     whole = "".join(f"{line} é€🙂\n" for line in texts(4000))
     (tmp_path / "a.txt").write_text(whole, encoding="utf-8")
-    data = TextData(name="text", train=(f"{tmp_path}/a.txt",), validation=(f"{tmp_path}/a.txt",), tokenizer=own)
+    (tmp_path / "b.txt").write_text(whole)
+    data = TextData(name="text", train=(f"{tmp_path}/a.txt",), validation=(f"{tmp_path}/b.txt",), tokenizer=own)
     found = corpus.load(data)
     assert decoded(tmp_path / "tok", found.train.tolist()).replace("<|end|>", "") == whole
     assert found.train.dtype == np.uint16

@@ -31,7 +31,9 @@ PROGRAM = ("-m", "peer", "train", "--config", "of-rank-0.yaml")
 def config(folder: Path, *, peer: dict[str, Any] | None = None, optimizer: str = "adamw", **run: Any) -> Config:
     text = folder / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 400, encoding="utf-8")
-    data = {"name": "text", "train": [str(text)], "validation": [str(text)], "sequence_length": 16}
+    held_out = folder / "held-out.txt"
+    held_out.write_text(text.read_text(encoding="utf-8"), encoding="utf-8")
+    data = {"name": "text", "train": [str(text)], "validation": [str(held_out)], "sequence_length": 16}
     inner = {"optimizer": optimizer, "learning_rate": 1e-2, "warmup_steps": 4}
     sizes = {"steps": 40, "batch_size": 12, "evaluation": {"batches": 2}}
     shared = {**sizes, "model": MODEL, "data": data, "inner": inner, **run}

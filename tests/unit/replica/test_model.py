@@ -99,8 +99,9 @@ def test_a_pre_trained_one_has_the_sources_weights_in_fp32(sources: Path) -> Non
 @pytest.mark.parametrize("source", ["gpt2", "neox"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_it_trains(source: str, checkpointing: bool, sources: Path, tmp_path: Path) -> None:
-    (tmp_path / "text").write_bytes(TEXT)
-    data = {"name": "text", "train": [str(tmp_path / "text")], "validation": [str(tmp_path / "text")]}
+    for name in ("text", "held-out"):
+        (tmp_path / name).write_bytes(TEXT)
+    data = {"name": "text", "train": [str(tmp_path / "text")], "validation": [str(tmp_path / "held-out")]}
     run = {
         "model": {"name": "auto", "source": str(sources / source)},
         "data": {**data, "sequence_length": 16},

@@ -1,0 +1,133 @@
+"""No document that one peer validates on is trained on by another; no file that is validated on is trained on."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from peer.commands import tokenize
+from peer.config.data import AnyData, C4Data, ParquetData, TextData
+from peer.data import corpus
+from peer.data.sources.documents import Split
+from peer.data.tokenizer import SEPARATOR, Tokens
+from peer.errors import UserError
+from tests.unit.data.harness import jsonl, source, texts
+
+ROWS = texts(2000)
+ENDINGS = {"text": "txt", "jsonl": "jsonl", "parquet": "parquet"}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+def documents(tokens: Tokens) -> set[str]:
+    pieces = np.split(tokens, np.where(tokens == SEPARATOR)[0] + 1)
+    return {bytes(it[:-1].astype(np.uint8)).decode() for it in pieces if len(it)}
+
+
+def sides(settings: AnyData) -> tuple[set[str], set[str]]:
+    """The documents that are trained on, and those that are validated on."""
+    found = corpus.load(settings)
+    train = found.train
+    trained = set().union(*map(documents, train.in_order())) if isinstance(train, Split) else documents(train)
+    return trained, documents(found.validation)
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "parquet text", "disk", "builder", "streaming"])
+def test_the_same_texts_are_held_out_whatever_format_and_files_they_are_in(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    trained, held_out = sides(source("jsonl", tmp_path / "one", ROWS + ROWS[:700]))
+    assert 10 <= len(held_out) <= 40 and not trained & held_out  # also what is there twice
+    assert sides(source(kind, tmp_path / "other", ROWS)) == (trained, held_out)
+
+
+def test_the_same_token_ids_are_held_out_padded_or_not_with_their_end_or_not(tmp_path: Path) -> None:
+    for folder in ("one", "other", "own"):
+        (tmp_path / folder).mkdir()
+    trained, held_out = sides(source("parquet", tmp_path / "one", ROWS))
+    assert held_out and not trained & held_out
+    assert sides(source("streaming ids", tmp_path / "other", ROWS)) == (trained, held_out)
+    jsonl(tmp_path / "own" / "rows.jsonl", ROWS)
+    for folder in ("a", "b"):  # the names of the files contain those of the folders
+        shutil.copytree(tmp_path / "own", tmp_path / folder)
+        out = tmp_path / folder / "tokens"
+        tokenize.run([f"{tmp_path / folder}/*"], out, "bytes", end=None, column="text", say=lambda line: None)
+        data = ParquetData(name="parquet", train=(f"{out}/*.parquet",), sequence_length=16)
+        assert sides(data) == (trained, held_out)
+
+
+def test_the_same_texts_in_memory_are_held_out_whatever_their_files_are_called(tmp_path: Path) -> None:
+    found = []
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        for index, text in enumerate(ROWS[:100]):
+            (tmp_path / folder / f"{folder}{index}.txt").write_text(text)
+        found.append(sides(TextData(name="text", train=(f"{tmp_path / folder}/*",), sequence_length=8)))
+    assert found[0] == found[1] and found[0][1]
+
+
+def write(kind: str, path: Path, rows: Sequence[str]) -> None:
+    if kind == "text":
+        path.write_text("\n".join(rows))
+    elif kind == "jsonl":
+        jsonl(path, rows)
+    else:
+        pq.write_table(pa.table({"text": rows}), path)
+
+
+def of(kind: str, train: Sequence[str], validation: Sequence[str]) -> AnyData:
+    from pydantic import TypeAdapter
+
+    more = {"column": "text"} if kind == "parquet" else {}
+    data = {"name": kind, "train": train, "validation": validation, "sequence_length": 8, **more}
+    return TypeAdapter[AnyData](AnyData).validate_python(data)
+
+
+def tokens(data: AnyData, sets: dict[str, tuple[str, ...]]) -> str:
+    """What is trained on."""
+    train = corpus.load(data, sets).train
+    every = np.concatenate(list(train.in_order())) if isinstance(train, Split) else train
+    return bytes(every[every < SEPARATOR].astype(np.uint8)).decode()
+
+
+@pytest.mark.parametrize("kind", ENDINGS)
+def test_what_is_validated_on_is_not_trained_on_and_each_file_is_read_once(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abcd":
+        write(kind, tmp_path / f"{name}.{ENDINGS[kind]}", [f"this is {name}"] * 2)
+    (tmp_path / "link").symlink_to(tmp_path / f"a.{ENDINGS[kind]}")
+    every, c, d = (f"{tmp_path}/{name}.{ENDINGS[kind]}" for name in "*cd")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(logging.getLogger("noloco"), "propagate", True)
+    with caplog.at_level(logging.INFO, "noloco.data"):
+        trained = tokens(of(kind, (every, "link", every), (f"./{Path(c).name}",)), {"more": (d,)})
+    assert [trained.count(f"this is {name}") for name in "abcd"] == [2, 2, 0, 0]
+    assert "2 of the 4 files to train on are left out" in caplog.text
+    with pytest.raises(UserError, match=r"all files to train on are in run\.data\.validation or run\.evaluation"):
+        tokens(of(kind, (c, d), (c,)), {"more": (d,)})
+
+
+def test_files_of_c4_that_are_validated_on_are_not_trained_on(tmp_path: Path) -> None:
+    source("c4", tmp_path, ROWS)
+    held_out = next(tmp_path.glob("c4-train.00001*"))
+    trained = tokens(C4Data(name="c4", folder=tmp_path, sequence_length=8), {"more": (str(held_out),)})
+    third = -(-len(ROWS) // 3)
+    assert [row[:5] in trained for row in (ROWS[0], ROWS[third], ROWS[-1])] == [True, False, True]
+
+
+def test_rows_of_which_none_is_held_out_are_a_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the validation split has 0 tokens.*name files to validate on"):
+        corpus.load(source("jsonl", tmp_path, ROWS[:3]))
