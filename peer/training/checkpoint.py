@@ -1,6 +1,6 @@
 """Checkpoints: safetensors for tensors, JSON for the rest; no pickle.
 
-    checkpoints/step_00000500/{model,optimizer,outer}.safetensors, state.json
+    checkpoints/step_00000500/{model,untrained,optimizer,outer}.safetensors, state.json
     checkpoints/latest        the name of the newest checkpoint
 
 A checkpoint is written to a temporary folder, synced to disk and renamed, so a folder with a final name is complete.
@@ -33,14 +33,20 @@ log = get_logger("checkpoint")
 Tensors = dict[str, Tensor]
 STATE = "state.json"
 WEIGHTS_PART = "model"  # the part with θ
+UNTRAINED_PART = "untrained"  # the model's frozen parameters and persistent buffers; missing where it has none
 LATEST = "latest"
 TEMPORARY = ".tmp-"
 BEFORE = "-before"  # suffix of a checkpoint that a new one of the same step replaces
+# With another value of a key that the digest has, such as the learning rate, no checkpoint is resumed.
+NEW_RUN_ADVICE = (
+    "export it (noloco-peer export CHECKPOINT OUT), then begin a run with a new run.name and run.dir and "
+    "run.model: {name: auto, source: OUT, pretrained: true}"
+)
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint after its load: ``tensors`` by file (model, optimizer, outer), on the host."""
+    """A checkpoint after its load: ``tensors`` by file (model, untrained, optimizer, outer), on the host."""
 
     path: Path
     state: dict[str, Any]
@@ -195,7 +201,7 @@ def load(path: Path, parts: Collection[str] | None = None) -> Saved:
         if _digest(path / name) != digest:
             raise ValueError(f"{name} does not match its digest")
         tensors[part] = load_file(path / name)
-    if missing := set(parts or ()) - tensors.keys():
+    if missing := set(parts or ()) - tensors.keys() - {UNTRAINED_PART}:
         raise ValueError(f"it has no {', '.join(sorted(missing))}")
     return Saved(path, state, tensors)
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from peer.data.batches import BatchStream
 from peer.device.accelerator import random_state, set_random_state
 from peer.outer.method import OuterMethod
 from peer.replica.inner_loop import InnerLoop
 from peer.rounds.state import Lineage
-from peer.training.checkpoint import WEIGHTS_PART, Saved, Tensors
+from peer.training.checkpoint import NEW_RUN_ADVICE, UNTRAINED_PART, WEIGHTS_PART, Saved, Tensors
 from peer.training.outer_state import OuterState
 
 
@@ -41,12 +42,18 @@ class PeerState(OuterState):
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of a checkpoint: θ, the vectors of the outer step and the optimizer's moments, fp32."""
-        return 4 * ((1 + len(self.saved_vectors())) * self.outer.slow.numel + self.inner.moment_count)
+        """Size of a checkpoint: θ, the vectors of the outer step and the optimizer's moments, fp32, and the rest of the
+        model.
+        """
+        untrained = sum(value.nbytes for value in untrained_tensors(self.inner.model).values())
+        return 4 * ((1 + len(self.saved_vectors())) * self.outer.slow.numel + self.inner.moment_count) + untrained
 
     def tensors(self) -> Iterator[tuple[str, Tensors]]:
         """A checkpoint's files by name, with live tensors where possible; sharded weights come one file at a time."""
         yield WEIGHTS_PART, self.outer.slow.tensors()
+        if untrained := untrained_tensors(self.inner.model):
+            # copies: safetensors refuses tensors that share memory, as buffers may
+            yield UNTRAINED_PART, {name: value.clone() for name, value in untrained.items()}
         yield "outer", self.saved_vectors()
         yield "optimizer", self.outer.slow.moments(self.inner.optimizer)
 
@@ -67,7 +74,8 @@ class PeerState(OuterState):
         if scalars["config"] != self._config:
             return (
                 f"is of a run with the configuration digest {scalars['config']}, this one has {self._config}; "
-                "choose another run.dir or peer.name, or set peer.checkpoint.resume: false to begin anew"
+                "choose another run.dir or peer.name, or set peer.checkpoint.resume: false to begin anew; "
+                f"to go on with its weights, {NEW_RUN_ADVICE}"
             )
         if isinstance(scalars.get("lineage"), str):
             return (
@@ -79,6 +87,10 @@ class PeerState(OuterState):
     def restore(self, saved: Saved) -> None:
         """Take over a checkpoint."""
         self.outer.slow.take(saved.tensors[WEIGHTS_PART])
+        untrained = saved.tensors.get(UNTRAINED_PART, {})  # an older version saved none
+        for name, value in untrained_tensors(self.inner.model).items():
+            if name in untrained:
+                value.copy_(untrained[name])
         self.outer.slow.take_moments(self.inner.optimizer, saved.tensors["optimizer"])
         self.take_outer(saved.tensors["outer"])
         scalars = saved.state
@@ -99,6 +111,13 @@ class PeerState(OuterState):
     def forget(self) -> None:
         """Reset the inner optimizer."""
         self.outer.slow.take_moments(self.inner.optimizer, {})
+
+
+def untrained_tensors(model: nn.Module) -> Tensors:
+    """What a model keeps beside its trained parameters: frozen parameters and persistent buffers. Live tensors."""
+    kept = model.state_dict(keep_vars=True)  # it leaves out the buffers that are computed again
+    tensors = (*model.named_parameters(), *model.named_buffers())  # tied ones once
+    return {name: value.detach() for name, value in tensors if name in kept and not value.requires_grad}
 
 
 def _rng(device: torch.device) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import yaml
 
 from peer import __version__
 from peer.commands.export.sources import ExportSource, Mixed
+from peer.config.digest import shared
 from peer.data.tokenizer import END_OF_TEXT, SEPARATOR, HuggingFace, Tokenizer, byte_letters
 from peer.errors import RunError, UserError
 
@@ -33,7 +34,7 @@ def write(network: Any, out: Path, *, dtype: str, card: str, tokenizer: Tokenize
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        for settings in (network.config, network.generation_config):
+        for settings in filter(None, (network.config, getattr(network, "generation_config", None))):
             settings.use_cache = True  # training does without the cache of keys and values; generation needs it
             settings.eos_token_id = settings.pad_token_id = tokenizer.end
         network.to(EXPORT_DTYPES[dtype]).save_pretrained(temporary)
@@ -46,8 +47,9 @@ def write(network: Any, out: Path, *, dtype: str, card: str, tokenizer: Tokenize
             out.rmdir()
         temporary.rename(out.absolute())
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise RunError(f"{out}: cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def save_byte_tokenizer(folder: Path) -> None:
@@ -87,7 +89,7 @@ def card(sources: Sequence[ExportSource], mixed: Mixed, parameters: int, dtype: 
         "written by": f"noloco-peer {__version__}",
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
-    resolved = yaml.safe_dump({"run": run.model_dump(mode="json")}, sort_keys=False)
+    resolved = yaml.safe_dump({"run": shared(run)}, sort_keys=False)
     return (
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {run.name}\n\n"
         "Trained by peers that exchange their weights over the internet, with noloco-peer.\n\n"

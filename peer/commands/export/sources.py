@@ -19,7 +19,9 @@ from peer.config.schema import RunConfig
 from peer.errors import UserError
 from peer.replica.averaging import MeanWeights
 from peer.telemetry.run_log import ROUNDS, read_rows
-from peer.training.checkpoint import STATE, WEIGHTS_PART, Checkpoints, Saved, Tensors, load
+from peer.training.checkpoint import STATE, UNTRAINED_PART, WEIGHTS_PART, Checkpoints, Saved, Tensors, load
+
+MODEL_PARTS = (WEIGHTS_PART, UNTRAINED_PART)
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class ExportSource:
     def weights(self) -> Tensors:
         """θ by parameter, fp32 on the host; read from disk at every call, so that memory holds few of them."""
         return _load(self.path).tensors[WEIGHTS_PART]
+
+    def untrained(self) -> Tensors:
+        """Frozen parameters and persistent buffers."""
+        return _load(self.path, (UNTRAINED_PART,)).tensors.get(UNTRAINED_PART, {})
 
 
 def find(paths: Sequence[Path]) -> list[ExportSource]:
@@ -59,7 +65,7 @@ def _checkpoint(path: Path) -> Saved:
     if (path / STATE).is_file():
         return _load(path)
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    saved = Checkpoints(folder, keep=1).newest(parts=(WEIGHTS_PART,)) if folder.is_dir() else None
+    saved = Checkpoints(folder, keep=1).newest(parts=MODEL_PARTS) if folder.is_dir() else None
     if saved is not None:
         return saved
     if any(folder.glob("step_*")):
@@ -70,9 +76,9 @@ def _checkpoint(path: Path) -> Saved:
     raise UserError(f"{path}: no checkpoint here; name a folder step_NNN, a peer's folder, or its checkpoints")
 
 
-def _load(path: Path) -> Saved:
+def _load(path: Path, parts: Sequence[str] = MODEL_PARTS) -> Saved:
     try:
-        return load(path, (WEIGHTS_PART,))
+        return load(path, parts)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{path} is damaged: {error}; take another checkpoint of this peer") from None
 
@@ -118,7 +124,8 @@ class Mixed:
 
 
 def mix(network: nn.Module, sources: Sequence[ExportSource], loss_of: Callable[[nn.Module], float] | None) -> Mixed:
-    """Give ``network`` the mean of the weights of ``sources``; of one source, its weights to the bit.
+    """Give ``network`` the mean of the weights of ``sources``; of one source, its weights to the bit. What is not
+    trained is that of the first source.
 
     Memory holds the mean, one peer's weights and the network, whatever the number of peers.
     """
@@ -137,8 +144,13 @@ def mix(network: nn.Module, sources: Sequence[ExportSource], loss_of: Callable[[
 
 
 def _put(network: nn.Module, weights: Tensors, source: ExportSource) -> None:
-    """Copy ``weights`` into the parameters. Raises :class:`UserError` when names or shapes differ."""
-    shapes = {name: value.shape for name, value in network.named_parameters()}
-    if shapes != {name: value.shape for name, value in weights.items()}:
+    """Copy ``weights``, and what ``source`` has not trained, into ``network``. Raises :class:`UserError` when names or
+    shapes differ.
+    """
+    whole = {**source.untrained(), **weights}
+    shapes = {name: value.shape for name, value in whole.items()}
+    known = {name: value.shape for name, value in (*network.named_parameters(), *network.named_buffers())}
+    trained = {name for name, value in network.named_parameters() if value.requires_grad}
+    if not (shapes.items() <= known.items() and trained <= shapes.keys()):
         raise UserError(f"{source.path}: its weights do not fit the model that its configuration names")
-    network.load_state_dict(weights, strict=False)
+    network.load_state_dict(whole, strict=False)

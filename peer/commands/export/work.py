@@ -21,6 +21,7 @@ from peer.errors import UserError
 from peer.hub.push import push, rights
 from peer.replica import model
 from peer.replica.inner_loop import mean_loss_by_rows
+from peer.training.state import untrained_tensors
 
 
 @dataclass(frozen=True)
@@ -76,19 +77,27 @@ def _in_words(found: Sequence[ExportSource], mixed: Mixed) -> Iterator[str]:
 
 
 def _network(source: ExportSource) -> Any:
-    """A model of the source's architecture with fresh weights."""
+    """A model of the source's architecture. What is not trained is as at the start of the run if it is not saved."""
+    settings = source.run.model
+    own_class = isinstance(settings, AutoModel) and settings.trust_remote_code
+    network = model.untrained(source.run) if own_class else _transformers_model(source)  # only the source has the class
+    if isinstance(settings, AutoModel) and settings.pretrained:
+        unsaved = untrained_tensors(network).keys() - source.untrained().keys()
+        if unsaved and unsaved - source.weights().keys():  # saved by an older version
+            return model.build(source.run)
+    return network
+
+
+def _transformers_model(source: ExportSource) -> Any:
     from transformers import AutoConfig
 
-    settings = source.run.model
-    if isinstance(settings, AutoModel) and settings.trust_remote_code:  # only its source has its classes
-        return model.untrained(source.run)
     kind = source.architecture.get("model_type")
     others = {key: value for key, value in source.architecture.items() if key != "model_type"}
     try:
         config = AutoConfig.for_model(kind, **others)
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{source.path}: this version of transformers does not know its model type {kind}") from None
-    return model.fresh(config)
+    return model.fresh(config, seed=source.run.seed)
 
 
 def _evaluation(source: ExportSource, wish: bool | None) -> tuple[Callable[[nn.Module], float] | None, str]:

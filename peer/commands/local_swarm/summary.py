@@ -17,7 +17,7 @@ from peer.replica import model
 from peer.replica.averaging import MeanWeights
 from peer.replica.inner_loop import mean_loss_by_rows
 from peer.rounds.types import Outcome
-from peer.training.checkpoint import Checkpoints, Tensors
+from peer.training.checkpoint import UNTRAINED_PART, WEIGHTS_PART, Checkpoints, Tensors
 
 
 def summarize(config: Config, tails: Sequence[Tail], wall_seconds: float) -> dict[str, Any]:
@@ -78,25 +78,24 @@ def in_words(summary: dict[str, Any]) -> str:
 def _averaged_model(config: Config, tails: Sequence[Tail]) -> tuple[float | None, float | None]:
     """Validation loss of the mean of all replicas, and their spread √(Σᵢ‖θᵢ − θ̄‖² / (N · numel)).
 
-    It reads the newest checkpoints, one after the other.
+    It reads the newest checkpoints, one after the other. What is not trained is that of the first peer.
     """
     folders = [tail.folder / "checkpoints" for tail in tails]
     average = MeanWeights()
     for folder in folders:
-        weights = _weights(folder)
-        if weights is None:
+        weights = _tensors(folder, WEIGHTS_PART)
+        if not weights:
             return None, None
         average.add(weights)
-    square = sum(average.square_distance(_weights(folder) or {}) for folder in folders)
+    square = sum(average.square_distance(_tensors(folder, WEIGHTS_PART)) for folder in folders)
     numel = sum(value.numel() for value in average.tensors.values())
     network = model.build(config.run)
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            parameter.copy_(average.tensors[name])
+    network.load_state_dict({**_tensors(folders[0], UNTRAINED_PART), **average.tensors}, strict=False)
     batches = validation(config.run, corpus.load(config.run.data).validation)
     return mean_loss_by_rows(network, batches, torch.device("cpu")), (square / (len(folders) * numel)) ** 0.5
 
 
-def _weights(folder: Path) -> Tensors | None:
+def _tensors(folder: Path, part: str) -> Tensors:
+    """One file of the newest checkpoint; empty when it is missing."""
     saved = Checkpoints(folder, keep=1).newest()
-    return saved.tensors["model"] if saved else None
+    return saved.tensors.get(part, {}) if saved else {}

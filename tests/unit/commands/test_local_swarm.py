@@ -15,6 +15,7 @@ from peer.commands.local_swarm.processes import Child
 from peer.commands.local_swarm.summary import in_words, summarize
 from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
+from peer.config.model import AutoModel
 from peer.config.schema import Config, EvaluationConfig, LlamaModel, RunConfig, StdlibData
 from peer.data import corpus
 from peer.data.open import validation
@@ -22,6 +23,7 @@ from peer.errors import RunError, UserError
 from peer.replica import inner_loop, model
 from peer.replica.inner_loop import mean_loss
 from peer.training.checkpoint import Checkpoints
+from tests.unit.commands.export.test_models import roformer
 
 CONFIG = Config(
     run=RunConfig(
@@ -132,6 +134,23 @@ def test_the_averaged_model_and_the_spread_are_of_the_newest_checkpoints(tmp_pat
     batches = validation(CONFIG.run, corpus.load(CONFIG.run.data).validation)
     assert swarm["val_loss_averaged_model"] == pytest.approx(mean_loss(base, batches, torch.device("cpu")), rel=1e-4)
     assert swarm["spread"] == pytest.approx((0.5 / 3) ** 0.5, rel=1e-4)
+
+
+def test_what_is_not_trained_is_that_of_the_first_peer(tmp_path: Path) -> None:
+    """A frozen parameter was a traceback at the end of a swarm."""
+    settings = AutoModel(**roformer(tmp_path / "source"))
+    config = CONFIG.model_copy(update={"run": CONFIG.run.model_copy(update={"model": settings})})
+    network = model.build(config.run)
+    everything = dict(network.state_dict())
+    weights = {name: value.detach() for name, value in network.named_parameters() if value.requires_grad}
+    untrained = {name: 3 * it for name, it in network.named_parameters() if not it.requires_grad}
+    tails = [write(tmp_path / name, [row(1)]) for name in ("a", "b")]
+    for tail, parts in zip(tails, ({"model": weights, "untrained": untrained}, {"model": weights}), strict=True):
+        assert Checkpoints(tail.folder / "checkpoints", keep=2).save(10, {}, parts.items())
+    found = summarize(config, tails, 1.0)["swarm"]["val_loss_averaged_model"]
+    network.load_state_dict({**everything, **untrained})
+    batches = validation(config.run, corpus.load(config.run.data).validation)
+    assert found == pytest.approx(mean_loss(network, batches, torch.device("cpu")), rel=1e-5)
 
 
 @pytest.mark.parametrize("losses", [(), (5.0,)])

@@ -111,7 +111,7 @@ def test_a_checkpoint_of_another_configuration_is_refused_with_advice_that_helps
     state = parts.peer_state()
     assert state.refusal({"config": "digest"}) == ""
     advice = "choose another run.dir or peer.name, or set peer.checkpoint.resume: false to begin anew"
-    assert state.refusal({"config": "other"}).endswith(advice)
+    assert f"{advice}; to go on with its weights, export it" in state.refusal({"config": "other"})
     assert state.refusal({"config": "digest", "lineage": "old"}).endswith(advice)
 
 
@@ -156,6 +156,37 @@ def test_what_rounding_has_kept_comes_back(tmp_path: Path) -> None:
     assert saved is not None
     second.restore(saved)
     assert torch.equal(first.kept, second.kept)
+
+
+def with_more_than_weights() -> PeerState:
+    """A frozen parameter, and a buffer that counts the forward passes."""
+    state = parts.peer_state()
+    net = state.inner.model
+    net.register_parameter("frozen", torch.nn.Parameter(torch.randn(3), requires_grad=False))
+    net.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+    net.register_buffer("same_memory", net.get_buffer("passes")[None])  # safetensors refuses it
+    net.register_buffer("computed", torch.zeros(3), persistent=False)
+    net.register_forward_pre_hook(lambda module, args: module.passes.add_(1) and None)
+    return state
+
+
+def test_what_is_not_trained_comes_back(tmp_path: Path) -> None:
+    """Buffers that training changes began anew."""
+    first, second, old = (with_more_than_weights() for _ in range(3))
+    run(first, 3)
+    Checkpoints(tmp_path, 1).save(3, first.scalars(), first.tensors())
+    saved = Checkpoints(tmp_path, 1).newest(second.refusal)
+    assert saved is not None and set(saved.tensors["untrained"]) == {"frozen", "passes", "same_memory"}
+    second.restore(saved)
+    passes, frozen = second.inner.model.get_buffer("passes"), second.inner.model.get_parameter("frozen")
+    assert passes == 3 and torch.equal(frozen, first.inner.model.get_parameter("frozen"))
+    assert run(first, H) == run(second, H)
+    size = sum(value.nbytes for _, content in first.tensors() for value in content.values())
+    assert first.checkpoint_bytes == pytest.approx(size, rel=0.01)
+
+    del saved.tensors["untrained"]  # as an older version saved it
+    old.restore(saved)
+    assert old.inner.model.get_buffer("passes") == 0 and old.inner.step == 3
 
 
 @pytest.mark.parametrize("feedback", [False, True])

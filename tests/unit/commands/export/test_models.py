@@ -1,0 +1,170 @@
+"""Models with more than trained parameters, classes of their own, and a run that begins from an exported folder."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+
+from peer.config.schema import Config
+from peer.errors import UserError
+from peer.training import state as peer_state
+from peer.training.checkpoint import Checkpoints
+from peer.training.state import PeerState
+from tests.unit.commands.test_export import config, export, loaded, loss_of, saved, trained
+
+IDS = torch.arange(48).reshape(3, 16)
+SMALL = {
+    "vocab_size": 257,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+OWN_CLASS = """
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+class OwnConfig(PretrainedConfig):
+    model_type = "own"
+
+    def __init__(self, vocab_size=257, **others):
+        self.vocab_size = vocab_size
+        super().__init__(**others)
+
+class OwnModel(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.rows, self.head = torch.nn.Embedding(config.vocab_size, 8), torch.nn.Linear(8, config.vocab_size)
+        self.register_buffer("seen", torch.zeros(1))
+        self.post_init()
+
+    def forward(self, input_ids, **others):
+        if self.training:
+            self.seen += 1
+        return CausalLMOutput(logits=self.head(self.rows(input_ids)) * (1 + self.seen))
+"""
+
+
+def roformer(folder: Path) -> dict[str, Any]:
+    """``run.model``: its positions are a frozen parameter."""
+    from transformers import RoFormerConfig
+
+    RoFormerConfig(**SMALL, is_decoder=True, max_position_embeddings=32, hidden_dropout_prob=0.0).save_pretrained(
+        folder
+    )
+    return {"name": "auto", "source": str(folder)}
+
+
+def lfm2_moe(folder: Path) -> dict[str, Any]:
+    """``run.model``: pre-trained, with a persistent buffer that chooses the experts."""
+    from transformers import Lfm2MoeConfig, Lfm2MoeForCausalLM
+
+    experts = {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "num_dense_layers": 1}
+    layers = {"num_key_value_heads": 2, "layer_types": ["conv", "full_attention"], "max_position_embeddings": 64}
+    network = Lfm2MoeForCausalLM(Lfm2MoeConfig(**SMALL, **experts, **layers))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_()
+        network.get_buffer("model.layers.1.feed_forward.expert_bias").copy_(torch.tensor([5.0, -5.0, 0.0, 0.0]))
+    network.save_pretrained(folder)
+    return {"name": "auto", "source": str(folder), "pretrained": True}
+
+
+def own_class(folder: Path) -> dict[str, Any]:
+    """``run.model``: a class without generation, with a buffer that training changes."""
+    folder.mkdir()
+    (folder / "modeling_own.py").write_text(OWN_CLASS)
+    classes = '{"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}'
+    (folder / "config.json").write_text(f'{{"model_type": "own", "auto_map": {classes}}}')
+    return {"name": "auto", "source": str(folder), "trust_remote_code": True}
+
+
+def same(network: nn.Module, state: PeerState) -> bool:
+    state.inner.model.eval()
+    return torch.equal(network(input_ids=IDS).logits, state.inner.model(input_ids=IDS).logits)
+
+
+@pytest.mark.parametrize("make", [roformer, lfm2_moe])
+@pytest.mark.parametrize("older", [False, True], ids=["", "older"])
+def test_what_is_not_trained_is_exported_too(
+    make: Any, older: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A frozen parameter was refused, and a persistent buffer had its initial value. ``older``: nothing of them is
+    saved.
+    """
+    settings = config(tmp_path, model=make(tmp_path / "source"))
+    states = [trained(settings, number) for number in (1, 2)]
+    with patch.object(peer_state, "untrained_tensors", lambda model: {}) if older else nullcontext():
+        homes = [saved(tmp_path, f"peer-{number}", state) for number, state in enumerate(states)]
+    if not older:
+        (tmp_path / "source").rename(tmp_path / "elsewhere")  # a checkpoint is enough
+    code, said = export(capsys, homes[0], tmp_path / "out")
+    assert code == 0, said
+    assert f"validation loss: {loss_of(states[0].inner.model, settings):.4f}" in said
+    assert same(loaded(tmp_path / "out"), states[0])
+    code, said = export(capsys, *homes, tmp_path / "average")
+    for state in states:
+        assert f"validation loss {loss_of(state.inner.model, settings):.4f}" in said
+
+
+def test_a_class_without_generation_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It ended in a traceback, after all the work."""
+    from transformers import AutoModelForCausalLM
+
+    settings = config(tmp_path, model=own_class(tmp_path / "source"))
+    state = trained(settings, 1)
+    code, said = export(capsys, saved(tmp_path, "alice", state), tmp_path / "out")
+    assert code == 0, said
+    network = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    assert network.get_buffer("seen") == 6
+    assert same(network, state)
+
+
+def test_an_error_leaves_no_temporary_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
+    with (
+        patch("peer.commands.export.folder.save_byte_tokenizer", side_effect=AttributeError("unforeseen")),
+        pytest.raises(AttributeError, match="unforeseen"),
+    ):
+        export(capsys, home, tmp_path / "out")
+    assert not list(tmp_path.glob(".tmp-*")) and not (tmp_path / "out").exists()
+
+
+def test_the_card_names_no_path_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = config(tmp_path, model=lfm2_moe(tmp_path / "source"), dir=str(tmp_path / "runs"))
+    assert export(capsys, saved(tmp_path, "alice", trained(settings, 1)), tmp_path / "out")[0] == 0
+    for file in (tmp_path / "out").iterdir():
+        assert str(tmp_path).encode() not in file.read_bytes(), file
+
+
+def test_a_run_with_another_learning_rate_goes_on_with_the_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the refusal to resume says."""
+    settings = config(tmp_path)
+    state = trained(settings, 1)
+    home = saved(tmp_path, "alice", state)
+    inner = settings.run.inner.model_copy(update={"learning_rate": 1e-4})
+    lower = Config.model_validate({"run": {**dict(settings.run), "inner": inner}})
+    with pytest.raises(UserError, match="to go on with its weights, export it") as refused:
+        Checkpoints(home / "checkpoints", 2).newest(trained(lower, 1, steps=0).refusal)
+    model = str(refused.value).rpartition("run.model: ")[2]
+    assert model == "{name: auto, source: OUT, pretrained: true}"
+    assert export(capsys, home, tmp_path / "OUT")[0] == 0
+    settings = config(
+        tmp_path, name="lower", inner=inner, model={"name": "auto", "source": str(tmp_path / "OUT"), "pretrained": True}
+    )
+    again = trained(settings, 1, steps=0)
+    assert same(again.inner.model.eval(), state)
+    before = loss_of(again.inner.model, settings)
+    again.inner.run(again.stream.take(6))
+    assert loss_of(again.inner.model, settings) < before
