@@ -32,15 +32,21 @@ def findings(run: RunHistory) -> list[RunFinding]:
     usual = median(rates) if len(rates) >= 3 else 0.0
     most = Counter(peer.record.config for peer in live.values()).most_common(1)
     refused = run.refusals()
+    members = [*(peer.record for peer in live.values()), *run.unnamed]
+    active = sum(record.state != "paused" for record in members)
     return [
         RunFinding(kind, peer_id, text)
         for peer_id, peer in live.items()
-        for kind, text in _of_peer(peer, refused[peer_id], len(live) + len(run.unnamed), usual, most[0][0])
+        for kind, text in _of_peer(peer, refused[peer_id], len(members), active, usual, most[0][0])
     ]
 
 
-def _of_peer(peer: PeerHistory, refused: int, members: int, usual: float, most: str) -> Iterator[tuple[str, str]]:
-    """Kind and text. ``usual``: tokens a second of the others; ``most``: the configuration that most run."""
+def _of_peer(
+    peer: PeerHistory, refused: int, members: int, active: int, usual: float, most: str
+) -> Iterator[tuple[str, str]]:
+    """Kind and text. ``active``: members that are not paused, who can meet each other; ``usual``: tokens a second of
+    the others; ``most``: the configuration that most run.
+    """
     record, report, name = peer.record, peer.record.report, peer.record.name
     if members >= 3 and report.seconds >= SETTLED_SECONDS and report.members < SEES * members:
         said = f"{name} sees {report.members} of {members} members: the swarm may be split"
@@ -58,7 +64,7 @@ def _of_peer(peer: PeerHistory, refused: int, members: int, usual: float, most: 
     if record.config != most:
         said = f"{name} runs another configuration ({record.config[:12]}) than most ({most[:12]}), so nobody meets it"
         yield "config", f"{said}: compare noloco-peer show-config"
-    if members >= 2 and report.merges >= 2 and report.merged_ago is not None:
+    if active >= 2 and report.merges >= 2 and report.merged_ago is not None:
         period = (report.seconds - report.merged_ago) / report.merges
         if report.merged_ago >= PERIODS * period + MERGE_SLACK:
             said = f"{name} has merged with nobody for {report.merged_ago:.0f} s, usually every {period:.0f} s"

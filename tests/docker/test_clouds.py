@@ -243,6 +243,13 @@ def test_a_unit_is_valid_and_confined(file: str, tmp_path: Path) -> None:
     assert file in run("systemd-analyze", "verify", "--man=no", here).stderr
 
 
+def test_the_peer_s_unit_hides_no_gpu() -> None:
+    """ProtectClock forbade /dev/nvidia* before systemd 252, and the peer trained on the CPU."""
+    mine = clouds.unit("noloco-peer.service")
+    assert not {"ProtectClock", "PrivateDevices", "DevicePolicy", "DeviceAllow"} & mine.keys()
+    assert clouds.unit("noloco-bootstrap.service")["ProtectClock"] == ["yes"]
+
+
 def test_a_unit_runs_a_command_that_exists_and_gives_it_time() -> None:
     mine = clouds.unit("noloco-peer.service")
     called, variable, *words = shlex.split(mine["ExecStart"][0])

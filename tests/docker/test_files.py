@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from torch.distributed.run import get_args_parser as torchrun_parser
 
 from dht_bootstrap.cli import DEFAULT_DHT_PORT, DEFAULT_HTTP_PORT
 from dht_bootstrap.cli import _parser as bootstrap_parser
@@ -118,7 +120,7 @@ def test_a_service_of_ours_has_few_rights_and_time_to_leave(file: str, name: str
     service = ours(file)[name]
     assert service["image"] == f"noloco-peer:{__version__}"
     assert service["init"]
-    if words(service)[0] == "train":
+    if words(service)[0] != "bootstrap":
         assert service["stop_grace_period"] == "2m"
         assert service["restart"] == "on-failure"
     assert ("gpu" in service.get("profiles", [])) == ("deploy" in service)
@@ -203,11 +205,29 @@ def test_the_readme_s_commands_name_files_profiles_and_services_that_exist() -> 
 
 
 def test_the_readme_s_containers_run_commands_that_exist() -> None:
-    lines = re.findall(r"^docker run .*? noloco-peer:\S+ (.*)$", README, re.MULTILINE)
-    assert len(lines) == 2
-    for line in lines:
+    lines = re.findall(r"^docker run (.*?) noloco-peer:\S+ (.*)$", README, re.MULTILINE)
+    assert len(lines) == 3
+    for options, line in lines:
         service = {"command": line, "environment": {}}
+        if "--entrypoint torchrun" in options:
+            ranks = torchrun_parser().parse_args(shlex.split(line))
+            assert (ranks.module, ranks.training_script) == (True, "peer") and 60 <= ranks.shutdown_timeout < 120
+            service["command"] = shlex.join(ranks.training_script_args)
         if words(service)[0] == "bootstrap":
             bootstrap_parser().parse_args(words(service)[1:])
         else:
             assert configured(service).peer.network.port == PEER_PORT
+
+
+def test_a_container_that_a_text_starts_has_time_to_leave() -> None:
+    """After ten seconds docker kills it: a peer lost what it had done since its last checkpoint."""
+    files = [
+        ROOT / "README.md",
+        *(it for name in ("docker", "peer", "dht_bootstrap") for it in (ROOT / name).rglob("*.md")),
+    ]
+    text = " ".join("\n".join(file.read_text(encoding="utf-8") for file in files).split())
+    found = re.findall(r"docker run (.*?) ?noloco-peer:\S+ (\S+)", text)
+    assert len(found) >= 3
+    for options, first in found:
+        assert "--init" in options
+        assert first == "bootstrap" or ("--stop-timeout 120" in options and ":/data" in options), options

@@ -21,6 +21,7 @@ LIVE = "document.querySelector('#connection')?.dataset.state === 'live'"
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 NAMES = "[...document.querySelectorAll('#peers tbody .name bdi')].map(it => it.textContent)"
 JOIN = "[...document.querySelectorAll('#join code')].map(it => it.textContent)"
+DOCKER = 'docker run --init --stop-timeout 120 --hostname "$(hostname -s)" --gpus all'
 PUBLIC = f"/ip4/203.0.113.7/tcp/31337/p2p/{page_sample.peer_id(10_000)}"
 
 
@@ -76,7 +77,7 @@ def test_it_shows_the_swarm_and_updates_itself_in_place(browser: Chromium, serve
     assert "healthy: below 10%" in tab.ask("document.querySelector('#idle').textContent")
     assert tab.ask(JOIN)[:2] == [
         f"noloco-peer join {PUBLIC}",
-        f"docker run --gpus all -v noloco:/data noloco-peer:0.1.0 join {PUBLIC}",
+        f"{DOCKER} -v noloco:/data noloco-peer:0.1.0 join {PUBLIC}",
     ]
     assert json.loads(tab.ask(JOIN)[-1])["run"]["name"] == "demo"
     # a selection, a followed peer and the elements themselves survive the updates
@@ -354,7 +355,10 @@ def test_the_line_that_joins_is_right_for_every_run(browser: Chromium, serve: Ca
     runs[3]["configuration"] = None
     swarm = page_sample.swarm(runs, now)
     tab = opened(browser, serve(lambda: swarm))
-    docker, image = "docker run --gpus all", f"noloco-peer:0.1.0 join {PUBLIC}"
+    docker, image = (
+        'docker run --init --stop-timeout 120 --hostname "$(hostname -s)" --gpus all',
+        f"noloco-peer:0.1.0 join {PUBLIC}",
+    )
     lines = [
         [f"noloco-peer join {PUBLIC} --run open", f"{docker} -v noloco:/data {image} --run open"],
         [

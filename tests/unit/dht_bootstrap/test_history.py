@@ -139,6 +139,13 @@ def test_a_peer_with_a_problem_has_a_warning_of_one_line(kind: str, odd: dict[st
     assert "\n" not in found.text
 
 
+@pytest.mark.parametrize(("state", "warned"), [("training", True), ("paused", False)])
+def test_who_merges_with_nobody_while_all_others_are_paused_is_not_stuck(state: str, warned: bool) -> None:
+    alone = entry("a", 200.0, merges=10, merged_ago=150.0)
+    run = seen((200.0, [alone, *(entry(name, 200.0, state=state) for name in "bc")]))
+    assert [(it.kind, it.peer_id) for it in findings(run)] == [("stuck", "Qma")] * warned
+
+
 def test_a_split_is_judged_by_all_members_the_unnamed_too() -> None:
     run, members = RunHistory(), [entry(name, 100.0, members=4) for name in "abcdefghij"]
     run.see({it.record.peer_id: it for it in members}, NOW + 100, room=4)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from peer.telemetry.metrics import Metrics
 from peer.telemetry.series import OF_BOOTSTRAP, OF_PEER, PHASES, PREFIX
 from tests.unit.project.dashboards import BOARDS, GRAFANA, PROMETHEUS, ROOT, Query, board, board_queries, rules
 from tests.unit.project.promql import Known, Unknown, words_in
@@ -147,6 +148,26 @@ def test_the_bootstraps_series_are_not_accepted_from_a_peer() -> None:
     ]
     assert all(re.fullmatch(drop, PREFIX + row.name) for row in OF_BOOTSTRAP)
     assert not any(re.fullmatch(drop, PREFIX + row.name) for row in OF_PEER)
+
+
+def test_what_prometheus_makes_itself_is_not_accepted_from_a_peer() -> None:
+    """A peer could export a firing alert, and the idle share of a run."""
+    jobs = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
+    (steps,) = [job["metric_relabel_configs"] for job in jobs if job["job_name"] == "noloco-peer"]
+    (keep,) = [step for step in steps if step["action"] == "keep"]
+    assert keep["source_labels"] == ["__name__"]
+    exported = {sample.name for family in Metrics().registry.collect() for sample in family.samples}
+    assert all(re.fullmatch(keep["regex"], name) for name in exported)
+    made = {"up", "scrape_samples_scraped", "ALERTS", *(rule["record"] for rule in rules() if "record" in rule)}
+    assert not any(re.fullmatch(keep["regex"], name) for name in made)
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=name_of)
+def test_what_peers_of_one_name_show_is_not_added(query: Query) -> None:
+    """Only rates add up: of two peers of one name, or of one with a new id, phase 2 (match) and 1 were 3 (exchange)."""
+    sums = re.findall(r"sum by \(([^)]*)\) \((\w*)", query.expr)
+    added = {what for labels, what in sums if "peer" in labels.split(", ")}
+    assert added <= {"rate", "increase"}
 
 
 def test_dashboards_link_to_each_other_and_share_their_variables() -> None:
