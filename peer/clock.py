@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -65,8 +66,17 @@ def begin_thread(name: str, work: Callable[[], None]) -> None:
 
 
 async def in_thread(work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-    """The result of ``work``, which blocks or computes for long, from another thread."""
-    return await asyncio.to_thread(work, *args, **kwargs)
+    """The result of ``work``, which computes for a while, from another thread.
+
+    A thread cannot be cancelled: who cancels this waits until ``work`` has ended, and nothing writes to a buffer then.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    finally:
+        while not running.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
 
 
 def start_loop(name: str, prepare: Callable[[], None]) -> tuple[asyncio.AbstractEventLoop, RunningThread]:

@@ -11,12 +11,17 @@ from peer import clock
 from peer.rounds.transfer_rule import CHECKS
 
 T = TypeVar("T")
+LEAVING_SECONDS = 10.0  # for what still runs after a request to stop or to pause
 THREAD_GRACE = 5.0  # seconds on top of a deadline before the calling thread gives up on the network thread
 MBIT = 125_000  # bytes
 
 
 class TooSlow(TimeoutError):
     """A transfer would not be done in time at the rate that was seen."""
+
+
+class Leaving(TimeoutError):
+    """This peer was asked to stop or to pause, and waits for others no longer."""
 
 
 async def in_time(
@@ -47,6 +52,20 @@ async def in_time(
                     raise TooSlow(_reason(what, rate, rest, passed, limit))
             before = now
         raise TooSlow(f"not done within {limit:.3g} s")
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def unless_away(work: Coroutine[Any, Any, T], away: Callable[[], bool]) -> T:
+    """The result of ``work``. Raises :class:`Leaving` when this peer has been ``away`` for ``LEAVING_SECONDS``."""
+    task, seconds = asyncio.ensure_future(work), 0.0
+    try:
+        while not (await asyncio.wait([task], timeout=clock.SLICE))[0]:
+            seconds += clock.SLICE if away() else 0.0
+            if seconds >= LEAVING_SECONDS:
+                raise Leaving("asked to stop")
+        return task.result()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

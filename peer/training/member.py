@@ -145,14 +145,18 @@ class Membership:
 
     def _exchange(self) -> Exchange[Any]:
         outer, settings, node = self.state.outer, self.resources.run.exchange, self.node
-        numel = outer.slow.numel
+        numel, context = outer.slow.numel, self.resources.context
+
+        def away() -> bool:
+            return context.away
+
         if outer.grouping is not Grouping.EVERYONE:
-            return PairExchange(node, numel, codec_named(settings.codec, numel), settings, Guard())
+            return PairExchange(node, numel, codec_named(settings.codec, numel), settings, Guard(), away)
         incoming = IncomingStreams()
         node.call(node.serve_members(REDUCE_PROTOCOL, incoming.accept), OPEN_TIMEOUT)
         if isinstance(outer, Decoupled):
-            return AllGatherExchange(node, incoming, outer.sends, outer.coefficients, settings)
-        return AllReduceExchange(node, incoming, numel, settings, self.state.kept)
+            return AllGatherExchange(node, incoming, outer.sends, outer.coefficients, settings, away)
+        return AllReduceExchange(node, incoming, numel, settings, self.state.kept, away)
 
     def close(self) -> None:
         """Leave the swarm: withdraw the record, close the node and the files."""

@@ -17,13 +17,13 @@ from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.outer.noloco import NoLoCo
 from peer.outer.opening import PartOpening
+from peer.p2p.deadline import LEAVING_SECONDS
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.types import Group, Outcome, Reason
 from peer.telemetry.report import BoundaryReport
 from peer.training.boundary import Boundary
 from peer.training.outer_state import Trial
 
-STOP_PATIENCE = 10.0  # seconds for a running swap after a request to stop or to pause
 LOOK_SECONDS = 0.05  # seconds between two checks of a swap at the end of the run
 
 
@@ -81,10 +81,10 @@ class Overlapped(Boundary):
         self._advance()
 
     def complete(self) -> None:
-        """Until the deadline of the running swap, or for ``STOP_PATIENCE`` when this peer is away."""
+        """Until the deadline of the running swap, or for ``LEAVING_SECONDS`` when this peer is away."""
         with self.phase("exchange"):
             self._launch()
-            until = clock.monotonic() + STOP_PATIENCE
+            until = clock.monotonic() + LEAVING_SECONDS
             while self._swap is not None:
                 self._advance(idle=True)
                 if self._swap is not None:
@@ -93,7 +93,7 @@ class Overlapped(Boundary):
                         self._swap.mailbox.cancel()
 
     def abandon(self) -> None:
-        """Give up the running swap and apply nothing more of it. One that has not ended after ``STOP_PATIENCE`` is
+        """Give up the running swap and apply nothing more of it. One that has not ended after ``LEAVING_SECONDS`` is
         given up as soon as it can be; no other one begins before.
         """
         super().abandon()
@@ -102,7 +102,7 @@ class Overlapped(Boundary):
             return
         self._swap.abandoned = True
         with self.phase("exchange"):
-            until = clock.monotonic() + STOP_PATIENCE
+            until = clock.monotonic() + LEAVING_SECONDS
             while (swap := self._swap) is not None and clock.monotonic() < until:
                 self._drop(swap)
                 swap.mailbox.wait(LOOK_SECONDS)

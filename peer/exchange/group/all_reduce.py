@@ -45,8 +45,9 @@ class AllReduceExchange(GroupProtocol[Contribution]):
         numel: int,
         settings: ExchangeConfig,
         kept: Tensor | None = None,
+        away: Callable[[], bool] = lambda: False,
     ) -> None:
-        super().__init__(network, incoming, numel, numel, settings)
+        super().__init__(network, incoming, numel, numel, settings, away)
         self._kept = kept
         self._work: _Reduction | None = None
 

@@ -18,7 +18,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -28,7 +28,7 @@ from peer import clock
 from peer.config.schema import ExchangeConfig
 from peer.exchange.group.streams import Carried, GroupStreams, IncomingStreams
 from peer.exchange.group.wire import GroupFailure, GroupVerdict, MemberReport
-from peer.p2p.deadline import THREAD_GRACE, in_time
+from peer.p2p.deadline import THREAD_GRACE, Leaving, in_time, unless_away
 from peer.p2p.greeting import MemberNode
 from peer.p2p.stream import BadMessage, M, Stream, StreamLost
 from peer.rounds.contribution import Averaged, as_bytes
@@ -44,13 +44,20 @@ class GroupProtocol(ABC, Generic[Each]):
     """:class:`peer.exchange.average.Exchange` for a group of everyone; ``Each``: the kind of contribution.
 
     ``incoming.accept`` handles :data:`streams.REDUCE_PROTOCOL`. ``numel``: elements of a contribution; ``result``:
-    elements of the mean.
+    elements of the mean. ``away``: was this peer asked to stop or to pause?
     """
 
     def __init__(
-        self, network: MemberNode, incoming: IncomingStreams, numel: int, result: int, settings: ExchangeConfig
+        self,
+        network: MemberNode,
+        incoming: IncomingStreams,
+        numel: int,
+        result: int,
+        settings: ExchangeConfig,
+        away: Callable[[], bool] = lambda: False,
     ) -> None:
         self._network, self._incoming, self._numel, self._settings = network, incoming, numel, settings
+        self._away = away
         self._buffer = torch.empty(result, dtype=torch.float32)
 
     def average(self, contribution: Each, group: Group) -> Averaged:
@@ -121,9 +128,11 @@ class GroupProtocol(ABC, Generic[Each]):
             return await clock.in_thread(self._digest)
 
         try:
-            return MemberReport(digest=await in_time(work(), streams.left, limit))
+            return MemberReport(digest=await in_time(unless_away(work(), self._away), streams.left, limit))
         except GroupFailure as failure:
             return MemberReport(culprit=failure.culprit, outcome=failure.outcome, detail=failure.detail[:200])
+        except Leaving as error:
+            return MemberReport(culprit=streams.assembly.me, outcome=Outcome.TIMEOUT, detail=str(error))
         except TimeoutError as error:
             culprit, detail = streams.slowest(), str(error)
             if culprit is not None:

@@ -7,7 +7,7 @@ decodes, judges and averages it, while others are in transit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from itertools import cycle
 
@@ -29,8 +29,16 @@ from peer.rounds.types import Group, Outcome
 class PairExchange(PairProtocol):
     """:class:`peer.exchange.average.Exchange` for groups of two."""
 
-    def __init__(self, network: LoopThread, numel: int, codec: Codec, settings: ExchangeConfig, guard: Guard) -> None:
-        super().__init__(network, numel, codec, settings, guard)
+    def __init__(
+        self,
+        network: LoopThread,
+        numel: int,
+        codec: Codec,
+        settings: ExchangeConfig,
+        guard: Guard,
+        away: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__(network, numel, codec, settings, guard, away)
         self._buffer = torch.empty(numel, dtype=torch.float32)
 
     def average(self, contribution: Contribution, group: Group) -> Averaged:

@@ -10,6 +10,7 @@ one. Each is right by itself, so nothing has to be taken back.
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
@@ -44,7 +45,7 @@ class OverlappedPairExchange(PairProtocol):
         """``meet`` finds the partner, on the helper thread; ``pace``: seconds of an inner step."""
         learn = self._codec.learn if self._codec.begin() else None
         mailbox = SwapMailbox(self._numel, self._network.loop, learn, self._landing)
-        self._helper.submit(self._run, mailbox, pace, meet)
+        self._helper.submit(contextvars.copy_context().run, self._run, mailbox, pace, meet)
         return mailbox
 
     def close(self) -> None:

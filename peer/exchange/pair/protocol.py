@@ -27,7 +27,7 @@ from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec, size
 from peer.exchange.guard import Guard, Judgement, share
 from peer.exchange.pair.wire import Unusable, exchange_headers, exchange_verdicts
-from peer.p2p.deadline import THREAD_GRACE, in_time
+from peer.p2p.deadline import THREAD_GRACE, in_time, unless_away
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import CorruptPart, send_parts
 from peer.p2p.stream import BadMessage, Stream, StreamLost
@@ -55,11 +55,21 @@ Receive = Callable[[Transfer], Coroutine[Any, Any, bytes]]
 
 
 class PairProtocol:
-    """Swaps with one partner at a time, over streams that the rendezvous has opened."""
+    """Swaps with one partner at a time, over streams that the rendezvous has opened. ``away``: was this peer asked to
+    stop or to pause?
+    """
 
-    def __init__(self, network: LoopThread, numel: int, codec: Codec, settings: ExchangeConfig, guard: Guard) -> None:
+    def __init__(
+        self,
+        network: LoopThread,
+        numel: int,
+        codec: Codec,
+        settings: ExchangeConfig,
+        guard: Guard,
+        away: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._network, self._numel, self._codec, self._settings = network, numel, codec, settings
-        self._guard = guard
+        self._guard, self._away = guard, away
 
     def _swap(self, group: Group, encode: Encode, receive: Receive, mean: Tensor, pace: float = 0.0) -> Averaged:
         """Swap with the partner in ``group``. ``mean``: the mean of the result; ``pace``: seconds of an inner step.
@@ -91,7 +101,7 @@ class PairProtocol:
                 answer = answer_limit(stall, size(self._codec.sends, self._numel))
                 return await exchange_verdicts(stream, judgement.verdict(fingerprint), answer)
 
-            return await in_time(swap(), left, swap_limit(stall, phases, group.phase))
+            return await in_time(unless_away(swap(), self._away), left, swap_limit(stall, phases, group.phase))
 
         verdict = self._network.call(guarded(converse(), stream, least), 2 * (least + usual) + THREAD_GRACE)
         self._codec.settle(verdict.outcome is Outcome.MERGED, whole=judgement.whole)

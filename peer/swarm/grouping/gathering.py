@@ -47,6 +47,7 @@ class GroupMatching(Matching):
         self._member = GroupMember(context, self._known)
         self._round = 0
         self._leads = False  # at this boundary
+        self._sent_by = ""  # id of the leader that says, at this boundary, that this peer has other weights
 
     # -- from the main thread
 
@@ -72,25 +73,33 @@ class GroupMatching(Matching):
         self._node.call(self._leave(), OPEN_TIMEOUT)
 
     def ended(self, group: Group, averaged: Averaged) -> None:
-        leader = "" if group.assembly is None else group.assembly.seats[0].peer_id
+        """Without a group after a leader has sent this peer to others for weights: it may have lied, as one that has
+        led a round that failed.
+        """
+        leader = self._sent_by if group.assembly is None else group.assembly.seats[0].peer_id
         self._known.ended(leader, merged=averaged.outcome is Outcome.MERGED)
 
     # -- on the network thread: the boundary
 
     async def _gather(self) -> Group:
-        lost = "no member could be met"
+        lost, self._sent_by = "no member could be met", ""
         until = clock.monotonic() + self._known.longest(self._node.peer_id)
         with self._boundary.at_end_of(self._boundary.progress.phases):
             for _ in range(LEADER_TRIES):
                 leader = self._known.leader()
                 if leader is None:
                     self._member.leave()
-                    found = await self._lead()
+                    found = await self._lead(until)
                 else:
                     found = await self._member.follow(leader, self._round, until)
                 if isinstance(found, Group):
+                    if found.behind is not None and leader is not None:
+                        self._sent_by = leader.peer_id
                     break
                 lost = found
+                if clock.monotonic() >= until:
+                    found = Group(self._round, lost=lost)
+                    break
             else:
                 found = Group(self._round, lost=lost)
         if found.behind is None:
@@ -99,9 +108,10 @@ class GroupMatching(Matching):
             self._known.learn(seat, LIFETIME + 2 * (self._boundary.progress.phase_seconds or 0.0))
         return found
 
-    async def _lead(self) -> Group | str:
-        until = clock.monotonic() + MEMBER_SLACK
-        while (missing := self._known.expected(self._leader.present)) and clock.monotonic() < until:
+    async def _lead(self, until: float) -> Group | str:
+        """``until``: monotonic time after which this peer waits for nobody."""
+        joined_by = clock.monotonic() + MEMBER_SLACK
+        while (missing := self._known.expected(self._leader.present)) and clock.monotonic() < joined_by:
             if self._context.away:
                 break
             if (leader := self._known.leader()) is not None:
@@ -113,7 +123,7 @@ class GroupMatching(Matching):
         phase, self._leads = self._boundary.progress.phase_seconds or 0.0, True
         try:
             group = await self._leader.gather(
-                seat, lineage, self._round, phase, equal=self._equal, stopped=lambda: self._context.away
+                seat, lineage, self._round, phase, until, equal=self._equal, stopped=lambda: self._context.away
             )
         finally:
             self._leads = False

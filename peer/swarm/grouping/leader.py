@@ -118,16 +118,24 @@ class GroupLeader:
             member.leave()
 
     async def gather(
-        self, me: Seat, own: Lineage, round: int, phase: float, *, equal: bool, stopped: Callable[[], bool]
+        self,
+        me: Seat,
+        own: Lineage,
+        round: int,
+        phase: float,
+        until: float,
+        *,
+        equal: bool,
+        stopped: Callable[[], bool],
     ) -> Group:
         """Wait for the members, then send the roster. ``phase``: seconds of this peer's inner phase, 0 if it is not
-        known; ``equal``: all need the same lineage.
+        known; ``until``: monotonic time of the end of this peer's own patience; ``equal``: all need the same lineage.
 
         Members come while it waits, and may have to take weights: all of that lasts for the longest wait for a member
         and once as long as catching up may take, as each member expects.
         """
         self._gathering, catch_up = True, catch_up_limit(phase)
-        until = clock.monotonic() + self._patience(me.peer_id) + catch_up
+        until = min(until, clock.monotonic() + self._patience(me.peer_id) + catch_up)
         while True:
             self._news.clear()
             late = self._awaited(round)

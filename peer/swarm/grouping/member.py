@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from peer import clock
 from peer.logs import fields, get_logger
+from peer.p2p.deadline import Leaving, unless_away
 from peer.p2p.stream import BadMessage, Refused, Stream, StreamLost
 from peer.rounds.types import Assembly, Group, Link, Seat
 from peer.swarm.context import Decline, SwarmContext
@@ -48,7 +49,8 @@ class GroupMember:
     """Belongs to the network thread."""
 
     def __init__(self, context: SwarmContext, known: KnownMembers) -> None:
-        self._node, self._boundary, self._counters = context.node, context.boundary, context.counters
+        self._context, self._node = context, context.node
+        self._boundary, self._counters = context.boundary, context.counters
         self._known, self._backoff = known, context.backoff
         self._leader: LeaderStream | None = None
         self._joining = asyncio.Lock()
@@ -130,7 +132,10 @@ class GroupMember:
         assert current is not None
         try:
             await current.stream.send(MemberReady(lineage=self._counters.lineage), GATHER_TIMEOUT)
-            return await self._decision(current, round, until)
+            return await unless_away(self._decision(current, round, until), lambda: self._context.away)
+        except Leaving as error:
+            self.leave()
+            return Group(round, lost=str(error))
         except (TimeoutError, StreamLost) as error:
             self.leave()
             waited = clock.monotonic() - began

@@ -12,7 +12,7 @@ import pytest
 from peer.swarm import presence
 from peer.swarm.grouping.roster import GATHER_PROTOCOL
 from peer.telemetry.run_log import Row
-from tests.simulated.harm.lies import NO_ROSTER
+from tests.simulated.harm.lies import NO_ROSTER, OUT_OF_DATE
 from tests.simulated.p2p.network import Connection
 from tests.simulated.scenario import Fault, Machine, Scenario
 from tests.simulated.world import World, in_a_folder
@@ -133,6 +133,19 @@ def test_who_says_with_a_small_id_that_it_leads_costs_the_others_few_rounds() ->
         for number in numbers[3:]:
             assert merged(world, number) > 55  # 60 now; the first of the three alone left 22 of 86 then
             assert {row["outcome"] for row in world.rounds(world.peers[number])[:-1]} == {"merged"}
+
+
+def test_a_leader_that_sends_all_to_a_donor_that_does_not_exist_leads_no_longer() -> None:
+    """Nobody merged any more, for ever: to whom they were sent counted, and not who had sent them."""
+    machine = Machine(0.2, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
+    honest = Scenario(0, "group", (machine,) * 6, (), 250.0, inner_steps=10, numel=300, codec="none")
+    with in_a_folder(honest) as world:
+        liar, *others = sorted(range(6), key=lambda it: world.peers[it].host.peer_id)
+    machines = tuple(replace(machine, lie=OUT_OF_DATE) if number == liar else machine for number in range(6))
+    with in_a_folder(replace(honest, machines=machines)) as world:
+        assert not world.run().violations
+        for number in others:
+            assert merged(world, number) > 55  # there were 10 of 80
 
 
 def merged(world: World, number: int) -> int:

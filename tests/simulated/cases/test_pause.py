@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from peer.p2p.deadline import LEAVING_SECONDS
 from peer.telemetry.run_log import Row
-from peer.training.overlapped import STOP_PATIENCE
 from tests.simulated.harm.faults import Faults
 from tests.simulated.scenario import Fault, Kind, Machine, Scenario
 from tests.simulated.world import World, in_a_folder
@@ -177,4 +177,4 @@ def test_a_pause_does_not_wait_for_a_swap_that_takes_long() -> None:
         world.loop.call_later(1.0, look)
         report = world.run()
         assert report.violations == []
-        assert rested[0] - asked[0] < STOP_PATIENCE + 10.0  # a step, the swap, a checkpoint; the swap may take 240 s
+        assert rested[0] - asked[0] < LEAVING_SECONDS + 10.0  # a step, the swap, a checkpoint; the swap may take 240 s

@@ -19,8 +19,10 @@ from peer.p2p.deadline import together
 from peer.p2p.stream import StreamLost
 from peer.rounds.contribution import Contribution
 from peer.rounds.state import State
-from peer.rounds.types import Assembly, Group, Outcome
+from peer.rounds.types import Assembly, Group, Outcome, Seat
 from peer.swarm.directory.records import MemberRecord
+from peer.swarm.grouping.leader import _tell
+from peer.swarm.grouping.messages import OutOfDate
 from peer.swarm.pairing.agreement import Agreement, Meeting
 from peer.training.outer_state import OuterState
 from peer.training.trainer import Trainer
@@ -28,7 +30,9 @@ from tests.swarm.support.attacks import Attack, Hostile, Unguarded
 
 ACCUSING = ("false report", "false verdict")  # of a member that says that another one failed; of a leader
 NO_ROSTER = "no roster"  # of a member of a group that says that it leads, and lets all wait for others
+OUT_OF_DATE = "out of date"  # of one that leads a group, and sends all others to a donor that does not exist
 FOREVER, PATIENT = 1e6, 100  # seconds
+HONEST_ROUNDS = 10
 BOAST, ROOT = 1_000_000, "f" * 16  # rounds and steps that nobody has, of a swarm of its own
 
 
@@ -64,6 +68,8 @@ def in_exchange(lie: str, trainer: Trainer) -> None:
         members._describe = partial(_boasted, members._describe)
     if lie == NO_ROSTER:
         _never_form(boundary.presence._matching)
+    if lie == OUT_OF_DATE:
+        _send_away(boundary.presence._matching._leader, boundary.counters)
     if lie == "no-show":
         boundary.presence._matching._partner_of = partial(_absent, boundary.presence._matching._agreement)
 
@@ -76,6 +82,24 @@ def _never_form(matching: Any) -> None:
         for _ in range(PATIENT):
             await leader._tell_to_wait(5.0, "nobody")
             await asyncio.sleep(1.0)
+        return Group(round, lost="it lies")
+
+    leader.gather = gather
+
+
+def _send_away(leader: Any, counters: Any) -> None:
+    """After some honest rounds."""
+    honest = leader.gather
+
+    async def gather(me: Seat, own: Any, round: int, *rest: Any, **how: Any) -> Group:
+        if counters.round < HONEST_ROUNDS:
+            led: Group = await honest(me, own, round, *rest, **how)
+            return led
+        await asyncio.sleep(1.0)
+        members, leader._joined = leader._joined, {}
+        for member in members.values():
+            await _tell(member, OutOfDate(donor=Seat("Qm" + "x" * 44, "nobody")))
+            member.leave()
         return Group(round, lost="it lies")
 
     leader.gather = gather

@@ -11,6 +11,7 @@ import pytest
 from peer import clock
 from peer.p2p.budgets import Proven
 from peer.p2p.stream import Stream
+from peer.rounds import types as rounds
 from peer.rounds.backoff import PeerBackoff
 from peer.rounds.state import Lineage
 from peer.rounds.types import Seat
@@ -48,7 +49,9 @@ class Group:
             backoff=backoff,
             boundary=boundary,
             counters=SimpleNamespace(lineage=Lineage("x", 9)),
+            away=False,
         )
+        self.context = context
         self.known = KnownMembers(context, 600.0)
         for peer_id in "AB":
             self.known.learn(Seat(peer_id, peer_id.lower()))
@@ -109,6 +112,25 @@ def test_a_leader_that_ends_just_before_its_deadline_has_cost_as_much_as_one_tha
         held = group.known._backoff._held["A"]
         assert held.until - clock.monotonic() == pytest.approx(left_out, abs=5.0)
         assert held.offence == (seconds == 60)
+
+    run(scene())
+
+
+def test_who_is_asked_to_stop_leaves_a_leader_that_waits_for_others() -> None:
+    """It waited with the leader for up to ten minutes, and was killed before it had saved."""
+
+    async def scene() -> None:
+        group = Group(seconds=60)
+        leader = group.known.leader()
+        assert leader is not None
+        asyncio.get_running_loop().call_later(5.0, lambda: setattr(group.context, "away", True))
+        began = clock.monotonic()
+        found = await group.member.follow(leader, 3, clock.monotonic() + 600.0)
+        assert isinstance(found, rounds.Group) and found.lost == "asked to stop"
+        assert 10.0 < clock.monotonic() - began < 18.0
+        assert not group.member.admitted_by(leader) and not group.known._backoff.avoided("A")
+        for answer in group.answers:
+            answer.cancel()
 
     run(scene())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -55,8 +56,11 @@ class Harness:
         await asyncio.sleep(5 * LATENCY)  # it has arrived
         return end
 
-    async def gather(self, lineage: Lineage = X, *, equal: bool = True, round: int = 3, phase: float = 0.0) -> Group:
-        return await self.leader.gather(ME, lineage, round, phase, equal=equal, stopped=lambda: False)
+    async def gather(
+        self, lineage: Lineage = X, *, equal: bool = True, round: int = 3, phase: float = 0.0, seconds: float = math.inf
+    ) -> Group:
+        until = clock.monotonic() + seconds
+        return await self.leader.gather(ME, lineage, round, phase, until, equal=equal, stopped=lambda: False)
 
     async def close(self) -> None:
         for task in self.tasks:
@@ -82,6 +86,21 @@ def run(scene: Any, play: Callable[[Coroutine[Any, Any, None]], None] = in_virtu
             await harness.close()
 
     play(perform())
+
+
+def test_who_has_waited_for_another_leader_before_does_not_wait_twice_as_long() -> None:
+    """Two hostile members, one that leads and forms no group and one that then announces a boundary of far away, made
+    a peer wait for longer than its main thread does: it ended.
+    """
+
+    async def scene(harness: Harness) -> None:
+        await harness.join("late", eta=1e6)
+        began = clock.monotonic()
+        group = await harness.gather(seconds=7.0)
+        assert clock.monotonic() - began == pytest.approx(7.0, abs=1.0)  # and not 600
+        assert not group.links
+
+    run(scene)
 
 
 @pytest.mark.parametrize("play", [in_virtual_time, asyncio.run], ids=["memory", "sockets"])

@@ -214,7 +214,7 @@ def test_a_swap_that_was_given_up_before_it_began_does_not_begin(scene: Scene) -
 
 def test_a_swap_that_does_not_end_in_time_is_given_up_later(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that looks for its partner cannot be interrupted."""
-    monkeypatch.setattr("peer.training.overlapped.STOP_PATIENCE", 0.0)
+    monkeypatch.setattr("peer.training.overlapped.LEAVING_SECONDS", 0.0)
     exchange = Exchange(mailbox=Correcting)
     boundary = overlapped(scene, exchange)
     assert boundary.cross(scene.train())
