@@ -69,8 +69,8 @@ def last_swaps(members: int, merged: bool) -> int:
 
 
 def end_patience(swap: float, phase: float) -> float:
-    """Seconds in all for which a peer waits for partners after its last inner step, by those of its last ``swap`` and
-    of an inner ``phase``.
+    """Seconds in all for which a peer waits for partners after its last inner step, by those of its last ``swap``, with
+    the time to judge it, and of an inner ``phase``.
 
     Of an odd number of peers one is left over at the last boundary: it waits until the others have made that swap. A
     partner may draw a swap out, so it waits for no longer than a phase.

@@ -38,6 +38,7 @@ class Progress:
         self._last: float | None = None
         self._limit = self._until = math.inf
         self._swap_until, self._usual_swap = 0.0, math.inf
+        self.judge_seconds = 0.0  # the longest time in which a merge was judged
         self.phases = 0  # inner phases begun
 
     def begin(self, remaining: int, steps: int, limit: float = math.inf, following: int | None = None) -> None:
@@ -74,6 +75,10 @@ class Progress:
     def swap_took(self, seconds: float) -> None:
         """The swap has ended; 0: it has failed."""
         self._swap_until, self._usual_swap = 0.0, seconds or self._usual_swap
+
+    def judged(self, seconds: float) -> None:
+        """A merge was judged before the next one."""
+        self.judge_seconds = max(self.judge_seconds, seconds)
 
     def suspend(self) -> None:
         """No step follows before the next :meth:`begin`: when the boundary comes is not known."""

@@ -90,7 +90,9 @@ def offered(own: MemberConfig, name: str | None = None, digest: str | None = Non
         runs = {run: records for run, records in runs.items() if records}
         if len(runs) > 1:
             listed = ", ".join(f"{run} ({_count(records)})" for run, records in sorted(runs.items()))
-            raise UserError(f"several runs are trained there: {listed}; choose one with --run NAME")
+            raise UserError(
+                f"several runs are trained there: {listed}; choose one with --run NAME, or run=NAME in a program"
+            )
         for run, records in runs.items():
             return _from_swarm(node, run, records, digest, reached)
     return None

@@ -67,7 +67,8 @@ class BoundaryClock:
     @property
     def end_patience(self) -> float:
         """Seconds in all for which this peer waits for partners after its last inner step."""
-        return end_patience(self.progress.swap_seconds, self.progress.phase_seconds or 0.0)
+        swap = self.progress.swap_seconds + self.progress.judge_seconds
+        return end_patience(swap, self.progress.phase_seconds or 0.0)
 
     def eta(self) -> float | None:
         """Seconds until the boundary of the next meeting; ``None`` before the first step.

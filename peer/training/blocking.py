@@ -30,13 +30,13 @@ class Blocking(Boundary):
         """Average with the group and take the outer step. The next inner phase can begin when it returns."""
         phase = self.phase
         self.rollback.trained(inner)
-        self.judge()
         for _ in range(ROUND_TRIES):
             with phase("match"):
                 group = self.presence.group_for(self.counters.round)
                 if group.behind is not None:
                     group = self.caught_up(group.behind)
                 group = replace(group, tokens=self.counters.phase_tokens, phase=self.context.progress.phase_seconds)
+            self.judge()  # the partner waits for parts more patiently than for a peer that has not come
             with phase("exchange"):
                 mean = self.exchange.average(self.outer.contribution(), group)
             if not self.repeats(mean):

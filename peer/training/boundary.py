@@ -90,7 +90,9 @@ class Boundary(ABC):
 
     def judge(self) -> None:
         """Judge the last merge before the next one."""
+        began = clock.monotonic()
         self.rollback.end(left=self.phase_length.steps_left, sampled=not self.context.stop.requested)
+        self.context.progress.judged(clock.monotonic() - began)
 
     def _undone(self, trial: Trial, detail: str) -> None:
         if trial.merge is not None:

@@ -229,7 +229,8 @@ class Proposals:
         if isinstance(reply, Accept) and free and not (avoided or late):
             window = AT_BOUNDARY if self._boundary.here else self._settings.window
             if near(mine.eta, reply.eta, mine.phase, mine.phase, window):
-                self._agreement.commit(stream, name, reply, mine.eta)
+                waited = clock.monotonic() - self._asked.get(stream.remote, clock.monotonic())
+                self._agreement.commit(stream, name, reply, mine.eta - waited)
 
     # -- answering
 

@@ -31,7 +31,7 @@ from peer.swarm.pairing.proposals import MEET_PROTOCOL, MEET_TIMEOUT, Proposals
 log = get_logger("rendezvous")
 
 PARTNER_SLACK = 2.0  # seconds that a partner may be late, in addition to half of the time that it announced
-MISSED_PHASES = 1.0  # inner phases for which a partner that did not come is left out, doubled each time
+MISSED_PHASES = 1.0  # inner phases for which a partner that did not come is left out; doubled if it does so again
 LINGER_PHASES = 0.25  # inner phases for which an overlapped peer looks for a partner at its boundary
 
 
@@ -134,7 +134,9 @@ class PairMatching(Matching):
                 return Link(meeting.stream.remote, meeting.name, meeting.stream)
             if not meeting.came.done() and not self._context.away:
                 reason = "did not come in time"
-                self.avoid(meeting.stream.remote, offence=True, phases=MISSED_PHASES)
+                remote = meeting.stream.remote  # one that has merged may have saved, or its machine was busy
+                self.avoid(remote, offence=remote not in self._node.proven, phases=MISSED_PHASES)
+                self._node.proven.discard(remote)
         except (TimeoutError, StreamLost) as error:
             reason = str(error) or "does not answer"
         log.info("no meeting: %s", fields(partner=meeting.name, reason=reason, round=self._agreement.round))

@@ -55,6 +55,19 @@ def test_eight_peers_that_end_together_come_together(kind: Kind, monkeypatch: py
         assert close < 0.6 * spread(world)  # 0.33 to 0.51 of it with eight seeds: pairs are drawn at random
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_who_judges_its_last_merge_is_not_late_for_the_next_one(seed: int) -> None:
+    """Near the end each merge is judged by validation batches, here for 6 s. The partner waited for 2 s, and avoided it
+    then: 12 of 180 rounds were alone.
+    """
+    machine = Machine(3.0, 0.01, up=1e7, down=1e7, skew=0.0, starts=0.0)
+    scenario = Scenario(seed, "blocking", (machine,) * 6, (), 500.0, H, numel=2000, codec="int8", steps=3 * H)
+    with in_a_folder(scenario) as world:
+        assert not world.run().violations
+        rows = [row for peer in world.peers for row in world.rounds(peer) if row["train_loss"] is not None]
+    assert {row["outcome"] for row in rows} == {"merged"}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_peer_that_ends_long_before_the_others_ends_at_once(kind: Kind) -> None:
     """The others still need 49 s. Their records may be 30 s old, so it waits for who may need less than 35 s."""
