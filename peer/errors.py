@@ -1,6 +1,7 @@
 """The two errors that end a command. Each prints one line and no traceback."""
 
 import sys
+from contextlib import suppress
 
 from peer.logs import printable
 
@@ -15,7 +16,9 @@ class RunError(Exception):
 
 def print_error(error: UserError | RunError) -> int:
     """What a command says of its end on stderr; returns its exit code."""
-    sys.stderr.write(f"error: {one_line(error)}\n")
+    with suppress(OSError):  # nobody reads it any more
+        if sys.stderr is not None:  # it was closed (2>&-)
+            sys.stderr.write(f"error: {one_line(error)}\n")
     return 2 if isinstance(error, UserError) else 1
 
 

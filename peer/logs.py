@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 LOGGER = "noloco"
@@ -51,18 +52,38 @@ def setup(peer: str, logfile: Path | None = None) -> None:
 
 @contextmanager
 def attached(peer: str, logfile: Path) -> Iterator[None]:
-    """As :func:`setup`, inside another program: to stderr only if that program has no logging. Restored at the end."""
+    """As :func:`setup`, inside another program: to stderr only if that program has no logging. Restored at the end.
+
+    A program may have several peers: what is said :func:`on_behalf_of` another one is left out.
+    """
     root = logging.getLogger(LOGGER)
-    level, theirs = root.level, root.handlers or logging.getLogger().handlers
+    theirs = [it for it in (*root.handlers, *logging.getLogger().handlers) if it not in _attached]
     ours = [*([] if theirs else [logging.StreamHandler(sys.stderr)]), *_file(logfile)]
+    for handler in ours:
+        handler.addFilter(lambda _: _acting.get() in (None, logfile))
+    level = root.level
     _log_to(root, peer, ours)
+    _levels.append(level)
+    _attached.extend(ours)
+    on_behalf_of(logfile)
     try:
         yield
     finally:
-        root.setLevel(level)
+        root.setLevel(_levels.pop())  # the last one restores the program's, in whatever order they end
         for handler in ours:
+            _attached.remove(handler)
             root.removeHandler(handler)
             handler.close()
+
+
+_attached: list[logging.Handler] = []  # of all peers within another program
+_levels: list[int] = []  # the logger's before each of them
+_acting: ContextVar[Path | None] = ContextVar("the log of the peer that acts", default=None)
+
+
+def on_behalf_of(logfile: Path) -> None:
+    """From now on what this thread does, and what it begins on a network thread, is the peer's with ``logfile``."""
+    _acting.set(logfile)
 
 
 def _file(path: Path | None) -> list[logging.Handler]:

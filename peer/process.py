@@ -1,15 +1,17 @@
-"""SIGINT and SIGTERM: the first signal requests a stop, a second one ends the process immediately.
+"""SIGINT, SIGTERM and SIGHUP: the first signal requests a stop, a second one ends the process immediately.
 
-Before the loop runs the first signal raises ``KeyboardInterrupt``.
+Before the loop runs the first signal raises ``KeyboardInterrupt``. In a command without a loop every signal does.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 
 from peer.logs import get_logger
@@ -25,7 +27,7 @@ class Signals:
         self.stop = stop
         self.looping = False
         self.emergency: Callable[[], None] = lambda: None
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -36,6 +38,24 @@ class Signals:
         if not self.looping:
             raise KeyboardInterrupt
         log.info("asked to stop: finishing the step, saving, leaving; once more to stop now")
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Those that ask a command to stop. A lost terminal sends SIGHUP, which nohup lets it ignore."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
+
+
+def begin_command() -> None:
+    """A signal raises ``KeyboardInterrupt``, so that the command removes what it has made. What goes to an output that
+    is closed (``>&-``) is discarded.
+    """
+    for number in stop_signals():
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
 
 
 def stop_with_parent() -> None:

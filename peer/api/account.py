@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from peer import clock
+from peer.errors import UserError
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.types import Outcome
 from peer.telemetry.report import RoundReport
+
+Given = TypeVar("Given")
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,19 @@ class Round:
             bytes_received=averaged.bytes_received,
             detail=averaged.detail,
         )
+
+
+def one_number(key: str, value: Given) -> Given | Tensor:
+    """What the program gives as ``key`` of a step: a tensor of one element becomes a copy without dimensions.
+
+    A copy, because the program may use the tensor again (a CUDA graph's output), and it is read up to H steps later.
+    Raises :class:`UserError` for a tensor of several.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    if value.numel() != 1:
+        raise UserError(f"OuterLoop.step: {key} is a tensor of shape {list(value.shape)}; give one number for the step")
+    return value.detach().reshape(()).clone()
 
 
 class StepAccount:

@@ -85,6 +85,15 @@ def resolve(
     return load.resolve(OwnConfig, file, listed, environment, base)
 
 
+def settings_of(settings: Any) -> Mapping[str, Any]:
+    """The ``settings`` that a program gives. Raises :class:`UserError` for what is no mapping of keys."""
+    if settings is None:
+        return {}
+    if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
+        raise UserError('OuterLoop: settings is a mapping of keys, such as {"run.exchange.codec": "int4"}')
+    return settings
+
+
 def _listed(key: str, value: Any) -> Any:
     """Sequences become lists, as in YAML; a string of addresses too."""
     if isinstance(value, str):

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from peer import logs
-from peer.api.account import Round, StepAccount
-from peer.api.config import OwnConfig, resolve
+from peer.api.account import Round, StepAccount, one_number
+from peer.api.config import OwnConfig, resolve, settings_of
 from peer.api.shared import of_swarm
 from peer.api.state import OwnState
-from peer.api.weights import require_finite, require_same, require_trains, trained
+from peer.api.weights import optimizers_of, require_finite, require_same, require_trains, trained
 from peer.config.digest import digest
 from peer.errors import RunError, UserError
 from peer.outer.method import outer_method
@@ -56,7 +56,8 @@ class OuterLoop:
         with ExitStack() as stack:
             device = named[0][1].device
             resources = stack.enter_context(open_resources(config.run, config.peer, device, self._stop))
-            stack.enter_context(logs.attached(resources.folder.name, resources.folder.path / "peer.log"))
+            self._logfile = resources.folder.path / "peer.log"
+            stack.enter_context(logs.attached(resources.folder.name, self._logfile))
             node = member_node(resources)
             stack.callback(node.stop)
             with resources.phase("join"):
@@ -117,9 +118,8 @@ class OuterLoop:
             "peer.name": name,
         }
         given = {key: value for key, value in keywords.items() if value is not None}
-        resolved = resolve(config, {**given, **(settings or {})}, ask=of_swarm)
-        optimizers = (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer or ())
-        return cls(model, resolved, optimizers, state)
+        optimizers = optimizers_of(optimizer)
+        return cls(model, resolve(config, {**given, **settings_of(settings)}, ask=of_swarm), optimizers, state)
 
     def step(self, tokens: int = 1, loss: float | Tensor | None = None) -> Round | None:
         """The optimizer has made a step on ``tokens`` tokens. Every H-th call is a boundary and takes the outer step.
@@ -133,14 +133,13 @@ class OuterLoop:
             if self.done:
                 return None
             raise RunError("OuterLoop.step after OuterLoop.close: start a new one")
-        tokens = int(tokens)  # a tensor too
+        logs.on_behalf_of(self._logfile)
+        tokens, loss = int(one_number("tokens", tokens)), one_number("loss", loss)
         if tokens < 0:
             raise UserError(f"OuterLoop.step: tokens is {tokens}; how many has this step trained on?")
         counters = self._state.counters
         self._before = self._member.reporter.count
         self._state.inner.step += 1
-        # a copy: the program may use the tensor again (a CUDA graph's output), and it is read up to H steps later
-        loss = loss.detach().clone() if isinstance(loss, Tensor) else loss
         self._state.inner.loss = loss
         counters.tokens += tokens
         counters.phase_tokens += tokens
@@ -158,6 +157,7 @@ class OuterLoop:
         """Wait for a running swap and leave the swarm. The model keeps its weights. A second call does nothing."""
         if self._stop.requested or os.getpid() != self._process:  # a forked data loader is not the peer
             return
+        logs.on_behalf_of(self._logfile)
         try:
             if not self._member.presence.failure:
                 self._training.close()
@@ -178,6 +178,7 @@ class OuterLoop:
     def _leave(self) -> None:
         if self._stop.requested or os.getpid() != self._process:
             return
+        logs.on_behalf_of(self._logfile)
         self._stop.request()
         atexit.unregister(self._leave)
         try:
@@ -242,6 +243,7 @@ class OuterLoop:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state``; restore model and optimizer first. Better: ``start(..., state=state)``."""
+        logs.on_behalf_of(self._logfile)
         self._boundary.abandon()  # its swap is of the weights that the program has replaced
         self._state.load_state_dict(state)
         self._training.close()

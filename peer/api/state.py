@@ -20,6 +20,7 @@ from peer.training.outer_state import Counters, OuterState
 log = get_logger("outer_loop")
 
 STATE_VERSION = 1
+SAVED = {"config", "layout", "step", "counters", "phi"}  # of every method
 
 
 @dataclass
@@ -76,7 +77,7 @@ class OwnState(OuterState):
             self.counters.lineage = Lineage(*saved["counters"]["lineage"])
 
     def _objection(self, saved: Mapping[str, Any]) -> str:
-        if not isinstance(saved, Mapping) or saved.get("version") != STATE_VERSION:
+        if not isinstance(saved, Mapping) or saved.get("version") != STATE_VERSION or not saved.keys() >= SAVED:
             return "is none that OuterLoop.state_dict made, or of another version"
         if saved["config"] != self._config:
             return f"is of a run with the configuration digest {saved['config']}, this one has {self._config}"

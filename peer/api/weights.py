@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -73,6 +74,17 @@ def require_finite(spans: Sequence[Span], step: int) -> None:
         raise broken_weight(spans[good.index(False)].name, step)
 
 
+def optimizers_of(given: Any) -> tuple[torch.optim.Optimizer, ...]:
+    """The optimizers that a program gives: none, one, or several. Raises :class:`UserError` for something else."""
+    if given is None:
+        return ()
+    optimizers = tuple(given) if isinstance(given, Iterable) else (given,)
+    for it in optimizers:
+        if not isinstance(it, torch.optim.Optimizer):
+            raise UserError(f"OuterLoop: optimizer has a {type(it).__name__}; give a torch.optim.Optimizer, or several")
+    return optimizers
+
+
 def require_trains(optimizers: Iterable[torch.optim.Optimizer], named: Named) -> None:
     """Raises :class:`UserError` for an optimizer with none of these parameters."""
     ours = {id(parameter) for _, parameter in named}
@@ -89,6 +101,8 @@ def _named(model: nn.Module) -> Named:
 
 def _objection(parameter: nn.Parameter, device: torch.device) -> str:
     """Why it cannot be swapped; empty when it can."""
+    if nn.parameter.is_lazy(parameter):
+        return "has no shape yet; give the model one batch first"
     if hasattr(parameter, "device_mesh"):
         return "is spread over several ranks (FSDP, tensor parallelism); OuterLoop wants whole ones, in one process"
     if parameter.device.type == "meta":

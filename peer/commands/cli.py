@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -29,11 +30,13 @@ from peer.config import load
 from peer.config.digest import digest
 from peer.config.schema import Config
 from peer.errors import RunError, UserError, print_error
+from peer.process import Signals, Stop, begin_command, stop_with_parent
 from peer.replica.sharded import launch
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit: 0 done or asked to stop, 1 failed, 2 wrong use or configuration."""
+    begin_command()
     args = _parser().parse_args(arguments)
     logs.quiet_libraries()
     try:
@@ -47,11 +50,11 @@ def main(arguments: list[str] | None = None) -> None:
         if not _is_cut(sys.stdout.fileno()):
             raise
         code = 1
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes there at its end
-    sys.stderr.flush()
+    for output in (sys.stdout, sys.stderr):
+        try:
+            output.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())  # for what Python writes there at its end
     sys.exit(code)
 
 
@@ -193,8 +196,6 @@ def _train(args: argparse.Namespace) -> int:
         from peer.replica.sharded import worker
 
         return worker.run(rank)
-    from peer.process import Signals, Stop, stop_with_parent
-
     signals = Signals(Stop())
     config: Config = args.load(args)
     if getattr(args, "stop_with_parent", False):
@@ -272,9 +273,9 @@ def _check(args: argparse.Namespace) -> int:
 
 def _export(args: argparse.Namespace) -> int:
     from peer.commands.export.work import Target, export
-    from peer.process import stop_with_parent
 
     if args.stop_with_parent:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # KeyboardInterrupt would wait for the upload of a file
         stop_with_parent()
     target = Target(args.push, private=not args.public, rate=args.max_upload) if args.push else None
     for line in export(args.checkpoints, args.out, dtype=args.dtype, evaluate=args.evaluate, push_to=target):

@@ -47,7 +47,7 @@ class Daemon:
         It tries to replace each relayed connection by a direct one then (hole punching).
         """
         _remove_leftovers()
-        self.sockets = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-"))
+        self.sockets = Path(tempfile.mkdtemp(prefix=folder_prefix()))
         self.control = f"/unix{self.sockets}/p2pd.sock"
         self.key = identity or self.sockets / "identity.key"
         self._output: deque[str] = deque(maxlen=20)
@@ -156,8 +156,13 @@ class Daemon:
         raise RunError(f"the p2p daemon did not start: {said[-300:] or 'no output'}")
 
 
+def folder_prefix() -> str:
+    """Of this process' temporary folders. After a kill the next daemon of this machine removes them."""
+    return f"{_FOLDER_PREFIX}{os.getpid()}-"
+
+
 def _remove_leftovers() -> None:
-    """Socket folders of processes that were killed before they could clean up."""
+    """Folders of processes that were killed before they could clean up."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*-*"):
         pid = folder.name.removeprefix(_FOLDER_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path("/proc", pid).exists() and Path("/proc").exists():

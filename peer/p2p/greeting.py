@@ -22,6 +22,7 @@ from peer.logs import get_logger
 from peer.p2p import identity
 from peer.p2p.addresses import is_loopback
 from peer.p2p.admission.dht_rules import Authority, invited
+from peer.p2p.daemon import folder_prefix
 from peer.p2p.node import Handler, Node
 from peer.p2p.reachability.decide import Reachability
 from peer.p2p.settings import NodeSettings
@@ -167,7 +168,7 @@ def guest_node(
     ``settings.identity`` is replaced. ``owner``: the expected one. ``member``: how it greets members, if it does.
     Raises one-line errors only.
     """
-    with TemporaryDirectory(prefix="noloco-guest-") as folder:
+    with TemporaryDirectory(prefix=f"{folder_prefix()}guest-") as folder:
         key = Path(folder, "guest.key")
         authority = None if invitation is None else invited(invitation, key, owner)
         identity.load_or_create(key)

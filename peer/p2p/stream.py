@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
@@ -214,6 +215,7 @@ class Stream:
         if self.bulk is not None:
             self.bulk.close()
         with contextlib.suppress(OSError, RuntimeError):
+            _shut(self.writer)
             self.writer.close()
 
     async def _through_gate(self) -> None:
@@ -233,6 +235,16 @@ class Stream:
 
 
 Open = Callable[[str, str, Sequence[str]], Awaitable[Stream]]  # to a peer, by a protocol, at addresses
+
+
+def _shut(writer: asyncio.StreamWriter) -> None:
+    """Shut the socket down, of which a forked process (a data loader) may have a copy: its close alone ends nothing.
+
+    Not while it has something to send: that goes out first.
+    """
+    if isinstance(writer, asyncio.StreamWriter) and not writer.transport.get_write_buffer_size():
+        with contextlib.suppress(OSError, TypeError):  # uvloop refuses it with a TypeError
+            writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager

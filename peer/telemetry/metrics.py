@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -68,6 +69,8 @@ class Metrics(Collector):
 
         def stop() -> None:
             server.shutdown()
+            with suppress(OSError):
+                server.socket.shutdown(socket.SHUT_RDWR)  # a forked process (a data loader) has a copy of it
             server.server_close()
             thread.join(5)
 

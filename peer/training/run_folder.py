@@ -20,10 +20,12 @@ class RunFolder:
     """The claimed folder. The lock ends with the process, also after a kill."""
 
     def __init__(self, name: str, path: Path, lock: int) -> None:
-        self.name, self.path, self._lock = name, path, lock
+        self.name, self.path, self._lock, self._process = name, path, lock, os.getpid()
 
     def release(self) -> None:
-        """Let another process use the folder."""
+        """Let another process use the folder, though a forked one (a data loader) has a copy of the descriptor."""
+        if os.getpid() == self._process:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.close(self._lock)
 
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from peer.config.schema import Config
-from peer.errors import RunError
+from peer.errors import RunError, UserError
 from peer.hub.beside import Pusher
 from peer.logs import get_logger
 from peer.replica.inner_loop import InnerReport
-from peer.training.checkpoint import Checkpoints, how_to_go_on
+from peer.training.checkpoint import NEW_RUN_ADVICE, Checkpoints, how_to_go_on
 from peer.training.member import Membership
 from peer.training.pausing.rest import Rest
 from peer.training.state import PeerState
@@ -42,6 +42,8 @@ class Trainer:
         self.phase_length, self.boundary = member.phase_length, member.boundary(validation)
         self.checkpoints, self.validation, self.pusher = checkpoints, validation, pusher
         self.phase.lap()  # the first report begins here
+
+    _no_data: RunError | UserError | None = None
 
     def run(self) -> None:
         """Train; raises :class:`RunError` when it cannot continue."""
@@ -81,15 +83,24 @@ class Trainer:
         return self.inner.step >= self.config.run.steps
 
     def batches(self) -> Iterator[Tensor]:
-        """Training batches up to the next boundary, or for ``run.inner_time``."""
-        for batch in self.stream.take(self.phase_length.begin()):
+        """Training batches up to the next boundary, for ``run.inner_time``, or until the data fails."""
+        for batch in self._data():
             self.boundary.between_steps()
             yield batch
             if self.phase_length.time_up:
                 return
 
+    def _data(self) -> Iterator[Tensor]:
+        """What fails is raised when the steps before it are counted and saved."""
+        try:
+            yield from self.stream.take(self.phase_length.begin())
+        except (RunError, UserError) as error:
+            self._no_data = error
+
     def account(self, inner: InnerReport) -> None:
-        """Count an inner phase. Raises :class:`RunError` before a broken model is sent to others."""
+        """Count an inner phase. Raises :class:`RunError` before a broken model is sent to others, and what has ended
+        the data.
+        """
         self.counters.tokens += inner.tokens
         self.counters.phase_tokens += inner.tokens
         self.counters.phase_steps_done += inner.steps
@@ -98,12 +109,15 @@ class Trainer:
         self.member.reporter.inner(inner)
         if broken := inner.broken:
             raise RunError(
-                f"{broken} at step {self.inner.step}; lower run.inner.learning_rate or "
-                "look at the data, then start again: it resumes from the last checkpoint"
+                f"{broken} at step {self.inner.step}; look at the data and start again, which resumes from the last "
+                f"checkpoint, or, with another learning rate, {NEW_RUN_ADVICE}"
             )
         if self.member.presence.failure:
             advice = self.go_on_advice(saved=self.save())
             raise RunError(f"{self.member.presence.failure}; {advice}")
+        if self._no_data is not None:
+            self.save()
+            raise self._no_data
 
     def go_on_advice(self, *, saved: bool) -> str:
         """What to do after an error that ends this peer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,29 @@ def test_a_wrong_call_ends_no_program(
 def test_a_logger_escapes_once() -> None:
     assert logs.get_logger("test") is logs.get_logger("test")
     assert len(logs.get_logger("test").filters) == 1
+
+
+def test_the_last_of_several_peers_restores_the_logging_of_the_program(tmp_path: Path) -> None:
+    root = logging.getLogger(logs.LOGGER)
+    before = root.level, root.handlers[:]
+    first, second = logs.attached("a", tmp_path / "a.log"), logs.attached("b", tmp_path / "b.log")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert root.level == logging.INFO
+    second.__exit__(None, None, None)
+    assert (root.level, root.handlers) == before
+
+
+def test_what_a_thread_of_no_peer_says_is_in_the_log_of_each(tmp_path: Path) -> None:
+    files = [tmp_path / "a.log", tmp_path / "b.log"]
+    with logs.attached("a", files[0]), logs.attached("b", files[1]):
+        helper = threading.Thread(target=logs.get_logger("test").info, args=("from a helper",))
+        helper.start()
+        helper.join()
+        logs.get_logger("test").info("from b")
+    assert [file.read_text().count("from a helper") for file in files] == [1, 1]
+    assert [file.read_text().count("from b") for file in files] == [0, 1]
 
 
 def test_a_full_disk_is_one_line_until_there_is_room_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config
 from peer.errors import RunError, UserError
+from peer.process import stop_signals
 from peer.training.run_folder import require_folder, set_aside
 
 POLL_SECONDS = 0.25
@@ -40,7 +41,7 @@ class LocalSwarm:
 
     def run(self) -> int:
         """The exit code: 0 done or asked to stop, 1 when a member failed."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             signal.signal(number, self._interrupt)
         require_folder(self._folder)
         if not self._resume:

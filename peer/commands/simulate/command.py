@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, fields
+from typing import Any
 
 from peer.commands.simulate.options import Method, Options, with_method
 from peer.config.schema import Config
@@ -17,19 +19,27 @@ NETWORK_FILE = "network.json"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this command, except those that name the configuration."""
     parser.add_argument("--replicas", type=int, required=True, metavar="N", help="2 to 64; with --network to 10,000")
+    speeds = "speeds of the replicas, repeated"
+    parser.add_argument("--speeds", type=float, nargs="+", default=[1.0], metavar="S", help=speeds)
+    _training_options(parser)
+    group = parser.add_argument_group("with --network", "a model of time for up to 10,000 peers; nothing is trained")
+    group.add_argument("--network", action="store_true", help="waiting instead of loss: NoLoCo and DiLoCo on a network")
+    _network_options(group)
+
+
+def _training_options(parser: argparse.ArgumentParser) -> None:
     instead = "instead of run.outer, with its defaults; the last three are controls"
     parser.add_argument("--method", type=Method, choices=list(Method), metavar="|".join(Method), help=instead)
     parser.add_argument("--drop", type=float, default=0.0, metavar="SHARE", help="share of the swaps that fail")
     parser.add_argument("--delay", type=int, default=0, metavar="K", help="a result arrives K inner steps late")
     swap = "with run.exchange.overlap: a swap takes K inner steps (default: 8, at most half a phase)"
     parser.add_argument("--swap-steps", type=int, metavar="K", help=swap)
-    speeds = "speeds of the replicas, repeated"
-    parser.add_argument("--speeds", type=float, nargs="+", default=[1.0], metavar="S", help=speeds)
     parser.add_argument("--non-iid", action="store_true", help="every replica reads its own part of the text")
     at_once = "replicas computed at once (default: cores)"
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help=at_once)
-    group = parser.add_argument_group("with --network", "a model of time for up to 10,000 peers; nothing is trained")
-    group.add_argument("--network", action="store_true", help="waiting instead of loss: NoLoCo and DiLoCo on a network")
+
+
+def _network_options(group: Any) -> None:
     group.add_argument("--rounds", type=int, default=50, metavar="N", help="of each peer (default 50)")
     group.add_argument("--step-seconds", type=float, default=1.0, metavar="S", help="an inner step, median (default 1)")
     group.add_argument("--step-sigma", type=float, default=0.2, metavar="X", help="its log-normal sigma (default 0.2)")
@@ -44,10 +54,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(loaded: Config, args: argparse.Namespace) -> int:
     """Simulate, write the figures and print the summary."""
     if args.network:
-        if args.method or args.drop or args.delay or args.non_iid:
-            raise UserError("--network models time only: --method, --drop, --delay and --non-iid do not fit")
+        if given := _given(args, _training_options):
+            raise UserError(f"--network models time only: {given} does not fit")
         _network(loaded, args)
         return 0
+    if given := _given(args, _network_options):
+        raise UserError(f"{given} is for the model of time: add --network, or leave it out")
     from peer.commands.simulate.simulation import Simulation, save
     from peer.training.run_folder import require_folder
 
@@ -65,6 +77,14 @@ def run(loaded: Config, args: argparse.Namespace) -> int:
         f"{swarm['tokens'] / swarm['wall_seconds']:.0f} tokens/s computed\nFigures: {', '.join(map(str, files))}"
     )
     return 0
+
+
+def _given(args: argparse.Namespace, options: Callable[[argparse.ArgumentParser], None]) -> str:
+    """The first of these options that does not have its default; empty when all have it."""
+    blank = argparse.ArgumentParser()
+    options(blank)
+    usual = vars(blank.parse_args([]))
+    return next((f"--{name.replace('_', '-')}" for name in usual if getattr(args, name) != usual[name]), "")
 
 
 def _network(config: Config, args: argparse.Namespace) -> None:

@@ -58,19 +58,27 @@ class BulkListener:
     async def run(self) -> None:
         """Accept until it is cancelled; then the port is free."""
         assert self._server is not None
-        loop = asyncio.get_running_loop()
         with self._server as server:
-            while True:
-                try:
-                    sock, (ip, *_) = await loop.sock_accept(server)
-                except OSError as error:
-                    log.debug("cannot accept: %s", error)
-                    await asyncio.sleep(ACCEPT_PAUSE)
-                    continue
-                self._make_room(ip)
-                task = loop.create_task(self._admit(sock))
-                self._half_open[task] = ip
-                task.add_done_callback(partial(self._ended, sock))
+            try:
+                while True:
+                    await self._accept(server)
+            except asyncio.CancelledError:
+                with contextlib.suppress(OSError):
+                    server.shutdown(socket.SHUT_RDWR)  # a forked process (a data loader) has a copy of it
+                raise
+
+    async def _accept(self, server: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            sock, (ip, *_) = await loop.sock_accept(server)
+        except OSError as error:
+            log.debug("cannot accept: %s", error)
+            await asyncio.sleep(ACCEPT_PAUSE)
+            return
+        self._make_room(ip)
+        task = loop.create_task(self._admit(sock))
+        self._half_open[task] = ip
+        task.add_done_callback(partial(self._ended, sock))
 
     def _ended(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         del self._half_open[task]

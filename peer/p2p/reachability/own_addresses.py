@@ -72,8 +72,8 @@ class OwnAddresses:
 
     async def use(self, reach: Reachability) -> None:
         """From now on others reach this node in this way."""
+        await self.hear(self.peer_id)  # first: when the daemon does not answer, the next look tries again
         self.reach = reach
-        await self.hear(self.peer_id)
         if reach.announce:
             self.listening = tuple(f"{place_of(it)}/p2p/{self.peer_id}" for it in reach.announce)
         if self._uses_relays:
@@ -107,10 +107,10 @@ class OwnAddresses:
             if not self.reach.announce:
                 await self.hear(self.peer_id)
             return
-        if found.relayed:
-            hidden()
         before = self.all
         await self.use(found)
+        if found.relayed:
+            hidden()
         if self.all != before:
             log.info("others reach this peer at: %s", self.all[0])
 

@@ -19,7 +19,7 @@ from peer import logs
 from peer.config.schema import Config
 from peer.device.memory import is_out_of_memory
 from peer.errors import RunError, UserError, one_line
-from peer.process import LoopContext
+from peer.process import LoopContext, stop_signals
 from peer.replica.inner_loop import out_of_memory
 from peer.replica.sharded import channel, commands
 from peer.replica.sharded.channel import RankLine, SharedMemory
@@ -42,7 +42,8 @@ def run(rank: Rank) -> int:
     first = inbox.commands.get()
     if isinstance(first, commands.Leave):
         return first.code
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun signals all ranks: rank 0 decides when they end
+    for number in stop_signals():
+        signal.signal(number, signal.SIG_IGN)  # torchrun signals all ranks: rank 0 decides when they end
     assert isinstance(first, ReplicaPlan)
     try:
         replica = WorkerReplica(first, rank, memory)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import nn
 
+from peer import logs
 from peer.api.loop import OuterLoop
+from peer.errors import UserError
 
 NAMES = ("_state", "_boundary", "_training", "_account", "_member", "_length", "_phase", "_progress", "_stop", "_model")
 
@@ -19,7 +24,7 @@ def watched_loop(step: int = 5, total: int = 100) -> tuple[OuterLoop, Any]:
     outer, watched = object.__new__(OuterLoop), Mock()
     for name in NAMES:
         setattr(outer, name, getattr(watched, name))
-    outer._total, outer._optimizers = total, ()
+    outer._total, outer._optimizers, outer._logfile = total, (), Path("peer.log")
     watched._stop.requested, watched._member.presence.failure = False, ""
     watched._state.inner.step = step
     watched._state.counters = SimpleNamespace(tokens=0, phase_tokens=0, phase_steps_done=0)
@@ -38,6 +43,25 @@ def test_a_loss_is_kept_as_it_was_when_it_was_told() -> None:
         loss.zero_()
     (tokens, kept), _ = watched._account.add.call_args
     assert (tokens, float(kept), float(watched._state.inner.loss)) == (7, 3.0, 3.0) and not kept.requires_grad
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_a_loss_of_one_element_is_a_number(shape: tuple[int, ...]) -> None:
+    """An accelerator's copy to the host has no dimensions and refused it; a CPU did not."""
+    outer, watched = watched_loop()
+    outer.step(7, torch.full(shape, 3.0, requires_grad=True))
+    (_, kept), _ = watched._account.add.call_args
+    assert kept.shape == watched._state.inner.loss.shape == () and float(kept) == 3.0
+
+
+@pytest.mark.parametrize("key", ["loss", "tokens"])
+@pytest.mark.parametrize("value", [torch.ones(2), torch.ones(0), torch.ones(2, 3)])
+def test_a_tensor_of_several_numbers_is_refused_in_the_step_that_gives_it(key: str, value: torch.Tensor) -> None:
+    """H calls later it was a ValueError of ``float``."""
+    outer, watched = watched_loop(step=5)
+    with pytest.raises(UserError, match=rf"OuterLoop.step: {key} is a tensor of shape \[.*\]; give one number"):
+        outer.step(**{key: value})
+    assert watched._state.inner.step == 5 and not watched.mock_calls
 
 
 @pytest.mark.parametrize("step", [99, 98])
@@ -61,3 +85,43 @@ def test_another_state_is_taken_after_the_running_swap_was_given_up() -> None:
     called = [call[0] for call in watched.mock_calls]
     assert called.index("_boundary.abandon") < called.index("_state.load_state_dict")
     assert called[-1] == "_boundary.between_steps"
+
+
+@pytest.mark.parametrize(
+    ("slip", "said"),
+    [
+        (lambda it: {"optimizer": it}, "optimizer has a Linear; give a torch.optim.Optimizer"),
+        (lambda it: {"optimizer": it.parameters()}, "optimizer has a Parameter; give"),
+        (lambda it: {"optimizer": [torch.optim.SGD(it.parameters()), None]}, "optimizer has a NoneType; give"),
+        (lambda it: {"settings": ["run.steps"]}, "settings is a mapping of keys, such as"),
+        (lambda it: {"settings": {1: 2}}, "settings is a mapping of keys, such as"),
+    ],
+)
+def test_a_slip_in_a_program_is_one_line(slip: Callable[[nn.Module], dict[str, Any]], said: str) -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(UserError, match=said) as caught:
+        OuterLoop.start(model, run="test", **slip(model))
+    assert "\n" not in str(caught.value)
+
+
+def test_each_loop_of_a_program_has_a_log_of_its_own(tmp_path: Path) -> None:
+    """Each wrote the other's lines under its own name, and after the end of the first the second one wrote none."""
+
+    def begun(name: str) -> tuple[OuterLoop, Any]:
+        """A loop that says its name in every step, and its log."""
+        outer, watched = watched_loop()
+        outer._logfile = tmp_path / f"{name}.log"
+        watched._boundary.between_steps = lambda: logs.get_logger("test").info("a step of %s", name)
+        log = logs.attached(name, outer._logfile)
+        log.__enter__()
+        return outer, log
+
+    (one, log_of_one), (two, log_of_two) = begun("one"), begun("two")
+    for outer in (one, two, one, two):
+        outer.step()
+    log_of_one.__exit__(None, None, None)
+    two.step()
+    log_of_two.__exit__(None, None, None)
+    for name, count in (("one", 2), ("two", 3)):
+        lines = (tmp_path / f"{name}.log").read_text().splitlines()
+        assert len(lines) == count and all(line.endswith(f"INFO peer={name} a step of {name}") for line in lines)

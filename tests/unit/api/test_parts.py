@@ -180,6 +180,7 @@ def half_on_meta() -> nn.Module:
     [
         (channels_last, "weight is not contiguous"),
         (half_on_meta, "1.weight is on the meta device"),
+        (lambda: nn.Sequential(nn.LazyLinear(2)), "0.weight has no shape yet; give the model one batch first"),
         (lambda: nn.Linear(2, 2).requires_grad_(False), "no parameter that is trained"),
         (lambda: nn.ParameterList([nn.Parameter(torch.zeros(2, dtype=torch.complex64))]), "swaps real numbers"),
         (lambda: [nn.Linear(2, 2)], "not a torch.nn.Module"),
@@ -261,6 +262,12 @@ def test_a_state_comes_back_and_goes_through_torch_save(tmp_path: Path) -> None:
     assert second.counters == first.counters and second.inner.step == 12
     for one, two in zip(first.saved_vectors().values(), second.saved_vectors().values(), strict=True):
         assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("state", [{"version": 1}, {}, [1], Tied().state_dict()])
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with pytest.raises(UserError, match="is none that OuterLoop"):
+        OwnState(outer(Tied()), (), "digest").load_state_dict(state)
 
 
 @pytest.mark.parametrize(

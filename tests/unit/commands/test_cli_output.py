@@ -1,14 +1,16 @@
-"""What a command does when its output is not read."""
+"""What a command does when its output is not read or is closed, and when a signal ends it."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
 PROGRAM = """
+import sys
 from peer.commands import cli
 
 def told(args):
@@ -17,6 +19,18 @@ def told(args):
 
 def other_pipe(args):
     raise BrokenPipeError("a socket")
+
+def refused(args):
+    raise cli.UserError("no")
+
+def waits(args):
+    try:
+        print("begun", flush=True)
+        sys.stdin.readline()
+        print("told", flush=True)
+        sys.stdin.readline()
+    finally:
+        print("tidied", flush=True)
 
 cli._show_config = {command}
 cli.main(["show-config", "--config", "x"])
@@ -49,3 +63,49 @@ def test_output_that_nobody_reads_any_more_ends_a_command_quietly(unbuffered: bo
 def test_another_pipe_that_breaks_is_still_an_error() -> None:
     code, said = ended("other_pipe", read=True)
     assert code == 1 and said.endswith("BrokenPipeError: a socket\n")
+
+
+@pytest.mark.parametrize(("command", "code"), [("told", 0), ("refused", 2)])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_output_that_is_closed_changes_nothing_else(command: str, code: int, closed: str) -> None:
+    """It ended in a traceback about None, and its exit code was 1."""
+    program = ["sh", "-c", f'exec "$@" {closed}', "-", sys.executable, "-c", PROGRAM.format(size=3, command=command)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code
+    assert done.stdout == ("xxx\n" if command == "told" and closed == "2>&-" else "")
+    assert done.stderr == ("error: no\n" if command == "refused" and closed == ">&-" else "")
+
+
+def test_errors_that_nobody_reads_any_more_change_no_exit_code() -> None:
+    reader, output = os.pipe()
+    os.close(reader)
+    program = [sys.executable, "-c", PROGRAM.format(size=0, command="refused")]
+    done = subprocess.run(program, stdout=subprocess.PIPE, stderr=output, text=True, timeout=60, check=False)
+    os.close(output)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_ended_tidies_up(number: signal.Signals) -> None:
+    """``status`` left a private key and a p2p daemon behind."""
+    assert ended_by(number) == (["begun", "tidied"], 0)
+
+
+def test_nohup_keeps_a_command_alive() -> None:
+    assert ended_by(signal.SIGHUP, "trap '' HUP; ", "on\n") == (["begun", "told", "tidied"], 0)
+
+
+def ended_by(number: signal.Signals, before: str = "", said: str = "") -> tuple[list[str], int]:
+    """Lines and exit code of a command that waits, gets a signal, and then reads ``said``."""
+    program = ["sh", "-c", f'{before}exec "$@"', "-", sys.executable, "-c", PROGRAM.format(size=0, command="waits")]
+    process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    lines = [process.stdout.readline()]
+    process.send_signal(number)
+    if said:
+        process.stdin.write(said)
+        process.stdin.flush()
+        lines.append(process.stdout.readline())
+        process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate(timeout=60)
+    return [it.strip() for it in [*lines, *rest.splitlines()]], process.returncode

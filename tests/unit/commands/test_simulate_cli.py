@@ -64,6 +64,12 @@ def test_it_writes_a_summary_with_the_promised_keys_and_a_picture(
         (["--replicas", "4", "--set", "run.outer={name: diloco, momentum: 1.0}"], "run.outer.momentum"),
         (["--replicas", "4", "--set", "run.outer={name: decoupled, density: 0}"], "run.outer.density"),
         (["--replicas", "4", "--method", "noloko"], "invalid"),
+        (["--replicas", "4", "--network", "--drop", "0.1"], "--network models time only: --drop does not fit"),
+        (["--replicas", "4", "--network", "--swap-steps", "3"], "--swap-steps does not fit"),
+        (["--replicas", "4", "--network", "--workers", "1000"], "--workers does not fit"),
+        (["--replicas", "4", "--up-mbit", "3"], "--up-mbit is for the model of time: add --network"),
+        (["--replicas", "4", "--loss", "0.1"], "--loss is for the model of time"),
+        (["--replicas", "4", "--rounds", "3"], "--rounds is for the model of time"),
         (["--replicas", "many"], "invalid int"),
     ],
 )

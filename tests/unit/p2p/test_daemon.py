@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from peer.p2p.daemon import Daemon
+from peer.p2p.greeting import guest_node, guest_settings
 
 
 @pytest.fixture
@@ -26,6 +28,20 @@ def test_it_knows_nothing_of_the_peer_s_environment_but_what_it_needs(daemon: Da
     given = psutil.Process(daemon.pid).environ()
     assert given.keys() <= {"PATH", "HOME", "TMPDIR", "GOMEMLIMIT", "GOLOG_LOG_LEVEL"}
     assert given["PATH"] == os.environ["PATH"] and given["GOMEMLIMIT"] == "1GiB"
+
+
+def test_the_key_of_a_guest_that_was_killed_is_removed_by_the_next_daemon() -> None:
+    """Nothing removed ``noloco-guest-*``, with a private key in it."""
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    with guest_node(guest_settings([], 5), None) as (guest, _):
+        key = guest._settings.identity
+        assert key is not None and key.exists() and key.parent.name.startswith(f"noloco-{os.getpid()}-")
+        left = key.parent.with_name(key.parent.name.replace(str(os.getpid()), str(ended.pid)))
+        shutil.copytree(key.parent, left)
+        Daemon(identity=None, addresses=["/ip4/127.0.0.1/tcp/0"]).stop()
+        assert key.exists() and not left.exists()
+    assert not key.exists()
 
 
 def test_one_that_is_killed_and_not_gone_in_time_is_no_error(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:

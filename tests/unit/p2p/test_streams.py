@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal
 
@@ -142,6 +143,25 @@ def test_an_ended_stream_is_lost_in_both_directions(real_thread: LoopThread) -> 
     for work in (read, write):
         with pytest.raises(StreamLost):
             real_thread.call(work(), 5)
+
+
+@pytest.mark.parametrize("unsent", [0, 10**7])
+def test_a_stream_ends_for_the_other_side_although_a_forked_process_has_a_copy_of_it(unsent: int) -> None:
+    """A worker of a data loader: the other side waited for its whole deadline. All that was written still arrives."""
+
+    async def talk() -> None:
+        one, two = await stream_pair()
+        with contextlib.closing(one.writer.get_extra_info("socket").dup()) as copy:
+            one.writer.write(bytes(unsent))
+            assert bool(one.writer.transport.get_write_buffer_size()) == bool(unsent)
+            one.close()
+            if unsent:
+                await two.read_into(memoryview(bytearray(unsent)), 30)
+                copy.close()
+            with pytest.raises(StreamLost):
+                await two.receive(Hello, 30)
+
+    asyncio.run(talk())
 
 
 @settings(max_examples=150)

@@ -6,9 +6,10 @@ import re
 import socket
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
-from prometheus_client import generate_latest
+from prometheus_client import generate_latest, start_http_server
 
 from peer import clock
 from peer.errors import UserError
@@ -40,6 +41,24 @@ def test_they_are_served_on_a_free_port_and_the_port_is_given_back() -> None:
     stop()
     again, stop = Metrics().serve("127.0.0.1", int(address.rpartition(":")[2]))
     stop()
+    assert again == address
+
+
+def test_the_port_is_given_back_although_a_forked_process_has_a_copy_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of a data loader."""
+    servers: list[Any] = []
+
+    def start(*words: Any) -> Any:
+        servers.append(start_http_server(*words))
+        return servers[-1]
+
+    monkeypatch.setattr("peer.telemetry.metrics.start_http_server", start)
+    address, stop = Metrics().serve("127.0.0.1", 0)
+    copy = servers[0][0].socket.dup()
+    stop()
+    with copy:
+        again, stop = Metrics().serve("127.0.0.1", int(address.rpartition(":")[2]))
+        stop()
     assert again == address
 
 

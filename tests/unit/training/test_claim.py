@@ -80,6 +80,32 @@ def test_a_killed_peer_leaves_its_place_even_if_its_daemon_lives_on(tmp_path: Pa
         os.kill(daemon, signal.SIGKILL)
 
 
+def test_a_released_folder_is_free_although_a_forked_process_has_a_copy_of_its_lock(tmp_path: Path) -> None:
+    """A worker of a data loader: the next start with the same name was refused, or took another folder."""
+    folder = claim(tmp_path, "x")
+    copy = os.dup(folder._lock)
+    try:
+        folder.release()
+        assert claim(tmp_path, "x").name == "x"
+    finally:
+        os.close(copy)
+
+
+def test_a_forked_process_does_not_release_the_folder_of_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = claim(tmp_path, "x")
+    copy = os.dup(folder._lock)  # the parent's
+    try:
+        with monkeypatch.context() as child:
+            child.setattr("os.getpid", lambda: -1)
+            folder.release()
+        with pytest.raises(UserError, match="used by a running peer"):
+            claim(tmp_path, "x")
+    finally:
+        os.close(copy)
+
+
 def test_a_run_folder_that_cannot_be_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"run\.dir: cannot write to") as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import MagicMock, Mock
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from peer.config.schema import Config, RunConfig
-from peer.errors import RunError
+from peer.errors import RunError, UserError
 from peer.process import LoopContext
 from peer.training.checkpoint import Checkpoints
 from peer.training.trainer import Trainer
@@ -38,11 +39,31 @@ def account(poison: float, *, at: int, steps: int) -> None:
 @pytest.mark.parametrize("poison", [torch.inf, torch.nan])
 def test_broken_weights_end_the_run_before_anybody_gets_them(poison: float) -> None:
     """The loss of the last step was computed before its gradients broke the weights."""
-    with pytest.raises(RunError, match=r"^the norm of the gradients is (nan|inf) at step 3; lower run\.inner"):
+    with pytest.raises(RunError, match=r"^the norm of the gradients is (nan|inf) at step 3; look at the data"):
         account(poison, at=3, steps=3)
-    with pytest.raises(RunError, match=r"^the training loss is nan at step 3; lower run\.inner"):
+    with pytest.raises(RunError, match=r"^the training loss is nan at step 3; look at the data"):
         account(poison, at=2, steps=3)
     account(0.0, at=3, steps=3)
+
+
+@pytest.mark.parametrize("failure", [RunError("the hub does not answer"), UserError("row 301 has no text")])
+def test_the_steps_before_the_data_failed_are_counted_and_saved(failure: RunError | UserError) -> None:
+    """They were lost."""
+
+    def stream() -> Iterator[Tensor]:
+        yield from state.stream.take(3)
+        raise failure
+
+    state, trainer = parts.peer_state(), object.__new__(Trainer)
+    trainer.state, trainer.inner, trainer.counters = state, state.inner, state.counters
+    trainer.stream, trainer.boundary, trainer.phase_length = Mock(take=lambda _: stream()), Mock(), Mock(time_up=False)
+    trainer.member, trainer.phase, trainer.context = MagicMock(), MagicMock(), LoopContext()
+    trainer.member.presence.failure, trainer.config = "", Config(run=RunConfig(steps=40))
+    trainer.save = save = Mock(return_value=True)  # type: ignore[method-assign]
+    with pytest.raises(type(failure), match=str(failure)):
+        trainer.loop()
+    assert state.inner.step == state.counters.phase_steps_done == 3
+    assert save.call_count == 1 and not trainer.boundary.cross.called
 
 
 class FullDisk:

@@ -212,6 +212,25 @@ def test_where_nobody_answers_parts_go_over_the_stream_and_it_is_remembered(
     asyncio.run(asyncio.wait_for(talk(), 30))
 
 
+def test_the_port_is_free_at_the_end_although_a_forked_process_has_a_copy_of_it() -> None:
+    """A worker of a data loader."""
+
+    async def talk() -> None:
+        first, second = (listener.BulkListener(lambda wanted: None) for _ in range(2))
+        port = first.listen(HOST, 0)
+        assert first._server is not None
+        with first._server.dup():
+            running = asyncio.ensure_future(first.run())
+            await asyncio.sleep(0)
+            running.cancel()
+            await asyncio.wait([running])
+            assert second.listen(HOST, port) == port
+        assert second._server is not None
+        second._server.close()
+
+    asyncio.run(talk())
+
+
 def test_an_open_transfer_is_one_of_few() -> None:
     async def talk() -> None:
         async with sides() as two:

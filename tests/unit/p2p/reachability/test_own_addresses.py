@@ -79,6 +79,34 @@ def test_a_daemon_with_another_address_is_enough(monkeypatch: pytest.MonkeyPatch
     assert place.decided == 1 and not place.asked and place.own.all == (f"/ip4/45.0.0.77/tcp/4001/p2p/{ME}",)
 
 
+def test_a_daemon_that_does_not_answer_is_asked_again_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node was taken for one that uses relays: it looked no more, and asked no relay."""
+
+    class Busy(Place):
+        async def moves(self) -> None:
+            self.found, self.seen = Reachability(relayed=True), "45.0.0.77"
+            self.busy = True
+
+        async def _visible(self) -> list[str]:
+            if self.decided and getattr(self, "busy", False):
+                self.busy = False
+                raise TimeoutError
+            return await super()._visible()
+
+    async def scene() -> None:
+        place = Busy(monkeypatch, PUBLIC)
+        hidden: list[bool] = []
+        with pytest.raises(TimeoutError):
+            await place.look(Reachability())
+        assert not place.own.reach.relayed and not place.tasks
+        await place.own._look(lambda: hidden.append(True))
+        assert place.own.reach.relayed and place.tasks and hidden
+        for task in place.tasks:
+            task.cancel()
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize("announce", [(), (PUBLIC, HOME)])
 def test_when_nobody_can_tell_only_the_daemon_is_believed(
     announce: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
