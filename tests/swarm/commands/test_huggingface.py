@@ -84,7 +84,7 @@ def test_a_checkpoint_of_another_folder_is_found_and_one_of_another_training_is_
 
 
 def test_the_best_weights_that_a_trainer_loads_at_its_end_stay_as_they_are(scene: Scene) -> None:
-    rate = {"learning_rate": 3.0}  # the first checkpoint is the best one
+    rate = {"learning_rate": 1e-3, "metric_for_best_model": "eval_loss", "greater_is_better": True}  # the first one
     more = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 6, **rate}
     outer, model, _ = scene.train(12, "trainer", **more)
     assert outer.swarm_step == 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -48,10 +49,18 @@ class LastPart:
         return self._room[: borders.stop - borders.start]
 
 
-def swap(thread: LoopThread, numel: int, mbit: float, phase: float, codec: CodecName = "none") -> list[Averaged]:
-    """Both sides of a swap over a line of ``mbit`` each way."""
+def swap(
+    thread: LoopThread,
+    numel: int,
+    mbit: float,
+    phase: float,
+    codec: CodecName = "none",
+    away: Callable[[], bool] = lambda: False,
+) -> list[Averaged]:
+    """Both sides of a swap over a line of ``mbit`` each way. ``away``: was the first one asked to stop?"""
     streams = thread.call(stream_pair(rate=mbit * MBIT, latency=0.03), 5)
-    sides = [PairExchange(thread, 1, codec_named(codec, numel), ExchangeConfig(), Guard()) for _ in range(2)]
+    stays = partial(bool, 0)
+    sides = [PairExchange(thread, 1, codec_named(codec, numel), ExchangeConfig(), Guard(), it) for it in (away, stays)]
     for side in sides:
         side._numel, side._buffer = numel, LastPart()  # type: ignore[assignment]
     groups = [Group(5, (Link("B", "b", stream),), phase=phase) for stream in streams]
@@ -78,6 +87,13 @@ def test_the_layout_of_the_6_8b_over_100_mbit_merges_in_a_hundredth(
     assert size(codec, numel) / MBIT == pytest.approx(seconds, rel=0.01)
     for it in swap(thread, numel, mbit=1, phase=1200, codec=codec):
         assert (it.outcome, it.seconds) == (Outcome.MERGED, took(seconds, more=10.0)), it.detail
+
+
+def test_who_is_asked_to_stop_ends_a_swap_that_takes_minutes(thread: LoopThread) -> None:
+    """It was killed before it had saved: two minutes are given."""
+    first, second = swap(thread, 25_000_000, mbit=5, phase=50, away=lambda: True)
+    assert (first.outcome, first.detail, first.seconds) == (Outcome.TIMEOUT, "asked to stop", took(10, more=1.5))
+    assert second.outcome is Outcome.TIMEOUT and second.seconds < 15
 
 
 def test_a_line_on_which_it_is_not_worth_it_ends_it_at_a_quarter_and_says_so(thread: LoopThread) -> None:

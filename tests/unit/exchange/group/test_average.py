@@ -54,6 +54,21 @@ def outcomes(results: Sequence[Averaged | None]) -> list[Outcome]:
     return [it.outcome for it in results if it is not None]
 
 
+def test_who_is_asked_to_stop_leaves_a_round_that_takes_long_and_says_that_it_is_itself() -> None:
+    """The others repeat the round without it."""
+
+    async def takes_long(*_: Any) -> None:
+        await asyncio.sleep(600)
+
+    with many(3, 1000, settings=ExchangeConfig(codec="none", stall=60.0)) as group:
+        group.exchanges[1]._away = lambda: True
+        group.exchanges[1]._combine = takes_long  # type: ignore[method-assign]
+        for it in group.average(contributions(vectors(3, 1000))):
+            assert it is not None
+            assert (it.outcome, it.culprits, it.detail) == (Outcome.TIMEOUT, ("b",), "asked to stop")
+            assert it.seconds == took(10, more=3)
+
+
 @pytest.mark.parametrize(("count", "numel"), [(2, 5), (3, 2), (4, 1000), (5, 3 * PART + 17)])
 def test_all_get_the_same_bits_of_the_mean(count: int, numel: int) -> None:
     tensors = vectors(count, numel)
