@@ -1,4 +1,4 @@
-"""From the configuration to batches: training batches, read ahead by a thread, and validation batches."""
+"""From the configuration to the data, and to batches: training batches, read ahead by a thread, and validation."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from torch import Tensor
 from peer.config.data import Streamed
 from peer.config.schema import RunConfig
 from peer.data import batches as data
+from peer.data import corpus
 from peer.data.prefetch import Prefetched
 from peer.data.sources.documents import Split
 from peer.data.sources.stream import DocumentStream, Shape
 from peer.data.tokenizer import Tokens
 from peer.device.copies import has_streams
+
+
+def corpus_of(run: RunConfig) -> corpus.Corpus:
+    """The run's data, split as every peer splits it: without the files of ``run.evaluation.sets`` to train on.
+
+    Raises :class:`peer.errors.UserError` as :func:`peer.data.corpus.load` does.
+    """
+    return corpus.load(run.data, run.evaluation.sets)
 
 
 def batches(run: RunConfig, tokens: Tokens | Split, stream: int) -> data.BatchStream:

@@ -21,11 +21,14 @@ def build(run: RunConfig) -> nn.Module:
 
     ``model(input_ids=[B, T]).logits`` is ``[B, T, tokens]``, with at least the tokenizer's number of tokens. The
     process's random state does not change. Raises :class:`UserError` for a model that is missing or does not fit the
-    data.
+    data, and :class:`peer.errors.RunError` if the hub does not answer.
     """
-    if isinstance(run.model, AutoModel) and run.model.pretrained:
-        return _pretrained(run.model, _checked(run))
-    return untrained(run)
+    if not isinstance(run.model, AutoModel) or not run.model.pretrained:
+        return untrained(run)
+    network = _pretrained(run.model, _checked(run))
+    for name, parameter in outline(run).named_parameters():  # transformers unfreezes what it loads
+        network.get_parameter(name).requires_grad_(parameter.requires_grad)
+    return network
 
 
 def untrained(run: RunConfig) -> nn.Module:
@@ -67,7 +70,7 @@ def embedding_count(model: nn.Module) -> int:
 
 
 def outline(run: RunConfig) -> nn.Module:
-    """The run's model without weights, on the meta device: layers, names and shapes."""
+    """The run's model without weights, on the meta device: layers, names, shapes and which parameters are trained."""
     with torch.device("meta"):
         return untrained(run)
 

@@ -16,7 +16,8 @@ import xxhash
 
 from peer.config.model import AutoModel
 from peer.config.schema import Config
-from peer.errors import UserError, one_line
+from peer.data.library_errors import library_errors
+from peer.errors import UserError
 from peer.hub.size import download_size
 from peer.logs import fields, get_logger
 
@@ -48,7 +49,10 @@ def pinned(config: Config) -> Config:
 
 
 def locate(settings: AutoModel) -> Path:
-    """The folder of the model's files. A model of the hub is downloaded."""
+    """The folder of the model's files. A model of the hub is downloaded.
+
+    Raises :class:`UserError`, or :class:`peer.errors.RunError` if the hub does not answer.
+    """
     folder = Path(settings.source).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -108,28 +112,25 @@ def _download(settings: AutoModel) -> Path:
     size = download_size(settings.source, settings.revision, tuple(wanted))
     if size:
         log.info("the model is downloaded: %s", fields(source=settings.source, size=size))
-    try:
-        folder = Path(snapshot_download(settings.source, revision=settings.revision, allow_patterns=wanted))
-    except errors.GatedRepoError:
-        raise UserError(
-            f"{what} is gated: accept its terms on its page, then set HF_TOKEN to a token that may read it"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise UserError(
-            f"{what} is neither a folder here nor a model on the Hugging Face hub "
-            "(a private one needs HF_TOKEN in the environment)"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise UserError(f"{what} has no revision {settings.revision}; see run.model.revision") from None
-    except errors.HFValidationError:
-        raise UserError(f"{what} is neither a folder here nor a name that the Hugging Face hub could have") from None
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        raise UserError(
-            f"{what} is no local folder and not downloaded yet, and the Hugging Face hub cannot be reached; "
-            "check the network, or copy the model and name its folder"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{what} cannot be downloaded: {one_line(error, 200)}") from None
+    advice = "; correct this, or copy the model and name its folder"
+    with library_errors(f"{what} is no local folder and cannot be downloaded", advice):
+        try:
+            folder = Path(snapshot_download(settings.source, revision=settings.revision, allow_patterns=wanted))
+        except errors.GatedRepoError:
+            raise UserError(
+                f"{what} is gated: accept its terms on its page, then set HF_TOKEN to a token that may read it"
+            ) from None
+        except errors.RepositoryNotFoundError:
+            raise UserError(
+                f"{what} is neither a folder here nor a model on the Hugging Face hub "
+                "(a private one needs HF_TOKEN in the environment)"
+            ) from None
+        except errors.RevisionNotFoundError:
+            raise UserError(f"{what} has no revision {settings.revision}; see run.model.revision") from None
+        except errors.HFValidationError:
+            raise UserError(
+                f"{what} is neither a folder here nor a name that the Hugging Face hub could have"
+            ) from None
     if not (folder / "config.json").is_file():
         raise UserError(f"{what} has no config.json on the Hugging Face hub: not a model of transformers")
     return folder

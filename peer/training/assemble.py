@@ -12,8 +12,7 @@ import torch
 
 from peer import logs
 from peer.config.schema import Config
-from peer.data import corpus
-from peer.data.open import read_ahead, validation
+from peer.data.open import corpus_of, read_ahead, validation
 from peer.device.accelerator import pick_device
 from peer.errors import UserError
 from peer.hub.beside import Pusher
@@ -66,7 +65,7 @@ def assembled(config: Config, signals: Signals, ranks: Ranks | None = None) -> I
         run = config.run
         resources = replace(resources, run=run)
         pretrained_tokenizer.warn(run)
-        text = corpus.load(run.data, run.evaluation.sets)
+        text = corpus_of(run)
         if own.threads:
             torch.set_num_threads(own.threads)
         stream = identity.stream_of(resources.peer_id) if own.stream is None else own.stream

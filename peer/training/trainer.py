@@ -58,7 +58,7 @@ class Trainer:
         if not self.context.stop.requested:
             self.evaluate()
         if not saved and not self.save():  # the disk may have room by now
-            raise RunError(f"step {self.inner.step}: {self.go_on_advice(saved=False)}")
+            raise RunError(f"step {self.inner.step}: {how_to_go_on(self.member.resources.folder.path, saved=False)}")
         if self.pusher is not None and not self.context.stop.requested:
             self.pusher.finish_with(self.checkpoints.path(self.inner.step))
 
@@ -113,15 +113,11 @@ class Trainer:
                 f"checkpoint, or, with another learning rate, {NEW_RUN_ADVICE}"
             )
         if self.member.presence.failure:
-            advice = self.go_on_advice(saved=self.save())
+            advice = how_to_go_on(self.member.resources.folder.path, saved=self.save())
             raise RunError(f"{self.member.presence.failure}; {advice}")
         if self._no_data is not None:
             self.save()
             raise self._no_data
-
-    def go_on_advice(self, *, saved: bool) -> str:
-        """What to do after an error that ends this peer."""
-        return how_to_go_on(self.member.resources.folder.path, saved=saved)
 
     def now_and_then(self) -> None:
         """After a boundary: evaluate and save when they are due."""

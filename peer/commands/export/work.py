@@ -13,8 +13,7 @@ from torch import nn
 from peer.commands.export import folder, sources
 from peer.commands.export.sources import ExportSource, Mixed, mix
 from peer.config.model import AutoModel
-from peer.data import corpus
-from peer.data.open import validation
+from peer.data.open import corpus_of, validation
 from peer.data.tokenizer import load as load_tokenizer
 from peer.device.accelerator import pick_device
 from peer.errors import UserError
@@ -105,7 +104,7 @@ def _evaluation(source: ExportSource, wish: bool | None) -> tuple[Callable[[nn.M
     if wish is False:
         return None, ""
     try:
-        batches = validation(source.run, corpus.load(source.run.data).validation)
+        batches = validation(source.run, corpus_of(source.run).validation)
     except UserError as error:
         if wish:
             raise

@@ -11,8 +11,7 @@ import torch
 
 from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config
-from peer.data import corpus
-from peer.data.open import validation
+from peer.data.open import corpus_of, validation
 from peer.replica import model
 from peer.replica.averaging import MeanWeights
 from peer.replica.inner_loop import mean_loss_by_rows
@@ -91,7 +90,7 @@ def _averaged_model(config: Config, tails: Sequence[Tail]) -> tuple[float | None
     numel = sum(value.numel() for value in average.tensors.values())
     network = model.build(config.run)
     network.load_state_dict({**_tensors(folders[0], UNTRAINED_PART), **average.tensors}, strict=False)
-    batches = validation(config.run, corpus.load(config.run.data).validation)
+    batches = validation(config.run, corpus_of(config.run).validation)
     return mean_loss_by_rows(network, batches, torch.device("cpu")), (square / (len(folders) * numel)) ** 0.5
 
 

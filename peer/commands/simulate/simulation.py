@@ -21,10 +21,9 @@ from peer.commands.simulate.sampling import Sampler, SampleRow, draw
 from peer.commands.simulate.world import World
 from peer.config.methods import LocalConfig
 from peer.config.schema import Config
-from peer.data import corpus
 from peer.data.batches import BatchStream, Cursor
 from peer.data.corpus import Corpus
-from peer.data.open import batches, validation
+from peer.data.open import batches, corpus_of, validation
 from peer.exchange.guard import Guard
 from peer.exchange.modulo import codec_named
 from peer.process import LoopContext
@@ -43,7 +42,7 @@ class Simulation:
         options.check(config)
         self.config, self.options = config, options
         self.replicas: list[Replica] = []  # of the last run, at its end
-        self._text = corpus.load(config.run.data)
+        self._text = corpus_of(config.run)
 
     def run(self, say: Callable[[str], None]) -> dict[str, Any]:
         """The summary, with the samples under ``curves``. ``say`` gets one line a sample."""

@@ -20,8 +20,7 @@ from peer.commands.export.folder import save_byte_tokenizer
 from peer.config.data import BYTE_VOCABULARY
 from peer.config.digest import canonical, digest
 from peer.config.schema import Config
-from peer.data import corpus
-from peer.data.open import validation
+from peer.data.open import corpus_of, validation
 from peer.data.tokenizer import END_OF_TEXT, SEPARATOR
 from peer.process import LoopContext
 from peer.replica import inner_loop
@@ -29,7 +28,7 @@ from peer.replica.inner_loop import mean_loss
 from peer.training import replica
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
-from tests.unit.data.harness import bpe
+from tests.unit.data.harness import bpe, text_with_a_set
 from tests.unit.hub.server import Hub
 
 CPU = torch.device("cpu")
@@ -46,7 +45,7 @@ def config(folder: Path, **run: Any) -> Config:
 
 
 def trained(settings: Config, stream: int, steps: int = 6) -> PeerState:
-    tokens = corpus.load(settings.run.data).train
+    tokens = corpus_of(settings.run).train
     state = replica.replica(settings, tokens, stream=stream, device=CPU, context=LoopContext())
     state.counters.tokens = state.inner.run(state.stream.take(steps)).tokens
     return state
@@ -79,11 +78,11 @@ def loaded(folder: Path) -> Any:
 
 
 def loss_of(network: Any, settings: Config) -> float:
-    return mean_loss(network, validation(settings.run, corpus.load(settings.run.data).validation), CPU)
+    return mean_loss(network, validation(settings.run, corpus_of(settings.run).validation), CPU)
 
 
 def test_the_folder_is_the_training_model_to_the_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = config(tmp_path)
+    settings = config(tmp_path, **text_with_a_set(tmp_path))
     state = trained(settings, 1)
     with patch.object(inner_loop, "batch_loss", wraps=inner_loop.batch_loss) as losses:
         code, said = export(capsys, saved(tmp_path, "alice", state), tmp_path / "out")

@@ -17,13 +17,13 @@ from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
 from peer.config.model import AutoModel
 from peer.config.schema import Config, EvaluationConfig, LlamaModel, RunConfig, StdlibData
-from peer.data import corpus
-from peer.data.open import validation
+from peer.data.open import corpus_of, validation
 from peer.errors import RunError, UserError
 from peer.replica import inner_loop, model
 from peer.replica.inner_loop import mean_loss
 from peer.training.checkpoint import Checkpoints
 from tests.unit.commands.export.test_models import roformer
+from tests.unit.data.harness import text_with_a_set
 
 CONFIG = Config(
     run=RunConfig(
@@ -120,7 +120,8 @@ def test_a_round_without_an_inner_step_has_no_loss(tmp_path: Path, capsys: Any, 
 
 
 def test_the_averaged_model_and_the_spread_are_of_the_newest_checkpoints(tmp_path: Path) -> None:
-    base = model.build(CONFIG.run)
+    config = CONFIG.model_copy(update={"run": CONFIG.run.model_copy(update=text_with_a_set(tmp_path))})
+    base = model.build(config.run)
     weights = {name: parameter.detach().clone() for name, parameter in base.named_parameters()}
     tails = []
     for name, shift in (("a", -0.5), ("b", 0.0), ("c", 0.5)):
@@ -129,9 +130,9 @@ def test_the_averaged_model_and_the_spread_are_of_the_newest_checkpoints(tmp_pat
         assert checkpoints.save(10, {}, {"model": {key: value + 9 for key, value in weights.items()}}.items())
         assert checkpoints.save(20, {}, {"model": {key: value + shift for key, value in weights.items()}}.items())
     with patch.object(inner_loop, "batch_loss", wraps=inner_loop.batch_loss) as losses:
-        swarm = summarize(CONFIG, tails, 1.0)["swarm"]
+        swarm = summarize(config, tails, 1.0)["swarm"]
     assert {len(it.args[1]) for it in losses.call_args_list} == {1}  # the logits of a whole batch may be 250 GiB
-    batches = validation(CONFIG.run, corpus.load(CONFIG.run.data).validation)
+    batches = validation(config.run, corpus_of(config.run).validation)
     assert swarm["val_loss_averaged_model"] == pytest.approx(mean_loss(base, batches, torch.device("cpu")), rel=1e-4)
     assert swarm["spread"] == pytest.approx((0.5 / 3) ** 0.5, rel=1e-4)
 
@@ -149,7 +150,7 @@ def test_what_is_not_trained_is_that_of_the_first_peer(tmp_path: Path) -> None:
         assert Checkpoints(tail.folder / "checkpoints", keep=2).save(10, {}, parts.items())
     found = summarize(config, tails, 1.0)["swarm"]["val_loss_averaged_model"]
     network.load_state_dict({**everything, **untrained})
-    batches = validation(config.run, corpus.load(config.run.data).validation)
+    batches = validation(config.run, corpus_of(config.run).validation)
     assert found == pytest.approx(mean_loss(network, batches, torch.device("cpu")), rel=1e-5)
 
 

@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 
 from peer.commands.cli import main
+from peer.commands.simulate.options import Method, Options
+from peer.commands.simulate.simulation import Simulation
+from peer.data.tokenizer import SEPARATOR
+from tests.unit.commands.simulate_harness import config
+from tests.unit.data.harness import text_with_a_set
 
 ROOT = Path(__file__).parents[3]
 TINY = [
@@ -95,3 +100,10 @@ def test_a_loss_that_is_not_finite_is_exit_code_1(tmp_path: Path, capsys: pytest
     assert simulate(tmp_path, "--replicas", "2", *sets) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: replica-") and "nothing was averaged from it" in error and "Traceback" not in error
+
+
+def test_it_neither_trains_nor_validates_on_a_further_set(tmp_path: Path) -> None:
+    chosen = config(**text_with_a_set(tmp_path))
+    (path,) = chosen.run.evaluation.sets["more"]
+    text = Simulation(chosen, Options(replicas=2, method=Method.NOLOCO))._text
+    assert {*map(chr, {*text.in_memory, *text.validation} - {SEPARATOR})} == {*"ABC"} - {Path(path).name}

@@ -6,12 +6,13 @@ import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, TokenizerConfig
-from peer.config.schema import RunConfig
+from peer.config.data import AnyData, C4Data, HuggingFaceData, JsonlData, ParquetData, TextData, TokenizerConfig
+from peer.config.schema import EvaluationConfig, RunConfig
 from peer.data import corpus
 from peer.data.batches import BatchStream
 from peer.data.open import batches
@@ -87,6 +88,15 @@ def _hugging_face(kind: str, folder: Path, rows: Sequence[str], same: dict[str, 
         for index in range(3):
             jsonl(folder / "set" / f"train-{index:05d}-of-00003.jsonl", rows[index * third : (index + 1) * third])
     return HuggingFaceData(name="huggingface", path=str(folder / "set"), streaming=kind.startswith("streaming"), **same)
+
+
+def text_with_a_set(folder: Path) -> dict[str, Any]:
+    """Of ``run``: three texts to train on. One of them is a validation set too, and would be held out without it."""
+    for letter in "ABC":
+        (folder / letter).write_text(400 * letter)
+    data = TextData(name="text", train=(f"{folder}/[ABC]",), sequence_length=LENGTH)
+    letter = chr(corpus.load(data).validation[0])
+    return {"data": data, "evaluation": EvaluationConfig(batches=2, sets={"more": (f"{folder}/{letter}",)})}
 
 
 def stream(settings: AnyData, number: int = 0, *, batch_size: int = BATCH, seed: int = 0) -> BatchStream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import shutil
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import peer
 from peer.commands import tokenize
 from peer.config.data import AnyData, C4Data, ParquetData, TextData
 from peer.data import corpus
@@ -126,6 +128,17 @@ def test_files_of_c4_that_are_validated_on_are_not_trained_on(tmp_path: Path) ->
     trained = tokens(C4Data(name="c4", folder=tmp_path, sequence_length=8), {"more": (str(held_out),)})
     third = -(-len(ROWS) // 3)
     assert [row[:5] in trained for row in (ROWS[0], ROWS[third], ROWS[-1])] == [True, False, True]
+
+
+def test_no_part_of_the_program_forgets_the_sets() -> None:
+    """Three commands did: they trained or validated on other texts than the peers of the run."""
+    calls = [
+        ast.unparse(node)
+        for path in Path(peer.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "corpus.load"
+    ]
+    assert set(calls) == {"corpus.load(run.data, run.evaluation.sets)"}
 
 
 def test_rows_of_which_none_is_held_out_are_a_line(tmp_path: Path) -> None:

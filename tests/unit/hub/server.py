@@ -8,7 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -70,6 +70,10 @@ def serving() -> Iterator[Hub]:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Hub
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # a client may hang up at any time
+            super().handle()
 
     def log_message(self, *args: Any) -> None: ...
 

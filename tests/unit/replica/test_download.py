@@ -1,4 +1,4 @@
-"""The size of a model of the hub is said before it is downloaded, and once."""
+"""The size of a model of the hub is said before it is downloaded, and once. A hub that is down may come back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from peer.config.model import AutoModel
+from peer.errors import RunError
 from peer.replica import model_source
 from tests.unit.hub.server import Hub, Repository
 
@@ -28,3 +29,9 @@ def test_a_download_is_announced(hub: Hub, caplog: pytest.LogCaptureFixture, pre
     downloads = [it for it in hub.requests if "/resolve/" in it]
     assert hub.requests.index(sizes[0]) < hub.requests.index(downloads[0])
     model_source._download.cache_clear()
+
+
+def test_a_peer_may_try_again_when_the_hub_is_down(hub: Hub) -> None:
+    hub.broken = "/api/"
+    with pytest.raises(RunError, match=r"^run\.model\.source: me/model is no local folder .* answer: .*start again"):
+        model_source.locate(AutoModel(name="auto", source="me/model"))
