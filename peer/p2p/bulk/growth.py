@@ -1,37 +1,43 @@
-"""How many connections a direction has: few at first, twice as many as long as the total grows. Pure."""
+"""How many connections a direction has: few at first, twice as many as long as the total grows by it. Pure."""
 
 from __future__ import annotations
 
-import math
-
-FIRST_CONNECTIONS = 1
+FIRST_CONNECTIONS = 2
 MOST_CONNECTIONS = 16
 LOOK_PERIOD = 0.25  # seconds between two looks, at least
 TRIPS_BETWEEN_LOOKS = 4  # round trips between two looks: TCP begins slowly
+STEADY = 1.1  # times the rate of the look before: above it TCP still grows by itself
+LOOKS_IN_VAIN = 2  # without growth, after which there are enough: a transfer may end within one
 WORTH_IT = 1.3  # times the best rate so far: where each connection is bound, twice as many carry nearly twice as much
-LOOKS_IN_VAIN = 2  # looks without growth, after which there are enough
 
 
 class Growth:
-    """One direction of one transfer."""
+    """One transfer, both directions together: the one with more connections would take the line from the other, whose
+    acknowledgements wait in its queue. ``useful``: the number with the best rate, once ``settled``.
+    """
 
-    def __init__(self, trip: float, first: int = FIRST_CONNECTIONS) -> None:
-        """``trip``: seconds of a round trip."""
-        self.wanted = first
+    def __init__(self, trip: float, useful: int | None = None) -> None:
+        """``trip``: seconds of a round trip. ``useful``: of an earlier transfer; no more are tried."""
+        self.wanted = self.useful = useful or FIRST_CONNECTIONS
+        self.settled = useful is not None
         self.period = max(LOOK_PERIOD, TRIPS_BETWEEN_LOOKS * trip)
-        self._best = self._before = 0.0  # bytes a second; bytes
-        self._idle = 0
+        self._moved = self._in_vain = 0
+        self._rate = self._most = self._best = 0.0  # bytes a second: last, most with as many connections, with fewer
 
     def look(self, moved: int, seconds: float) -> int:
         """How many there should be. ``moved``: bytes so far; ``seconds`` since the last look."""
-        began, rate, self._before = self._before > 0, (moved - self._before) / seconds, moved
-        if not began:  # the first bytes came at some time since the last look
+        before, self._moved = self._moved, moved
+        if self.settled or not before:  # the first bytes came at some time since the last look
             return self.wanted
-        if rate > WORTH_IT * self._best:
-            self._best, self._idle = rate, 0
-            self.wanted = min(2 * self.wanted, MOST_CONNECTIONS)
-        else:
-            self._idle += 1
-        if self._idle >= LOOKS_IN_VAIN:
-            self._best = math.inf  # more were of no use
+        last, self._rate = self._rate, (moved - before) / seconds
+        self._most = max(self._most, self._rate)
+        if not self._rate <= STEADY * last:
+            return self.wanted
+        if self._most < WORTH_IT * self._best:
+            self._in_vain += 1
+            self.settled = self._in_vain >= LOOKS_IN_VAIN
+            return self.wanted
+        self._best, self._most, self._in_vain, self.useful = self._most, 0.0, 0, self.wanted
+        self.settled = self.wanted == MOST_CONNECTIONS
+        self.wanted = min(2 * self.wanted, MOST_CONNECTIONS)
         return self.wanted

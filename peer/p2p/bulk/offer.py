@@ -13,7 +13,7 @@ import asyncio
 from base64 import b64decode, b64encode
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import Field
 
@@ -32,11 +32,14 @@ from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
 
 log = get_logger("bulk")
 
+Found = TypeVar("Found")
+
 LEAST_BULK = 4 * 2**20  # bytes of a transfer: for less, connections are not worth their round trips
 DIAL_SECONDS = 2.0
 READY_TIMEOUT = 2 * DIAL_SECONDS + 3.0  # seconds for the dialler's message
 GONE_SECONDS = 5.0  # without connections, after which a listener gives up
 UNREACHABLE_SECONDS = 1800.0  # for which a member is not dialled again
+USEFUL_SECONDS = 1800.0  # for which as many connections to a member are made as were useful
 REMEMBERED_MEMBERS = 1024
 TRIPS_TO_CONNECT = 4  # TCP, TLS, token
 
@@ -68,7 +71,8 @@ class BulkPort:
         self._places = Places(BULK_TRANSFERS, proven)
         self._listener = BulkListener(lambda wanted: self._transfers.get(wanted))
         self._transfers: dict[bytes, BulkTransfer] = {}
-        self._unreachable: OrderedDict[str, float] = OrderedDict()  # ids; until when
+        self._unreachable = _Memory[bool](UNREACHABLE_SECONDS)
+        self._useful = _Memory[int](USEFUL_SECONDS)  # connections of each direction
         self._credentials: Credentials | None = None
         self.port = 0
 
@@ -100,8 +104,7 @@ class BulkPort:
         if self.port:
             self._transfers = {key: it for key, it in self._transfers.items() if not it.closed}
             self._transfers[transfer.id] = transfer
-        until = self._unreachable.get(stream.remote, 0.0)
-        dials = tcp_of(stream.origin) is not None and until < clock.monotonic()
+        dials = tcp_of(stream.origin) is not None and not self._unreachable.get(stream.remote)
         certificate = b64encode(self._credentials.certificate).decode()
         return BulkOffer(certificate=certificate, token=transfer.token.hex(), port=self.port, dials=dials)
 
@@ -136,18 +139,20 @@ class BulkPort:
         assert place is not None
         transfer.name(bytes.fromhex(theirs.token))
         began = clock.monotonic()
-        dialled = _Dialler(stream, transfer, place[0], theirs.port)
-        reason = await dialled.more(dict.fromkeys(Role, FIRST_CONNECTIONS))
+        dialled, useful = _Dialler(stream, transfer, place[0], theirs.port), self._useful.get(stream.remote)
+        reason = await dialled.more(dict.fromkeys(Role, min(useful or FIRST_CONNECTIONS, transfer.most)))
         if all(transfer.count(role) for role in Role):
             transfer.ready = True
-            self._spawn(dialled.keep((clock.monotonic() - began) / TRIPS_TO_CONNECT))
+            self._spawn(self._keep(dialled, Growth((clock.monotonic() - began) / TRIPS_TO_CONNECT, useful)))
             return
-        self._unreachable[stream.remote] = clock.monotonic() + UNREACHABLE_SECONDS
-        self._unreachable.move_to_end(stream.remote)
-        if len(self._unreachable) > REMEMBERED_MEMBERS:
-            self._unreachable.popitem(last=False)
+        self._unreachable.put(stream.remote, True)
         why = fields(peer=stream.remote[-6:], place=f"{place[0]}:{theirs.port}", reason=reason)
         log.info("no direct connection, parts go over the p2p stream: %s", why)
+
+    async def _keep(self, dialled: _Dialler, growth: Growth) -> None:
+        await dialled.keep(growth)
+        if growth.settled:
+            self._useful.put(dialled.stream.remote, growth.useful)
 
 
 def beside(p2p_port: int) -> int:
@@ -182,11 +187,32 @@ async def agree(stream: Stream, mine: BulkOffer | None, theirs: BulkOffer | None
         await stream.bulk_port.agree(stream, mine, theirs)
 
 
+class _Memory(Generic[Found]):
+    """What was found out about members, by their ids; the last ones, for ``seconds`` each."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._known: OrderedDict[str, tuple[Found, float]] = OrderedDict()
+
+    def get(self, peer_id: str) -> Found | None:
+        value, until = self._known.get(peer_id, (None, 0.0))
+        return value if until > clock.monotonic() else None
+
+    def put(self, peer_id: str, value: Found) -> None:
+        """From now on; until when it is known already stays."""
+        if self.get(peer_id) is not None:
+            return
+        self._known[peer_id] = value, clock.monotonic() + self._seconds
+        self._known.move_to_end(peer_id)
+        if len(self._known) > REMEMBERED_MEMBERS:
+            self._known.popitem(last=False)
+
+
 class _Dialler:
     """Makes connections of one transfer as long as it runs."""
 
     def __init__(self, stream: Stream, transfer: BulkTransfer, host: str, port: int) -> None:
-        self._stream, self._transfer, self._host, self._port = stream, transfer, host, port
+        self.stream, self._transfer, self._host, self._port = stream, transfer, host, port
 
     async def more(self, missing: dict[Role, int]) -> str:
         """Dial as many connections as are ``missing``; why the last one failed that did."""
@@ -204,23 +230,21 @@ class _Dialler:
         self._transfer.take(sock, role)
         return ""
 
-    async def keep(self, trip: float) -> None:
+    async def keep(self, growth: Growth) -> None:
         """Until the transfer is over: replace what is lost, and add connections while that is of use."""
-        transfer, growth = self._transfer, {role: Growth(trip) for role in Role}
-        last = clock.monotonic()
+        transfer, last = self._transfer, clock.monotonic()
         while not transfer.closed:
-            await asyncio.sleep(growth[Role.PULL].period)
+            await asyncio.sleep(growth.period)
             now = clock.monotonic()
-            for role, moved in ((Role.PULL, transfer.received), (Role.SERVE, transfer.sent)):
-                growth[role].look(moved, now - last)
-            last = now
             busy = [role for role in Role if not transfer.side(role).complete]
-            wanted = {role: min(growth[role].wanted, transfer.most) for role in busy}
-            missing = {role: max(0, wanted[role] - transfer.count(role)) for role in busy}
+            if len(busy) == len(Role):  # less comes at the end
+                growth.look(transfer.received + transfer.sent, now - last)
+            wanted, last = min(growth.wanted, transfer.most), now
+            missing = {role: max(0, wanted - transfer.count(role)) for role in busy}
             if not transfer.closed and any(missing.values()):
                 await self.more(missing)
-            if self._stream.ended or any(not transfer.count(role) for role in busy if not transfer.side(role).complete):
-                transfer.lose(StreamLost("the partner has closed it") if self._stream.ended else None)
+            if self.stream.ended or any(not transfer.count(role) for role in busy if not transfer.side(role).complete):
+                transfer.lose(StreamLost("the partner has closed it") if self.stream.ended else None)
                 return
 
 

@@ -1,7 +1,8 @@
 """The receiver's side of a transfer: each connection asks for parts by their numbers, from one counter.
 
-A connection that is slow asks for fewer. What a lost one has asked for and not got, another one asks for. Parts are
-given out in their order, so a guard sees the first eighth first.
+Each one asks for as much as it gets in a set time, so that a fast one never runs dry and the last parts do not wait for
+a slow one. What a lost one has asked for and not got, another one asks for. Parts are given out in their order, so a
+guard sees the first eighth first.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from functools import partial
 
 import xxhash
 
+from peer import clock
 from peer.p2p.bulk.connection import BulkConnection
 from peer.p2p.bulk.handover import Handover
 from peer.p2p.payload import DIGEST_BYTES, CorruptPart
 
 PART_REQUEST = struct.Struct("!II")  # a part's number, and the first one that is missing: older ones are not needed
 NO_MORE = 2**32 - 1  # instead of a number: all parts have come
-ASKED_BYTES = 2 * 2**20  # bytes that a connection has asked for and not got: enough for a line of 160 Mbit/s and 100 ms
+ASKED_SECONDS = 1.0  # at its rate, of parts that a connection has asked for and not got: more than a round trip
+LEAST_ASKED_PARTS = 2  # the same in parts: one is on its way while another one is asked for
 WINDOW_BYTES = 32 * 2**20  # bytes of parts after the first one that is missing or in use
 LEAST_WINDOW_PARTS = 4  # parts
+SHORTEST_FETCH = 1e-6  # seconds between two parts: a clock may be coarse
 
 
 def window(size: int) -> int:
@@ -72,17 +76,22 @@ class IncomingParts(Handover):
     def pull(self, connection: BulkConnection) -> None:
         """In the connection's thread, until all parts have come. Raises ``OSError``, or the error of the transfer."""
         asked: deque[int] = deque()
+        rate, began = 0.0, 0.0  # bytes a second; since when they have come
         try:
             while True:
-                while (claimed := self._claim(asked)) is not None:
+                while (claimed := self._claim(asked, ASKED_SECONDS * rate)) is not None:
                     number, first = claimed
+                    if not asked:
+                        began = clock.monotonic()
                     asked.append(number)
                     connection.write(PART_REQUEST.pack(number, first), self.stall)
                 if not asked:
                     connection.write(PART_REQUEST.pack(NO_MORE, 0), self.stall)
                     return
-                self._fetch(connection, asked[0])
+                size = self._fetch(connection, asked[0])
                 asked.popleft()
+                now = clock.monotonic()
+                rate, began = (rate + size / max(now - began, SHORTEST_FETCH)) / 2, now
         except CorruptPart as error:
             self.fail(error)
             raise
@@ -92,8 +101,10 @@ class IncomingParts(Handover):
                     heapq.heappush(self._given_back, number)
                 self.tell()
 
-    def _fetch(self, connection: BulkConnection, number: int) -> None:
-        """Into memory of its own: a thread may end after its transfer, when another one fills the rooms."""
+    def _fetch(self, connection: BulkConnection, number: int) -> int:
+        """Into memory of its own: a thread may end after its transfer, when another one fills the rooms. Returns the
+        part's size in bytes.
+        """
         size = len(self._places[number])
         with self.changed:
             data = self._free.pop() if self._free else bytearray(size)
@@ -108,9 +119,11 @@ class IncomingParts(Handover):
             self._came += 1
             self._look_for_the_end()
             self.tell()
+        return size
 
-    def _claim(self, asked: Sequence[int]) -> tuple[int, int] | None:
+    def _claim(self, asked: Sequence[int], most: float) -> tuple[int, int] | None:
         """The number to ask for next, and the first one that is missing. Waits for one while nothing is ``asked``.
+        ``most``: bytes that may be asked for at a time.
 
         ``None`` when this connection has asked for enough, or when all parts have come.
         """
@@ -118,7 +131,7 @@ class IncomingParts(Handover):
             self.require_open()
             while True:
                 held = sum(len(self._places[it]) for it in asked)
-                number = self._next() if held < ASKED_BYTES else None
+                number = self._next() if len(asked) < LEAST_ASKED_PARTS or held < most else None
                 if number is not None:
                     return number, self._first_missing()
                 if asked or self.complete:

@@ -31,7 +31,7 @@ from tests.unit.exchange.group.test_average import contributions, outcomes, spar
 from tests.unit.virtual import run, stream_pair
 
 NUMEL = 6 * PART + 17  # for two members and more: two parts of each slice at least
-STALL = 1.0  # seconds
+STALL, WAIT = 1.0, 60.0  # seconds
 PATIENT = EXACT.model_copy(update={"stall": STALL})
 Sent = Counter[str]
 
@@ -40,6 +40,8 @@ Sent = Counter[str]
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     """Payloads by whether they went over direct connections. All transfers are large enough for these."""
     monkeypatch.setattr(offer, "LEAST_BULK", 0)
+    for name in ("DIAL_SECONDS", "READY_TIMEOUT"):  # all members are one process, on a machine that may be busy
+        monkeypatch.setattr(offer, name, WAIT)
     counted, send, begin = Counter[str](), FlowControlledStream.send, BulkTransfer.send
 
     async def any_way(self: FlowControlledStream, *args: Any, **named: Any) -> None:
@@ -63,7 +65,7 @@ def averaged(group: Many, tensors: Sequence[Tensor]) -> list[Averaged]:
 
 @pytest.mark.parametrize(("count", "codec"), [(2, "none"), (3, "int8"), (5, "int4"), (3, "int2")])
 def test_the_same_bits_as_without_them(count: int, codec: str, sent: Sent) -> None:
-    tensors, settings = vectors(count, NUMEL), PATIENT.model_copy(update={"codec": codec})
+    tensors, settings = vectors(count, NUMEL), EXACT.model_copy(update={"codec": codec, "stall": WAIT})
     with many(count, NUMEL, settings=settings) as group:
         plain = averaged(group, tensors)
     assert not sent["direct"]

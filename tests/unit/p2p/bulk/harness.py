@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from peer.p2p.budgets import Proven
 from peer.p2p.bulk.offer import BulkOffer, BulkPort
+from peer.p2p.payload import receive_parts
 from peer.p2p.stream import Stream
 from tests.unit.virtual import stream_pair
 
@@ -75,3 +77,11 @@ def part(number: int, size: int = PART) -> bytes:
 async def parts(count: int, size: int = PART) -> AsyncIterator[bytes]:
     for number in range(count):
         yield part(number, size)
+
+
+async def receive(stream: Stream, count: int, size: int = PART) -> list[bytes]:
+    found, room = [], memoryview(bytearray(size))
+    async for number, _, _ in receive_parts(stream, repeat(room, count), STALL):
+        assert number == len(found)
+        found.append(bytes(room))
+    return found

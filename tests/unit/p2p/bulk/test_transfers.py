@@ -10,22 +10,13 @@ import pytest
 
 from peer import clock
 from peer.p2p.bandwidth import Bandwidth
-from peer.p2p.bulk import growth, offer
+from peer.p2p.bulk import offer
 from peer.p2p.bulk.connection import BulkConnection
-from peer.p2p.bulk.growth import FIRST_CONNECTIONS, MOST_CONNECTIONS, Growth
 from peer.p2p.bulk.receiving import window
 from peer.p2p.bulk.transfer import Role
 from peer.p2p.payload import DIGEST_BYTES, CorruptPart, receive_parts, send_parts
-from peer.p2p.stream import Stream, StreamLost
-from tests.unit.p2p.bulk.harness import PART, STALL, Sides, part, parts, sides
-
-
-async def receive(stream: Stream, count: int, size: int = PART) -> list[bytes]:
-    found, room = [], memoryview(bytearray(size))
-    async for number, _, _ in receive_parts(stream, repeat(room, count), STALL):
-        assert number == len(found)
-        found.append(bytes(room))
-    return found
+from peer.p2p.stream import StreamLost
+from tests.unit.p2p.bulk.harness import PART, STALL, Sides, part, parts, receive, sides
 
 
 async def both_ways(two: Sides, count: int) -> None:
@@ -154,7 +145,7 @@ def test_a_part_that_does_not_match_its_digest_is_corrupt(monkeypatch: pytest.Mo
         async with sides() as two:
             await two.agree()
             send = asyncio.ensure_future(send_parts(two.caller.stream, parts(3), STALL))
-            with pytest.raises(CorruptPart, match="part 0"):
+            with pytest.raises(CorruptPart, match=r"part [0-2] "):
                 await receive(two.called.stream, 3)
             send.cancel()
 
@@ -201,24 +192,3 @@ def test_a_receiver_is_never_more_than_a_window_ahead() -> None:
             await send
 
     asyncio.run(asyncio.wait_for(talk(), 100))
-
-
-def test_connections_are_added_as_long_as_the_total_grows() -> None:
-    growing = Growth(trip=0.0)
-    assert growing.wanted == FIRST_CONNECTIONS and growing.period == growth.LOOK_PERIOD
-    assert growing.look(0, 1.0) == growing.look(300, 1.0) == FIRST_CONNECTIONS  # it has begun at some time
-    moved, counts = 300, []
-    for _ in range(8):  # a line that carries what six connections carry
-        moved += min(growing.wanted, 6) * 1000
-        counts.append(growing.look(moved, 1.0))
-    assert counts[:4] == [2, 4, 8, 16] and set(counts[4:]) == {16}
-
-    alone = Growth(trip=0.1)
-    assert alone.period == 0.4
-    counts = [alone.look(1000 * number, 1.0) for number in range(1, 9)]  # one connection fills the line
-    assert set(counts[1:]) == {2 * FIRST_CONNECTIONS}
-    assert alone.look(10**9, 1.0) == 2 * FIRST_CONNECTIONS  # a burst, after enough looks
-    fast = Growth(trip=0.0)
-    for number in range(1, 9):
-        fast.look(4**number, 1.0)
-    assert fast.wanted == MOST_CONNECTIONS
