@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from peer.process import LoopContext
 from peer.rounds.contribution import Averaged
 from peer.rounds.state import State
 from peer.rounds.transfer_rule import catch_up_limit
-from peer.rounds.types import Group, Grouping, Outcome, Seat
+from peer.rounds.types import Group, Grouping, Link, Outcome, Seat
 from peer.swarm.context import BoundaryClock, Matching, OwnCounters, SwarmContext
 from peer.swarm.directory.directory import Members
 from peer.swarm.directory.records import NO_REPORT, MemberRecord, Report
@@ -174,6 +175,13 @@ class Presence:
         self._group = self._matching.group_for(round, after)
         return self._group
 
+    def still(self, group: Group) -> Group:
+        """``group``, without a partner that this peer avoids since they met: it has judged its last merge meanwhile."""
+        avoided = [link for link in group.links if self._context.backoff.avoided(link.peer_id)]
+        for link in avoided:
+            self._node.spawn(_close(link))
+        return replace(group, links=()) if avoided else group
+
     def postpone(self) -> None:
         """See :meth:`Matching.postpone`."""
         self._matching.postpone()
@@ -275,3 +283,8 @@ class Presence:
             root=self.origin.root,
             taken=self._taken,
         )
+
+
+async def _close(link: Link) -> None:
+    if link.stream is not None:
+        link.stream.close()

@@ -108,6 +108,11 @@ class Agreement:
         if self.meeting is meeting:
             self.meeting = None
 
+    def drop(self, peer_id: str) -> None:
+        """This peer avoids the other one from now on: a meeting that was agreed before is off."""
+        if self.meeting is not None and self.meeting.stream.remote == peer_id:
+            self.cancel(self.meeting)
+
     def postpone(self) -> None:
         """The boundary comes a phase later: a meeting that was to be now is off, so that nobody waits for it. A meeting
         of the boundary before, whose partner this peer still awaits, is not.

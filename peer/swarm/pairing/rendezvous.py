@@ -80,8 +80,12 @@ class PairMatching(Matching):
         phase = self._boundary.progress.phase_seconds or 1.0
         seconds = self._context.backoff.note(peer_id, phases * phase, offence=offence)
         log.warning("avoids a peer: %s", fields(peer=self._context.members.name_of(peer_id), seconds=seconds))
+        self._node.spawn(self._drop(peer_id))
 
     # -- on the network thread
+
+    async def _drop(self, peer_id: str) -> None:
+        self._agreement.drop(peer_id)
 
     async def _postpone(self) -> None:
         self._agreement.postpone()

@@ -11,6 +11,7 @@ import torch
 
 from peer.rounds.pairing_rule import END_PATIENCE
 from peer.swarm.pairing.proposals import ASK_TIMEOUT
+from peer.training.outer_state import JUDGES
 from tests.simulated.scenario import Fault, Kind, Machine, Scenario
 from tests.simulated.world import World, in_a_folder
 
@@ -66,6 +67,19 @@ def test_who_judges_its_last_merge_is_not_late_for_the_next_one(seed: int) -> No
         assert not world.run().violations
         rows = [row for peer in world.peers for row in world.rounds(peer) if row["train_loss"] is not None]
     assert {row["outcome"] for row in rows} == {"merged"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_swap_follows_with_a_partner_whose_last_one_did_harm(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that waits for its swaps judges the last merge after it has met the next partner: the same one, of two."""
+    monkeypatch.setattr("peer.training.rollback.Rollback._taken_back", lambda *_: "it did harm")
+    scenario = ending(kind, [1.0] * 2)
+    with in_a_folder(scenario) as world:
+        assert not world.run().violations
+        rows = [[row["outcome"] for row in world.rounds(peer) if row["train_loss"] is not None] for peer in world.peers]
+    for outcomes in rows:
+        judged = outcomes[-(JUDGES // H) - 1 :]
+        assert "merged" in outcomes[: -len(judged)] and "merged" not in judged, outcomes
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,10 +12,12 @@ import pytest
 from peer import clock
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import StreamLost
+from peer.rounds.backoff import PeerBackoff
 from peer.rounds.progress import Progress
 from peer.swarm.context import BoundaryClock, SwarmContext
 from peer.swarm.pairing.agreement import Accept, Agreement, PartnerReady
 from peer.swarm.pairing.proposals import Proposals
+from peer.swarm.pairing.rendezvous import PairMatching
 from tests.unit.parts import member_record
 from tests.unit.virtual import stream_pair, virtual_time
 
@@ -46,6 +48,34 @@ def test_who_has_made_its_last_inner_step_or_swap_calls_off_the_meeting_of_befor
             raise AssertionError("the partner does not learn it")
 
         thread.call(work(), 20)
+        thread.close()
+
+
+@pytest.mark.parametrize(("avoided", "off"), [("B", True), ("C", False)])
+def test_a_meeting_with_a_peer_that_is_avoided_since_is_off(avoided: str, off: bool) -> None:
+    """A merge may be undone after its partner was found again for the next boundary."""
+    with virtual_time():
+        thread = LoopThread()
+        mine, theirs = thread.call(stream_pair(), 5)
+        boundary, backoff = BoundaryClock(Progress()), PeerBackoff()
+        context: Any = SimpleNamespace(node=thread, boundary=boundary, backoff=backoff, members=Mock())
+        matching = PairMatching(context, Mock(), Mock())
+
+        async def agree() -> None:
+            matching._agreement.commit(mine, "partner", Accept(eta=1.0), 1.0)
+
+        async def told() -> None:
+            with pytest.raises(StreamLost):
+                await theirs.receive(PartnerReady, 5)
+
+        thread.call(agree(), 5)
+        matching.avoid(avoided, offence=True)
+        clock.sleep(1.0)
+        assert backoff.avoided(avoided) and (matching._agreement.meeting is None) is off
+        if off:
+            thread.call(told(), 20)
+        else:
+            mine.close()
         thread.close()
 
 
