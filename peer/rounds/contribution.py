@@ -109,3 +109,4 @@ class Averaged:
     strange: bool = False  # the contributions of the pair had nothing in common, by the parts so far
     ahead: int = 0  # rounds that the partner is ahead, by its header
     digest: str = ""  # of the mean of a group of everyone: the same for all members
+    unheard: str = ""  # the same, when the leader's verdict has not come: the others may have used that mean

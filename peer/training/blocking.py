@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from peer.exchange.average import Exchange
 from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged
-from peer.rounds.state import State
+from peer.rounds.state import Lineage, State
 from peer.rounds.types import Group, Grouping, Outcome, Seat
 from peer.training.boundary import Boundary
 
@@ -20,11 +21,20 @@ LONGER = 10.0  # times this peer's momentum, or the distance of the slow weights
 WORSE = 1.2  # times the loss of this peer's slow weights: those of a round later may be so much worse
 
 
+class Unheard(NamedTuple):
+    """A round whose verdict has not come. ``lineage``: of those that have used its mean. ``own``: this peer's part."""
+
+    round: int
+    lineage: Lineage
+    own: Tensor
+
+
 @dataclass
 class Blocking(Boundary):
     """Waits until the exchange has ended."""
 
     exchange: Exchange[Any]
+    _unheard: Unheard | None = field(default=None, init=False)
 
     def cross(self, inner: InnerReport) -> bool:
         """Average with the group and take the outer step. The next inner phase can begin when it returns."""
@@ -37,8 +47,10 @@ class Blocking(Boundary):
                     group = self.caught_up(group.behind)
                 group = replace(group, tokens=self.counters.phase_tokens, phase=self.context.progress.phase_seconds)
             self.judge()  # the partner waits for parts more patiently than for a peer that has not come
+            group = self.presence.still(group)
             with phase("exchange"):
                 mean = self.exchange.average(self.outer.contribution(), group)
+            self._note_unheard(mean)
             if not self.repeats(mean):
                 break
         with phase("apply"), self.outer.slow.changing:
@@ -59,9 +71,20 @@ class Blocking(Boundary):
         if objection := self._objection(state, donor.name):
             self.presence.refuse_state(donor)
             return Group(self.counters.round, lost=objection)
-        self.state.catch_up(state)
+        counted, self._unheard = self._unheard, None
+        self.state.catch_up(state, counted.own if counted and counted.lineage == state.lineage else None)
         again = self.presence.group_for(self.counters.round)
         return again if again.behind is None else Group(self.counters.round, lost="the group's slow weights changed")
+
+    def _note_unheard(self, mean: Averaged) -> None:
+        """Whose verdict was lost finds out by the lineage of the group, until the exchange uses its buffer for another
+        contribution.
+        """
+        round, lineage = self.counters.round, self.counters.lineage
+        if mean.unheard:
+            self._unheard = Unheard(round, lineage.after(mean.unheard, len(mean.partners) + 1), mean.mean)
+        elif mean.outcome in (Outcome.MERGED, Outcome.ALONE) or (self._unheard and self._unheard.round != round):
+            self._unheard = None
 
     def _objection(self, state: State, donor: str) -> str:
         """Why this peer does not take ``state``: one member can say that its weights are the group's."""

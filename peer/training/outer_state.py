@@ -128,15 +128,17 @@ class OuterState(ABC):
             if self.kept is not None:
                 self.kept.zero_()  # of changes to other weights
 
-    def catch_up(self, state: State) -> None:
+    def catch_up(self, state: State, counted: Tensor | None = None) -> None:
         """Take the slow weights and the position of a member, and keep this peer's change: θ ← φ_theirs + (θ − φ_own).
 
-        The optimizer keeps its moments.
+        ``counted``: the part of that change that φ_theirs contains. The optimizer keeps its moments.
         """
         slow = self.outer.slow
         change = torch.empty(slow.numel)
         slow.read_fast(0, change)
         change.sub_(slow.phi)
+        if counted is not None:
+            change.sub_(counted)
         with slow.changing:
             self._take_over(state)
             slow.add_to_fast(change)

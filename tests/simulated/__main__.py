@@ -17,7 +17,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulated", description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=1, help="so many seeds from this one on, without a trace")
-    parser.add_argument("--kind", choices=("blocking", "overlapped", "group"))
+    parser.add_argument("--kind", choices=("blocking", "overlapped", "group", "decoupled"))
     parser.add_argument("--peers", type=int)
     parser.add_argument("--long", action="store_true", help="half as long again, as when the kept seeds found a defect")
     parser.add_argument("--ends", action="store_true", help="the run ends while faults happen")

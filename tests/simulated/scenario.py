@@ -12,7 +12,8 @@ from tests.simulated.harm.bad_relays import RELAY_LIES
 from tests.simulated.harm.lies import ACCUSING, NO_ROSTER
 from tests.swarm.support.attacks import Attack
 
-Kind = Literal["blocking", "overlapped", "group"]
+Kind = Literal["blocking", "overlapped", "group", "decoupled"]
+EVERYONE = ("group", "decoupled")  # kinds whose peers average all together
 FAULTS = ("crash", "freeze", "cut", "split", "drop", "leave", "bootstrap", "slow")
 RARE = ("damage", "snap", "trickle", "narrow")
 SPOILS = (*RARE, "slow")  # what ends the swaps of two peers that meet
@@ -120,15 +121,16 @@ def scenario(
     drawn = chance.choices(kinds, (4, 4, 2))[0]
     kind = kind or drawn
     count = peers or round(4 * 16 ** (chance.random() ** (4 if long else 6)))  # long seeds stay as they were
-    if kind == "group":
+    if kind in EVERYONE:
         count = min(count, MOST_OF_A_GROUP)
     seconds = chance.choice(LONG_SECONDS if long else SECONDS)
     rounds = LONG_ROUNDS if long else ROUNDS
     phase = min(max(seconds * count / rounds * chance.uniform(0.5, 2.0), 0.5), 30.0)
     inner_steps = chance.choice((10, 20) if kind == "overlapped" else (5, 10, 20))  # parts of a swap need some steps
-    liar = chance.choice(GROUP_LIES if kind == "group" else LIES) if chance.random() < LIAR else ""
-    if liar in GROUP_LIES and not long:  # drawn from one when seeds were kept
-        liar = random.Random(f"group lie {seed}").choice((*GROUP_LIES, *ACCUSING, NO_ROSTER))
+    liar = chance.choice(GROUP_LIES if kind in EVERYONE else LIES) if chance.random() < LIAR else ""
+    if liar in GROUP_LIES and (kind == "decoupled" or not long):  # drawn from one when seeds were kept
+        lies = (*ACCUSING, NO_ROSTER) if kind == "decoupled" else (*GROUP_LIES, *ACCUSING, NO_ROSTER)
+        liar = random.Random(f"group lie {seed}").choice(lies)
     machines = _machines(chance, count, phase / inner_steps, liar)
     reservations = RESERVATIONS.all
     if not long:
@@ -175,6 +177,8 @@ def behind_nats(seed: int, machines: tuple[Machine, ...]) -> tuple[tuple[Machine
 
 
 def _codec(chance: random.Random, seed: int, kind: Kind, liar: str, *, long: bool) -> str:
+    if kind == "decoupled":
+        return "none"
     if kind == "group":  # drawn from nothing, so that the rest of the world stays; groups had none in long ones
         return "none" if long else ("none", "int8", "none", "int4", "none", "int8", "int2", "int4")[seed % 8]
     return "none" if liar else chance.choice(("none", "none", "fp16", "int8", "int4"))

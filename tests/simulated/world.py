@@ -125,7 +125,7 @@ class World:
 
     def _config(self) -> Config:
         scenario, overlap = self.scenario, self.scenario.kind == "overlapped"
-        outer = {"name": "diloco"} if scenario.kind == "group" else {"name": "noloco"}
+        outer = {"name": {"group": "diloco", "decoupled": "decoupled"}.get(scenario.kind, "noloco")}
         run = {
             "name": "simulated",
             "steps": scenario.steps,

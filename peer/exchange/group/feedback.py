@@ -10,7 +10,7 @@ In x̄ its own sᵢ is not rounded. t is the first of :data:`SHARES` with which 
 take m for a false mean (sketch.py).
 
 eᵢ changes when the group uses the mean, and only then: after a round that has failed sᵢ and eᵢ are sent again. A member
-that misses the verdict sends again what it has sent, and the rounding of its slice is lost. Lost are the eᵢ of a member
+that misses the verdict sends what it had kept again, and the rounding of its slice is lost. Lost are the eᵢ of a member
 that leaves or takes the weights of others, too. When members come or go slices move: there eᵢ counts once by a weight
 that is not its own. Each of these is at most the rounding of one round.
 """

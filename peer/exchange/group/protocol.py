@@ -5,10 +5,12 @@
        │ report: digest of its result, or a culprit ───────▶ │   a failure soon ends the attempt for all
        │ ◀──────────────────────────── verdict: use it, or not │   use it: all reported the same digest
 
-Whom most of the failed members name made the attempt fail. If only one says so, it may lie: then both are suspects, and
-who is a suspect twice is left out. So it is with whom the leader names and this member has not seen fail.
+Whom most of the failed members name made the attempt fail. If only one says so, it may lie, or the line between the two
+is cut: then both are suspects, and one of them is left out (swarm/grouping/roster.py). Whom the leader names, and this
+member has not seen fail, is left out when it is named again.
 A round may take as long as it is worth it (p2p/deadline.py), by inner phases of the leader, so that all give up at the
-same time. A member that misses the verdict learns it at its next boundary: its lineage differs from the others'.
+same time. A member that misses the verdict learns it at its next boundary: its lineage differs from the others', or
+does not (training/blocking.py).
 Why hivemind's averager is not used: peer/exchange/README.md.
 """
 
@@ -37,7 +39,7 @@ from peer.rounds.types import Assembly, Group, Outcome
 
 Each = TypeVar("Each")
 ACCUSATIONS = 1.0  # seconds for further reports after the first that says that the attempt has failed
-Settled = tuple[GroupVerdict, str]  # and the digest of this peer's result, where it has one
+Settled = tuple[GroupVerdict, str]  # and the digest of this peer's result, unless it is known that nobody uses it
 
 
 class GroupProtocol(ABC, Generic[Each]):
@@ -84,6 +86,7 @@ class GroupProtocol(ABC, Generic[Each]):
             culprits=tuple(ids[place] for place in verdict.culprits if place < len(ids)),
             certain=verdict.certain,
             digest=digest if verdict.commit else "",
+            unheard="" if verdict.commit else digest,
             bytes_sent=sum(stream.all_sent for stream in streams.by_place.values()),
             bytes_received=sum(stream.all_received for stream in streams.by_place.values()),
             seconds=clock.monotonic() - began,
@@ -181,7 +184,7 @@ class GroupProtocol(ABC, Generic[Each]):
         )
         closing = (control.until_closed(1.0) for control in assembly.controls.values())
         await asyncio.gather(*closing, return_exceptions=True)
-        return verdict, reports[assembly.me].digest if assembly.me in reports else ""
+        return verdict, reports[assembly.me].digest if verdict.commit else ""
 
     # -- a member
 
@@ -189,9 +192,9 @@ class GroupProtocol(ABC, Generic[Each]):
         control = assembly.controls[0]
         hearing = asyncio.ensure_future(self._hear(GroupVerdict, control, work, limit))
         first: list[asyncio.Future[Any]] = [work, hearing]
+        digest = ""
         try:
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-            digest = ""
             if work.done():
                 report = work.result()
                 digest = report.digest
@@ -200,7 +203,7 @@ class GroupProtocol(ABC, Generic[Each]):
                 verdict = await hearing
         except (TimeoutError, StreamLost, BadMessage) as error:
             detail = f"the leader {assembly.seats[0].name} is gone: {str(error) or 'no verdict'}"
-            return _nobody(Outcome.TIMEOUT, detail, 0), ""
+            return _nobody(Outcome.TIMEOUT, detail, 0), digest
         finally:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
@@ -214,7 +217,7 @@ class GroupProtocol(ABC, Generic[Each]):
         if seen is None or seen.culprit not in verdict.culprits or seen.outcome is not verdict.outcome:
             # only the leader says so, or says worse of it than this peer has seen
             verdict = verdict.model_copy(update={"certain": False})
-        return verdict, digest
+        return verdict, digest if verdict.commit else ""
 
 
 async def _until_decided(coming: Mapping[int, asyncio.Future[MemberReport]], more: float) -> dict[int, MemberReport]:

@@ -45,7 +45,8 @@ class GroupMatching(Matching):
         self._known = KnownMembers(context, patience)
         self._leader = GroupLeader(context.node.background, self._known.patience, self._known.missed)
         self._member = GroupMember(context, self._known)
-        self._round = 0
+        self._round = 0  # of the next boundary, as others are told
+        self._ahead = 0  # rounds that this peer has more than the last group says, whose members need no equal weights
         self._leads = False  # at this boundary
         self._sent_by = ""  # id of the leader that says, at this boundary, that this peer has other weights
 
@@ -59,7 +60,7 @@ class GroupMatching(Matching):
     def group_for(self, round: int, after: int | None = None) -> Group:
         """All members that are at this boundary too; waits for those that announced it."""
         assert after is None, "a group of everyone cannot overlap with inner steps"
-        self._round = round
+        self._round = round - self._ahead
         return self._node.call(self._gather(), self._known.longest(self._node.peer_id) + 60.0)
 
     def avoid(self, peer_id: str, *, offence: bool) -> None:
@@ -77,7 +78,9 @@ class GroupMatching(Matching):
         led a round that failed.
         """
         leader = self._sent_by if group.assembly is None else group.assembly.seats[0].peer_id
-        self._known.ended(leader, merged=averaged.outcome is Outcome.MERGED)
+        if len(averaged.culprits) > 1:
+            self._known.suspected(averaged.culprits)
+        self._known.ended(leader, averaged.culprits, merged=averaged.outcome is Outcome.MERGED)
 
     # -- on the network thread: the boundary
 
@@ -102,8 +105,10 @@ class GroupMatching(Matching):
                     break
             else:
                 found = Group(self._round, lost=lost)
+        if found.assembly is not None and not self._equal:
+            self._ahead = self._context.counters.round - found.round  # nobody takes the count of another with weights
         if found.behind is None:
-            self._round += 1  # from now on members join for the next round
+            self._round = self._context.counters.round - self._ahead + 1  # from now on members join for the next round
         for seat in found.assembly.seats if found.assembly else ():
             self._known.learn(seat, LIFETIME + 2 * (self._boundary.progress.phase_seconds or 0.0))
         return found
@@ -146,11 +151,15 @@ class GroupMatching(Matching):
                 self._known.notify(self._known.missing(self._leader.present))
             if self._boundary.here or self._boundary.between or eta is None or self._context.away:
                 continue
-            if self._round < self._context.counters.round:  # it did not get the group's weights at its boundary
-                self._round = self._context.counters.round
+            # it did not get the group's weights at its boundary
+            self._round = max(self._round, self._context.counters.round - self._ahead)
             leader = self._known.leader()
             if leader is None:
                 self._member.leave()
+                if (leader := self._known.successor(self._leader.seats)) is not None:
+                    self._known.elected(leader)
+                    await self._leader.hand_over(leader)
+                    continue
                 self._known.notify(self._known.missing(self._leader.present))
                 await self._leader.announce_delay(self._known.own_seat(), eta)
                 continue

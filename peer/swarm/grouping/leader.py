@@ -85,6 +85,11 @@ class GroupLeader:
         """Ids of the members that have joined."""
         return set(self._joined)
 
+    @property
+    def seats(self) -> list[Seat]:
+        """Of the members that have joined."""
+        return [member.seat for member in self._joined.values()]
+
     def full(self, peer_id: str) -> bool:
         """Is there no seat for it?"""
         return peer_id not in self._joined and len(self._joined) >= MAX_MEMBERS - 1
@@ -179,7 +184,7 @@ class GroupLeader:
                 log.info("no longer waiting for a member: %s", fields(peer=member.seat.name))
                 self._joined.pop(peer_id).leave()
                 self._missed(peer_id)
-            elif member.ready is None and member.round <= due:
+            elif member.ready is None and (member.round <= due or member.updated):  # it takes the group's count, too
                 late.append(member)
         return late
 
@@ -258,7 +263,8 @@ class GroupLeader:
         self._updated.clear()
         if not members:
             return Group(round)
-        roster = fitting(Roster(token=secrets.token_hex(16), members=list(seats), phase=phase))
+        round = min(round, *(member.round for member in members))
+        roster = fitting(Roster(token=secrets.token_hex(16), members=list(seats), round=round, phase=phase))
         for member in members:
             member.changed.set()
             await _tell(member, roster)

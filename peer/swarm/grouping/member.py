@@ -174,4 +174,4 @@ class GroupMember:
         me = ids.index(self._node.peer_id)
         links = tuple(Link(seat.peer_id, seat.name) for index, seat in enumerate(seats) if index != me)
         phase = min(roster.phase, self._boundary.longest_phase)
-        return Group(round, links, Assembly(roster.token, seats, me, {0: current.stream}, phase))
+        return Group(min(round, roster.round), links, Assembly(roster.token, seats, me, {0: current.stream}, phase))

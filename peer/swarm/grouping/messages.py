@@ -37,7 +37,7 @@ class LeaderNotice(Message):
 
     kind: Literal["leader_notice"] = "leader_notice"
     seat: Seat
-    established: bool  # I have taken part in a round
+    established: bool  # my last round was one of a group
 
 
 class Admitted(Message):
@@ -76,11 +76,14 @@ class OutOfDate(Message):
 
 
 class Roster(Message):
-    """The group: its members in order. ``phase``: of the leader, 0 before its first step; it bounds the round."""
+    """The group: its members in order. ``round``: the least of theirs. ``phase``: of the leader, 0 before its first
+    step; it bounds the round.
+    """
 
     kind: Literal["roster"] = "roster"
     token: Annotated[str, Field(max_length=64)]
     members: Annotated[list[Seat], Field(min_length=2, max_length=MAX_MEMBERS)]
+    round: Count
     phase: Seconds
 
 

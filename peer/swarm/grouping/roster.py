@@ -4,12 +4,16 @@ Who has led the last round leads the next one. When there is no such member, the
 taken part in a round before those that have not: a small id is free. Who has led a round that failed leads after all
 others for a while, each time for twice as long, or until a round has had no group: a leader can make others look
 guilty. All members of a round see the same, so as a rule they have the same leader. Where they have not, the one that
-is asked names its own. Of two that lead, as after a split, one follows the other (:meth:`KnownMembers.claimed`).
+is asked names its own. Of two that lead, as after a split, one follows the other (:meth:`KnownMembers.claimed`). Two
+members whose line is cut take turns (:meth:`KnownMembers.suspected`); they lead after the others, and a leader that
+does not reach a member lets another one lead (:meth:`KnownMembers.successor`).
 """
 
 from __future__ import annotations
 
 import math
+import random
+from collections import Counter
 from collections.abc import Sequence
 
 from peer import clock
@@ -25,7 +29,7 @@ from peer.swarm.grouping.messages import LeaderNotice
 
 log = get_logger("gathering")
 
-GATHER_PROTOCOL = "noloco/gather/5"
+GATHER_PROTOCOL = "noloco/gather/6"
 GATHER_TIMEOUT = 5.0  # seconds for one message
 NOTICE_PERIOD = 2.0  # seconds between two notices to one member
 MEMBER_BACKOFF = 30.0  # seconds for which a member that failed is left out at least: until all have noticed it
@@ -51,6 +55,8 @@ class KnownMembers:
         self._incumbent = ""  # who has led the last round, which has merged
         self._established = False  # this peer has taken part in a round
         self._claims = PeerBackoff()  # whose claim has cost time; under the key "": no claim is believed
+        self._suspected, self._left_out = Counter[str](), ""  # how often, by id; the last one that was left out for it
+        self._unreached = False  # a member lives, and this peer has failed to call it twice
         self._rounds_alone = 0  # without a group, since the last one that has merged
         self._absent: set[str] = set()  # ids of members that were told to join, and have not
 
@@ -76,18 +82,23 @@ class KnownMembers:
         self._elected = seat.peer_id
 
     def claimed(self, seat: Seat, *, established: bool) -> None:
-        """A member says that it leads, and whether it has taken part in a round.
+        """A member says that it leads, and whether its last round was one of a group.
 
         If this peer leads too, both know which of them goes on. A claim is free: after one that was believed in vain,
         none is believed for a while, each time for twice as long. Who stays without a group believes others: those
         that distrust one another would each lead.
         """
         self.learn(seat)
-        first = (not established, seat.peer_id) < (not self._established, self._node.peer_id)
+        first = (not established, seat.peer_id) < (not self._grouped, self._node.peer_id)
         vain = self._claims.avoided(seat.peer_id) or (self._claims.avoided("") and self._rounds_alone < ROUNDS_ALONE)
         believed = not (vain or self._failed_leaders.avoided(seat.peer_id))
         if first and believed and self.leader() is None:
             self._elected = seat.peer_id
+
+    @property
+    def _grouped(self) -> bool:
+        """Its last round was one of a group. One that leads nobody follows one that does."""
+        return self._established and not self._rounds_alone
 
     def _believed_in_vain(self, peer_id: str) -> None:
         """Believe no claim for a while, if this member was followed because it, or another one, said that it leads."""
@@ -96,8 +107,15 @@ class KnownMembers:
             for key in ("", peer_id):
                 self._claims.note(key, self._backoff_seconds, offence=True)
 
-    def ended(self, leader: str, *, merged: bool) -> None:
-        """A round has ended that ``leader`` led, if anybody.
+    def successor(self, present: Sequence[Seat]) -> Seat | None:
+        """Who shall lead instead of this peer, as it does not reach a member that lives: others may reach it."""
+        if not self._unreached or not present:
+            return None
+        self._unreached = False
+        return random.choice(present)
+
+    def ended(self, leader: str, culprits: Sequence[str] = (), *, merged: bool) -> None:
+        """A round has ended that ``leader`` led, if anybody. ``culprits``: they have made it fail.
 
         Without a group, others may see other failures than this peer, as one that has come back: each would lead.
         """
@@ -110,7 +128,8 @@ class KnownMembers:
         if not leader:
             self._failed_leaders = PeerBackoff()
         elif not merged:
-            self._failed_leaders.note(leader, self._backoff_seconds, offence=True)
+            for peer_id in {leader, *culprits}:
+                self._failed_leaders.note(peer_id, self._backoff_seconds, offence=True)
 
     # -- who is there
 
@@ -194,6 +213,21 @@ class KnownMembers:
         seconds = max(self._backoff_seconds, COST_FACTOR * cost)
         self._leave_out(peer_id, seconds, offence=offence, refused=self._backoff.remembers(peer_id))
 
+    def suspected(self, pair: Sequence[str]) -> None:
+        """One of them says that the other one made a round fail: it lies, or the line between them is cut. One is left
+        out: who was a suspect more often, as a liar that accuses several, else the two take turns.
+        """
+        if len(self._suspected) > NAMED_MEMBERS:
+            self._suspected.clear()
+        self._suspected.update(pair)
+        out = max(pair, key=lambda peer_id: (self._suspected[peer_id], peer_id != self._left_out, peer_id))
+        self._left_out = out
+        for peer_id in pair:
+            if peer_id == out != self._node.peer_id:
+                self._leave_out(peer_id, self._backoff_seconds, offence=False, refused=True)
+            elif peer_id != out:
+                self._backoff.forgive(peer_id)
+
     def notify(self, missing: Sequence[Seat]) -> None:
         """Tell members that have not joined that this peer leads; leave out those that cannot be reached."""
         now = clock.monotonic()
@@ -207,10 +241,11 @@ class KnownMembers:
         due = clock.monotonic() + NOTICE_PERIOD
         try:
             stream = await self._node.open_to_member(seat.peer_id, GATHER_PROTOCOL, seat.addresses)
-            notice = LeaderNotice(seat=self.own_seat(), established=self._established)
+            notice = LeaderNotice(seat=self.own_seat(), established=self._grouped)
             await stream.send_last(notice, GATHER_TIMEOUT)
         except (TimeoutError, StreamLost) as error:
             log.debug("cannot be told of its leader: %s", fields(peer=seat.name, reason=str(error)))
+            self._unreached = self._backoff.remembers(seat.peer_id)  # a dead one has no record any more
             self.avoid(seat.peer_id)
         finally:
             self._notice_due[seat.peer_id] = due

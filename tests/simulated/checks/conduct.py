@@ -16,6 +16,7 @@ from peer.swarm.pairing.agreement import Propose
 from peer.swarm.pairing.rendezvous import PairMatching
 from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 from tests.simulated.peer import SimulatedPeer
+from tests.simulated.scenario import EVERYONE
 
 if TYPE_CHECKING:
     from tests.simulated.world import World
@@ -66,18 +67,18 @@ class Conduct:
             self._given.update(fingerprints(made))
             return made
 
-        def taken(state_of_other: State, take: Any, least: int) -> None:
+        def taken(state_of_other: State, take: Any, least: int, *rest: Any) -> None:
             if not fingerprints(state_of_other) <= self._given:
                 self._world.violation(f"{peer.name} takes weights that nobody has given")
-            if state_of_other.round < least and self._world.scenario.kind != "group":
+            if state_of_other.round < least and self._world.scenario.kind not in EVERYONE:
                 self._world.violation(f"{peer.name} at round {least} takes the weights of round {state_of_other.round}")
-            take(state_of_other)
+            take(state_of_other, *rest)
             if state.counters.round != state_of_other.round:
                 self._world.violation(f"{peer.name} took a state of round {state_of_other.round} and has another round")
 
         state.snapshot = given
         state.adopt = lambda other: taken(other, adopt, 0)
-        state.catch_up = lambda other: taken(other, catch_up, state.counters.round)
+        state.catch_up = lambda other, *rest: taken(other, catch_up, state.counters.round, *rest)
 
     # -- once it has joined
 
@@ -126,7 +127,8 @@ class Conduct:
 
     def _watch_waits(self, peer: SimulatedPeer, boundary: Any) -> None:
         presence, group_for, cross = boundary.presence, boundary.presence.group_for, boundary.cross
-        loop, overlapped, grouped = self._world.loop, hasattr(boundary, "_swap"), boundary.outer.equal_replicas
+        loop, overlapped = self._world.loop, hasattr(boundary, "_swap")
+        grouped = isinstance(presence._matching, GroupMatching)
         rollback, judged = boundary.rollback, []
         sample = rollback._sample
 

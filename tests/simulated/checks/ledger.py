@@ -25,6 +25,7 @@ from peer.exchange.pair.blocking import PairExchange
 from peer.exchange.pair.overlapped import OverlappedPairExchange
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Outcome
+from tests.simulated.checks.sparse import elements, senders_mean
 from tests.simulated.peer import SimulatedPeer
 
 EXACT = {"none": 2e-6, "fp16": 1e-3, "bf16": 8e-3}  # of the largest element
@@ -283,17 +284,18 @@ class Ledger:
     def _watch_group(self, peer: SimulatedPeer, exchange: Any) -> None:
         assert peer.trainer is not None
         average, digest, counters = exchange.average, exchange._digest, peer.trainer.counters
+        equal = peer.trainer.boundary.outer.equal_replicas
         current = dict[str, GroupSide]()
 
         def watched(contribution: Any, group: Group) -> Averaged:
             current.clear()
             if group.assembly is None:
                 return average(contribution, group)
-            own = torch.empty(contribution.numel)
-            contribution.read(0, own)
-            kept = exchange._kept.clone() if exchange._kept is not None else None
+            own, kept = elements(contribution), getattr(exchange, "_kept", None)
+            kept = None if kept is None else kept.clone()
             put_in = self._groups.setdefault(group.assembly.token, {})
-            put_in[peer.host.peer_id] = current["side"] = GroupSide(own, counters.lineage.digest, kept)
+            lineage = counters.lineage.digest if equal else ""
+            put_in[peer.host.peer_id] = current["side"] = GroupSide(own, lineage, kept)
             averaged: Averaged = average(contribution, group)
             current["side"].outcome = averaged.outcome
             leader = put_in.get(group.assembly.seats[0].peer_id)
@@ -304,7 +306,7 @@ class Ledger:
                 self._check_group(peer, group, averaged, put_in)
             elif kept is not None and not torch.equal(exchange._kept, kept):
                 self.violation(f"{peer.name} keeps something else after a round that failed")
-            elif not torch.equal(averaged.mean, own):
+            elif not torch.equal(averaged.mean, own.nan_to_num()):
                 self.violation(f"{peer.name} uses something else than its own part after a round that failed")
             return averaged
 
@@ -329,7 +331,9 @@ class Ledger:
         codec = peer.config.run.exchange.codec
         if token not in self._means:
             sides = [put_in[seat.peer_id] for seat in seats]
-            self._means = {token: group_mean([it.own for it in sides], codec, [it.kept for it in sides])}
+            own, kept = [it.own for it in sides], [it.kept for it in sides]
+            sparse = peer.config.run.outer.name == "decoupled"
+            self._means = {token: senders_mean(own, GROUP_CLIP) if sparse else group_mean(own, codec, kept)}
         mean = self._means[token]
         worst, largest = float((averaged.mean - mean).abs().max()), float(mean.abs().max())
         if worst > EXACT["none"] * (largest + 1e-9) * 4 + STEPS.get(codec, 0.0) * largest:

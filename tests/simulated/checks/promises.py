@@ -18,7 +18,7 @@ from peer.swarm.directory.buckets import DEEPEST, READS
 from peer.swarm.directory.reader import Reader
 from tests.simulated.p2p.network import CIRCUITS
 from tests.simulated.peer import SimulatedPeer
-from tests.simulated.scenario import CALM, ENDLESS
+from tests.simulated.scenario import CALM, ENDLESS, EVERYONE
 
 if TYPE_CHECKING:
     from tests.simulated.world import World
@@ -102,7 +102,7 @@ class Promises:
 
     def _concerned(self, one: SimulatedPeer, other: SimulatedPeer) -> Sequence[SimulatedPeer]:
         """Whose faults can keep the two from merging: in a group of everyone those of all."""
-        return self._world.peers if self._world.scenario.kind == "group" else (one, other)
+        return self._world.peers if self._world.scenario.kind in EVERYONE else (one, other)
 
     def _spoilt(self, one: SimulatedPeer, other: SimulatedPeer) -> bool:
         """Does a line break off or slow their swaps?"""
@@ -175,7 +175,7 @@ class Promises:
                 self._world.violation(f"{peer.name} does not train at the end: {peer.ended or 'it has not joined'}")
         for one, other in sorted(self.unseen() & self._unseen):
             self._world.violation(f"{one} does not see {other} at the end")
-        if self._world.scenario.kind != "group":
+        if self._world.scenario.kind not in EVERYONE:
             self._one_root(training)
 
     def _one_root(self, training: list[SimulatedPeer]) -> None:

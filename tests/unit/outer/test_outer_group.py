@@ -266,3 +266,26 @@ def test_the_mean_of_senders_leaves_out_those_that_did_not_send() -> None:
     mean_of_senders([sparse], mean)
     assert torch.equal(mean[sparse.positions], sparse.values)
     assert int(mean.count_nonzero()) <= sparse.values.numel()
+
+
+def test_a_decoupled_member_that_misses_the_verdict_gives_its_change_once() -> None:
+    """It steps as a group of one: δ is short of the group's by q̄ − q, which fades with μ, and no Δ is used again."""
+    settings = DecoupledConfig(name="decoupled", density=1.0, momentum=0.5)
+    group = [Decoupled(SlowWeights(Weights(0).named_parameters()), settings) for _ in range(3)]
+    for seed, outer in enumerate(group):
+        train(outer, seed)
+    sent, mean = [outer.contribution() for outer in group], torch.empty(group[0].coefficients)
+    mean_of_senders(sent, mean)
+    own = torch.empty_like(mean)
+    mean_of_senders([sent[2]], own)
+    for outer, used in zip(group, (mean, mean, own), strict=True):
+        outer.apply(used)
+    coefficients = [own_coefficients(outer) for outer in group]
+    torch.testing.assert_close(coefficients[2] - coefficients[0], 0.5 * (own - mean), rtol=0, atol=2e-2)
+
+
+def own_coefficients(outer: Decoupled) -> Tensor:
+    """What it sends without a further change, as a vector."""
+    sent, out = outer.contribution(), torch.empty(outer.coefficients)
+    mean_of_senders([sent], out)
+    return out

@@ -288,8 +288,8 @@ def test_a_swap_that_is_late_is_expected_to_be_late_for_as_long_again() -> None:
 def test_the_roster_of_the_largest_group_can_be_sent() -> None:
     addresses = tuple(f"/ip6/2001:db8::{number:x}/tcp/31337" for number in range(8))
     seats = [Seat(f"Qm{number:044}", 64 * "x", addresses) for number in range(MAX_MEMBERS)]
-    small = Roster(token="t", members=seats[:40], phase=1.0)
+    small = Roster(token="t", members=seats[:40], round=0, phase=1.0)
     assert fitting(small) is small
-    roster = fitting(Roster(token="t", members=seats, phase=1.0))
+    roster = fitting(Roster(token="t", members=seats, round=0, phase=1.0))
     assert len(roster.model_dump_json().encode()) <= MESSAGE_CAP
     assert [seat.peer_id for seat in roster.members] == [seat.peer_id for seat in seats]

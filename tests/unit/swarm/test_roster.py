@@ -238,3 +238,47 @@ def test_one_with_which_the_last_round_succeeded_comes_back_by_a_call() -> None:
     assert backoff.avoided("old") and backoff.welcome("old") and not backoff.avoided("old")
     it.missed("old")
     assert not backoff.welcome("old"), "it has missed two in turn"
+
+
+def test_of_two_that_lead_one_whose_last_round_had_no_group_follows() -> None:
+    """It had the smaller id, and led nobody for as long as the others distrusted it."""
+    it = group("z")
+    it.ended("me", merged=True)
+    it.ended("", merged=False)
+    it.claimed(Seat("z", "z"), established=False)
+    assert leader(it) == "me"
+    it.claimed(Seat("z", "z"), established=True)
+    assert leader(it) == "z"
+
+
+def test_of_two_that_may_not_reach_each_other_one_is_left_out_in_turns() -> None:
+    it = group("b", "c")
+    backoff = it._backoff
+    for out, kept in ("c", "b"), ("b", "c"), ("c", "b"):
+        backoff._held.clear()
+        for peer_id in ("b", "c"):
+            it.made_fail(peer_id, offence=False)
+        it.suspected(("b", "c"))
+        assert not backoff.welcome(out) and not backoff.avoided(kept)
+
+
+def test_who_accuses_one_after_the_other_is_left_out_itself() -> None:
+    it = group("a", "b", "c", "liar")
+    for victim in ("a", "b", "c", "a"):
+        it.suspected((victim, "liar"))
+        assert it._left_out == "liar"
+
+
+def test_suspects_lead_after_the_others() -> None:
+    it = group("b", "c", "d")
+    it.ended("b", ("c", "me"), merged=False)
+    assert leader(it) == "d"
+
+
+def test_who_does_not_reach_a_member_that_lives_lets_another_one_lead_once() -> None:
+    it = group("b", "c")
+    present = [Seat("b", "b")]
+    assert it.successor(present) is None
+    it._unreached = True
+    assert it.successor([]) is None and it.successor(present) == present[0]
+    assert it.successor(present) is None

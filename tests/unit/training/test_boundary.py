@@ -51,6 +51,9 @@ class Presence:
         self.asked.append((round,) if after is None else (round, after))
         return Group(round)
 
+    def still(self, group: Group) -> Group:
+        return group
+
     def end_run(self) -> None: ...
 
     def end_swaps(self) -> None: ...
@@ -417,6 +420,40 @@ def test_the_weights_that_a_member_calls_the_groups_are_taken_if_they_are_no_wor
         assert refused == ([] if gives == "nothing" else [Seat("a", "peer-a")])
         assert "peer-a" in group.lost and scene.state.counters.round == 0
         torch.testing.assert_close(theta(scene.state), before)
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_change_whose_verdict_was_lost_is_kept_only_if_the_group_has_not_used_it(scene: Scene, used: bool) -> None:
+    phi = scene.state.outer.slow.phi.clone()
+    scene.train()
+    given = theta(scene.state) - phi
+    boundary = Blocking(*scene.parts(), Exchange())
+    missed = Averaged(given.clone(), Outcome.TIMEOUT, partners=("a", "b"), unheard="digest")
+    boundary._note_unheard(missed)
+    scene.state.cross_boundary()
+    scene.train()
+    since = theta(scene.state) - phi
+    presence: Any = scene.presence
+    lineage = Lineage().after("digest" if used else "another", 3)
+    presence.state_of = lambda donor, room: State(9, 1, [phi + 1, torch.zeros_like(phi)], lineage=lineage)
+    boundary.caught_up(Seat("a", "peer-a"))
+    kept = theta(scene.state) - scene.state.outer.slow.phi
+    torch.testing.assert_close(kept, since - given if used else since, rtol=0, atol=1e-6)
+    boundary.caught_up(Seat("a", "peer-a"))  # once
+    torch.testing.assert_close(theta(scene.state) - scene.state.outer.slow.phi, kept, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("outcome", "rounds"), [(Outcome.ALONE, 0), (Outcome.MERGED, 0), (Outcome.TIMEOUT, 1)])
+def test_a_lost_verdict_is_forgotten_when_its_change_is_used_or_no_longer_held(
+    scene: Scene, outcome: Outcome, rounds: int
+) -> None:
+    boundary = Blocking(*scene.parts(), Exchange())
+    boundary._note_unheard(Averaged(torch.zeros(1), Outcome.TIMEOUT, unheard="digest"))
+    boundary._note_unheard(Averaged(torch.zeros(1), Outcome.TIMEOUT))  # the same round is repeated
+    assert boundary._unheard is not None
+    scene.state.counters.round += rounds
+    boundary._note_unheard(Averaged(torch.zeros(1), outcome))
+    assert boundary._unheard is None
 
 
 def theta(state: PeerState) -> torch.Tensor:
