@@ -18,6 +18,7 @@ class Handover:
         self.changed = clock.condition()
         self.complete = False
         self._loop, self._told = loop, asyncio.Event()
+        self._awaited = False  # the event loop waits for a change
         self._error: Exception | None = None
 
     def fail(self, error: Exception) -> None:
@@ -29,7 +30,8 @@ class Handover:
     def tell(self) -> None:
         """The state has changed; ``changed`` is held."""
         self.changed.notify_all()
-        if not self._loop.is_closed():
+        if self._awaited and not self._loop.is_closed():
+            self._awaited = False  # to wake it costs more than the change
             self._loop.call_soon_threadsafe(self._told.set)
 
     def require_open(self) -> None:
@@ -53,6 +55,7 @@ class Handover:
                 if condition():
                     return
                 self.require_open()
+                self._awaited = True
             await self._told.wait()
 
 
