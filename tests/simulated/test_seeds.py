@@ -50,6 +50,13 @@ def test_no_promise_of_a_group_is_broken_again(seed: int) -> None:
     keeps_its_promises(seed, "group", long=True)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(8, 16))
+def test_no_promise_is_broken_without_equal_weights(seed: int) -> None:
+    """A kind that seeds do not draw by themselves."""
+    keeps_its_promises(seed, "decoupled")
+
+
 def keeps_its_promises(
     seed: int, kind: Kind | None = None, peers: int | None = None, *, long: bool = False, ends: bool = False
 ) -> None:
