@@ -22,7 +22,7 @@ DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # CUDA, ROCm, WSL
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description="what only an accelerator shows")
     parser.add_argument(
-        "--only", nargs="+", metavar="CHECK", help="names of files in tests/gpu/checks; writes no figures"
+        "--only", nargs="+", metavar="CHECK", help="names of files in tests/gpu/checks; writes figures to --json only"
     )
     parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="wheels of what this machine lacks")
     parser.add_argument("--json", type=Path, metavar="FILE", default=None, help=f"figures (default {RESULT.name})")

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,25 +33,29 @@ def findings(site: Site, only: Sequence[str] | None = None, limit: float = LIMIT
     """Of all checks, or of those named. What breaks a check, or is not reached in time, is a finding too."""
     ends = time.monotonic() + limit
     for name in only or CHECKS:
-        if time.monotonic() > ends:
-            yield Finding(name, False, f"not begun within {limit:.0f} s")
-            continue
-        try:
-            check = importlib.import_module(f"tests.gpu.checks.{name}").check
-            for finding in check(site):
-                yield finding
-                if time.monotonic() > ends:
-                    yield Finding(name, False, f"not finished within {limit:.0f} s")
-                    break
-        except Exception as error:  # noqa: BLE001 - the other checks still say something
-            traceback.print_exc()
-            said = (str(error).strip().splitlines() or [""])[0][:200]
-            yield Finding(name, False, f"{type(error).__name__}: {said}")
+        for finding in _of_check(name, site, ends, limit):
+            yield replace(finding, check=name)
         site.free()
 
 
+def _of_check(name: str, site: Site, ends: float, limit: float) -> Iterator[Finding]:
+    if time.monotonic() > ends:
+        yield Finding(name, False, f"not begun within {limit:.0f} s")
+        return
+    try:
+        for finding in importlib.import_module(f"tests.gpu.checks.{name}").check(site):
+            yield finding
+            if time.monotonic() > ends:
+                yield Finding(name, False, f"not finished within {limit:.0f} s")
+                return
+    except Exception as error:  # noqa: BLE001 - the other checks still say something
+        traceback.print_exc()
+        said = (str(error).strip().splitlines() or [""])[0][:200]
+        yield Finding(name, False, f"{type(error).__name__}: {said}")
+
+
 def on_accelerator(folder: Path, only: Sequence[str] | None, json_file: Path | None, commit: str) -> int:
-    """The exit code. The figures go to ``json_file``."""
+    """The exit code. The figures go to ``json_file``; those of checks that are not among ``only`` stay in it."""
     logs.quiet_libraries()
     device = torch.device("cuda", torch.cuda.current_device())
     site, began = Site(torch.device(device.type), folder, timed=True), time.monotonic()
@@ -59,10 +64,9 @@ def on_accelerator(folder: Path, only: Sequence[str] | None, json_file: Path | N
     for finding in findings(site, only):
         print(f"{time.monotonic() - began:4.0f} s  {finding.line()}", flush=True)
         found.append(finding)
-    seconds = time.monotonic() - began
     if json_file is not None:
-        write(json_file, found, seconds, commit)
-    return verdict(found, seconds)
+        write(json_file, found, commit, bool(only))
+    return verdict(found, time.monotonic() - began)
 
 
 def verdict(found: Sequence[Finding], seconds: float) -> int:
@@ -72,9 +76,18 @@ def verdict(found: Sequence[Finding], seconds: float) -> int:
     return 1 if wrong or not right else 0
 
 
-def write(json_file: Path, found: Sequence[Finding], seconds: float, commit: str) -> None:
-    rows = {it.subject: {"right": it.right, "words": it.words, **it.figures} for it in found}
-    figures = {"findings": rows, "seconds": round(seconds), "made_by": made_by(commit)}
+def write(json_file: Path, found: Sequence[Finding], commit: str, some: bool) -> None:
+    """With ``some`` of the checks: what the file says of others stays, if it is of this machine."""
+    maker, checks = made_by(commit), dict[str, Any]()
+    if some and json_file.exists():
+        kept = json.loads(json_file.read_text(encoding="utf-8"))
+        same = all(kept["made_by"][key] == maker[key] for key in ("devices", "torch", "python"))
+        checks = {name: it for name, it in kept["checks"].items() if same and not any(name == f.check for f in found)}
+    for it in found:
+        row = checks.setdefault(it.check, {"commit": maker["commit"], "findings": {}})
+        row["findings"][it.subject] = {"right": it.right, "words": it.words, **it.figures}
+    in_order = {name: checks[name] for name in CHECKS if name in checks}
+    figures = {"checks": in_order, "made_by": maker}
     json_file.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

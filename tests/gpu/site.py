@@ -98,12 +98,13 @@ class Site:
 
 @dataclass(frozen=True)
 class Finding:
-    """``right``: ``None`` when this could not be checked here, and ``words`` say why."""
+    """``right``: ``None`` when this could not be checked here, and ``words`` say why. ``check``: set when it is run."""
 
     subject: str
     right: bool | None
     words: str
     figures: dict[str, Any] = field(default_factory=dict)
+    check: str = ""
 
     def line(self) -> str:
         verdict = {True: "ok", False: "WRONG", None: "left out"}[self.right]
@@ -114,6 +115,7 @@ def no_network() -> str:
     """The module that the peer-to-peer network lacks here; empty when it is there."""
     try:
         importlib.import_module("peer.training.assemble")
+        importlib.import_module("hivemind.utils.multiaddr.codecs.cid")  # hivemind does so at the first address
     except ModuleNotFoundError as error:
         return error.name or str(error)
     return ""

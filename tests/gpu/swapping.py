@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +23,6 @@ from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Link
 from peer.training.checkpoint import Saved
 from tests.gpu.site import Site
-from tests.unit.exchange.pair_harness import stream_pair
 
 PATIENCE = 120.0  # seconds for a swap
 LOOK = 0.02  # seconds
@@ -96,6 +97,12 @@ def amend_parts(method: NoLoCo, mailbox: SwapMailbox) -> int:
     for index, correction in arrived:
         method.amend(mailbox.parts[index][0], correction)
     return len(arrived)
+
+
+async def stream_pair() -> tuple[Stream, Stream]:
+    """Initiator and responder, over a pair of sockets."""
+    left, right = [await asyncio.open_connection(sock=it) for it in socket.socketpair()]
+    return Stream(*left, remote="B", initiator=True), Stream(*right, remote="A", initiator=False)
 
 
 def swap_all(network: LoopThread, pairs: list[tuple[Sharer, Sharer]], swap: Callable[..., Averaged]) -> list[Averaged]:

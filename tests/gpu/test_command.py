@@ -78,11 +78,43 @@ def test_wheels_bring_what_is_missing_and_nothing_else(tmp_path: Path, monkeypat
 
 
 def test_figures_are_kept_with_device_versions_and_commit(tmp_path: Path) -> None:
-    run.write(tmp_path / "gpu.json", [Finding("φ", True, "right", {"off": 0.5})], 3.2, "")
-    kept = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
-    assert kept["findings"] == {"φ": {"right": True, "words": "right", "off": 0.5}}
-    made_by = kept["made_by"]
+    kept = tmp_path / "gpu.json"
+    run.write(kept, [Finding("φ", True, "right", {"off": 0.5}, check="copies")], "", some=False)
+    read = json.loads(kept.read_text(encoding="utf-8"))
+    made_by = read["made_by"]
+    assert read["checks"] == {
+        "copies": {"commit": made_by["commit"], "findings": {"φ": {"right": True, "words": "right", "off": 0.5}}}
+    }
     assert made_by["torch"] == torch.__version__ and made_by["transformers"]
     assert len(made_by["devices"]) == torch.cuda.device_count()
     assert made_by["commit"] != ""
     assert run.made_by("abc")["commit"] == "abc"
+
+
+def test_some_checks_leave_the_figures_of_the_others_of_this_machine(tmp_path: Path) -> None:
+    kept = tmp_path / "gpu.json"
+
+    def checks() -> dict[str, str]:
+        found = json.loads(kept.read_text(encoding="utf-8"))["checks"]
+        return {name: it["commit"] for name, it in found.items()}
+
+    speed, memory = Finding("bf16", True, "fast", check="speed"), Finding("1M", True, "small", check="memory")
+    run.write(kept, [speed, memory], "first", some=False)
+    run.write(kept, [speed], "second", some=True)
+    assert checks() == {"memory": "first", "speed": "second"}
+    other = json.loads(kept.read_text(encoding="utf-8"))
+    other["made_by"]["devices"] = ["another card"]
+    kept.write_text(json.dumps(other), encoding="utf-8")
+    run.write(kept, [memory], "third", some=True)
+    assert checks() == {"memory": "third"}
+    run.write(kept, [speed], "fourth", some=False)
+    assert checks() == {"speed": "fourth"}
+
+
+def test_the_checks_need_only_what_is_asked_for() -> None:
+    """No hivemind, and nothing of the development environment."""
+    absent = "\n".join(f"sys.modules[{name!r}] = None" for name in ("greenlet", "hivemind", "hypothesis", "psutil"))
+    imports = "\n".join(f"import tests.gpu.checks.{name}" for name in run.CHECKS)
+    code = f"import sys\n{absent}\n{imports}\nfrom tests.gpu.site import no_network\nprint(no_network())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("hivemind") and done.returncode == 0, done.stderr

@@ -52,10 +52,11 @@ def torch_peak(state: PeerState) -> int:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
     files = [Path(it) for it in sys.argv[1:] if it.endswith(".yaml")]
     config = load.load(files, [it for it in sys.argv[1:] if "=" in it], environment={})
     device = pick_device(config.peer.device)
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # each thread takes memory of its own
     text = corpus.load(config.run.data)
     state = replica.replica(config, text.train, stream=1, device=device, context=LoopContext())
     buffer = torch.empty(state.outer.slow.numel)
