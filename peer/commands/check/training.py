@@ -19,6 +19,7 @@ def device(config: Config, ranks: int) -> Iterator[Finding]:
     import torch
 
     from peer.device.accelerator import choosing_another, device_count, pick_device, wants_bf16
+    from peer.device.copies import has_streams
     from peer.device.memory import device_memory, shares_host_memory
 
     own = config.peer
@@ -37,6 +38,9 @@ def device(config: Config, ranks: int) -> Iterator[Finding]:
             yield warn("device", f"{text}; {more} more not used", advice)
         else:
             yield ok("device", text)
+        if has_streams(found) and not own.compile:
+            advice = "peer.compile: true may train twice as fast, and takes half a minute at the start"
+            yield warn("compile", "torch.compile is off", advice)
         return
     threads = own.threads or torch.get_num_threads()
     text = f"CPU with {threads} threads"

@@ -109,7 +109,9 @@ class _Side:
         """The outer step of a part with its own contribution alone; returns that contribution and what was trained."""
         own, change = torch.empty(stop - start), torch.empty(stop - start)
         method = self.replica.pairwise
-        method.open(method.slow.fetch(start, stop), own, change)
+        fetched = method.slow.fetch(start, stop)
+        fetched.arrived(wait=True)
+        method.open(fetched, own, change)
         if self.learns:
             self.replica.codec.learn(start, change)
         return own, change

@@ -40,10 +40,8 @@ def check(site: Site) -> Iterator[Finding]:
         words = f"{missing} is not installed here; give wheels with WHEELS=folder (tests/gpu/README.md)"
         yield Finding("peer-to-peer network", None, words)
         return
-    for peers, codec in ((2, "none"), (4, "int8"))[0 if site.accelerator else 1 :]:
-        yield _blocking(site, peers, codec)
-    for peers, codec in ((2, "int4"), (4, "int4"))[: 2 if site.accelerator else 1]:
-        yield _overlapped(site, peers, codec)
+    yield _blocking(site, 4, "int8")
+    yield _overlapped(site, 2, "int4")
 
 
 def _blocking(site: Site, peers: int, codec: str) -> Finding:

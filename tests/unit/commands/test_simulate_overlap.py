@@ -14,6 +14,7 @@ from peer.config.schema import CodecName, ExchangeConfig
 from peer.errors import UserError
 from tests.unit import parts
 from tests.unit.commands.simulate_harness import config, replica_of, simulate, without_clock
+from tests.unit.late_device import LateDevice
 
 
 @pytest.mark.parametrize("codec", ["none", "int4"])
@@ -69,3 +70,18 @@ def test_an_overlapped_swap_of_no_steps_is_the_swap_that_is_waited_for() -> None
         torch.testing.assert_close(one.fast_weights(), other.fast_weights(), atol=1e-7, rtol=1e-5)
         torch.testing.assert_close(one.state.outer.momentum, other.state.outer.momentum, atol=1e-7, rtol=1e-5)
         torch.testing.assert_close(one.state.outer.slow.phi, other.state.outer.slow.phi, atol=1e-7, rtol=1e-5)
+
+
+def test_the_simulator_waits_for_what_it_has_fetched_from_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opened each part at once, with whatever the host's memory held before the copy."""
+    pair = [replica_of(str(seed), 100, 4) for seed in range(2)]
+    for seed, replica in enumerate(pair):
+        replica.state.stream = parts.stream(seed)
+        replica.inner_phase()
+    with LateDevice(monkeypatch) as device:
+        for replica in pair:
+            device.side_of(replica.state.outer.slow)
+        OverlappedSwap(*pair, steps=3).run()
+    assert "host waits" in device.calls
+    for replica in pair:
+        assert replica.state.outer.slow.phi.isfinite().all()

@@ -31,7 +31,8 @@ def test_the_figures_of_each_kind(kind: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_check_says_what_the_device_is_and_what_it_needs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plug_in(monkeypatch, kind)
     config = load(None, [f"peer.device={kind}"], environment={})
-    (found,) = training.device(config, 1)
+    found, *others = training.device(config, 1)
+    assert [it.topic for it in others] == ([] if kind == "mps" else ["compile"])
     numbers = "fp32" if kind == "mps" else "bf16"
     assert found.level == "ok" and found.text == f"{NAMES[kind]}, 8.0 GiB, computes in {numbers}"
     needed = next(iter(training.memory(config, 1)))
@@ -41,7 +42,7 @@ def test_check_says_what_the_device_is_and_what_it_needs(kind: str, monkeypatch:
 @pytest.mark.parametrize(("kind", "variable"), [("cuda", "CUDA_VISIBLE_DEVICES=1"), ("xpu", "ZE_AFFINITY_MASK=1")])
 def test_check_says_how_to_use_a_second_gpu(kind: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plug_in(monkeypatch, kind, count=2)
-    (found,) = training.device(load(None, [], environment={}), 1)
+    (found,) = training.device(load(None, ["peer.compile=true"], environment={}), 1)
     assert found.level == "warn" and "1 more not used" in found.text and variable in found.advice
 
 
@@ -94,11 +95,11 @@ def test_the_line_names_what_helps() -> None:
 def test_a_compiled_model_that_ends_the_memory_of_mps_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def refuse(**inputs: object) -> None:
+    def refuse(*inputs: object) -> None:
         calls.append(inputs)
         raise RuntimeError(AS_MPS_SAYS)
 
-    monkeypatch.setattr(torch, "compile", lambda model: refuse)
+    monkeypatch.setattr(torch, "compile", lambda loss: refuse)
     net: nn.Module = parts.network()
     loop: InnerLoop = parts.inner_loop(net, compiled=True)
     with pytest.raises(RuntimeError, match="MPS backend out of memory"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 from peer.config.schema import InnerConfig
 from peer.process import Stop
-from peer.replica.inner_loop import learning_rate
+from peer.replica.inner_loop import learning_rate, token_loss
 from tests.unit import parts
 
 
@@ -139,12 +140,28 @@ def test_a_compiled_model_trains_the_same_and_one_that_cannot_be_compiled_goes_o
     assert [record.message for record in caplog.records if "peer.compile fails on this machine" in record.message]
 
 
+def test_all_from_the_token_ids_to_the_loss_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Tensor] = []
+
+    def compiled(work: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(model: nn.Module, batch: Tensor, *more: Any) -> Tensor:
+            given.extend([batch, work(model, batch, *more)])
+            return given[-1]
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    report = parts.inner_loop(parts.network(), compiled=True).run(parts.stream().take(1))
+    ids, loss = given
+    assert not ids.is_floating_point() and loss.shape == () and float(loss.detach()) == report.loss
+
+
 class LateFailure(torch.autograd.Function):
     """What torch.compile makes of the backward pass, when that is compiled at its first use."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor) -> Tensor:
-        return logits.clone()
+    def forward(ctx: Any, loss: Tensor) -> Tensor:
+        return loss.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -159,18 +176,17 @@ def test_a_backward_pass_that_cannot_be_compiled_does_not_end_the_peer(
     inner = parts.peer_state(micro_batch=2, offload=offloaded).inner
     calls = []
 
-    def compiled(**inputs: Tensor) -> Any:
+    def compiled(*inputs: Any) -> Any:
         calls.append(1)
-        out = inner.model(**inputs)
-        out.logits = LateFailure.apply(out.logits) if len(calls) > 1 else out.logits  # one piece has gradients already
-        return out
+        loss = token_loss(*inputs)
+        return LateFailure.apply(loss) if len(calls) > 1 else loss  # one piece has gradients already
 
-    inner._forward = compiled
+    inner._loss = compiled
     batches = list(parts.stream().take(3))
     one, other = expected.run(batches), inner.run(batches)
     assert (one.loss, one.grad_norm) == (other.loss, other.grad_norm) and len(calls) == 2
     assert "training goes on without it: out of resource" in caplog.text
-    inner._forward = lambda **inputs: (_ for _ in ()).throw(torch.OutOfMemoryError("no room"))
+    inner._loss = lambda *inputs: (_ for _ in ()).throw(torch.OutOfMemoryError("no room"))
     with pytest.raises(torch.OutOfMemoryError):
         inner.run(batches)
 
