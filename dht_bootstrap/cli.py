@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import re
 import sys
-import threading
 import time
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -141,9 +140,9 @@ def _serve(args: argparse.Namespace) -> None:
             owner.write_whole(args.addresses_file, lines, "--addresses-file ")
         log.info("ready: port=%d http=%s identity=%s", args.port, monitor.address, args.identity)
         signals.looping = True
-        pause, looked, saved = threading.Event(), time.monotonic(), time.monotonic()
+        looked = saved = time.monotonic()
         while not stop.requested and not node.failure:
-            pause.wait(WATCH_SECONDS)
+            time.sleep(WATCH_SECONDS)
             if time.monotonic() - saved > SAVE_SECONDS:
                 saved = time.monotonic()
                 monitor.save()

@@ -4,13 +4,14 @@ import { el, keyed, say, set } from "./dom.js";
 import { list, number, plain } from "./words.js";
 
 const LOOPBACK = /^\/ip4\/127\./;
+const INNER = /^\/dns4\/[^./]+\//; // a host name that only containers beside the node know
 const PRIVATE = /^\/ip4\/(127|10|192\.168|169\.254|172\.(1[6-9]|2\d|3[01]))\./;
 const NAME = /^[A-Za-z0-9][\w.-]{0,63}$/; // of a run; anything else may not stand in a command
 
 /** Public addresses come first. `run` is one of `data.runs`; `several`: it is not the only one. */
 export function drawJoin(place, data, run, several) {
   const found = list(data.addresses).map((address) => plain(address, 300));
-  const near = (address) => (LOOPBACK.test(address) ? 2 : PRIVATE.test(address) ? 1 : 0);
+  const near = (address) => (INNER.test(address) ? 3 : LOOPBACK.test(address) ? 2 : PRIVATE.test(address) ? 1 : 0);
   found.sort((a, b) => near(a) - near(b));
   const rows = found.length ? commands(found[0], data, run, several) : [];
   found.forEach((text, i) => rows.push({ text, what: "address", head: i ? "Or" : found.length > 1 ? "Its addresses" : "Its address" }));
@@ -30,13 +31,14 @@ function commands(address, data, run, several) {
   if (run.configuration?.own_program) return [{ text: `initial_peers="${address}"`, what: "setting", head: "These peers train by a program of their own: start it with" }];
   const named = several && NAME.test(run.run) ? ` --run ${run.run}` : "";
   const invited = data.invited === true || run.configuration?.run?.admission === "invite";
+  const inner = INNER.test(address);
   const local = LOOPBACK.test(address); // out of reach for other machines and for containers
   const image = `noloco-peer:${plain(data.version, 20)} join ${address}${named}`;
   const volumes = invited ? `-v "$PWD/FILE:/invitation:ro" -v noloco:/data` : "-v noloco:/data";
-  const where = local ? "on this machine" : "from another machine";
+  const where = inner ? "from a container beside the node; for others give it --announce" : local ? "on this machine" : "from another machine";
   const rows = [{ text: `noloco-peer join ${address}${named}${invited ? " --invitation FILE" : ""}`, head: `Train with these peers ${where}` }];
   const docker = { text: `docker run --init --stop-timeout 120 --hostname "$(hostname -s)" --gpus all ${volumes} ${image}${invited ? " --invitation /invitation" : ""}`, head: "The same in Docker; without a GPU leave out --gpus all" };
-  return local ? rows : [...rows, docker];
+  return local || inner ? rows : [...rows, docker];
 }
 
 /** JSON is YAML: the text is a file for `noloco-peer train --config`. */

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from rich.console import Console
 from rich.live import Live
@@ -60,7 +59,7 @@ def run(initial_peers: Sequence[str], invitation: Path | None) -> int:
 class LastFigures:
     """What was seen last of each run: its figures stay after its end. ``ended``: what others have seen."""
 
-    def __init__(self, ended: Mapping[str, tuple[float, Mapping[str, Entry]]] = MappingProxyType({})) -> None:
+    def __init__(self, ended: Mapping[str, tuple[float, Mapping[str, Entry]]]) -> None:
         self._last = dict(ended)  # by run: when it lived last, and with whom
 
     def screen(self, found: Mapping[str, Mapping[str, Entry]], now: float) -> Table:

@@ -10,6 +10,7 @@ that is not waited for cannot be read safely: there, as on a CPU, every copy is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -123,6 +124,8 @@ def pin_in_place(memory: Tensor, device: torch.device) -> None:
         code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         if code:
             log.warning("the slow weights cannot be pinned, so copies to the GPU take longer: CUDA error %d", code)
+            with suppress(RuntimeError):  # CUDA keeps the error, and the next kernel, whichever it is, would raise it
+                torch.zeros(1, device=device)
 
 
 def synchronize(device: torch.device) -> None:

@@ -64,18 +64,16 @@ class SlowWeights:
         self._pinned = has_streams(self._device)
         self._side = side_stream(self._device)
         self.changing = threading.RLock()  # held while φ or a momentum changes: a newcomer's snapshot is of one moment
-        self.phi = self.zeros() if phi is None else phi
+        self.phi = phi if phi is not None else host_zeros(self.numel, self._device) if self._pinned else self.zeros()
         if phi is None:
             self.read_fast(0, self.phi)
 
     def zeros(self) -> Tensor:
-        """A new host vector of the same length, for example a momentum.
+        """A new host vector of the same length, for example a momentum. No device copies it, so it is not pinned.
 
-        Unpinned memory comes from NumPy: the system zeroes its pages at the first write, in the first outer step.
-        torch.zeros takes seconds at the start of a large model.
+        It comes from NumPy: the system zeroes its pages at the first write, in the first outer step. torch.zeros takes
+        seconds at the start of a large model.
         """
-        if self._pinned:
-            return host_zeros(self.numel, self._device)
         return torch.from_numpy(np.zeros(self.numel, dtype=np.float32))
 
     def name_at(self, element: int) -> str:
@@ -182,11 +180,13 @@ class SlowWeights:
     def take_moments(self, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
         """Restore :meth:`moments` (host tensors) where the optimizer runs; a parameter without moments starts anew."""
         device = optimizer.param_groups[0]["params"][0].device
+        kept = {span.parameter: moments_of(span, tensors) for span in self.spans}
+        # all or none: a device without room for the last ones must not cost the first ones
+        moved: dict[Tensor, dict[str, Tensor]] = {
+            of: {key: it.to(device) for key, it in state.items()} for of, state in kept.items() if state
+        }
         optimizer.state.clear()
-        for span in self.spans:
-            kept = moments_of(span, tensors)
-            if kept:
-                optimizer.state[span.parameter] = {key: it.to(device) for key, it in kept.items()}
+        optimizer.state.update(moved)
 
     def _fast(self, start: int, stop: int) -> Iterator[tuple[int, int, Tensor]]:
         """The pieces of θ[start:stop] on their device: borders in the flat vector, and a flat view."""

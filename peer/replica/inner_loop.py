@@ -195,7 +195,12 @@ def token_loss(model: nn.Module, batch: Tensor, autocast: bool) -> Tensor:
     """
     with torch.autocast(batch.device.type, dtype=torch.bfloat16, enabled=autocast):
         logits = model(input_ids=batch[:, :-1]).logits
-    return functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+    targets = batch[:, 1:]
+    if torch.is_grad_enabled():
+        return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+    # an evaluation is not compiled: all logits in fp32 would take more memory than a compiled training step
+    rows = [functional.cross_entropy(row.float(), wanted) for row, wanted in zip(logits, targets, strict=True)]
+    return torch.stack(rows).mean()
 
 
 def out_of_memory(error: BaseException, config: Config, ranks: int = 1) -> str:

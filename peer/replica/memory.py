@@ -70,13 +70,16 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         on_device["gradient_copies"] = under_way_bytes(
             [4 * it.numel() for it in outline.parameters() if it.requires_grad]
         )
-    if pinned and run.exchange.overlap:  # parts on their way to the host
-        on_device["swap_copies"] = 4 * min(weights // 4, PART * most_coming(len(parts(weights // 4))))
+    if pinned and run.exchange.overlap:  # at most: parts to the host, and while a step is queued those from it
+        count = len(parts(weights // 4))
+        on_device["swap_copies"] = sum(
+            4 * min(weights // 4, PART * most) for most in (2 * most_coming(count), most_open(count))
+        )
     on_host = {
         "slow_weights": weights if ranks > 1 else vector,
         "window": min(4 * WINDOW_ELEMENTS, weights) if ranks > 1 else 0,
-        "momentum": 0 if isinstance(run.outer, LocalConfig) else vector,
-        "kept": vector if run.exchange.feedback else 0,
+        "momentum": 0 if isinstance(run.outer, LocalConfig) else weights,
+        "kept": weights if run.exchange.feedback else 0,
         "swap_buffer": swap_bytes(weights // 4)
         if run.exchange.overlap
         else weights * (1 + isinstance(run.outer, DiLoCoConfig)),

@@ -156,7 +156,7 @@ class Membership:
         node.call(node.serve_members(REDUCE_PROTOCOL, incoming.accept), OPEN_TIMEOUT)
         if isinstance(outer, Decoupled):
             return AllGatherExchange(node, incoming, outer.sends, outer.coefficients, settings, away)
-        return AllReduceExchange(node, incoming, numel, settings, self.state.kept, away)
+        return AllReduceExchange(node, incoming, numel, numel, settings, away, self.state.kept)
 
     def close(self) -> None:
         """Leave the swarm: withdraw the record, close the node and the files."""

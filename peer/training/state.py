@@ -77,27 +77,20 @@ class PeerState(OuterState):
                 "choose another run.dir or peer.name, or set peer.checkpoint.resume: false to begin anew; "
                 f"to go on with its weights, {NEW_RUN_ADVICE}"
             )
-        if isinstance(scalars.get("lineage"), str):
-            return (
-                "was written by an older version; "
-                "choose another run.dir or peer.name, or set peer.checkpoint.resume: false to begin anew"
-            )
         return ""
 
     def restore(self, saved: Saved) -> None:
         """Take over a checkpoint."""
         self.outer.slow.take(saved.tensors[WEIGHTS_PART])
-        untrained = saved.tensors.get(UNTRAINED_PART, {})  # an older version saved none
         for name, value in untrained_tensors(self.inner.model).items():
-            if name in untrained:
-                value.copy_(untrained[name])
+            value.copy_(saved.tensors[UNTRAINED_PART][name])
         self.outer.slow.take_moments(self.inner.optimizer, saved.tensors["optimizer"])
         self.take_outer(saved.tensors["outer"])
         scalars = saved.state
         self.inner.step = scalars["inner_step"]
-        self.stream.resume(scalars["position"], scalars.get("cursor"))
-        for key, fresh in vars(self.counters).items():
-            setattr(self.counters, key, scalars.get(key, fresh))
+        self.stream.resume(scalars["position"], scalars["cursor"])
+        for key in vars(self.counters):
+            setattr(self.counters, key, scalars[key])
         self.counters.lineage = Lineage(*scalars["lineage"])
         _set_rng(scalars["rng"], self.inner.device)
 

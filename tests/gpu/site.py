@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -95,6 +96,14 @@ class Site:
         event.record(torch.cuda.current_stream(self.device))
         return event
 
+    def busy_seconds(self) -> float:
+        """That the device takes for what :meth:`keep_busy` queues."""
+        self.settle()
+        began = time.monotonic()
+        self.keep_busy()
+        self.settle()
+        return time.monotonic() - began
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -139,6 +148,17 @@ def fast(slow: SlowWeights) -> Tensor:
 def off(one: Tensor, other: Tensor) -> float:
     """‖one − other‖ / ‖other‖ in fp64."""
     return float((one.double() - other.double()).norm() / other.double().norm().clamp_min(1e-30))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """On the host: a sum has the same bits in every thread, and threads that compute do not wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from peer.commands.check.finding import Finding, fail, ok, warn
 from peer.config.methods import DecoupledConfig, LocalConfig, NoLoCoConfig
-from peer.config.schema import CODECS, CodecName, Config, RunConfig
+from peer.config.schema import CODECS, Config, RunConfig
 from peer.exchange.codec import COEFFICIENT_BYTES, size
 from peer.exchange.group.rounding import Rounding
 from peer.p2p.deadline import MBIT
@@ -74,10 +74,10 @@ def swap(config: Config, numel: int, line: Line, whole: Line, step: float | None
         yield warn(TOPIC, f"{said}: {why}", _advice(config, numel, used, phase, least, sent))
 
 
-def bytes_of(run: RunConfig, numel: int, members: int, codec: CodecName | None = None) -> float:
+def bytes_of(run: RunConfig, numel: int, members: int) -> float:
     """That a peer sends, and receives, at a boundary."""
     if isinstance(run.outer, NoLoCoConfig):
-        return size(codec or run.exchange.codec, numel)
+        return size(run.exchange.codec, numel)
     if isinstance(run.outer, DecoupledConfig):
         return (members - 1) * run.outer.density * numel * COEFFICIENT_BYTES
     return 2 * (members - 1) / members * Rounding(run.exchange.codec).size(numel)

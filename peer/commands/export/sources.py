@@ -85,12 +85,7 @@ def _load(path: Path, parts: Sequence[str] = MODEL_PARTS) -> Saved:
 
 def _source(saved: Saved) -> ExportSource:
     state, path = saved.state, saved.path
-    origin = state.get("origin")
-    if not origin:
-        raise UserError(
-            f"{path} was written by a version of noloco-peer that did not keep the run's configuration in it; "
-            "go on with the run in this version, it saves a new one"
-        )
+    origin: Any = state.get("origin")
     try:
         run = RunConfig.model_validate(origin["run"])
         step, tokens, config = int(state["inner_step"]), int(state["tokens"]), str(state["config"])

@@ -20,7 +20,6 @@ from peer.errors import UserError
 from peer.hub.push import push, rights
 from peer.replica import model
 from peer.replica.inner_loop import mean_loss_by_rows
-from peer.training.state import untrained_tensors
 
 
 @dataclass(frozen=True)
@@ -76,15 +75,10 @@ def _in_words(found: Sequence[ExportSource], mixed: Mixed) -> Iterator[str]:
 
 
 def _network(source: ExportSource) -> Any:
-    """A model of the source's architecture. What is not trained is as at the start of the run if it is not saved."""
+    """A model of the source's architecture."""
     settings = source.run.model
     own_class = isinstance(settings, AutoModel) and settings.trust_remote_code
-    network = model.untrained(source.run) if own_class else _transformers_model(source)  # only the source has the class
-    if isinstance(settings, AutoModel) and settings.pretrained:
-        unsaved = untrained_tensors(network).keys() - source.untrained().keys()
-        if unsaved and unsaved - source.weights().keys():  # saved by an older version
-            return model.build(source.run)
-    return network
+    return model.untrained(source.run) if own_class else _transformers_model(source)  # only the source has the class
 
 
 def _transformers_model(source: ExportSource) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from operator import mul
 from statistics import median
 
@@ -25,30 +26,23 @@ from peer.exchange.group.flow_control import turns
 from peer.exchange.group.protocol import GroupProtocol
 from peer.exchange.group.rounding import Rounded, Rounding, borders, encoded, receive
 from peer.exchange.group.sketch import NOTHING_LOST, Sketch, Sketches, empty_table, factors, objection, table
-from peer.exchange.group.streams import Carried, GroupStreams, IncomingStreams
+from peer.exchange.group.streams import Carried, GroupStreams
 from peer.p2p.deadline import together
-from peer.p2p.greeting import MemberNode
 from peer.p2p.payload import fp32_parts, receive_fp32
 from peer.rounds.contribution import Contribution, Vector, parts
 
 
+@dataclass(eq=False)
 class AllReduceExchange(GroupProtocol[Contribution]):
     """The mean of all members' contributions; what is unusually long is clipped.
 
     ``kept``: this member's part of the error feedback, with a codec that has it. Flat fp32 on the host.
     """
 
-    def __init__(
-        self,
-        network: MemberNode,
-        incoming: IncomingStreams,
-        numel: int,
-        settings: ExchangeConfig,
-        kept: Tensor | None = None,
-        away: Callable[[], bool] = lambda: False,
-    ) -> None:
-        super().__init__(network, incoming, numel, numel, settings, away)
-        self._kept = kept
+    _kept: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._work: _Reduction | None = None
 
     def _take_own(self, contribution: Contribution) -> None:

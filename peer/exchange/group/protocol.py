@@ -21,6 +21,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -42,6 +43,7 @@ ACCUSATIONS = 1.0  # seconds for further reports after the first that says that 
 Settled = tuple[GroupVerdict, str]  # and the digest of this peer's result, unless it is known that nobody uses it
 
 
+@dataclass(eq=False)
 class GroupProtocol(ABC, Generic[Each]):
     """:class:`peer.exchange.average.Exchange` for a group of everyone; ``Each``: the kind of contribution.
 
@@ -49,18 +51,15 @@ class GroupProtocol(ABC, Generic[Each]):
     elements of the mean. ``away``: was this peer asked to stop or to pause?
     """
 
-    def __init__(
-        self,
-        network: MemberNode,
-        incoming: IncomingStreams,
-        numel: int,
-        result: int,
-        settings: ExchangeConfig,
-        away: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._network, self._incoming, self._numel, self._settings = network, incoming, numel, settings
-        self._away = away
-        self._buffer = torch.empty(result, dtype=torch.float32)
+    _network: MemberNode
+    _incoming: IncomingStreams
+    _numel: int
+    _result: int
+    _settings: ExchangeConfig
+    _away: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        self._buffer = torch.empty(self._result, dtype=torch.float32)
 
     def average(self, contribution: Each, group: Group) -> Averaged:
         if group.assembly is None:

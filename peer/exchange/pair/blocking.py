@@ -7,7 +7,7 @@ decodes, judges and averages it, while others are in transit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from itertools import cycle
 
@@ -15,12 +15,9 @@ import torch
 import xxhash
 
 from peer import clock
-from peer.config.schema import ExchangeConfig
 from peer.exchange.average import blend, copy_own
-from peer.exchange.codec import Codec, prepare, size
-from peer.exchange.guard import Guard
+from peer.exchange.codec import prepare, size
 from peer.exchange.pair.protocol import PairProtocol, Transfer
-from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import receive_parts
 from peer.rounds.contribution import PART, Averaged, Contribution, parts, scratch
 from peer.rounds.types import Group, Outcome
@@ -29,17 +26,8 @@ from peer.rounds.types import Group, Outcome
 class PairExchange(PairProtocol):
     """:class:`peer.exchange.average.Exchange` for groups of two."""
 
-    def __init__(
-        self,
-        network: LoopThread,
-        numel: int,
-        codec: Codec,
-        settings: ExchangeConfig,
-        guard: Guard,
-        away: Callable[[], bool] = lambda: False,
-    ) -> None:
-        super().__init__(network, numel, codec, settings, guard, away)
-        self._buffer = torch.empty(numel, dtype=torch.float32)
+    def __post_init__(self) -> None:
+        self._buffer = torch.empty(self._numel, dtype=torch.float32)
 
     def average(self, contribution: Contribution, group: Group) -> Averaged:
         if not group.links:

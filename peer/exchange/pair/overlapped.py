@@ -19,13 +19,10 @@ import torch
 from torch import Tensor
 
 from peer import clock
-from peer.config.schema import ExchangeConfig
-from peer.exchange.codec import Codec, size
-from peer.exchange.guard import Guard
+from peer.exchange.codec import size
 from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
 from peer.exchange.pair.protocol import PairProtocol, Transfer
 from peer.exchange.pair.wire import Unusable
-from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import receive_parts
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Group, Outcome
@@ -36,8 +33,7 @@ NOTHING = torch.empty(0)
 class OverlappedPairExchange(PairProtocol):
     """Starts swaps, one at a time; each runs on a helper thread."""
 
-    def __init__(self, network: LoopThread, numel: int, codec: Codec, settings: ExchangeConfig, guard: Guard) -> None:
-        super().__init__(network, numel, codec, settings, guard)
+    def __post_init__(self) -> None:
         self._helper = clock.worker("swap")
         self._landing = 0  # parts of the last swap in an inner step
 

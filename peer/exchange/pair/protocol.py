@@ -54,22 +54,21 @@ Encode = Callable[[Transfer], AsyncIterator[bytes]]  # this peer's parts
 Receive = Callable[[Transfer], Coroutine[Any, Any, bytes]]
 
 
+@dataclass(eq=False)
 class PairProtocol:
     """Swaps with one partner at a time, over streams that the rendezvous has opened. ``away``: was this peer asked to
     stop or to pause?
     """
 
-    def __init__(
-        self,
-        network: LoopThread,
-        numel: int,
-        codec: Codec,
-        settings: ExchangeConfig,
-        guard: Guard,
-        away: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._network, self._numel, self._codec, self._settings = network, numel, codec, settings
-        self._guard, self._away = guard, away
+    _network: LoopThread
+    _numel: int
+    _codec: Codec
+    _settings: ExchangeConfig
+    _guard: Guard
+    _away: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        """What one kind of swap needs besides."""
 
     def _swap(self, group: Group, encode: Encode, receive: Receive, mean: Tensor, pace: float = 0.0) -> Averaged:
         """Swap with the partner in ``group``. ``mean``: the mean of the result; ``pace``: seconds of an inner step.

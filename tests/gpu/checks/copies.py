@@ -1,4 +1,4 @@
-"""φ and δ in pinned memory, and the copies between them and θ on the device: the same bits as on the CPU.
+"""φ in pinned memory, and the copies between them and θ on the device: the same bits as on the CPU.
 
 While a copy is tested the device has a queue of other work, and host buffers are overwritten as soon as the copy's call
 returns: a copy that is still under way then takes the poison along.
@@ -94,9 +94,8 @@ def fast_of(outer: NoLoCo) -> Tensor:
 
 def check(site: Site) -> Iterator[Finding]:
     twins = Twins(site)
-    vectors = twins.there.slow.phi, twins.there.momentum
-    pinned = all(it.is_pinned() for it in vectors) if site.accelerator else None
-    words = "φ and δ are in pinned memory" if pinned else "φ and δ are in ordinary memory"
+    pinned = twins.there.slow.phi.is_pinned() if site.accelerator else None
+    words = f"φ is in {'pinned' if pinned else 'ordinary'} memory"
     yield Finding("pinned memory", pinned, words if site.accelerator else "a CPU needs none")
     for name, work in (("θ ← φ", _write), ("θ to the host", _read), ("θ += correction", _add), ("batches", _batches)):
         for dtype in (torch.float32, torch.bfloat16):

@@ -20,7 +20,7 @@ from peer.config.schema import CodecName, Config
 from peer.p2p.event_loop import LoopThread
 from peer.rounds.contribution import Averaged
 from peer.rounds.types import Outcome
-from tests.gpu.site import Finding, Site, fast, off, repeatable
+from tests.gpu.site import Finding, Site, fast, off, one_thread, repeatable
 from tests.gpu.swapping import Sharer, blocking, overlapped, swap_all
 
 MEETINGS = {2: [[(0, 1)]], 4: [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]]}  # a round: who meets whom
@@ -39,7 +39,7 @@ CODECS: tuple[CodecName, ...] = schema.CODECS["noloco"]
 
 
 def check(site: Site) -> Iterator[Finding]:
-    with repeatable():
+    with repeatable(), one_thread():
         for peers in MEETINGS:
             for overlap in (False, True):
                 yield _shared(site, peers, overlap)

@@ -107,6 +107,18 @@ def test_a_node_that_is_on_loopback_only_is_joined_on_this_machine(
     assert "on this machine" in tab.ask("document.querySelector('#join').textContent")
 
 
+def test_a_name_that_only_containers_know_is_offered_to_no_other_machine(
+    browser: Chromium, serve: Callable[..., PageServer]
+) -> None:
+    """compose.yaml announces it before all others."""
+    swarm, inner = of(4), f"/dns4/bootstrap/tcp/31337/p2p/{page_sample.peer_id(10_000)}"
+    tab = opened(browser, serve(lambda: (it := swarm()) | {"addresses": [inner, *it["addresses"]]}))
+    assert tab.ask(JOIN)[0] == f"noloco-peer join {PUBLIC}"
+    alone = opened(browser, serve(lambda: swarm() | {"addresses": [inner]}))
+    assert not any("docker" in it for it in alone.ask(JOIN))
+    assert "from a container" in alone.ask("document.querySelector('#join').textContent")
+
+
 def test_peers_come_and_go_and_the_table_is_sorted(browser: Chromium, serve: Callable[..., PageServer]) -> None:
     server = serve(of(0))
     tab = opened(browser, server)

@@ -201,7 +201,7 @@ def _old(home: Path) -> None:
     [
         (_flip, "alice", "every checkpoint in it is damaged"),
         (_flip, "alice/checkpoints/step_00000006", "is damaged: model.safetensors does not match its digest"),
-        (_old, "alice", "did not keep the run's configuration"),
+        (_old, "alice", "was written by another version of noloco-peer (None)"),
         (lambda home: None, ".", "several peers' folders, say which"),
         (lambda home: None, "nobody", "no checkpoint here"),
     ],

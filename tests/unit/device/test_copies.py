@@ -63,8 +63,16 @@ def test_only_cuda_pins_memory_that_torch_has_not_allocated(
     driver = SimpleNamespace(cudaHostRegister=lambda *it: registered.append(it) or 2)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
     monkeypatch.setattr(logging.getLogger("noloco"), "propagate", True)
+    launched = []
+
+    def raises(*_: Any, **__: Any) -> Tensor:
+        launched.append(1)
+        raise RuntimeError("CUDA error: the one of before")
+
+    monkeypatch.setattr(torch, "zeros", raises)
     pin_in_place(memory, torch.device(kind))
     assert registered == [(memory.data_ptr(), 12, 0)] * (kind == "cuda")
+    assert launched == [1] * (kind == "cuda")  # the error does not wait for an innocent kernel
     assert ("cannot be pinned" in caplog.text) == (kind == "cuda")
 
 

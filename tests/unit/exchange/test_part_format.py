@@ -126,7 +126,7 @@ def test_a_group_uses_nothing(monkeypatch: pytest.MonkeyPatch, fault: str) -> No
         if fault == "oversized":
             tensors[2], last = torch.ones(2 * numel), group.members[2]
             wires = Wires(last, group.members)
-            group.exchanges[2] = AllReduceExchange(wires, last.incoming, 2 * numel, EXACT)
+            group.exchanges[2] = AllReduceExchange(wires, last.incoming, 2 * numel, 2 * numel, EXACT)
         results = group.average([Vector(tensor) for tensor in tensors])
     for it, tensor in zip(results, tensors, strict=True):
         assert it is not None and it.outcome in REFUSED[fault], it

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from peer.config import load
-from peer.config.schema import Config
+from peer.config.model import LlamaModel
+from peer.config.schema import Config, RunConfig
 from peer.data import corpus
 from peer.process import LoopContext
 from peer.replica import model
-from peer.replica.memory import available_memory, estimate, step_bytes, swap_bytes
+from peer.replica.inner_loop import mean_loss
+from peer.replica.memory import _Ledger, available_memory, estimate, step_bytes, swap_bytes
 from peer.replica.offload import HostCopies
 from peer.replica.optimizer import hidden_matrices
 from peer.rounds.contribution import PART
@@ -119,6 +121,17 @@ def test_the_parts_add_up_and_say_what_the_settings_change() -> None:
         coded = config(*MIDDLE, "run.outer={name: diloco}", f"run.exchange.codec={codec}")
         assert estimate(coded.run, coded.peer).parts["kept"] == kept
     assert plain.giving_bytes == 2 * without.giving_bytes == 2 * plain.parts["weights"]
+
+
+def test_an_evaluation_has_one_row_of_logits_in_fp32_at_a_time() -> None:
+    """It took more memory than a training step that is compiled, and ended a peer long after its start."""
+    tokens, length, rows = 4096, 64, 8
+    net = model.build(RunConfig(model=LlamaModel(hidden_size=16, layers=1, heads=2, vocabulary=tokens)))
+    batch = torch.zeros(rows, length + 1, dtype=torch.int64)
+    with _Ledger(net) as ledger:
+        mean_loss(net, [batch], torch.device("cpu"))
+    logits = 4 * rows * length * tokens
+    assert logits <= ledger.peak < 1.6 * logits  # two rows more, and the activations; it was three times as much
 
 
 def test_a_swap_of_a_large_model_takes_seven_eighths_of_its_weights() -> None:

@@ -103,12 +103,6 @@ def test_a_checkpoint_knows_its_lineage() -> None:
     assert state.scalars()["lineage"] == state.counters.lineage == Lineage().after("digest", 2)
 
 
-def test_a_checkpoint_of_before_lineages_counted_is_refused_in_a_line() -> None:
-    state = parts.peer_state()
-    scalars = {**state.scalars(), "lineage": "0123abcd"}
-    assert "older version" in state.refusal(scalars)
-
-
 @pytest.mark.parametrize(("behind", "taken"), [(STALE_ROUNDS, False), (STALE_ROUNDS + 1, True)])
 def test_who_resumes_from_before_its_last_merges_takes_them_from_others(behind: int, taken: bool) -> None:
     """AdamW's moments are its own: nothing is lost but the inner steps since the last merge."""

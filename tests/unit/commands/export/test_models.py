@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +12,6 @@ from torch import nn
 
 from peer.config.schema import Config
 from peer.errors import UserError
-from peer.training import state as peer_state
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
 from tests.unit.commands.test_export import config, export, loaded, loss_of, saved, trained
@@ -94,19 +92,12 @@ def same(network: nn.Module, state: PeerState) -> bool:
 
 
 @pytest.mark.parametrize("make", [roformer, lfm2_moe])
-@pytest.mark.parametrize("older", [False, True], ids=["", "older"])
-def test_what_is_not_trained_is_exported_too(
-    make: Any, older: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A frozen parameter was refused, and a persistent buffer had its initial value. ``older``: nothing of them is
-    saved.
-    """
+def test_what_is_not_trained_is_exported_too(make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A frozen parameter was refused, and a persistent buffer had its initial value."""
     settings = config(tmp_path, model=make(tmp_path / "source"))
     states = [trained(settings, number) for number in (1, 2)]
-    with patch.object(peer_state, "untrained_tensors", lambda model: {}) if older else nullcontext():
-        homes = [saved(tmp_path, f"peer-{number}", state) for number, state in enumerate(states)]
-    if not older:
-        (tmp_path / "source").rename(tmp_path / "elsewhere")  # a checkpoint is enough
+    homes = [saved(tmp_path, f"peer-{number}", state) for number, state in enumerate(states)]
+    (tmp_path / "source").rename(tmp_path / "elsewhere")  # a checkpoint is enough
     code, said = export(capsys, homes[0], tmp_path / "out")
     assert code == 0, said
     assert f"validation loss: {loss_of(states[0].inner.model, settings):.4f}" in said

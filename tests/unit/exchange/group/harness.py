@@ -91,7 +91,7 @@ class Many:
         self.exchanges: list[GroupProtocol[Any]] = [
             AllGatherExchange(Wires(member, self.members), member.incoming, numel, result, settings)
             if result
-            else AllReduceExchange(Wires(member, self.members), member.incoming, numel, settings, kept)
+            else AllReduceExchange(Wires(member, self.members), member.incoming, numel, numel, settings, _kept=kept)
             for member, kept in zip(self.members, self.kept, strict=True)
         ]
         self.controls: list[dict[int, Stream]] = []
