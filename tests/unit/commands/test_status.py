@@ -30,7 +30,7 @@ def shown(figures: LastFigures, found: Any, at: float) -> str:
 
 
 def test_a_run_that_has_ended_keeps_its_last_figures_and_says_since_when() -> None:
-    figures = LastFigures()
+    figures = LastFigures({})
     assert "demo: 2 peers, 2 tokens/s" in shown(figures, {"demo": entries(0.0, step=70)}, 1.0)
     shown(figures, {"demo": entries(2.0, state="left", step=71)}, 3.0)
     last = shown(figures, {}, 183.0)  # all records have expired
@@ -40,12 +40,12 @@ def test_a_run_that_has_ended_keeps_its_last_figures_and_says_since_when() -> No
 
 
 def test_a_run_that_has_just_ended_is_shown_from_the_records_of_those_that_left() -> None:
-    last = shown(LastFigures(), {"demo": entries(0.0, state="left")}, 20.0)
+    last = shown(LastFigures({}), {"demo": entries(0.0, state="left")}, 20.0)
     assert "demo: ended 20 s ago" in last and last.count(" left ") == 2
 
 
 def test_invented_runs_do_not_fill_the_screen() -> None:
-    figures = LastFigures()
+    figures = LastFigures({})
     for number in range(40):
         shown(figures, {f"run-{number}": entries(float(number))}, float(number))
     assert shown(figures, {}, 900.0).count(": ended ") == 16
