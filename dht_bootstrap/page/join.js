@@ -8,10 +8,12 @@ const INNER = /^\/dns4\/[^./]+\//; // a host name that only containers beside th
 const PRIVATE = /^\/ip4\/(127|10|192\.168|169\.254|172\.(1[6-9]|2\d|3[01]))\./;
 const NAME = /^[A-Za-z0-9][\w.-]{0,63}$/; // of a run; anything else may not stand in a command
 
+const WHERE = ["from another machine", "from another machine", "on this machine", "from a container beside the node; for others give it --announce"];
+const near = (address) => (INNER.test(address) ? 3 : LOOPBACK.test(address) ? 2 : PRIVATE.test(address) ? 1 : 0);
+
 /** Public addresses come first. `run` is one of `data.runs`; `several`: it is not the only one. */
 export function drawJoin(place, data, run, several) {
   const found = list(data.addresses).map((address) => plain(address, 300));
-  const near = (address) => (INNER.test(address) ? 3 : LOOPBACK.test(address) ? 2 : PRIVATE.test(address) ? 1 : 0);
   found.sort((a, b) => near(a) - near(b));
   const rows = found.length ? commands(found[0], data, run, several) : [];
   found.forEach((text, i) => rows.push({ text, what: "address", head: i ? "Or" : found.length > 1 ? "Its addresses" : "Its address" }));
@@ -31,14 +33,12 @@ function commands(address, data, run, several) {
   if (run.configuration?.own_program) return [{ text: `initial_peers="${address}"`, what: "setting", head: "These peers train by a program of their own: start it with" }];
   const named = several && NAME.test(run.run) ? ` --run ${run.run}` : "";
   const invited = data.invited === true || run.configuration?.run?.admission === "invite";
-  const inner = INNER.test(address);
-  const local = LOOPBACK.test(address); // out of reach for other machines and for containers
+  const local = near(address) > 1; // out of reach for other machines
   const image = `noloco-peer:${plain(data.version, 20)} join ${address}${named}`;
   const volumes = invited ? `-v "$PWD/FILE:/invitation:ro" -v noloco:/data` : "-v noloco:/data";
-  const where = inner ? "from a container beside the node; for others give it --announce" : local ? "on this machine" : "from another machine";
-  const rows = [{ text: `noloco-peer join ${address}${named}${invited ? " --invitation FILE" : ""}`, head: `Train with these peers ${where}` }];
+  const rows = [{ text: `noloco-peer join ${address}${named}${invited ? " --invitation FILE" : ""}`, head: `Train with these peers ${WHERE[near(address)]}` }];
   const docker = { text: `docker run --init --stop-timeout 120 --hostname "$(hostname -s)" --gpus all ${volumes} ${image}${invited ? " --invitation /invitation" : ""}`, head: "The same in Docker; without a GPU leave out --gpus all" };
-  return local || inner ? rows : [...rows, docker];
+  return local ? rows : [...rows, docker];
 }
 
 /** JSON is YAML: the text is a file for `noloco-peer train --config`. */

@@ -215,7 +215,7 @@ class PeerConfig(MemberConfig):
     micro_batch: int | None = Field(default=None, gt=0)  # sequences at once on one device; none: the whole batch
     offload: Literal["none", "optimizer"] = "none"  # AdamW's moments and gradients on the host: slower, 4 bytes not 16
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third slower
-    compile: bool = False  # torch.compile model and loss: 2.5 times as fast on an H200; without where it fails
+    compile: bool = False  # torch.compile model and loss; where that fails they are used as they are
     hours: Hours | None = None  # in which it trains, such as 20:00-08:00 of local time; else it pauses; none: always
     stream: int | None = Field(default=None, ge=0)  # data stream; none: from the identity
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -70,7 +70,7 @@ def estimate(run: RunConfig, peer: PeerConfig, ranks: int = 1) -> Memory:
         on_device["gradient_copies"] = under_way_bytes(
             [4 * it.numel() for it in outline.parameters() if it.requires_grad]
         )
-    if pinned and run.exchange.overlap:  # at most: parts to the host, and while a step is queued those from it
+    if pinned and run.exchange.overlap:  # parts to the host, and until the queued step ends those that come back
         count = len(parts(weights // 4))
         on_device["swap_copies"] = sum(
             4 * min(weights // 4, PART * most) for most in (2 * most_coming(count), most_open(count))
