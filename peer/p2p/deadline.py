@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from peer import clock
@@ -24,6 +25,18 @@ class Leaving(TimeoutError):
     """This peer was asked to stop or to pause, and waits for others no longer."""
 
 
+@asynccontextmanager
+async def running(*works: Awaitable[T]) -> AsyncIterator[list[asyncio.Task[T]]]:
+    """All at once, each as a task. What still runs at the end of the block is cancelled, and has ended after it."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def in_time(
     work: Coroutine[Any, Any, T],
     left: Callable[[], Mapping[str, int]],
@@ -38,8 +51,7 @@ async def in_time(
     silence.
     """
     window, passed, before = window or limit / CHECKS, 0.0, left()
-    task = asyncio.ensure_future(work)
-    try:
+    async with running(work) as (task,):
         while passed < limit - 1e-6:  # less is what rounding leaves
             patience = min(window, limit - passed)
             for seconds in clock.slices(patience):
@@ -52,23 +64,17 @@ async def in_time(
                     raise TooSlow(_reason(what, rate, rest, passed, limit))
             before = now
         raise TooSlow(f"not done within {limit:.3g} s")
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def unless_away(work: Coroutine[Any, Any, T], away: Callable[[], bool]) -> T:
     """The result of ``work``. Raises :class:`Leaving` when this peer has been ``away`` for ``LEAVING_SECONDS``."""
-    task, seconds = asyncio.ensure_future(work), 0.0
-    try:
+    seconds = 0.0
+    async with running(work) as (task,):
         while not (await asyncio.wait([task], timeout=clock.SLICE))[0]:
             seconds += clock.SLICE if away() else 0.0
             if seconds >= LEAVING_SECONDS:
                 raise Leaving("asked to stop")
         return task.result()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def _reason(what: str, rate: float, left: int, passed: float, limit: float) -> str:
@@ -81,10 +87,5 @@ def _reason(what: str, rate: float, left: int, passed: float, limit: float) -> s
 
 async def together(works: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Run all at once; the first failure cancels the others, and nothing is left running."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
+    async with running(*works) as tasks:
         return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

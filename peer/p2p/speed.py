@@ -22,6 +22,7 @@ from pydantic import Field, TypeAdapter
 
 from peer import clock
 from peer.p2p.budgets import SPEED_TESTS, Proven, Spending
+from peer.p2p.deadline import running
 from peer.p2p.payload import receive_parts, send_parts
 from peer.p2p.stream import Message, Open, Stream, StreamLost
 from peer.rounds.transfer_rule import IN_BUFFERS, LEAST_RATE
@@ -133,19 +134,14 @@ async def line_speed(open: Open, peer_id: str, addresses: Sequence[str], directi
 
 async def _sent(stream: Stream) -> SpeedResult:
     """Send until the member says what it has got."""
-    sending = asyncio.ensure_future(send_parts(stream, _noise(), RESULT_TIMEOUT))
-    try:
+    async with running(send_parts(stream, _noise(), RESULT_TIMEOUT)):
         return await stream.receive(SpeedResult, SPEED_SECONDS + RESULT_TIMEOUT)
-    finally:
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
 
 
 async def _read(stream: Stream) -> SpeedResult:
     """Read for :data:`SPEED_SECONDS`, or :data:`SPEED_BYTES`."""
     came, began = stream.received, clock.monotonic()
-    reading = asyncio.ensure_future(_discard(stream))
-    try:
+    async with running(_discard(stream)) as (reading,):
         await asyncio.wait([reading], timeout=WARM_UP)
         if not reading.done():
             came, began = stream.received, clock.monotonic()
@@ -154,9 +150,6 @@ async def _read(stream: Stream) -> SpeedResult:
         if reading.done():
             reading.result()  # raises what has ended it early
         return SpeedResult(received=stream.received - came, seconds=seconds)
-    finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
 
 
 async def _discard(stream: Stream) -> None:

@@ -31,7 +31,7 @@ from peer import clock
 from peer.config.schema import ExchangeConfig
 from peer.exchange.group.streams import Carried, GroupStreams, IncomingStreams
 from peer.exchange.group.wire import GroupFailure, GroupVerdict, MemberReport
-from peer.p2p.deadline import THREAD_GRACE, Leaving, in_time, unless_away
+from peer.p2p.deadline import THREAD_GRACE, Leaving, in_time, running, unless_away
 from peer.p2p.greeting import MemberNode
 from peer.p2p.stream import BadMessage, M, Stream, StreamLost
 from peer.rounds.contribution import Averaged, as_bytes
@@ -111,12 +111,10 @@ class GroupProtocol(ABC, Generic[Each]):
         """An attempt; each failure becomes a verdict."""
         assembly = streams.assembly
         settle = self._lead if assembly.me == 0 else self._follow
-        work = asyncio.ensure_future(self._attempt(own, round, streams, limit))
         try:
-            return await settle(work, assembly, limit)
+            async with running(self._attempt(own, round, streams, limit)) as (work,):
+                return await settle(work, assembly, limit)
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
             self._incoming.clear()
             for stream in (*streams.by_place.values(), *assembly.controls.values()):
                 stream.close()
@@ -147,15 +145,11 @@ class GroupProtocol(ABC, Generic[Each]):
     async def _hear(self, kind: type[M], control: Stream, work: asyncio.Future[MemberReport], limit: float) -> M:
         """What another member says of the round: after this peer's ``work``, within as long again and a stall."""
         began, stall = clock.monotonic(), self._settings.stall
-        hearing = asyncio.ensure_future(control.receive(kind, 2 * limit + stall))
-        first: list[asyncio.Future[Any]] = [work, hearing]
-        try:
+        async with running(control.receive(kind, 2 * limit + stall)) as (hearing,):
+            first: list[asyncio.Future[Any]] = [work, hearing]
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             async with asyncio.timeout(clock.monotonic() - began + stall):
                 return await hearing
-        finally:
-            hearing.cancel()
-            await asyncio.gather(hearing, return_exceptions=True)
 
     # -- the leader
 
@@ -167,15 +161,9 @@ class GroupProtocol(ABC, Generic[Each]):
                 detail = f"{assembly.seats[place].name} did not report: {str(error) or 'no answer'}"
                 return MemberReport(culprit=place, outcome=Outcome.TIMEOUT, detail=detail[:200])
 
-        coming = {assembly.me: work} | {
-            place: asyncio.ensure_future(of(place, control)) for place, control in assembly.controls.items()
-        }
-        try:
+        async with running(work, *(of(*it) for it in assembly.controls.items())) as each:
+            coming = dict(zip((assembly.me, *assembly.controls), each, strict=True))
             reports = await _until_decided(coming, min(ACCUSATIONS, self._settings.stall / 2))
-        finally:
-            for report in coming.values():
-                report.cancel()
-            await asyncio.gather(*coming.values(), return_exceptions=True)
         verdict = _compare(reports, assembly) if all(map(_succeeded, reports.values())) else _blame(reports, assembly)
         await asyncio.gather(
             *(control.send(verdict, self._settings.stall) for control in assembly.controls.values()),
@@ -189,23 +177,20 @@ class GroupProtocol(ABC, Generic[Each]):
 
     async def _follow(self, work: asyncio.Future[MemberReport], assembly: Assembly, limit: float) -> Settled:
         control = assembly.controls[0]
-        hearing = asyncio.ensure_future(self._hear(GroupVerdict, control, work, limit))
-        first: list[asyncio.Future[Any]] = [work, hearing]
         digest = ""
         try:
-            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                report = work.result()
-                digest = report.digest
-                await control.send(report, self._settings.stall)
-            async with asyncio.timeout(2 * limit if digest else self._settings.stall):
-                verdict = await hearing
+            async with running(self._hear(GroupVerdict, control, work, limit)) as (hearing,):
+                first: list[asyncio.Future[Any]] = [work, hearing]
+                await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    report = work.result()
+                    digest = report.digest
+                    await control.send(report, self._settings.stall)
+                async with asyncio.timeout(2 * limit if digest else self._settings.stall):
+                    verdict = await hearing
         except (TimeoutError, StreamLost, BadMessage) as error:
             detail = f"the leader {assembly.seats[0].name} is gone: {str(error) or 'no verdict'}"
             return _nobody(Outcome.TIMEOUT, detail, 0), digest
-        finally:
-            hearing.cancel()
-            await asyncio.gather(hearing, return_exceptions=True)
         seen = work.result() if work.done() else None
         if seen is not None and seen.outcome is Outcome.POISONED:  # whatever the leader says
             return _nobody(seen.outcome, seen.detail, *([] if seen.culprit is None else [seen.culprit])), ""

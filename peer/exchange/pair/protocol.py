@@ -27,7 +27,7 @@ from peer.exchange.average import Verdict
 from peer.exchange.codec import Codec, size
 from peer.exchange.guard import Guard, Judgement, share
 from peer.exchange.pair.wire import Unusable, exchange_headers, exchange_verdicts
-from peer.p2p.deadline import THREAD_GRACE, in_time, unless_away
+from peer.p2p.deadline import THREAD_GRACE, in_time, running, unless_away
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import CorruptPart, send_parts
 from peer.p2p.stream import BadMessage, Stream, StreamLost
@@ -128,18 +128,13 @@ async def both_ways(receiving: Coroutine[Any, Any, bytes], sending: Coroutine[An
     A lost stream does not end the receive: a partner that refuses this peer's parts closes it, and the parts that it
     sent before must still be judged. Another failure of the send is a defect of this peer.
     """
-    receive, send = asyncio.ensure_future(receiving), asyncio.ensure_future(sending)
-    try:
+    async with running(receiving) as (receive,), running(sending) as (send,):
         await asyncio.wait([receive, send], return_when=asyncio.FIRST_EXCEPTION)
         if send.done() and not isinstance(send.exception(), StreamLost | TimeoutError):
             await send
         received = await receive
         await send
         return received
-    finally:
-        for task in (receive, send):
-            task.cancel()
-        await asyncio.gather(receive, send, return_exceptions=True)
 
 
 async def guarded(swap: Coroutine[Any, Any, Verdict], stream: Stream, stall: float) -> Verdict:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import is_loopback, is_of_private_network, is_private, owner_of, place_of, tcp_of, tcp_place
+from peer.p2p.deadline import running
 from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL, Heard, Result, ask
 from peer.p2p.stream import BadMessage, Open, StreamLost
 
@@ -98,9 +99,8 @@ async def look(
 
 
 async def _views(open_stream: Open, chosen: Sequence[str], places: Sequence[str]) -> list[View]:
-    tasks = [asyncio.ensure_future(view(open_stream, address, places)) for address in chosen]
-    left, found = set(tasks), list[View]()
-    try:
+    async with running(*(view(open_stream, address, places) for address in chosen)) as tasks:
+        left, found = set(tasks), list[View]()
         while left:
             done, left = await asyncio.wait(
                 left, timeout=OTHERS_SECONDS if found else None, return_when=asyncio.FIRST_COMPLETED
@@ -108,11 +108,7 @@ async def _views(open_stream: Open, chosen: Sequence[str], places: Sequence[str]
             if not done:
                 break
             found = [it for task in tasks if task.done() and (it := task.result()) is not None]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return found
+        return found
 
 
 def _stand(found: Sequence[View], places: frozenset[str]) -> Reachability:

@@ -23,6 +23,7 @@ from pydantic import Field, TypeAdapter
 from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.budgets import CIRCUIT_BYTES, CIRCUITS, RESERVATIONS, Proven, Spending
+from peer.p2p.deadline import running
 from peer.p2p.reachability import circuit_messages
 from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
 
@@ -168,13 +169,8 @@ class Relay:
 
     async def _carry(self, circuit: Circuit, *ends: Stream) -> None:
         works: list[Awaitable[Any]] = [self._pipe(circuit, *both) for both in (ends, ends[::-1])]
-        tasks = [asyncio.ensure_future(it) for it in (*works, circuit.over.wait())]
-        try:
+        async with running(*works, circuit.over.wait()) as tasks:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _pipe(self, circuit: Circuit, source: Stream, sink: Stream) -> None:
         """Forward until one side ends or no byte moves for :data:`CIRCUIT_IDLE` seconds."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from peer import clock
 from peer.errors import RunError, UserError
 from peer.logs import fields, get_logger
-from peer.p2p.deadline import TooSlow
+from peer.p2p.deadline import TooSlow, running
 from peer.p2p.greeting import MemberNode
 from peer.p2p.node import OPEN_TIMEOUT
 from peer.p2p.stream import BadMessage, StreamLost
@@ -206,14 +206,11 @@ class _DonorSearch:
 
 
 async def _until_stopped(work: Coroutine[Any, Any, State], stopped: Callable[[], bool]) -> State | None:
-    task = asyncio.ensure_future(work)
-    try:
+    async with running(work) as (task,):
         while not stopped():
             if (await asyncio.wait({task}, timeout=STOP_PERIOD))[0]:
                 return await task
         return None
-    finally:
-        task.cancel()
 
 
 def plausible(records: Sequence[MemberRecord], inner_steps: int, tokens: float) -> list[MemberRecord]:

@@ -1,8 +1,7 @@
-"""A hostile member of the run. It sends a false contribution, serves false weights to newcomers, or has no guard.
+"""A hostile member of the run. It sends a false contribution, or serves false weights to newcomers.
 
-python -m tests.swarm.programs.hostile_peer train ...        in the environment HOSTILE=<one of support/attacks.py,
-                                                             or creep>,
-                                                             FALSE_DONOR=yes, UNGUARDED=yes
+python -m tests.swarm.programs.hostile_peer train ...        in the environment HOSTILE=<one of support/attacks.py>,
+                                                             FALSE_DONOR=yes
                                                              or LIE=<one of simulated/harm/lies.py>
 Everything else is honest, so other peers meet it like any member.
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -21,7 +19,7 @@ from peer.training import member
 from peer.training.outer_state import OuterState
 from peer.training.trainer import Trainer
 from tests.simulated.harm import lies
-from tests.swarm.support.attacks import CREEP, Attack, Hostile, Unguarded, creeping
+from tests.swarm.support.attacks import Attack, Hostile
 
 honest, train = OuterState.snapshot, Trainer.run
 
@@ -30,13 +28,6 @@ def false(state: OuterState) -> State:
     """A state of noise with the norms of the real one."""
     given = honest(state)
     return replace(given, vectors=[torch.randn_like(it) * it.norm() / len(it) ** 0.5 for it in given.vectors])
-
-
-def creeps(trainer: Trainer) -> object:
-    """Trains; its waits for a swap are when it looks for how far it may go."""
-    boundary: Any = trainer.boundary
-    boundary.exchange._codec = Hostile(creeping(trainer.state))
-    return train(trainer)
 
 
 def lying(trainer: Trainer) -> object:
@@ -49,12 +40,8 @@ def lying(trainer: Trainer) -> object:
 if __name__ == "__main__":
     if "FALSE_DONOR" in os.environ:
         OuterState.snapshot = false  # type: ignore[method-assign]
-    if os.environ.get("HOSTILE") == CREEP:
-        Trainer.run = creeps  # type: ignore[method-assign]
-    elif "HOSTILE" in os.environ:
+    if "HOSTILE" in os.environ:
         member.codec_named = lambda name, numel: Hostile(Attack(os.environ["HOSTILE"]))
     if "LIE" in os.environ:
         Trainer.run = lying  # type: ignore[method-assign]
-    if "UNGUARDED" in os.environ:
-        member.Guard = Unguarded  # type: ignore[misc]
     main()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
 
 from peer import clock
-from peer.p2p.deadline import TooSlow, in_time
+from peer.p2p.deadline import TooSlow, in_time, running
 from peer.p2p.event_loop import LoopThread
 from peer.rounds.transfer_rule import CHECKS, LEAST_RATE, UNSEEN_PHASE, state_limit, swap_limit
 from tests.simulated.loop import PROCESS, Process
@@ -139,3 +140,27 @@ def test_limits_follow_phases_and_sizes_and_have_a_floor() -> None:
     assert state_limit(1000, 80.0) == 80.0
     sizes = [state_limit(size, 80.0) * LEAST_RATE for size in (10**8, 10**10, 10**12)]
     assert all(one < other for one, other in pairwise(sizes)) and sizes[-1] == pytest.approx(10**12)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_runs_beside_a_block_has_ended_after_it(thread: LoopThread, fails: bool) -> None:
+    ended: list[float] = []
+
+    async def work(seconds: float) -> None:
+        try:
+            await asyncio.sleep(1e6)
+        finally:
+            await asyncio.sleep(seconds)  # closes what it holds
+            ended.append(seconds)
+
+    async def block() -> None:
+        async with running(work(2.0), work(1.0)):
+            await asyncio.sleep(1.0)
+            if fails:
+                raise OSError
+
+    began = clock.monotonic()
+    with pytest.raises(OSError) if fails else nullcontext():
+        thread.call(block(), 10.0)
+    assert ended == [1.0, 2.0]
+    assert clock.monotonic() - began == took(3.0)
