@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import socket
 import stat
@@ -32,7 +33,11 @@ def port(config: Subject) -> Iterator[Finding]:
     except PermissionError:
         yield fail("port", f"only root may listen on TCP {wanted}", "set peer.network.port to one above 1023")
     except OSError as error:
-        yield fail("port", f"cannot listen on {host} TCP {wanted}: {error.strerror}", _other_port(wanted))
+        folder = own_folder(config)
+        if folder is not None and error.errno == errno.EADDRINUSE:
+            yield warn("port", f"TCP {wanted} is in use", f"by the peer that runs in {folder}, if that listens there")
+        else:
+            yield fail("port", f"cannot listen on {host} TCP {wanted}: {error.strerror}", _other_port(wanted))
     else:
         if wanted:
             yield ok("port", f"TCP {wanted} is free on {host}")
@@ -67,9 +72,8 @@ def identity(config: Subject) -> Iterator[Finding]:
     if config.run.owner is not None:
         yield from _invitation(config)
         return
-    if config.peer.name is not None and is_used(config.run.dir / config.peer.name):
-        text = f"a peer runs in {config.run.dir / config.peer.name}"
-        yield fail("identity", text, "end it, or choose another peer.name for a second one")
+    if (folder := own_folder(config)) is not None:
+        yield warn("identity", f"a peer runs in {folder}", "a second one on this machine needs another peer.name")
     path = identity_file(config)
     if path is None or not path.exists():
         yield ok("identity", f"a new one will be made{f' in {path}' if path else ''}")
@@ -98,6 +102,12 @@ def _private(path: Path) -> Iterator[Finding]:
         yield warn("identity", f"others on this machine may read {path} and become this peer", f"chmod 600 {path}")
     else:
         yield ok("identity", f"only its owner may read {path}")
+
+
+def own_folder(config: Subject) -> Path | None:
+    """The folder of this configuration's peer, if that runs now: the check is made beside it."""
+    folder = config.run.dir / config.peer.name if config.peer.name is not None else None
+    return folder if folder is not None and is_used(folder) else None
 
 
 def identity_file(config: Subject) -> Path | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from peer import __version__
 from peer.commands.check.finding import Finding, Subject, fail, ok, warn
-from peer.commands.check.local import identity_file
+from peer.commands.check.local import identity_file, own_folder
 from peer.config.digest import digest
 from peer.errors import one_line
 
@@ -58,6 +58,8 @@ def _duplicate(node: MemberNode, config: Subject, authority: Authority | None) -
     from peer.p2p import identity
     from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
 
+    if own_folder(config) is not None:
+        return  # it is the peer that runs here
     path, peer_id = identity_file(config), node.peer_id
     if authority is None:
         if path is None or not path.exists():

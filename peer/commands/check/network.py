@@ -1,7 +1,7 @@
 """Checks through the network: initial peers, clocks, reachability, members.
 
-The check listens on the peer's port with a temporary key, so that a running peer is not disturbed. A swarm with
-invitations needs the invited key; there the check must not run at the same time as the peer.
+The check listens on the peer's port, or on another one while the peer uses that, with a temporary key, so that a
+running peer is not disturbed. A swarm with invitations needs the invited key; there it is not made beside the peer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from peer.commands.check.finding import Finding, Subject, fail, ok, warn
-from peer.commands.check.local import port_is_free
+from peer.commands.check.local import own_folder, port_is_free
 from peer.commands.check.reach import direct, reachability, relays
 from peer.config.digest import canonical, digest
 from peer.config.schema import NetworkConfig
@@ -40,6 +40,9 @@ def network(config: Subject, *, speed: bool = False) -> Iterator[Finding]:
         own = own.model_copy(update={"announce": (cloud.address,) if cloud.address else ()})
     if run.owner is not None and config.peer.invitation is None:
         raise UserError("the network cannot be checked without an invitation")
+    if run.owner is not None and (folder := own_folder(config)) is not None:
+        yield warn("network", f"not checked: the peer in {folder} has the same invitation", "end it first")
+        return
     port = own.port if port_is_free(own.host, own.port) else 0
     settings = NodeSettings.of(own.model_copy(update={"port": port}), None)
     invitation = None if run.owner is None else config.peer.invitation

@@ -63,8 +63,13 @@ def test_the_findings_in_a_swarm_that_trains(swarm: Swarm) -> None:
     assert code == 1
     assert "a peer with the same identity is alive: a" in line(said, "fail  identity")
 
-    code, said = check(swarm, "a", address=address)
-    assert code == 1 and "a peer runs in" in said
+    own = (swarm.folder / "a" / "identity.key").stat().st_mtime
+    port = peer.line(r"/tcp/(\d+)").group(1)
+    code, said = check(swarm, "a", f"peer.network.port={port}", address=address)  # beside this peer
+    assert code == 0, said
+    assert "a peer runs in" in line(said, "warn  identity") and port in line(said, "warn  port")
+    line(said, "ok    swarm")
+    assert (swarm.folder / "a" / "identity.key").stat().st_mtime == own
 
     taken = address.split("/")[4]
     code, said = check(swarm, "e", f"peer.network.port={taken}", address=address)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from peer.commands import cli
-from peer.commands.check import local, training
+from peer.commands.check import local, network, training
 from peer.commands.check.finding import Finding, warn
 from peer.commands.check.members import spoken, unlike_protocols
 from peer.commands.check.reach import reachability
@@ -81,8 +81,16 @@ def test_a_peer_that_runs_in_the_same_folder_is_found(tmp_path: Path) -> None:
     lock = os.open(tmp_path / "a" / ".lock", os.O_RDWR | os.O_CREAT)
     assert levels(local.identity(config(*sets))) == ["ok"]
     fcntl.flock(lock, fcntl.LOCK_EX)
-    assert "fail" in levels(local.identity(config(*sets)))
-    os.close(lock)
+    assert levels(local.identity(config(*sets))) == ["warn", "ok"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        sets = (*sets, "peer.network.host=127.0.0.1", f"peer.network.port={taken.getsockname()[1]}")
+        assert levels(local.port(config(*sets))) == ["warn"]
+        owner = "run.owner=gMTUeqiR4baJ+F/D0QgfAfbToe6ngcBr9DgY6HC4vpk="
+        invited = config(*sets, "run.admission=invite", owner, f"peer.invitation={tmp_path / 'invitation'}")
+        (found,) = network.network(invited)  # without its key, which the peer uses
+        assert found.level == "warn" and str(tmp_path / "a") in found.text
+        os.close(lock)
+        assert levels(local.port(config(*sets))) == ["fail"]
 
 
 def test_without_an_invitation_there_is_no_way_in() -> None:
