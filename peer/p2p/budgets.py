@@ -46,8 +46,9 @@ HOPS = Limit(each=40, all=320)  # some are ending, and who finds no room is told
 CIRCUIT_BYTES = Rate(each=8 * 2**20, all=32 * 2**20, burst=4)  # that a relay forwards; more of them wait
 HALF_OPEN = Limit(each=32, all=128)  # connections to the bulk port without certificate and token; each: an IP address
 BULK_TRANSFERS = Limit(each=2, all=8)  # by direct connections, of which each is a thread and an open file
+DIALBACKS = Rate(each=1 / 2, all=5, burst=60)  # questions; each: an IP address
 SPEED_TESTS = Rate(each=1 / 300, all=1 / 180, burst=1800)  # of 16 MiB and 4 s at most, one at a time (speed.py)
-PACE = 0.1  # seconds between two attempts to spend
+PACE = 0.1  # seconds between two attempts to spend, at least
 
 
 class Proven:
@@ -80,22 +81,26 @@ class Spending:
 
     def spend(self, remote: str, units: float = 1.0) -> bool:
         """Count ``units`` for ``remote``; ``False``, and nothing is counted, when it has no more."""
+        return self.wait(remote, units) == 0
+
+    def wait(self, remote: str, units: float = 1.0) -> float:
+        """0 when ``remote`` has ``units``, which are counted; else the seconds until it may have them."""
         buckets = {remote: self._rate.each} | ({} if remote in self._proven else {"": self._rate.all})
         now = clock.monotonic()
         left = {name: self._now(name, rate, now) - units for name, rate in buckets.items()}
         if min(left.values()) < 0:
-            return False
+            return max(-units_left / buckets[name] for name, units_left in left.items())
         for name, units_left in left.items():
             self._left[name] = units_left, now
             self._left.move_to_end(name)
         while len(self._left) > COUNTED:
             self._left.popitem(last=False)
-        return True
+        return 0.0
 
     async def pace(self, remote: str, units: float) -> None:
         """:meth:`spend` as soon as it can be done. The caller sets the deadline."""
-        while not self.spend(remote, units):  # noqa: ASYNC110 - the units come with time, and no event says so
-            await asyncio.sleep(PACE)
+        while seconds := self.wait(remote, units):  # noqa: ASYNC110 - the units come with time, and no event says so
+            await asyncio.sleep(max(PACE, seconds))
 
     def _now(self, name: str, rate: float, now: float) -> float:
         most = rate * self._rate.burst

@@ -3,14 +3,13 @@
     asker: Ask      answerer: Answer | Busy
 
 A node dials only the address from which the asker's own connection comes, so nobody can make it dial third parties.
-:class:`Allowance` bounds how often, each attempt has a deadline, and the dialled side receives nothing but the
+Budgets bound how often, each attempt has a deadline, and the dialled side receives nothing but the
 beginning of a handshake. decide.py draws the conclusion.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -21,6 +20,7 @@ from pydantic import AfterValidator, Field, TypeAdapter
 from peer import __version__, clock
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import is_circuit, tcp_of
+from peer.p2p.budgets import DIALBACKS, Proven, Spending
 from peer.p2p.reachability.tls_probe import NotLibp2p, who_answers
 from peer.p2p.stream import Message, Stream
 
@@ -31,8 +31,7 @@ DIAL_TIMEOUT = 3.0  # seconds for one address
 DIALBACK_TIMEOUT = 5.0  # seconds for one message, without the time to dial
 PLACES = 4  # addresses in one question
 AT_ONCE = 8  # questions
-ALLOWANCE_PERIOD = 60.0  # seconds
-EACH, ALL = 30, 300  # questions in a period: from one address, from all together
+LONGEST_BUSY = 60.0  # seconds that an asker may be told to wait
 NAMES = 32  # protocols in an answer
 
 Text = Annotated[str, Field(max_length=128)]
@@ -73,32 +72,11 @@ class Busy(Message):
     """Asked too often; ask again after ``seconds``."""
 
     kind: Literal["busy"] = "busy"
-    seconds: Annotated[float, Field(ge=0, le=ALLOWANCE_PERIOD, allow_inf_nan=False)]
+    seconds: Annotated[float, Field(ge=0, le=LONGEST_BUSY, allow_inf_nan=False)]
 
 
 ANSWER: TypeAdapter[Answer | Busy] = TypeAdapter(Annotated[Answer | Busy, Field(discriminator="kind")])
 Dial = Callable[[str, int, float], Awaitable[str]]
-
-
-class Allowance:
-    """Bounds the questions in a period. ``now`` in seconds."""
-
-    def __init__(self, now: Callable[[], float] = lambda: clock.monotonic()) -> None:
-        self._now = now
-        self._asked: deque[tuple[float, str]] = deque(maxlen=ALL)
-
-    def wait(self, asker: str) -> float:
-        """0 when ``asker`` may ask now (and counts it); else the seconds until it may."""
-        now = self._now()
-        while self._asked and self._asked[0][0] <= now - ALLOWANCE_PERIOD:
-            self._asked.popleft()
-        own = [at for at, other in self._asked if other == asker]
-        if len(own) >= EACH:
-            return ALLOWANCE_PERIOD - (now - own[0])
-        if len(self._asked) >= ALL:
-            return ALLOWANCE_PERIOD - (now - self._asked[0][0])
-        self._asked.append((now, asker))
-        return 0.0
 
 
 class DialBack:
@@ -106,16 +84,16 @@ class DialBack:
 
     def __init__(self, served: Callable[[], Sequence[str]], dial: Dial = who_answers) -> None:
         self._served, self._dial = served, dial
-        self._allowance, self._room = Allowance(), asyncio.Semaphore(AT_ONCE)
+        self._asked, self._room = Spending(DIALBACKS, Proven()), asyncio.Semaphore(AT_ONCE)
 
     async def answer(self, stream: Stream) -> None:
         """One stream."""
         asked = await stream.receive(Ask, DIALBACK_TIMEOUT)
         place = "" if is_circuit(stream.origin) else stream.origin
         observed = (tcp_of(place) or ("", 0))[0]
-        seconds = self._allowance.wait(observed)
+        seconds = self._asked.wait(observed or "through a relay")
         if seconds or self._room.locked():
-            busy = Busy(seconds=min(seconds or DIAL_TIMEOUT, ALLOWANCE_PERIOD))
+            busy = Busy(seconds=min(seconds or DIAL_TIMEOUT, LONGEST_BUSY))
             await stream.send_last(busy, DIALBACK_TIMEOUT)
             return
         async with self._room:

@@ -25,6 +25,15 @@ def test_an_id_spends_its_burst_and_then_its_rate(now: list[float]) -> None:
     assert not spending.spend("a", 11), "no more than the burst is saved"
 
 
+def test_who_has_no_more_is_told_when_it_has(now: list[float]) -> None:
+    spending = Spending(Rate(each=2, all=4, burst=5), Proven())
+    assert spending.wait("a", 10) == 0
+    assert spending.wait("a") == 0.5
+    assert spending.wait("b", 10) == 0 and spending.wait("c") == 0.25, "all have no more"
+    now[0] += 0.5
+    assert spending.wait("a") == 0
+
+
 def test_a_crowd_of_ids_spends_what_is_for_all_and_not_the_share_of_the_proven(now: list[float]) -> None:
     proven = Proven()
     proven.add("friend")

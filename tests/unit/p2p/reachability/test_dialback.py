@@ -13,16 +13,13 @@ from pydantic import ValidationError
 
 from peer.p2p import identity
 from peer.p2p.addresses import CIRCUIT, for_record, is_circuit, is_private, owner_of, place_of, tcp_of, tcp_place
+from peer.p2p.budgets import DIALBACKS
 from peer.p2p.daemon import Daemon
 from peer.p2p.reachability import decide as module
 from peer.p2p.reachability import dialback
 from peer.p2p.reachability.decide import Reachability, decide
 from peer.p2p.reachability.dialback import (
-    ALL,
-    ALLOWANCE_PERIOD,
     AT_ONCE,
-    EACH,
-    Allowance,
     Answer,
     Busy,
     DialBack,
@@ -116,24 +113,17 @@ def test_who_comes_through_a_relay_is_not_dialled_where_the_relay_is() -> None:
     assert not dialled.calls
 
 
-def test_nobody_asks_without_end() -> None:
-    now = [0.0]
-    allowance = Allowance(lambda: now[0])
-    assert all(allowance.wait("one") == 0 for _ in range(EACH))
-    assert 0 < allowance.wait("one") <= ALLOWANCE_PERIOD
-    assert allowance.wait("two") == 0
-    others = [allowance.wait(str(number)) for number in range(ALL)]
-    assert others.count(0) == ALL - EACH - 1  # and not more, whoever asks
-    now[0] = ALLOWANCE_PERIOD + 1
-    assert allowance.wait("one") == 0
+def test_who_asks_too_often_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = int(DIALBACKS.each * DIALBACKS.burst)
 
-
-def test_who_asks_too_often_is_told_so() -> None:
-    async def often() -> list[bool]:
+    async def often() -> list[Heard | Busy]:
         served = DialBack(list, Dialled({}))
-        return [isinstance(await asked(served, "/ip4/45.0.0.9/tcp/1", []), Busy) for _ in range(EACH + 1)]
+        return [await asked(served, origin, []) for origin in ["/ip4/45.0.0.9/tcp/1"] * (each + 1)]
 
-    assert run(often()) == [False] * EACH + [True]
+    monkeypatch.setattr("peer.p2p.budgets.clock.monotonic", lambda: 0.0)
+    *answers, last = run(often())
+    assert all(isinstance(it, Heard) for it in answers)
+    assert isinstance(last, Busy) and last.seconds == 1 / DIALBACKS.each
 
 
 def test_a_fresh_connection_proves_who_listens(tmp_path: Path) -> None:
