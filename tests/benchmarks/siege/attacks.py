@@ -1,4 +1,4 @@
-"""The attacks, by their number in the list of threats against which the product was hardened (README.md)."""
+"""The attacks. Those with the same number of a threat do the same to the product."""
 
 from __future__ import annotations
 
