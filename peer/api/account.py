@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from statistics import stdev
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from peer import clock
@@ -15,8 +15,6 @@ from peer.errors import UserError
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.types import Outcome
 from peer.telemetry.report import RoundReport
-
-Given = TypeVar("Given")
 
 
 @dataclass(frozen=True)
@@ -53,17 +51,21 @@ class Round:
         )
 
 
-def one_number(key: str, value: Given) -> Given | Tensor:
+def one_number(key: str, value: Any) -> float | Tensor:
     """What the program gives as ``key`` of a step: a tensor of one element becomes a copy without dimensions.
 
     A copy, because the program may use the tensor again (a CUDA graph's output), and it is read up to H steps later.
-    Raises :class:`UserError` for a tensor of several.
+    Raises :class:`UserError` for what is no number, and for a tensor of several.
     """
-    if not isinstance(value, Tensor):
-        return value
-    if value.numel() != 1:
-        raise UserError(f"OuterLoop.step: {key} is a tensor of shape {list(value.shape)}; give one number for the step")
-    return value.detach().reshape(()).clone()
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return value.detach().reshape(()).clone()
+    said = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    try:
+        if not isinstance(value, Tensor | str):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise UserError(f"OuterLoop.step: {key} is {said}; give one number for the step")
 
 
 class StepAccount:
@@ -96,7 +98,7 @@ class StepAccount:
             grad_norm=math.nan,
             learning_rate=learning_rate,
             seconds=clock.monotonic() - self._began,
-            spread=float(torch.tensor(losses).std()) if len(losses) > 1 else math.nan,
+            spread=stdev(losses) if len(losses) > 1 else math.nan,
             told=len(losses),
         )
         self._rate = self.tokens_per_step

@@ -41,6 +41,8 @@ from peer.training.resources import member_node, open_resources
 
 log = logs.get_logger("outer_loop")
 
+CLOSED = "OuterLoop: it was closed; start a new one"
+
 
 class OuterLoop:
     """One member of a swarm. :meth:`start` makes it, the training thread uses it, :meth:`close` ends it."""
@@ -132,11 +134,12 @@ class OuterLoop:
         if self._stop.requested:
             if self.done:
                 return None
-            raise RunError("OuterLoop.step after OuterLoop.close: start a new one")
+            raise RunError(CLOSED)
         logs.on_behalf_of(self._logfile)
-        tokens, loss = int(one_number("tokens", tokens)), one_number("loss", loss)
-        if tokens < 0:
-            raise UserError(f"OuterLoop.step: tokens is {tokens}; how many has this step trained on?")
+        count, loss = float(one_number("tokens", tokens)), None if loss is None else one_number("loss", loss)
+        if not 0 <= count < math.inf:
+            raise UserError(f"OuterLoop.step: tokens is {count:g}; how many has this step trained on?")
+        tokens = int(count)
         counters = self._state.counters
         self._before = self._member.reporter.count
         self._state.inner.step += 1
@@ -243,6 +246,8 @@ class OuterLoop:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state``; restore model and optimizer first. Better: ``start(..., state=state)``."""
+        if self._stop.requested:
+            raise RunError(CLOSED)
         logs.on_behalf_of(self._logfile)
         self._boundary.abandon()  # its swap is of the weights that the program has replaced
         self._state.load_state_dict(state)

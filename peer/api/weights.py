@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -50,6 +51,10 @@ def trained(model: nn.Module) -> Named:
     for name, parameter in named:
         if objection := _objection(parameter, named[0][1].device):
             raise UserError(f"OuterLoop: {name} {objection}")
+    places = sorted((it.data_ptr(), it.data_ptr() + it.nbytes, name) for name, it in named if it.numel())
+    for (_, end, one), (start, _, other) in pairwise(places):
+        if start < end:
+            raise UserError(f"OuterLoop: {other} shares memory with {one}; tie them as one nn.Parameter")
     return named
 
 

@@ -75,7 +75,7 @@ def random_state(device: torch.device) -> list[int] | None:
 def set_random_state(device: torch.device, state: list[int] | None) -> None:
     """Restore :func:`random_state`. It is ignored on a CPU."""
     if state is not None and device.type != "cpu":
-        module_of(device).set_rng_state(torch.tensor(state, dtype=torch.uint8))
+        module_of(device).set_rng_state(torch.tensor(state, dtype=torch.uint8, device="cpu"))
 
 
 def connect_ranks(kind: str, number: int, timeout: timedelta) -> torch.device:

@@ -52,7 +52,7 @@ class SideStream:
 
     def download(self, snapshot: Tensor) -> tuple[Tensor, Completion]:
         """A copy in pinned memory, and its event. ``snapshot``: on the device; nobody changes it."""
-        host = torch.empty(snapshot.shape, dtype=snapshot.dtype, pin_memory=True)
+        host = torch.empty(snapshot.shape, dtype=snapshot.dtype, device="cpu", pin_memory=True)
         self._down.wait_stream(self._module.current_stream(self._device))
         with self._module.stream(self._down):
             host.copy_(snapshot, non_blocking=True)
@@ -62,7 +62,7 @@ class SideStream:
 
     def upload(self, numel: int, fill: Callable[[Tensor], object]) -> Tensor:
         """An fp32 vector on the device, for the compute stream. ``fill`` writes it on the host."""
-        host = torch.empty(numel, dtype=torch.float32, pin_memory=True)  # torch frees it after the copy
+        host = torch.empty(numel, dtype=torch.float32, device="cpu", pin_memory=True)  # torch frees it after the copy
         fill(host)
         with self._module.stream(self._up):
             moved = torch.empty(numel, dtype=torch.float32, device=self._device)
@@ -83,7 +83,8 @@ class Arriving:
         self._host: Tensor | float = value
         self._copied: Completion | None = None
         if isinstance(value, Tensor) and has_streams(value.device):
-            self._host = torch.empty((), dtype=value.dtype, pin_memory=True).copy_(value.detach(), non_blocking=True)
+            host = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=True)
+            self._host = host.copy_(value.detach(), non_blocking=True)
             self._copied = module_of(value.device).current_stream(value.device).record_event()
 
     def value(self, *, wait: bool = False) -> float | None:
@@ -101,7 +102,7 @@ def side_stream(device: torch.device) -> SideStream | None:
 def host_zeros(numel: int, device: torch.device) -> Tensor:
     """A flat fp32 vector on the host, pinned where ``device`` copies from such memory. Raises :class:`UserError`."""
     try:
-        return torch.zeros(numel, dtype=torch.float32, pin_memory=has_streams(device))
+        return torch.zeros(numel, dtype=torch.float32, device="cpu", pin_memory=has_streams(device))
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -125,7 +126,7 @@ def pin_in_place(memory: Tensor, device: torch.device) -> None:
         if code:
             log.warning("the slow weights cannot be pinned, so copies to the GPU take longer: CUDA error %d", code)
             with suppress(RuntimeError):  # CUDA keeps the error, and the next kernel, whichever it is, would raise it
-                torch.zeros(1, device=device)
+                torch.zeros(1, dtype=torch.float32, device=device)
 
 
 def synchronize(device: torch.device) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -28,6 +29,7 @@ from torch.nn import functional
 from peer.config.schema import CodecName
 from peer.exchange.codec import BLOCK, BLOCK_BYTES, Buffer, Cast, Codec
 from peer.logs import fields, get_logger
+from peer.rounds.contribution import host_vector
 
 log = get_logger("codec")
 
@@ -48,7 +50,7 @@ EXACT = 2.0**-22  # steps are not finer than this share of a block's largest ele
 NARROWEST = {"int8": 2, "int4": 16}
 TINY, HUGE = 1e-30, 1e30
 PRIME = 2**24 - 3  # of one byte, a check would let one of 251 wrong blocks pass
-CHECK_WEIGHTS = torch.tensor([pow(10368889, place, PRIME) for place in range(1, BLOCK + 1)], dtype=torch.float64)
+CHECK_WEIGHTS = torch.from_numpy(np.array([pow(10368889, place, PRIME) for place in range(1, BLOCK + 1)], np.float64))
 
 
 class Modulo(Codec):
@@ -59,7 +61,7 @@ class Modulo(Codec):
         self.sends, self.understands = self._name, (name, "fp16")
         self._exact = Cast("fp16")
         self._levels = 2.0 ** (8 if name == "int8" else 4)
-        self._reach = torch.zeros(-(-numel // BLOCK))
+        self._reach = host_vector(-(-numel // BLOCK)).zero_()
         self._seen = torch.zeros_like(self._reach)
         self._known = False
         self._floor = 0.0
@@ -107,7 +109,7 @@ class Modulo(Codec):
         mine = _blocks(own)
         if name == "fp16":
             self._exact.decode(name, start, data, own, out)
-            theirs, wrong = _blocks(out), torch.zeros(len(mine), dtype=torch.bool)
+            theirs, wrong = _blocks(out), torch.zeros(len(mine), dtype=torch.bool, device="cpu")
         else:
             theirs, wrong = self._resolve(data, mine)
             out.copy_(theirs.view(-1)[: len(out)])

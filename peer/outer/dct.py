@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from peer.outer.slow_weights import SlowWeights, Span
+from peer.rounds.contribution import host_vector
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Tiling:
     def forward(self, flat: Tensor) -> Tensor:
         """Orthonormal DCT-II: ``flat`` (the span's elements) to coefficients ``[chunks, height · width]``, fp32."""
         down, across = math.ceil(self.rows / self.height), math.ceil(self.columns / self.width)
-        matrix = torch.zeros(down * self.height, across * self.width)
+        matrix = host_vector(down * self.height * across * self.width).view(down * self.height, -1).zero_()
         matrix[: self.rows, : self.columns] = flat.view(self.rows, self.columns)
         tiles = matrix.view(down, self.height, across, self.width).transpose(1, 2)
         return (basis(self.height) @ tiles @ basis(self.width).T).reshape(self.chunks, -1)
@@ -63,6 +64,8 @@ def tilings(slow: SlowWeights, chunk: int, density: float) -> list[Tiling]:
     start = 0
     for span in slow.spans:
         shape = span.parameter.shape
+        if not shape.numel():
+            continue
         rows, columns = (shape[0], span.parameter.numel() // shape[0]) if len(shape) > 1 else (1, shape.numel())
         height, width = _side(rows, chunk), _side(columns, chunk)
         keep = max(1, round(density * height * width))
@@ -81,8 +84,8 @@ def _side(axis: int, chunk: int) -> int:
 @cache
 def basis(side: int) -> Tensor:
     """Matrix C of the orthonormal DCT-II, fp32 ``[side, side]``: C @ x transforms, C.T @ X inverts it."""
-    frequency = torch.arange(side, dtype=torch.float64)[:, None]
-    place = torch.arange(side, dtype=torch.float64)[None, :]
+    frequency = torch.arange(side, dtype=torch.float64, device="cpu")[:, None]
+    place = torch.arange(side, dtype=torch.float64, device="cpu")[None, :]
     matrix = torch.cos(math.pi * (place + 0.5) * frequency / side) * math.sqrt(2 / side)
     matrix[0] /= math.sqrt(2)
     return matrix.float()

@@ -31,7 +31,7 @@ from torch import Tensor
 from peer.config.methods import DecoupledConfig
 from peer.outer.dct import tilings
 from peer.outer.slow_weights import DenseContribution, SlowWeights
-from peer.rounds.contribution import SparseContribution
+from peer.rounds.contribution import SparseContribution, host_vector
 from peer.rounds.types import Grouping
 
 
@@ -66,7 +66,7 @@ class Decoupled:
             here = slice(tiling.span.start, tiling.span.stop)
             waves = tiling.forward(self._read_change(here).add_(self.momentum[here], alpha=self.settings.momentum))
             places = waves.abs().topk(tiling.keep, dim=1, sorted=False).indices
-            base = tiling.start + torch.arange(tiling.chunks)[:, None] * waves.shape[1]
+            base = tiling.start + torch.arange(tiling.chunks, dtype=torch.int64, device="cpu")[:, None] * waves.shape[1]
             bases.append(base.expand_as(places).reshape(-1))
             positions.append((places + base).reshape(-1))
             values.append(waves.gather(1, places).reshape(-1).half())
@@ -96,6 +96,6 @@ class Decoupled:
         self.slow.write_fast()
 
     def _read_change(self, here: slice) -> Tensor:
-        out = torch.empty(here.stop - here.start)
+        out = host_vector(here.stop - here.start)
         self._change.read(here.start, out)
         return out

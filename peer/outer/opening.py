@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from peer.outer.fetched import Fetched
 from peer.outer.noloco import NoLoCo
 from peer.outer.slow_weights import broken_weight
+from peer.rounds.contribution import host_vector
 
 # Parts at once, each in pinned memory and on the device. They arrive an inner step or two later, so a fixed number
 # would be the most that a step carries, whatever the line and the model.
@@ -59,7 +59,7 @@ class PartOpening:
     def _arrived(self, *, wait: bool) -> Iterator[tuple[int, Tensor, Tensor]]:
         while self._coming and self._coming[0][1].arrived(wait=wait):
             index, fetched = self._coming[0]
-            own, change = torch.empty(fetched.stop - fetched.start), torch.empty(fetched.stop - fetched.start)
+            own, change = (host_vector(fetched.stop - fetched.start) for _ in range(2))
             if not self._method.open(fetched, own, change):  # it stays the next one: no part after it is opened
                 broken = fetched.start + int(own.isfinite().logical_not().int().argmax())
                 raise broken_weight(self._method.slow.name_at(broken), self.steps[index])

@@ -136,7 +136,7 @@ class SlowWeights:
         """θ[start : start + len(change)] += ``change`` (flat fp32, host), in place."""
         with torch.no_grad():
             for low, high, theta in self._fast(start, start + change.numel()):
-                theta.add_(change[low - start : high - start].to(theta.device, theta.dtype))
+                theta.add_(change[low - start : high - start].to(theta.device))
 
     def shift(self, change: Tensor, start: int = 0) -> None:
         """φ[start : start + len(change)] += ``change`` (flat fp32, host), and θ with it: its training stays.

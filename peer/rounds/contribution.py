@@ -28,9 +28,14 @@ def parts(numel: int) -> list[tuple[int, int]]:
     return [(start, min(start + PART, numel)) for start in range(0, max(numel, 1), PART)]
 
 
+def host_vector(numel: int) -> Tensor:
+    """Room for so many elements: flat, fp32, on the host, whatever torch's defaults are in the user's program."""
+    return torch.empty(numel, dtype=torch.float32, device="cpu")
+
+
 def scratch(numel: int) -> Tensor:
     """Room for one part, fp32 on the host."""
-    return torch.empty(min(PART, numel), dtype=torch.float32)
+    return host_vector(min(PART, numel))
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

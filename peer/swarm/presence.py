@@ -127,7 +127,8 @@ class Presence:
     def enter(self, snapshot: Callable[[], State], round: int, *, waits: bool = False) -> None:
         """Be found from now on: serve newcomers, announce, meet partners. ``waits``: :meth:`await_others` follows."""
         self._waits = waits
-        self._node.call(self._node.serve_members(STATE_PROTOCOL, Donor(snapshot).serve), OPEN_TIMEOUT)
+        donor = Donor(snapshot, self._node.proven)
+        self._node.call(self._node.serve_members(STATE_PROTOCOL, donor.serve), OPEN_TIMEOUT)
         self._node.call(self._node.serve(SPEED_PROTOCOL, SpeedTests(self._node.proven).serve), OPEN_TIMEOUT)
         self._members.start()
         self._announced = True

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from peer.device.copies import Arriving
 from peer.outer.method import OuterMethod
-from peer.rounds.contribution import Averaged, parts
+from peer.rounds.contribution import Averaged, host_vector, parts
 from peer.rounds.state import NO_ROUNDS, Lineage, State
 
 JUDGES = 16  # inner steps whose losses judge a merge
@@ -134,7 +134,7 @@ class OuterState(ABC):
         ``counted``: the part of that change that φ_theirs contains. The optimizer keeps its moments.
         """
         slow = self.outer.slow
-        change = torch.empty(slow.numel)
+        change = host_vector(slow.numel)
         slow.read_fast(0, change)
         change.sub_(slow.phi)
         if counted is not None:
@@ -147,7 +147,7 @@ class OuterState(ABC):
     def trying(self, phi: Tensor) -> Iterator[None]:
         """Within the context θ is ``phi`` (flat fp32, host), up to rounding; then θ is restored."""
         slow = self.outer.slow
-        theta = torch.empty(slow.numel)
+        theta = host_vector(slow.numel)
         slow.read_fast(0, theta)
         for start, stop in parts(slow.numel):
             slow.add_to_fast(phi[start:stop] - theta[start:stop], start)

@@ -126,7 +126,7 @@ def _rng(device: torch.device) -> dict[str, Any]:
 
 
 def _set_rng(state: dict[str, Any], device: torch.device) -> None:
-    torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
+    torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8, device="cpu"))
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     key, position = state["numpy"]

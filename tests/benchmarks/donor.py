@@ -79,7 +79,8 @@ class Side:
 
     def serve(self, until: float) -> None:
         """Print where the state is served, and serve it."""
-        self.node.call(self.node.serve_members(STATE_PROTOCOL, Donor(self.state.snapshot).serve), OPEN_TIMEOUT)
+        donor = Donor(self.state.snapshot, self.node.proven)
+        self.node.call(self.node.serve_members(STATE_PROTOCOL, donor.serve), OPEN_TIMEOUT)
         print(self.node.addresses[0], flush=True)
         time.sleep(max(0.0, until - time.monotonic()))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import yaml
+from safetensors import SafetensorError
 
 from peer import __version__
 from peer.commands.export.sources import ExportSource, Mixed
@@ -46,8 +47,8 @@ def write(network: Any, out: Path, *, dtype: str, card: str, tokenizer: Tokenize
         if out.exists():
             out.rmdir()
         temporary.rename(out.absolute())
-    except OSError as error:
-        raise RunError(f"{out}: cannot be written: {error.strerror or error}") from None
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{out}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -24,6 +24,7 @@ from peer.config.schema import Config
 from peer.data.batches import BatchStream, Cursor
 from peer.data.corpus import Corpus
 from peer.data.open import batches, corpus_of, validation
+from peer.errors import UserError
 from peer.exchange.guard import Guard
 from peer.exchange.modulo import codec_named
 from peer.process import LoopContext
@@ -79,7 +80,12 @@ class Simulation:
             return self._text
         whole = self._text.in_memory
         borders = np.linspace(0, len(whole), self.options.replicas + 1).astype(int)
-        return Corpus(whole[borders[index] : borders[index + 1]], self._text.validation)
+        part, least = whole[borders[index] : borders[index + 1]], self.config.run.data.sequence_length + 2
+        if len(part) < least:
+            raise UserError(
+                f"--non-iid: a replica has {len(part)} tokens and needs {least}; add text"
+            )
+        return Corpus(part, self._text.validation)
 
     def _build(self, name: str, config: Config, index: int, speed: float = 1.0) -> Replica:
         steps = max(1, round(config.run.steps * speed))

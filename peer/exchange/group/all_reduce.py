@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from operator import mul
 from statistics import median
 
-import torch
 from torch import Tensor
 
 from peer import clock
@@ -29,7 +28,7 @@ from peer.exchange.group.sketch import NOTHING_LOST, Sketch, Sketches, empty_tab
 from peer.exchange.group.streams import Carried, GroupStreams
 from peer.p2p.deadline import together
 from peer.p2p.payload import fp32_parts, receive_fp32
-from peer.rounds.contribution import Contribution, Vector, parts
+from peer.rounds.contribution import Contribution, Vector, host_vector, parts
 
 
 @dataclass(eq=False)
@@ -84,7 +83,7 @@ class _Reduction:
         self._lost: Tensor | None = None  # by rounding our mean
         self._rounded: list[bytes] = []  # our mean
         self._order = turns(self._rounding.size(self._mean.numel()))
-        self._given = {place: torch.empty(self._mean.numel()) for place in range(count)}  # contributions to our slice
+        self._given = {place: host_vector(self._mean.numel()) for place in range(count)}  # contributions to our slice
         self._arrived, self._reduced = asyncio.Semaphore(0), asyncio.Event()
         self._gathered, self._sketched = asyncio.Semaphore(0), asyncio.Event()
         self._digest, self._table = "", empty_table(count)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from peer.exchange.average import copy_own
 from peer.exchange.group.rounding import Rounded, Rounding, Slice, borders
-from peer.rounds.contribution import Readable, parts, scratch
+from peer.rounds.contribution import Readable, host_vector, parts, scratch
 
 SHARES = (1.0, 0.5, 0.25, 0.0)  # of what is kept of a mean
 
@@ -87,7 +87,7 @@ def mean_of_slices(
     count, owed = len(group), kept or [None] * len(group)
     given = [slices(*each, count, me) for me, each in enumerate(zip(group, owed, strict=True))]
     for place, (start, stop) in enumerate(borders(out.numel(), count)):
-        total, room, own, norms = out[start:stop].zero_(), torch.empty(stop - start), owed[place], []
+        total, room, own, norms = out[start:stop].zero_(), host_vector(stop - start), owed[place], []
         for me in range(count):
             sent = given[me][place]
             copy_own(sent if me == place else Rounded(sent, rounding), room)

@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import torch
 import xxhash
 
 from peer import clock
@@ -34,7 +33,7 @@ from peer.exchange.group.wire import GroupFailure, GroupVerdict, MemberReport
 from peer.p2p.deadline import THREAD_GRACE, Leaving, in_time, running, unless_away
 from peer.p2p.greeting import MemberNode
 from peer.p2p.stream import BadMessage, M, Stream, StreamLost
-from peer.rounds.contribution import Averaged, as_bytes
+from peer.rounds.contribution import Averaged, as_bytes, host_vector
 from peer.rounds.transfer_rule import swap_limit
 from peer.rounds.types import Assembly, Group, Outcome
 
@@ -59,7 +58,7 @@ class GroupProtocol(ABC, Generic[Each]):
     _away: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
-        self._buffer = torch.empty(self._result, dtype=torch.float32)
+        self._buffer = host_vector(self._result)
 
     def average(self, contribution: Each, group: Group) -> Averaged:
         if group.assembly is None:

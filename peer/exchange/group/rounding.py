@@ -22,7 +22,7 @@ from peer import clock
 from peer.config.schema import CodecName
 from peer.exchange.codec import BITS, BLOCK, Buffer, Cast
 from peer.p2p.payload import Channel, fp32_parts, receive_fp32, receive_parts
-from peer.rounds.contribution import Readable, parts, scratch
+from peer.rounds.contribution import Readable, host_vector, parts, scratch
 
 LLOYD = 3  # times that two bits choose their codes by the step, and the step by the codes
 STEP_BYTES = 2  # of a block: its step as bf16
@@ -93,7 +93,7 @@ class Rounding:
 
 def _quarters(blocks: Tensor, numel: int) -> tuple[Tensor, Tensor]:
     """The codes of two bits, −2 to 1, and the steps. Of the ``numel`` elements; the last block may be padded."""
-    counts = torch.full((len(blocks),), float(BLOCK))
+    counts = host_vector(len(blocks)).fill_(BLOCK)
     counts[-1:] -= len(blocks) * BLOCK - numel
     step = torch.linalg.vector_norm(blocks, dim=1, dtype=torch.float64).div_(counts.sqrt_()).float()
     for _ in range(LLOYD):

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from peer.rounds.contribution import Readable
+from peer.rounds.contribution import Readable, host_vector
 
 PROJECTIONS = 32  # with these the mean square is within a quarter of ‖x‖², as a rule
 LONGEST_CONTRIBUTION = 1.5  # times the median norm of the contributions to a slice
@@ -59,7 +59,7 @@ class Sketches:
     def of(self, vector: Readable) -> Sketch:
         """Reads the vector once, part by part."""
         width, height = self._width, min(HEIGHT, len(self._down))
-        room, square, projections = torch.empty(height * width), 0.0, np.zeros(PROJECTIONS)
+        room, square, projections = host_vector(height * width), 0.0, np.zeros(PROJECTIONS)
         for first in range(0, len(self._down), HEIGHT):
             start, down = first * width, self._down[first : first + HEIGHT]
             part = room[: min(vector.numel - start, len(room))]
@@ -90,7 +90,7 @@ def table(digest: str, sketches: Sequence[Sketch], lost: Sketch) -> Tensor:
 
 def empty_table(members: int) -> Tensor:
     """Room for the :func:`table` of another member."""
-    return torch.empty(DIGEST_PLACES + (members + 1) * (1 + PROJECTIONS))
+    return host_vector(DIGEST_PLACES + (members + 1) * (1 + PROJECTIONS))
 
 
 def objection(

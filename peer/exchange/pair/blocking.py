@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from functools import partial
 from itertools import cycle
 
-import torch
 import xxhash
 
 from peer import clock
@@ -19,7 +18,7 @@ from peer.exchange.average import blend, copy_own
 from peer.exchange.codec import prepare, size
 from peer.exchange.pair.protocol import PairProtocol, Transfer
 from peer.p2p.payload import receive_parts
-from peer.rounds.contribution import PART, Averaged, Contribution, parts, scratch
+from peer.rounds.contribution import PART, Averaged, Contribution, host_vector, parts, scratch
 from peer.rounds.types import Group, Outcome
 
 
@@ -27,7 +26,7 @@ class PairExchange(PairProtocol):
     """:class:`peer.exchange.average.Exchange` for groups of two."""
 
     def __post_init__(self) -> None:
-        self._buffer = torch.empty(self._numel, dtype=torch.float32)
+        self._buffer = host_vector(self._numel)
 
     def average(self, contribution: Contribution, group: Group) -> Averaged:
         if not group.links:

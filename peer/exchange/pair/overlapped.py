@@ -24,10 +24,10 @@ from peer.exchange.pair.mailbox import OpenPart, SwapMailbox
 from peer.exchange.pair.protocol import PairProtocol, Transfer
 from peer.exchange.pair.wire import Unusable
 from peer.p2p.payload import receive_parts
-from peer.rounds.contribution import Averaged
+from peer.rounds.contribution import Averaged, host_vector
 from peer.rounds.types import Group, Outcome
 
-NOTHING = torch.empty(0)
+NOTHING = host_vector(0)
 
 
 class OverlappedPairExchange(PairProtocol):

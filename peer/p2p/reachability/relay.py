@@ -32,6 +32,7 @@ log = get_logger("relay")
 RELAY_PROTOCOL = "noloco/relay/1"
 RESERVE_TIMEOUT = 5.0  # seconds for one message
 PING_SECONDS = 10.0  # between two pings of a holder
+PING_PAUSE = 1.0  # seconds after a pong in which no other ping is read: a flood of them would hold the event loop
 PONG_TIMEOUT = 15.0  # seconds: a slow line is full while a swap is on it
 RESERVATION_SILENCE = 40.0  # seconds without a ping after which a reservation ends
 CIRCUIT_IDLE = 120.0  # seconds without a byte; libp2p sends some every 30 s
@@ -101,6 +102,7 @@ class Relay:
             while True:
                 ping = await stream.receive(Ping, RESERVATION_SILENCE)
                 await stream.send(ping, RESERVE_TIMEOUT)
+                await asyncio.sleep(PING_PAUSE)
         finally:
             if self._slots.get(holder) is stream:
                 del self._slots[holder]

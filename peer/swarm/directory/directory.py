@@ -141,7 +141,8 @@ class Members:
         await self._reader.look(directory.READS)
 
     async def _tell(self) -> None:
-        await self._store(self._describe())
+        if self._said is None or self._said.state != "left":
+            await self._store(self._describe())
 
     async def _get_to_know(self) -> None:
         """One member that our DHT does not know, as long as it knows few: who told us of both may be gone."""

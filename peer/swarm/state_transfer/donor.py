@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from peer import clock
 from peer.logs import fields, get_logger
+from peer.p2p.budgets import STATE_REQUESTS, Proven, Spending
 from peer.p2p.bulk.offer import BulkOffer, agree, offer
 from peer.p2p.deadline import in_time
 from peer.p2p.payload import fp32_parts, send_parts
@@ -80,14 +81,14 @@ STATE_ANSWER: TypeAdapter[StateAnswer] = TypeAdapter(Annotated[StateAnswer, Fiel
 class Donor:
     """Serves this peer's state to newcomers. ``snapshot`` returns copies and may be called from any thread."""
 
-    def __init__(self, snapshot: Callable[[], State]) -> None:
-        self._snapshot = snapshot
+    def __init__(self, snapshot: Callable[[], State], proven: Proven) -> None:
+        self._snapshot, self._asked = snapshot, Spending(STATE_REQUESTS, proven)
         self._clients: set[str] = set()  # ids
 
     async def serve(self, stream: Stream) -> None:
         """One newcomer's stream, from request to acknowledgement."""
         request = await stream.receive(StateRequest, STATE_TIMEOUT)
-        if stream.remote in self._clients or len(self._clients) >= CLIENTS:
+        if stream.remote in self._clients or len(self._clients) >= CLIENTS or not self._asked.spend(stream.remote):
             await stream.send_last(DonorFull(), STATE_TIMEOUT)
             return
         self._clients.add(stream.remote)

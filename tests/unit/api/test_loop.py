@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from peer import logs
 from peer.api.loop import OuterLoop
-from peer.errors import UserError
+from peer.errors import RunError, UserError
 
 NAMES = ("_state", "_boundary", "_training", "_account", "_member", "_length", "_phase", "_progress", "_stop", "_model")
 
@@ -64,6 +66,30 @@ def test_a_tensor_of_several_numbers_is_refused_in_the_step_that_gives_it(key: s
     assert watched._state.inner.step == 5 and not watched.mock_calls
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"loss": "3.0"}, "loss is a str"),
+        ({"loss": np.ones(3)}, "loss is a ndarray"),
+        ({"loss": {}}, "loss is a dict"),
+        ({"loss": 1j}, "loss is a complex"),
+        ({"tokens": None}, "tokens is a NoneType"),
+        ({"tokens": []}, "tokens is a list"),
+        ({"tokens": math.nan}, "tokens is nan"),
+        ({"tokens": torch.tensor(math.inf)}, "tokens is inf"),
+        ({"tokens": -3}, "tokens is -3"),
+    ],
+)
+def test_what_is_no_number_is_refused_in_the_step_that_gives_it(given: dict[str, Any], said: str) -> None:
+    """It was a ValueError at the boundary, and at each one after it."""
+    outer, watched = watched_loop(step=5)
+    with pytest.raises(UserError, match=f"OuterLoop.step: {said}"):
+        outer.step(**given)
+    assert watched._state.inner.step == 5 and not watched.mock_calls
+    outer.step(np.int64(7), np.float32(3.0))
+    assert watched._state.inner.step == 6
+
+
 @pytest.mark.parametrize("step", [99, 98])
 def test_after_the_last_step_no_phase_begins(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The peer waited a quarter of a phase more for partners, and its record said that it trains."""
@@ -85,6 +111,15 @@ def test_another_state_is_taken_after_the_running_swap_was_given_up() -> None:
     called = [call[0] for call in watched.mock_calls]
     assert called.index("_boundary.abandon") < called.index("_state.load_state_dict")
     assert called[-1] == "_boundary.between_steps"
+
+
+def test_a_loop_that_was_closed_takes_neither_a_step_nor_a_state() -> None:
+    outer, watched = watched_loop()
+    watched._stop.requested = True
+    for slip in (lambda: outer.step(7), lambda: outer.load_state_dict({})):
+        with pytest.raises(RunError, match="it was closed; start a new one"):
+            slip()
+    assert not watched.mock_calls
 
 
 @pytest.mark.parametrize(

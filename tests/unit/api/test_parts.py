@@ -175,9 +175,22 @@ def half_on_meta() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
 
 
+def one_memory() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Linear(2, 3, bias=False))
+    model[1].weight.data = model[0].weight.data
+    return model
+
+
+def one_buffer() -> nn.Module:
+    """Parameters that are views of one tensor, side by side."""
+    buffer = torch.zeros(4)
+    return nn.ParameterList([nn.Parameter(buffer[2:]), nn.Parameter(buffer[:2]), nn.Parameter(buffer[:0])])
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
+        (one_memory, "1.weight shares memory with 0.weight; tie them as one nn.Parameter"),
         (channels_last, "weight is not contiguous"),
         (half_on_meta, "1.weight is on the meta device"),
         (lambda: nn.Sequential(nn.LazyLinear(2)), "0.weight has no shape yet; give the model one batch first"),
@@ -189,6 +202,10 @@ def half_on_meta() -> nn.Module:
 def test_weights_that_cannot_be_swapped_are_said_at_once(model: Callable[[], nn.Module], said: str) -> None:
     with pytest.raises(UserError, match=said):
         trained(model())
+
+
+def test_views_of_one_tensor_side_by_side_are_parameters_like_others() -> None:
+    assert [name for name, _ in trained(one_buffer())] == ["0", "1", "2"]
 
 
 def test_parameters_that_were_replaced_are_noticed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -161,6 +162,21 @@ def test_bf16_halves_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     sizes = [(tmp_path / dtype / "model.safetensors").stat().st_size for dtype in ("fp32", "bf16")]
     assert sizes[1] < 0.6 * sizes[0]
     assert loaded(tmp_path / "bf16").dtype == torch.bfloat16
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))  # bytes of a file; the weights have more
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["export", str(home), str(tmp_path / "out"), "--no-evaluate"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and len(said.splitlines()) == 1
+    assert f"{tmp_path / 'out'}: cannot be written: " in said
+    assert not [it for it in tmp_path.iterdir() if it.name == "out" or it.name.startswith(".tmp")]
 
 
 def test_a_checkpoint_its_folder_and_the_peers_folder_are_the_same(

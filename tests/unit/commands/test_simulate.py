@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,10 @@ def test_replicas_may_read_parts_of_the_text_that_do_not_overlap() -> None:
     texts = [simulation._part(index).train for index in range(3)]
     assert sum(map(len, texts)) == len(simulation._text.train)
     assert simulate(non_iid=True)["swarm"]["val_loss_mean"] != simulate()["swarm"]["val_loss_mean"]
+    many = Simulation(chosen, Options(replicas=64, method=method, non_iid=True))
+    many._text = replace(many._text, train=many._text.train[:1000])
+    with pytest.raises(UserError, match="--non-iid: a replica has 15 tokens and needs"):
+        many._part(0)
 
 
 def test_two_replicas_average_to_the_bits_of_the_pair_exchange() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from peer.exchange.group import flow_control
 from peer.exchange.group.all_reduce import AllReduceExchange
 from peer.exchange.group.flow_control import FlowControlledStream
+from peer.p2p.budgets import Proven
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import Channel
 from peer.p2p.stream import BadMessage, Stream, StreamLost
@@ -154,7 +155,7 @@ def test_a_newcomer_keeps_the_parts_before_and_takes_the_rest_of_another_donor(t
     newcomer = PartialState(room)
 
     async def take(vectors: Sequence[Tensor], fault: str) -> State:
-        node = OneDonor(Donor(lambda: State(10, 1, vectors)), fault)
+        node = OneDonor(Donor(lambda: State(10, 1, vectors), Proven()), fault)
         try:
             return await download(node, Seat("Qm", "donor"), newcomer)  # type: ignore[arg-type]
         finally:

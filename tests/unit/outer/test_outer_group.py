@@ -127,6 +127,11 @@ def test_every_parameter_comes_back_from_its_coefficients(chunk: int) -> None:
         torch.testing.assert_close(waves.norm(), flat.norm())  # orthonormal, and the padding is zero
 
 
+def test_a_parameter_without_elements_has_no_coefficients() -> None:
+    weights = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in ((4, 4), (0, 4), (0,), (4,))])
+    assert [it.span.name for it in tilings(SlowWeights(weights.named_parameters()), 8, 0.5)] == ["0", "3"]
+
+
 def test_a_large_axis_without_a_fitting_divisor_is_padded_and_not_cut_into_slivers() -> None:
     sizes = [(tiling.height, tiling.width) for tiling in tilings(SlowWeights(Weights(0).named_parameters()), 64, 0.01)]
     assert sizes == [(13, 7), (64, 48), (1, 48)]

@@ -52,6 +52,18 @@ def test_bf16_weights_have_fp32_slow_weights() -> None:
     assert slow.spans[0].parameter.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_in_16_bits_move_as_far_as_their_slow_weights_do(dtype: torch.dtype) -> None:
+    """A change that was rounded before it was added passed for training in a fifth of the weights."""
+    network = layers().to(dtype)
+    slow = SlowWeights(network.named_parameters())
+    slow.phi.copy_(torch.randn(slow.numel, generator=torch.Generator().manual_seed(0)) * 0.02)
+    slow.write_fast()
+    slow.shift(torch.randn(slow.numel, generator=torch.Generator().manual_seed(1)) * 0.02)
+    theta = torch.cat([it.detach().view(-1) for it in network.parameters()])
+    assert torch.equal(theta, slow.phi.to(dtype))
+
+
 def test_tied_parameters_count_once_and_frozen_ones_not() -> None:
     net = parts.network()
     names = [span.name for span in SlowWeights(net.named_parameters()).spans]

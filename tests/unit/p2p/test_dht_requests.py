@@ -18,6 +18,7 @@ from peer.p2p import identity
 from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, RECORDS, Proven
 from peer.p2p.dht import requests
 from peer.p2p.dht.authors import Author
+from peer.p2p.dht.limits import SUBKEY_BYTES
 from peer.p2p.dht.requests import (
     KEY_RECORDS,
     KEYS,
@@ -87,6 +88,19 @@ def test_requests_that_are_not_aligned_or_for_a_cache_are_refused(authors: Seque
     checks.check_request(FindRequest(keys=[bytes([it]) * 20 for it in range(KEYS)]), one)
     with pytest.raises(RefusedRequest):
         checks.check_request(FindRequest(keys=[KEY] * (KEYS + 1)), one)
+
+
+@pytest.mark.parametrize(("key", "more"), [(KEY, "A" * SUBKEY_BYTES), (KEY + b"x", ""), (b"", "")])
+def test_a_key_or_subkey_of_another_length_is_not_remembered(
+    authors: Sequence[tuple[PeerID, Author]], key: bytes, more: str
+) -> None:
+    """A node that would refuse the record later kept its subkey of any length for a minute: 150 MB of them."""
+    one, author = authors[0]
+    checks = Requests(author, Proven())
+    subkey = one.to_base58() + author.tag.removesuffix("]") + more + "]"
+    with pytest.raises(RefusedRequest, match="of another length"):
+        checks.check_request(store(subkey, key=key), one)
+    assert not checks._kept._by_key
 
 
 def test_one_author_has_a_number_of_records_and_a_key_has_too(authors: Sequence[tuple[PeerID, Author]]) -> None:

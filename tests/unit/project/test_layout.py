@@ -56,3 +56,16 @@ def names(node: ast.stmt) -> list[str]:
     assert isinstance(node, ast.Assign)
     targets = [it for target in node.targets for it in (target.elts if isinstance(target, ast.Tuple) else [target])]
     return [it.id for it in targets if isinstance(it, ast.Name) and it.id.isupper() and not it.id.startswith("_")]
+
+
+def test_what_runs_in_a_users_program_makes_tensors_by_no_default_of_torch() -> None:
+    """The program may have set another dtype or device (tests/unit/outer/test_torch_defaults.py)."""
+    factories = {"empty", "zeros", "ones", "full", "tensor", "arange", "linspace", "rand", "randn", "randint", "eye"}
+    rooms = ("api", "device", "exchange", "outer", "p2p", "rounds", "swarm", "training")
+    loose = []
+    for file in (it for room in rooms for it in (ROOT / "peer" / room).rglob("*.py") if it.parent.name != "examples"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"torch.{it}" for it in factories}:
+                given = {it.arg for it in node.keywords}
+                loose += [f"{relative(file)}:{node.lineno}"] * (not {"dtype", "device"} <= given)
+    assert loose == []

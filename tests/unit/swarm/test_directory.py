@@ -53,3 +53,14 @@ def test_a_peer_whose_clock_was_ahead_is_seen_again_when_it_is_set(
     assert at(AHEAD) == pytest.approx(AHEAD + LIFETIME)
     assert at(1.0) == pytest.approx(1.0 + LIFETIME)
     assert at(0.0) == 0.0  # a clock that is set by a second has no need of it
+
+
+def test_who_has_left_says_nothing_more(written: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its announcing went on while it left, and others looked for it until the record ended."""
+    node: Any = SimpleNamespace(peer_id="QmA", subkey="QmA", dht=None, call=lambda work, _: asyncio.run(work))
+    members = Members(node, "demo", lambda: member_record("QmA"))
+    members.announce()
+    members.leave()
+    written.clear()
+    asyncio.run(members._tell())
+    assert not written

@@ -12,6 +12,7 @@ import xxhash
 
 from peer import clock
 from peer.exchange.codec import size
+from peer.p2p.budgets import Proven
 from peer.p2p.deadline import TooSlow
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.payload import fp32_parts, send_parts
@@ -196,7 +197,7 @@ async def takes_all_that_comes(stream: Stream) -> None:
 def test_a_donor_leaves_its_newcomer_and_has_room_for_another(
     thread: LoopThread, plays: Side, parts: int, seconds: float
 ) -> None:
-    serving = Donor(lambda: State(1, 1, [torch.randn(parts * PART)]))
+    serving = Donor(lambda: State(1, 1, [torch.randn(parts * PART)]), Proven())
 
     async def serve() -> None:
         ours, theirs = await stream_pair(rate=RATE if parts == PARTS else 40_000)  # 0.32 Mbit/s
@@ -211,7 +212,7 @@ def test_a_donor_leaves_its_newcomer_and_has_room_for_another(
 
 
 def test_a_donor_that_is_full_says_so_at_once_and_waits_for_no_answer(thread: LoopThread) -> None:
-    serving = Donor(lambda: State(1, 1, [torch.randn(NUMEL)]))
+    serving = Donor(lambda: State(1, 1, [torch.randn(NUMEL)]), Proven())
 
     async def ask() -> None:
         for number in range(CLIENTS):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from peer import clock
 from peer.errors import RunError, UserError
 from peer.logs import LOGGER
+from peer.p2p.budgets import STATE_REQUESTS, Proven
 from peer.p2p.deadline import TooSlow
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.greeting import MemberIdentity
@@ -25,7 +26,7 @@ from peer.rounds.state import State
 from peer.rounds.types import Seat
 from peer.swarm.directory.records import MemberRecord
 from peer.swarm.state_transfer import join
-from peer.swarm.state_transfer.donor import STATE_ANSWER, Donor, DonorFull, StateReceived, StateRequest
+from peer.swarm.state_transfer.donor import STATE_ANSWER, Donor, DonorFull, StateHeader, StateReceived, StateRequest
 from peer.swarm.state_transfer.download import DonorBehind, DonorBusy
 from peer.swarm.state_transfer.join import (
     ASK_ALL_PAUSE,
@@ -382,7 +383,7 @@ def test_a_donor_serves_two_newcomers_at_a_time(thread: LoopThread) -> None:
         await serving
 
     async def scene() -> None:
-        donor = Donor(lambda: State(30, 3, [phi]))
+        donor = Donor(lambda: State(30, 3, [phi]), Proven())
         first, *others = [await come(donor, f"newcomer {number}") for number in range(5)]
         assert [full for *_, full in (first, *others)] == [False, False, True, True, True]
         await end(*first)
@@ -394,11 +395,40 @@ def test_a_donor_serves_two_newcomers_at_a_time(thread: LoopThread) -> None:
     thread.call(scene(), 30)
 
 
+def test_who_asks_for_the_state_again_and_again_is_given_it_a_few_times(thread: LoopThread) -> None:
+    """Each request copies the state, for which the training waits: two ids that did not wait took most of its time."""
+    copies = 0
+
+    def snapshot() -> State:
+        nonlocal copies
+        copies += 1
+        return State(30, 3, [torch.randn(10)])
+
+    async def ask(donor: Donor, name: str) -> bool:
+        ours, theirs = await stream_pair()
+        theirs.remote = name
+        serving = asyncio.ensure_future(donor.serve(theirs))
+        await ours.send(StateRequest(), 5)
+        given = isinstance(await ours.receive(STATE_ANSWER, 5), StateHeader)
+        ours.close()
+        await asyncio.gather(serving, return_exceptions=True)
+        return given
+
+    async def scene() -> None:
+        donor = Donor(snapshot, Proven())
+        most = int(STATE_REQUESTS.each * STATE_REQUESTS.burst)
+        assert [await ask(donor, "greedy") for _ in range(20)] == [True] * most + [False] * (20 - most)
+        assert copies == most
+        assert await ask(donor, "newcomer")
+
+    thread.call(scene(), 60)
+
+
 def test_one_newcomer_cannot_take_both_places_of_a_donor(thread: LoopThread) -> None:
     """One that opened stream after stream, and never said that the weights had come, kept others from joining."""
 
     async def scene() -> None:
-        donor = Donor(lambda: State(30, 3, [torch.randn(1000)]))
+        donor = Donor(lambda: State(30, 3, [torch.randn(1000)]), Proven())
         full = []
         for name in ("greedy", "greedy", "greedy", "newcomer"):
             ours, theirs = await stream_pair()

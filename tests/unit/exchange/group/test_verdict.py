@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from peer.exchange.group.all_reduce import AllReduceExchange
-from peer.exchange.group.streams import GroupStreams
-from peer.exchange.group.wire import GroupFailure, GroupVerdict
+from peer.exchange.group.streams import GroupStreams, IncomingStreams
+from peer.exchange.group.wire import GroupFailure, GroupVerdict, Hello
+from peer.exchange.pair.wire import Header
 from peer.p2p.stream import StreamLost
 from peer.rounds.contribution import Vector
 from peer.rounds.types import Outcome
 from tests.unit.exchange.group.harness import many
+from tests.unit.virtual import run, stream_pair
 
 
 def test_who_does_not_hear_the_verdict_keeps_the_digest_of_what_others_may_have_used(
@@ -49,3 +51,21 @@ def test_who_hears_that_nobody_uses_the_result_keeps_none(monkeypatch: pytest.Mo
     with many(3, 100) as group:
         results = group.average([Vector(torch.ones(100))] * 3)
         assert [(it.outcome, it.digest, it.unheard) for it in results if it] == [(Outcome.TIMEOUT, "", "")] * 3
+
+
+def test_a_member_that_calls_twice_holds_one_stream() -> None:
+    """The first stream was forgotten and stayed open: 384 of them let nobody in for the rest of the process."""
+
+    async def scene() -> list[bool]:
+        incoming, streams = IncomingStreams(), []
+        for _ in range(3):
+            ours, theirs = await stream_pair()
+            theirs.remote = "QmA"
+            await ours.send(Hello(token="t", index=1, header=Header(payload_bytes=0, round=3)), 5)
+            await incoming.accept(theirs)
+            streams.append(theirs)
+        closed = [it.closed for it in streams]
+        incoming.clear()
+        return [*closed, streams[-1].closed]
+
+    assert run(scene()) == [True, True, False, True]
