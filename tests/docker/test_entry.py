@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import psutil
 import pytest
-import yaml
 
-from tests.docker.compose import FOLDER, ROOT
+from tests.docker.compose import FOLDER
 
 ADDRESSES = ["/dns4/bootstrap/tcp/31337/p2p/QmA", "/ip4/203.0.113.7/tcp/31337/p2p/QmA"]
 NOBODY, NODE = "/ip4/127.0.0.1/tcp/", "QmYbqG5JzkGCmS7oEvBSUmgRNBFrD1Y5tG3cXcMQSsq2rk"
-SHOW = ["show-config", "--config", str(ROOT / "configs" / "demo.yaml")]
 
 
 def entry(*arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -42,20 +41,35 @@ def test_the_first_word_picks_the_program(arguments: list[str], program: str) ->
     assert said.split()[0] == program
 
 
-def test_a_peer_waits_for_the_address_file_and_joins_by_it(tmp_path: Path) -> None:
+@pytest.fixture
+def stub_path(tmp_path: Path) -> str:
+    """A PATH with a ``noloco-peer`` that prints its addresses: the real one imports for seconds."""
+    (stub := tmp_path / "noloco-peer").write_text('#!/bin/sh\necho "$NOLOCO_INITIAL_PEERS"\n')
+    stub.chmod(0o755)
+    return f"{tmp_path}:{os.environ['PATH']}"
+
+
+def wait_for_waiting(process: subprocess.Popen[str]) -> None:
+    """Until the shell has begun the first ``sleep`` of its loop."""
+    while not psutil.Process(process.pid).children():
+        assert process.poll() is None
+        time.sleep(0.01)
+
+
+def test_a_peer_waits_for_the_address_file_and_joins_by_it(stub_path: str, tmp_path: Path) -> None:
     file = tmp_path / "addresses"
-    process = entry(*SHOW, INITIAL_PEERS_FILE=str(file))
-    time.sleep(0.5)
-    assert process.poll() is None  # it waits
+    process = entry("train", PATH=stub_path, INITIAL_PEERS_FILE=str(file))
+    wait_for_waiting(process)
     file.write_text("\n".join(ADDRESSES) + "\n")
-    said, errors = process.communicate(timeout=60)
-    assert yaml.safe_load(said)["peer"]["initial_peers"] == ADDRESSES, errors
+    said, errors = process.communicate()
+    assert said.split() == ADDRESSES and said.count("\n") == 1, errors
 
 
-def test_addresses_from_the_environment_need_no_file(tmp_path: Path) -> None:
-    process = entry(*SHOW, INITIAL_PEERS_FILE=str(tmp_path / "none"), NOLOCO_INITIAL_PEERS=ADDRESSES[1])
-    said, errors = process.communicate(timeout=60)
-    assert yaml.safe_load(said)["peer"]["initial_peers"] == ADDRESSES[1:], errors
+def test_addresses_from_the_environment_need_no_file(stub_path: str, tmp_path: Path) -> None:
+    none = str(tmp_path / "none")
+    process = entry("train", PATH=stub_path, INITIAL_PEERS_FILE=none, NOLOCO_INITIAL_PEERS=ADDRESSES[1])
+    said, errors = process.communicate()
+    assert said.split() == ADDRESSES[1:], errors
 
 
 @pytest.mark.long
@@ -77,17 +91,17 @@ def test_join_takes_its_address_from_the_command_the_environment_or_the_file(tmp
 
 
 def test_waiting_times_out_with_one_line(tmp_path: Path) -> None:
-    process = entry(*SHOW, INITIAL_PEERS_FILE=str(tmp_path / "none"), INITIAL_PEERS_WAIT="1")
+    process = entry("train", INITIAL_PEERS_FILE=str(tmp_path / "none"), INITIAL_PEERS_WAIT="1")
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 1
     assert errors.startswith("error: no addresses in") and errors.count("\n") == 1
 
 
 def test_waiting_is_stopped_by_sigterm(tmp_path: Path) -> None:
-    process = entry(*SHOW, INITIAL_PEERS_FILE=str(tmp_path / "none"))
-    time.sleep(0.5)
+    process = entry("train", INITIAL_PEERS_FILE=str(tmp_path / "none"))
+    wait_for_waiting(process)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=3)
+    process.communicate()
     assert process.returncode == 0
 
 

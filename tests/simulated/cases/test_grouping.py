@@ -98,14 +98,20 @@ def test_a_member_that_comes_to_its_boundary_while_it_joins_has_one_stream_to_it
 
 
 @pytest.mark.parametrize(
-    ("lie", "place"), [pytest.param("false verdict", 0, marks=pytest.mark.long), ("false report", -1)]
+    ("lie", "place", "seconds", "least", "victims_least"),
+    [
+        pytest.param("false verdict", 0, 250.0, 75, 70, marks=pytest.mark.long),  # of 85; 51 with a lying leader then
+        ("false report", -1, 120.0, 32, 5),
+    ],
 )
-def test_who_says_that_another_one_failed_costs_nobody_many_rounds(lie: str, place: int) -> None:
+def test_who_says_that_another_one_failed_costs_nobody_many_rounds(
+    lie: str, place: int, seconds: float, least: int, victims_least: int
+) -> None:
     """A leader that lies made every second attempt fail for ever, and nobody let its victim in again. Who accuses as a
     member is left out as often as its victim is, as nobody knows which of the two it was.
     """
     machine = Machine(0.2, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
-    honest = Scenario(0, "group", (machine,) * 6, (), 250.0, inner_steps=10, numel=300, codec="none")
+    honest = Scenario(0, "group", (machine,) * 6, (), seconds, inner_steps=10, numel=300, codec="none")
     with in_a_folder(honest) as world:
         numbers = sorted(range(6), key=lambda it: world.peers[it].host.peer_id)
     liar = numbers.pop(place)
@@ -114,8 +120,8 @@ def test_who_says_that_another_one_failed_costs_nobody_many_rounds(lie: str, pla
     with in_a_folder(replace(honest, machines=tuple(machines))) as world:
         assert not world.run().violations
         for number in numbers:
-            assert merged(world, number) > 75  # of 85; 51 with a lying leader then
-        assert merged(world, victim) > (70 if place == 0 else 5)
+            assert merged(world, number) > least
+        assert merged(world, victim) > victims_least
 
 
 def test_who_says_with_a_small_id_that_it_leads_costs_the_others_few_rounds() -> None:
@@ -138,14 +144,14 @@ def test_who_says_with_a_small_id_that_it_leads_costs_the_others_few_rounds() ->
 def test_a_leader_that_sends_all_to_a_donor_that_does_not_exist_leads_no_longer() -> None:
     """Nobody merged any more, for ever: to whom they were sent counted, and not who had sent them."""
     machine = Machine(0.2, latency=0.02, up=1e6, down=1e6, skew=0.0, starts=0.0)
-    honest = Scenario(0, "group", (machine,) * 6, (), 250.0, inner_steps=10, numel=300, codec="none")
+    honest = Scenario(0, "group", (machine,) * 6, (), 120.0, inner_steps=10, numel=300, codec="none")
     with in_a_folder(honest) as world:
         liar, *others = sorted(range(6), key=lambda it: world.peers[it].host.peer_id)
     machines = tuple(replace(machine, lie=OUT_OF_DATE) if number == liar else machine for number in range(6))
     with in_a_folder(replace(honest, machines=machines)) as world:
         assert not world.run().violations
         for number in others:
-            assert merged(world, number) > 55  # there were 10 of 80
+            assert merged(world, number) > 28
 
 
 def merged(world: World, number: int) -> int:

@@ -121,13 +121,13 @@ def test_a_partner_from_which_nothing_comes_for_a_step_is_not_hung_up_on() -> No
     """Steps of 20 s, and its parts come once a step; or all have come, and this peer's own are still on their way."""
     line = Machine(20.0, latency=0.02, up=25_000.0, down=750_000.0, skew=0.0, starts=0.0)
     machines = tuple(replace(line, up=250_000.0 if number % 2 else line.up) for number in range(4))
-    seconds = 1600.0
+    seconds = 1100.0
     scenario = Scenario(0, "overlapped", machines, (), seconds, inner_steps=10, numel=3_000_000, codec="int8")
     with in_a_folder(scenario) as world:
         assert not world.run().violations
         rows = [row for peer in world.peers for row in world.rounds(peer) if row["step"] < 0.8 * seconds / 20.0]
         outcomes = [row["outcome"] for row in rows]
-    assert outcomes.count("timeout") == 0 < 15 < outcomes.count("merged")  # 6 and 22 then
+    assert outcomes.count("timeout") == 0 < 10 < outcomes.count("merged")  # 16 now; 6 time-outs then, in 1600 s
 
 
 def test_a_fast_peer_among_many_slow_ones_asks_others_than_those_that_have_declined() -> None:

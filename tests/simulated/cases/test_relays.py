@@ -18,7 +18,7 @@ from tests.simulated.harm.bad_relays import RELAY_LIES
 from tests.simulated.scenario import Fault, Kind, Scenario
 from tests.simulated.world import World, in_a_folder
 
-PACE = 0.1  # seconds of an inner step: nobody makes one in less time
+PACE = 0.3  # seconds of an inner step: nobody makes one in less time
 FOUND = 60.0  # seconds: a lost relay is noticed within 25, another one granted and announced within 20
 
 
@@ -59,7 +59,7 @@ def test_a_bad_relay_keeps_nobody_from_a_good_one(lie: str) -> None:
     with in_a_folder(replace(scenario, machines=(*bad, *scenario.machines[count:]))) as world:
         report = world.run()
         assert not report.violations
-        assert len(hidden_merges(world, 30.0 + FOUND)) > 3
+        assert len(hidden_merges(world, 30.0 + FOUND)) > 1
 
 
 def test_relays_through_which_nobody_calls_are_replaced() -> None:

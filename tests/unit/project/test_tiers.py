@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.project import test_rules as rules
+
 ROOT = Path(__file__).parents[3]
 TESTS = ROOT / "tests"
 REAL = ("netlab", "swarm")
@@ -56,10 +58,14 @@ def test_all_others_with_real_processes_are_long() -> None:
         assert done.stdout.count("::test_") == count, done.stdout
 
 
-@pytest.mark.parametrize("file", ["unit/project/test_rules.py", "swarm/bootstrap/test_page.py"])
-def test_a_missing_program_is_a_skip_and_in_ci_a_failure(file: str, tmp_path: Path) -> None:
-    alone = pytest_of(f"tests/{file}", PATH=str(tmp_path))
+def test_a_missing_program_is_a_skip_and_in_ci_a_failure(tmp_path: Path) -> None:
+    file = "tests/swarm/bootstrap/test_page.py"
+    alone = pytest_of(file, PATH=str(tmp_path))
     assert alone.returncode == 0 and "skipped" in alone.stdout and "apt-get install" in alone.stdout, alone.stdout
-    in_ci = pytest_of(f"tests/{file}", PATH=str(tmp_path), CI="true")
+    in_ci = pytest_of(file, PATH=str(tmp_path), CI="true")
     assert in_ci.returncode == 1 and " passed" not in in_ci.stdout, in_ci.stdout
     assert "CI must not skip it: no " in in_ci.stdout and "skipped" not in in_ci.stdout
+
+
+def test_the_rules_need_promtool() -> None:
+    assert rules.pytestmark == pytest.mark.needs("promtool")

@@ -33,6 +33,7 @@ from tests.unit.virtual import run, stream_pair
 NUMEL = 6 * PART + 17  # for two members and more: two parts of each slice at least
 STALL, WAIT = 1.0, 60.0  # seconds
 PATIENT = EXACT.model_copy(update={"stall": STALL})
+WAITING = EXACT.model_copy(update={"stall": WAIT})  # for tests of no stall, on a machine that may be busy
 Sent = Counter[str]
 
 
@@ -129,7 +130,7 @@ def test_a_lost_connection_is_replaced(sent: Sent, monkeypatch: pytest.MonkeyPat
         write(self, data, timeout)
 
     monkeypatch.setattr(BulkConnection, "write_part", fails_once)
-    with many(3, NUMEL, settings=PATIENT, real=True) as group:
+    with many(3, NUMEL, settings=WAITING, real=True) as group:
         group.listen()
         averaged(group, vectors(3, NUMEL))
     assert written["parts"] > 8
@@ -146,7 +147,7 @@ def test_a_member_that_dies_amid_the_round_is_named(sent: Sent, monkeypatch: pyt
 
     monkeypatch.setattr(AllReduceExchange, "_combine", dies)
     monkeypatch.setattr(GroupProtocol, "_digest", lambda self: "")
-    with many(3, NUMEL, settings=PATIENT, real=True) as group:
+    with many(3, NUMEL, settings=WAITING, real=True) as group:
         group.listen()
         results = group.average(contributions(vectors(3, NUMEL)))
     left = [results[0], results[2]]

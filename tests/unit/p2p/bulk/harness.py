@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
+import pytest
+
 from peer.p2p.budgets import Proven
+from peer.p2p.bulk import offer
 from peer.p2p.bulk.offer import BulkOffer, BulkPort
 from peer.p2p.payload import receive_parts
 from peer.p2p.stream import Stream
@@ -18,6 +21,8 @@ from tests.unit.virtual import stream_pair
 HOST = "127.0.0.1"
 PART = 100_000  # bytes
 STALL = 5.0
+WAIT = 60.0  # seconds: both sides are one process, on a machine that may be busy
+LIMITS = {name: getattr(offer, name) for name in ("DIAL_SECONDS", "READY_TIMEOUT")}  # the product's
 
 
 @dataclass
@@ -47,6 +52,17 @@ class Sides:
 
 @contextlib.asynccontextmanager
 async def sides(*, caller_listens: bool = True, called_listens: bool = True) -> AsyncIterator[Sides]:
+    """Dialling may take :data:`WAIT` seconds, unless the test has set its own limit."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, limit in LIMITS.items():
+            if getattr(offer, name) == limit:
+                patch.setattr(offer, name, WAIT)
+        async with _connected(caller_listens, called_listens) as two:
+            yield two
+
+
+@contextlib.asynccontextmanager
+async def _connected(caller_listens: bool, called_listens: bool) -> AsyncIterator[Sides]:
     tasks: list[asyncio.Task[None]] = []
 
     def spawn(work: Coroutine[Any, Any, None]) -> None:

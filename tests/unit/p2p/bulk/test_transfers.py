@@ -76,8 +76,6 @@ def test_the_parts_of_a_lost_connection_go_over_another_one(role: Role) -> None:
 
 
 def test_when_all_are_lost_new_ones_are_made_or_both_sides_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offer, "GONE_SECONDS", 0.5)
-
     async def kill_all(two: Sides, *, for_good: bool) -> None:
         await asyncio.sleep(0.05)
         transfer = two.called.stream.direct
@@ -97,6 +95,7 @@ def test_when_all_are_lost_new_ones_are_made_or_both_sides_are_told(monkeypatch:
             sending = send_parts(two.caller.stream, slowly(50), STALL)
             found, *_ = await asyncio.gather(receive(two.called.stream, 50), sending, kill_all(two, for_good=False))
             assert found == [part(number) for number in range(50)]
+        monkeypatch.setattr(offer, "GONE_SECONDS", 0.5)
         async with sides() as two:
             await two.agree()
             sending = send_parts(two.caller.stream, slowly(1000), STALL)

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
+from peer import clock
 from peer.p2p import identity
 from peer.p2p.addresses import CIRCUIT, for_record, is_circuit, is_private, owner_of, place_of, tcp_of, tcp_place
 from peer.p2p.budgets import DIALBACKS
@@ -28,6 +29,8 @@ from peer.p2p.reachability.dialback import (
 )
 from peer.p2p.reachability.tls_probe import NotLibp2p, who_answers
 from peer.p2p.stream import Stream, StreamLost
+from tests.unit.virtual import line, took
+from tests.unit.virtual import run as in_virtual_time
 
 T = TypeVar("T")
 ME, OTHER = "QmYbAnMcVeRLg6kmQ1Z4XT2Q4aBH3VTsd3GRYc7HZoFSer", "QmaCpDMGvV2BGHeYERUEnRQAwe3N8SzbUtfsmvsqQLuvuJ"
@@ -181,6 +184,7 @@ class Others:
 
     def __init__(self, *views: tuple[str, dict[tuple[str, int], str | Exception]]) -> None:
         self._served = [(origin, DialBack(list, Dialled(reachable))) for origin, reachable in views]
+        self._answers: list[asyncio.Future[None]] = []
         self.addresses = [
             f"/ip4/45.0.0.{number}/tcp/1/p2p/{RELAY[-46:-1]}{number}" for number in range(1, len(views) + 1)
         ]
@@ -191,13 +195,13 @@ class Others:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await served.answer(Stream(reader, writer, remote=ME, initiator=False, origin=origin))
 
-        server = await asyncio.start_server(accept, "127.0.0.1", 0)
-        connection = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
-        return Stream(*connection, remote=peer_id, initiator=True)
+        near, far = line(asyncio.get_running_loop())
+        self._answers.append(asyncio.ensure_future(accept(*await far())))
+        return Stream(*await near(), remote=peer_id, initiator=True)
 
 
 def decided(others: Others, *own: str) -> Reachability:
-    return run(deciding(others, *own))
+    return in_virtual_time(deciding(others, *own))
 
 
 async def deciding(others: Others, *own: str) -> Reachability:
@@ -281,7 +285,6 @@ def test_many_that_start_at_once_all_learn_that_they_are_behind_a_nat(monkeypatc
 
 def test_who_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its line was cut just then: a peer behind a NAT took itself for one that others can dial."""
-    monkeypatch.setattr(module, "FAILED_PAUSE", 0.01)
     others, failures = Others((SEEN, {})), [StreamLost("reset"), TimeoutError()]
     open_stream = others.open
 
@@ -294,9 +297,8 @@ def test_who_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert decided(others, HOME).relayed
 
 
-def test_where_no_initial_peer_answers_members_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_initial_peer_answers_members_are_asked() -> None:
     """A peer asked those of its start for ever, which were gone."""
-    monkeypatch.setattr(module, "VIEW_SECONDS", 0.2)
     initial, members = Others((SEEN, {})), Others((SEEN, {}))
 
     async def gone(*_: Any) -> Stream:
@@ -308,13 +310,12 @@ def test_where_no_initial_peer_answers_members_are_asked(monkeypatch: pytest.Mon
     async def either(peer_id: str, protocol: str, addresses: Any) -> Stream:
         return await (gone() if addresses == ["/dead"] else members.open(peer_id, protocol, addresses))
 
-    assert run(module.decide(gone, visible, initial.addresses)) == Reachability(unknown=True)
-    found = run(module.decide(either, visible, ["/dead"], otherwise=members.addresses))
+    assert in_virtual_time(decide(gone, visible, initial.addresses)) == Reachability(unknown=True)
+    found = in_virtual_time(decide(either, visible, ["/dead"], otherwise=members.addresses))
     assert found == Reachability(relayed=True)
 
 
 def test_when_one_has_answered_the_others_have_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "OTHERS_SECONDS", 0.05)
     others = Others((SEEN, {}), (SEEN, {("45.0.0.9", 4001): ME}))
     open_stream = others.open
 
@@ -324,7 +325,14 @@ def test_when_one_has_answered_the_others_have_little_time(monkeypatch: pytest.M
         return await open_stream(peer_id, *call)
 
     monkeypatch.setattr(others, "open", hangs)
-    assert not decided(others, HOME).relayed
+
+    async def timed() -> tuple[Reachability, float]:
+        began = clock.monotonic()
+        return await deciding(others, HOME), clock.monotonic() - began
+
+    stand, seconds = in_virtual_time(timed())
+    assert stand == Reachability(announce=("/ip4/45.0.0.9/tcp/4001", HOME))
+    assert seconds == took(module.OTHERS_SECONDS)
 
 
 def test_when_nobody_can_tell_nothing_changes() -> None:
