@@ -82,9 +82,7 @@ class Simulation:
         borders = np.linspace(0, len(whole), self.options.replicas + 1).astype(int)
         part, least = whole[borders[index] : borders[index + 1]], self.config.run.data.sequence_length + 2
         if len(part) < least:
-            raise UserError(
-                f"--non-iid: a replica has {len(part)} tokens and needs {least}; add text"
-            )
+            raise UserError(f"--non-iid: a replica has {len(part)} tokens and needs {least}; add text")
         return Corpus(part, self._text.validation)
 
     def _build(self, name: str, config: Config, index: int, speed: float = 1.0) -> Replica:
