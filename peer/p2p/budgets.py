@@ -46,7 +46,7 @@ HOPS = Limit(each=40, all=320)  # some are ending, and who finds no room is told
 CIRCUIT_BYTES = Rate(each=8 * 2**20, all=32 * 2**20, burst=4)  # that a relay forwards; more of them wait
 HALF_OPEN = Limit(each=32, all=128)  # connections to the bulk port without certificate and token; each: an IP address
 BULK_TRANSFERS = Limit(each=2, all=8)  # by direct connections, of which each is a thread and an open file
-STATE_REQUESTS = Rate(each=1 / 60, all=1 / 30, burst=240)  # that are given: each is copied while the training waits
+STATE_REQUESTS = Rate(each=1 / 60, all=1 / 15, burst=240)  # that are given: each is copied while the training waits
 DIALBACKS = Rate(each=1 / 2, all=5, burst=60)  # questions; each: an IP address
 SPEED_TESTS = Rate(each=1 / 300, all=1 / 180, burst=1800)  # of 16 MiB and 4 s at most, one at a time (speed.py)
 PACE = 0.1  # seconds between two attempts to spend, at least
