@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import stdev
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from peer import clock
@@ -90,6 +90,7 @@ class StepAccount:
     def report(self, learning_rate: float) -> InnerReport:
         """The phase has ended and another one begins; returns the report of the first."""
         losses = [float(loss) for loss in self._losses]
+        told = torch.tensor(losses, dtype=torch.float32, device="cpu")
         inner = InnerReport(
             steps=self._steps,
             tokens=self._tokens,
@@ -98,7 +99,7 @@ class StepAccount:
             grad_norm=math.nan,
             learning_rate=learning_rate,
             seconds=clock.monotonic() - self._began,
-            spread=stdev(losses) if len(losses) > 1 else math.nan,
+            spread=float(told.std()) if len(losses) > 1 else math.nan,
             told=len(losses),
         )
         self._rate = self.tokens_per_step

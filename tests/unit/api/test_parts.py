@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -324,6 +325,15 @@ def test_adopting_a_members_weights_clears_the_users_optimizer() -> None:
     assert not optimizer.state and state.adopted
     assert model.layer.weight is before and model.head.weight is model.embed.weight
     assert torch.equal(torch.cat([p.flatten() for _, p in trained(model)]), donor.outer.slow.phi)
+
+
+@pytest.mark.parametrize("loss", [math.inf, math.nan])
+def test_a_loss_that_is_not_finite_is_reported_as_it_is(loss: float) -> None:
+    account = StepAccount()
+    for told in (1.0, loss):
+        account.add(7, told)
+    report = account.report(0.1)
+    assert not math.isfinite(report.loss) and not math.isfinite(report.spread)
 
 
 def test_an_account_reads_losses_only_when_its_phase_ends() -> None:
