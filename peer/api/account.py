@@ -90,7 +90,7 @@ class StepAccount:
     def report(self, learning_rate: float) -> InnerReport:
         """The phase has ended and another one begins; returns the report of the first."""
         losses = [float(loss) for loss in self._losses]
-        told = torch.tensor(losses, dtype=torch.float32, device="cpu")
+        values = torch.tensor(losses, dtype=torch.float32, device="cpu")
         inner = InnerReport(
             steps=self._steps,
             tokens=self._tokens,
@@ -99,7 +99,7 @@ class StepAccount:
             grad_norm=math.nan,
             learning_rate=learning_rate,
             seconds=clock.monotonic() - self._began,
-            spread=float(told.std()) if len(losses) > 1 else math.nan,
+            spread=float(values.std()) if len(losses) > 1 else math.nan,
             told=len(losses),
         )
         self._rate = self.tokens_per_step

@@ -7,9 +7,8 @@ Every run is a simulation with the peer's own inner loop, outer step, codec, gua
 tokens that replica 0 sends are false (tests/swarm/support/attacks.py); of two hostile ones, those of replica 1 too.
 They collude: both send the same direction, by the gradient of replica 0. "creep" is a slow poison: each round it goes
 as far uphill as a merge may harm without being taken back. The figures are validation losses of the others, of two
-seeds; of one without guard and rollback. ``--search`` looks for the
-worst of N random mixtures of s, βΔ and noise, with a tiny model. Runs in FILE's .runs.json are not repeated;
-``--known`` makes no others.
+seeds; of one without guard and rollback. ``--search`` looks for the worst of N random mixtures of s, βΔ and noise, with
+a tiny model. Runs in FILE's .runs.json are not repeated; ``--known`` makes no others.
 """
 
 from __future__ import annotations

@@ -43,11 +43,11 @@ class IncomingStreams:
         """Handler of :data:`REDUCE_PROTOCOL`."""
         hello = await stream.receive(Hello, HELLO_TIMEOUT)
         async with self._came:
+            if (before := self._waiting.pop((hello.token, stream.remote), None)) is not None:
+                before[0].close()
             while len(self._waiting) >= MOST_WAITING:
                 oldest = next(iter(self._waiting))
                 self._waiting.pop(oldest)[0].close()
-            if (before := self._waiting.pop((hello.token, stream.remote), None)) is not None:
-                before[0].close()
             self._waiting[hello.token, stream.remote] = (stream, hello)
             self._came.notify_all()
 

@@ -63,7 +63,7 @@ class StateHeader(Message):
 
 
 class DonorFull(Message):
-    """I serve as many newcomers as I can: ask me again later."""
+    """I serve as many newcomers as I can, or have given it to you often: ask me again later."""
 
     kind: Literal["full"] = "full"
 

@@ -85,7 +85,7 @@ async def download(
         await stream.send(request, STATE_TIMEOUT)
         answer = await stream.receive(STATE_ANSWER, copy_limit(partial.size, STATE_TIMEOUT))
         if isinstance(answer, DonorFull):
-            raise DonorBusy("serves other newcomers")
+            raise DonorBusy("serves other newcomers, or has served this one often")
         if (answer.vectors, answer.numel) != (len(partial.room), partial.room[0].numel()):
             raise BadMessage(f"a state of {answer.vectors} × {answer.numel} elements does not fit")
         if answer.first not in (0, partial.have):
