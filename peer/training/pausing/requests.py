@@ -62,8 +62,8 @@ def watching(folder: Path, hours: Hours | None, pause: Pause) -> Iterator[None]:
 
     look()
     with clock.worker("pause") as worker:
-        worker.submit(watch)
-        try:
+        try:  # a signal's exception may come while it begins
+            worker.submit(watch)
             yield
         finally:
             ended.set()

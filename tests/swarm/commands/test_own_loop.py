@@ -188,7 +188,7 @@ def test_a_program_that_fails_leaves_and_its_own_exception_is_raised(scene: Scen
     assert not daemon.is_running()
     members: Members = watching._member.presence._members
     wait_for(lambda: not members.refresh_all() or None, 10)
-    with pytest.raises(RunError, match=r"step after OuterLoop.close"):
+    with pytest.raises(RunError, match="it was closed; start a new one"):
         outer.step()
     outer.close()
 

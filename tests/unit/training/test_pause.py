@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from peer import clock
 from peer.commands import pause as command
 from peer.commands.cli import main
 from peer.config.load import load
 from peer.errors import RunError, UserError
 from peer.process import Pause
-from peer.training.pausing import requests as pausing
 from peer.training.pausing.requests import REQUEST, PauseRule, ask, take, watching
 from peer.training.run_folder import LOCK, claim
 from tests.swarm.support.harness import DEMO, wait_for
@@ -97,9 +99,24 @@ def test_requests_are_taken_and_what_lies_there_from_before_is_not(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_signal_while_the_watch_begins_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler of a signal raises wherever the main thread is; the executor waits for its thread at its end."""
+    ended = threading.Event()
+
+    class Interrupted(ThreadPoolExecutor):
+        def submit(self, *work: object) -> NoReturn:  # type: ignore[override]
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(clock, "event", lambda: ended)
+    monkeypatch.setattr(clock, "worker", lambda name: Interrupted(1))
+    with pytest.raises(KeyboardInterrupt), watching(tmp_path, None, Pause()):
+        pass
+    assert ended.is_set()
+
+
 def test_outside_of_its_hours_a_peer_is_paused_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [datetime(2026, 1, 1, 12, 0)]
-    monkeypatch.setattr(pausing.clock, "unix", lambda: now[0].timestamp())  # of local time
+    monkeypatch.setattr(clock, "unix", lambda: now[0].timestamp())  # of local time
     pause = Pause()
     with watching(tmp_path, NIGHT, pause):
         assert pause.requested
