@@ -126,9 +126,9 @@ class OuterLoop:
     def step(self, tokens: int = 1, loss: float | Tensor | None = None) -> Round | None:
         """The optimizer has made a step on ``tokens`` tokens. Every H-th call is a boundary and takes the outer step.
 
-        Returns a round in the call in which it ends; with the last step more may end, see :attr:`ended`. ``loss`` (nats
-        a token) is read at the boundary, for reports, and in the first calls after a merge: without it a merge that
-        does harm is not undone.
+        Returns a round in the call in which it ends; with the last step more may end, see :attr:`ended`. ``tokens`` is
+        read at once: a tensor on an accelerator makes this call wait for it. ``loss`` (nats a token) is read at the
+        boundary, for reports, and in the first calls after a merge: without it a merge that does harm is not undone.
         Raises :class:`peer.RunError` when this peer cannot continue.
         """
         if self._stop.requested:

@@ -105,7 +105,7 @@ def _network(config: Config, args: argparse.Namespace) -> None:
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     for row in rows:
         print(
-            f"{row.method}: idle {row.idle_share:.1%}, {row.merged_share:.0%} of the rounds merged, "
+            f"{row.method}: idle {row.idle_in_all:.1%}, {row.merged_share:.0%} of the rounds merged, "
             f"{row.bytes_per_round / 2**20:.2f} MiB sent a peer and round, {row.seconds:.0f} s, "
             f"{row.end_seconds:.1f} s a peer after its last step"
         )

@@ -64,11 +64,12 @@ def test_with_equal_peers_only_the_transfer_is_waited_for() -> None:
     assert overlapped.bytes_per_round > 0.8 * it.payload
 
 
-def test_the_codec_is_of_the_pairs_of_the_swarm_alone() -> None:
+def test_both_methods_send_what_the_codec_makes_and_the_papers_pairs_fp32() -> None:
     it = replace(QUIET, payload=1_000_000, up=100_000.0 / GOODPUT, down=1_000_000.0)
     quarter, whole = replace(it, coded=0.25), replace(it, payload=250_000)
     assert pairs(quarter) == pairs(whole) != pairs(it)
-    assert groups(quarter) == groups(it) and pairs_by_round(quarter) == pairs_by_round(it)
+    assert groups(quarter) == groups(whole) != groups(it)
+    assert pairs_by_round(quarter) == pairs_by_round(it)
 
 
 def test_a_straggler_delays_a_group_and_hardly_the_pairs() -> None:
@@ -101,7 +102,10 @@ def test_at_the_end_a_running_swap_is_waited_for_and_the_last_ones_are_made() ->
     """The model was never idle: a run's end was not in it."""
     it = replace(QUIET, peers=8, payload=1_000_000, up=100_000.0 / GOODPUT, down=1_000_000.0)  # 10 s a swap
     assert 20 <= pairs(it).end_seconds <= 30  # log2 8, less the round before where it has merged
-    assert 20 < pairs(replace(it, overlap=True)).end_seconds <= 40
+    overlapped = pairs(replace(it, overlap=True))
+    assert 20 < overlapped.end_seconds <= 40
+    assert overlapped.idle_share == 0
+    assert overlapped.idle_in_all == pytest.approx(overlapped.end_seconds / (200 + overlapped.end_seconds))
     alone = pairs(replace(it, peers=3, speeds=(1.0, 0.5, 0.25)))  # the others train on for minutes
     assert alone.end_seconds <= 15
 

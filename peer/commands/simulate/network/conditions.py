@@ -36,8 +36,8 @@ class Conditions:
     churn: float = 0.0  # share of the peers that newcomers replace in a round
     stall: float = 10.0  # seconds without a byte until a swap ends
     max_phases: float = 4.0  # inner phases that a swap may take
-    overlap: bool = False  # of noloco's swaps, like coded
-    coded: float = 1.0  # share of the payload that the codec sends
+    overlap: bool = False  # of noloco's swaps
+    coded: float = 1.0  # share of the payload that the codec sends, of noloco and diloco
     window: float = 0.5
 
     def check(self) -> None:
@@ -81,8 +81,8 @@ def conditions(run: RunConfig, numel: int, args: argparse.Namespace) -> Conditio
 
 @dataclass(frozen=True)
 class Figures:
-    """Means over peers and rounds. ``seconds``: until the last peer has made all its rounds; ``end_seconds``: of a peer
-    after its last inner step, which are in no other figure.
+    """Means over peers and rounds. ``seconds`` and ``idle_share``: until the last peer has made all its rounds;
+    ``end_seconds``: of a peer after its last inner step; ``idle_in_all``: with these.
     """
 
     method: str
@@ -90,6 +90,7 @@ class Figures:
     idle_share: float
     merged_share: float  # of the rounds
     bytes_per_round: float  # sent by a peer
+    idle_in_all: float
     end_seconds: float = 0.0
 
 

@@ -58,8 +58,9 @@ class _Pairs:
                 self._seek(peer, time + sum(PROPOSAL_PAUSE) / 2 * self.phase[peer])
         idle = 1 - float(self.trained.sum()) / float(self.left.sum())
         merged = self.merged / (it.peers * it.rounds - self.postponed)
-        end = float((self._ends() - self.left).mean())
-        return Figures("noloco", float(self.left.max()), idle, merged, merged * it.payload * it.coded, end)
+        ends, sent = self._ends(), merged * it.payload * it.coded
+        in_all, end = 1 - float(self.trained.sum() / ends.sum()), float((ends - self.left).mean())
+        return Figures("noloco", float(self.left.max()), idle, merged, sent, in_all, end)
 
     def _begin(self, peer: int, time: float) -> None:
         """Begin an inner phase."""
@@ -162,10 +163,10 @@ def transfer(it: Conditions, payload: float) -> float:
 
 
 def groups(it: Conditions, seed: int = 0) -> Figures:
-    """DiLoCo in fp32: one group of all peers. A round that loses a member is repeated without it: it does not merge."""
+    """DiLoCo: one group of all peers. A round that loses a member is repeated without it: it does not merge."""
     chance = Chance(it, seed)
     trained = clock = 0.0
-    done, sent = 0, 2 * (it.peers - 1) / it.peers * it.payload
+    done, sent = 0, 2 * (it.peers - 1) / it.peers * it.payload * it.coded
     for _ in range(it.rounds):
         phases = chance.phases()
         trained += float(phases.sum())
@@ -177,7 +178,8 @@ def groups(it: Conditions, seed: int = 0) -> Figures:
         done += reduce <= limit
         clock += min(reduce, limit)
     merged = (1 - it.loss) * (done / it.rounds)
-    return Figures("diloco", clock, 1 - trained / (it.peers * clock), merged, sent)
+    idle = 1 - trained / (it.peers * clock)
+    return Figures("diloco", clock, idle, merged, sent, idle)
 
 
 def _join(it: Conditions, chance: Chance) -> float:
@@ -198,7 +200,7 @@ def pairs_by_round(it: Conditions, seed: int = 0) -> Figures:
         meet = np.maximum(clock[one[: len(two)]], clock[two]) + swap
         clock[one[: len(two)]], clock[two] = meet, meet
     idle = 1 - float(trained.sum()) / float(clock.sum())
-    return Figures("noloco, pairs by round", float(clock.max()), idle, 1.0, float(it.payload))
+    return Figures("noloco, pairs by round", float(clock.max()), idle, 1.0, float(it.payload), idle)
 
 
 def tree_to_pair(it: Conditions, seed: int = 0, draws: int = 200) -> float:
