@@ -8,7 +8,7 @@ The caller does not wait for an answer, so no round trip is added; a refusal is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -138,11 +138,8 @@ async def refusal_of(
 ) -> Refused | None:
     """How a member refuses ``greeting``; ``None`` when it does not within a deadline, or cannot be reached."""
     try:
-        stream = await _greeted(node, greeting, peer_id, protocol, addresses)
-        try:
+        with closing(await _greeted(node, greeting, peer_id, protocol, addresses)) as stream:
             return Refused(await stream.receive(Refusal, GREETING_TIMEOUT))
-        finally:
-            stream.close()
     except (StreamLost, BadMessage, TimeoutError):
         return None
 

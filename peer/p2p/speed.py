@@ -1,6 +1,6 @@
 """How fast is the line to a member? It serves a short test, and no more than budgets.py allows.
 
-    asker: SpeedRequest      member: SpeedReady | SpeedBusy
+    asker: SpeedRequest      member: SpeedReady | Refusal
     up:   the asker sends parts     the member reads for as long as the limits say, then SpeedResult
     down: the member sends parts    the asker reads for as long, then closes
 
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from peer import clock
 from peer.p2p.budgets import SPEED_TESTS, Proven, Spending
 from peer.p2p.deadline import running
 from peer.p2p.payload import receive_parts, send_parts
-from peer.p2p.stream import Message, Open, Stream, StreamLost
+from peer.p2p.stream import Message, Open, Refusal, Stream, StreamLost
 from peer.rounds.transfer_rule import IN_BUFFERS, LEAST_RATE
 
 SPEED_PROTOCOL = "noloco/speed/1"
@@ -36,6 +36,7 @@ SPEED_TIMEOUT = 5.0  # seconds for one message
 RESULT_TIMEOUT = SPEED_TIMEOUT + IN_BUFFERS / LEAST_RATE  # seconds for one behind parts
 TURN_PATIENCE = 2.0  # seconds for the test before: its end may come late
 Direction = Literal["up", "down"]  # seen by the asker
+BUSY = Refusal(reason="it serves no further speed test now; try again in some minutes")
 
 
 class SpeedRequest(Message):
@@ -51,23 +52,12 @@ class SpeedReady(Message):
     kind: Literal["speed_ready"] = "speed_ready"
 
 
-class SpeedBusy(Message):
-    """Not now: another test runs, or there were too many."""
-
-    kind: Literal["speed_busy"] = "speed_busy"
-
-
 class SpeedResult(Message):
     """So many bytes came in so many seconds."""
 
     kind: Literal["speed_result"] = "speed_result"
     received: Annotated[int, Field(ge=0, le=2 * SPEED_BYTES)]
     seconds: Annotated[float, Field(ge=1e-3, le=2 * SPEED_SECONDS)]
-
-
-SPEED_ANSWER: TypeAdapter[SpeedReady | SpeedBusy] = TypeAdapter(
-    Annotated[SpeedReady | SpeedBusy, Field(discriminator="kind")]
-)
 
 
 @dataclass(frozen=True)
@@ -87,24 +77,22 @@ class SpeedTests:
     async def serve(self, stream: Stream) -> None:
         """One stream."""
         asked = await stream.receive(SpeedRequest, SPEED_TIMEOUT)
-        try:
+        with contextlib.closing(stream):
             last = await self._test(stream, asked.direction)
             if last is not None:
                 await stream.send_last(last, SPEED_TIMEOUT)
             else:
                 await stream.until_closed(RESULT_TIMEOUT)
-        finally:
-            stream.close()
 
-    async def _test(self, stream: Stream, direction: Direction) -> SpeedBusy | SpeedResult | None:
+    async def _test(self, stream: Stream, direction: Direction) -> Refusal | SpeedResult | None:
         """The last message to the asker; ``None`` when it reads itself."""
         if not self._spent.spend(stream.remote):
-            return SpeedBusy()
+            return BUSY
         try:
             async with asyncio.timeout(TURN_PATIENCE):
                 await self._running.acquire()
         except TimeoutError:
-            return SpeedBusy()
+            return BUSY
         try:
             await stream.send(SpeedReady(), SPEED_TIMEOUT)
             if direction == "up":
@@ -119,17 +107,13 @@ class SpeedTests:
 
 async def line_speed(open: Open, peer_id: str, addresses: Sequence[str], direction: Direction) -> LineSpeed:
     """Test the line to a member. Raises :class:`StreamLost`, :class:`BadMessage` or ``TimeoutError``."""
-    stream = await open(peer_id, SPEED_PROTOCOL, addresses)
-    try:
+    with contextlib.closing(await open(peer_id, SPEED_PROTOCOL, addresses)) as stream:
         began = clock.monotonic()
         await stream.send(SpeedRequest(direction=direction), SPEED_TIMEOUT)
-        if isinstance(await stream.receive(SPEED_ANSWER, SPEED_TIMEOUT), SpeedBusy):
-            raise StreamLost("it serves no further speed test now; try again in some minutes")
+        await stream.receive(SpeedReady, SPEED_TIMEOUT)
         trip = clock.monotonic() - began
         result = await (_read(stream) if direction == "down" else _sent(stream))
         return LineSpeed(result.received / result.seconds, trip)
-    finally:
-        stream.close()
 
 
 async def _sent(stream: Stream) -> SpeedResult:

@@ -187,11 +187,9 @@ class Stream:
 
     async def send_last(self, message: Message, timeout: float) -> None:
         """Send one message and close when the other side has; ``timeout`` bounds each of the two."""
-        try:
+        with contextlib.closing(self):
             await self.send(message, timeout)
             await self.until_closed(timeout)
-        finally:
-            self.close()
 
     @property
     def ended(self) -> bool:

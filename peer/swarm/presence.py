@@ -80,11 +80,11 @@ class Presence:
             tokens=tokens,
             stopped=lambda: self._context.stopping,
         )
-        self._matching = Matching()
+        self.matching = Matching()
         if grouping is Grouping.PAIR:
-            self._matching = PairMatching(self._context, settings, self.origin)
+            self.matching = PairMatching(self._context, settings, self.origin)
         elif grouping is Grouping.EVERYONE:
-            self._matching = GroupMatching(self._context, settings.patience, equal=equal_replicas)
+            self.matching = GroupMatching(self._context, settings.patience, equal=equal_replicas)
         self._group = Group(0)
         self._announced = self._waits = self._ready = False
 
@@ -94,7 +94,7 @@ class Presence:
         Divergent peers that have taken the weights of this peer's part are met again.
         """
         own, others = self._counters.round, self.others()
-        joins_late = self._matching.joins_late and own >= self._joins_from
+        joins_late = self.matching.joins_late and own >= self._joins_from
         if joins_late and self.origin.late_to(own, others):
             return Replacement("the swarm is older than this peer", own + STALE_ROUNDS, adopt=not self.origin.since)
         if not self._divergence.suspected:
@@ -132,7 +132,7 @@ class Presence:
         self._node.call(self._node.serve(SPEED_PROTOCOL, SpeedTests(self._node.proven).serve), OPEN_TIMEOUT)
         self._members.start()
         self._announced = True
-        self._matching.start(round)
+        self.matching.start(round)
 
     def announce(self) -> None:
         """Write this peer's record now, if others would learn something from it. Never raises."""
@@ -173,7 +173,7 @@ class Presence:
 
     def group_for(self, round: int, after: int | None = None) -> Group:
         """The group that averages at the boundary that ends ``round``: see :meth:`Matching.group_for`."""
-        self._group = self._matching.group_for(round, after)
+        self._group = self.matching.group_for(round, after)
         return self._group
 
     def still(self, group: Group) -> Group:
@@ -183,27 +183,11 @@ class Presence:
             self._node.spawn(_close(link))
         return replace(group, links=()) if avoided else group
 
-    def postpone(self) -> None:
-        """See :meth:`Matching.postpone`."""
-        self._matching.postpone()
-
-    def end_run(self) -> None:
-        """See :meth:`Matching.end_run`."""
-        self._matching.end_run()
-
-    def end_swaps(self) -> None:
-        """See :meth:`Matching.end_swaps`."""
-        self._matching.end_swaps()
-
-    def last_partners(self) -> int:
-        """See :meth:`Matching.last_partners`."""
-        return self._matching.last_partners()
-
     def ended(self, averaged: Averaged) -> None:
         """A round's exchange has ended: avoid who made it fail, and note a partner with divergent weights."""
         for culprit in averaged.culprits:
             self.avoid(culprit, averaged.outcome, certain=averaged.certain)
-        self._matching.ended(self._group, averaged)
+        self.matching.ended(self._group, averaged)
         partner, merged = averaged.partner_id, averaged.outcome is Outcome.MERGED
         if merged:
             self._proved(self._group)
@@ -227,7 +211,7 @@ class Presence:
         """
         if peer_id != self._node.peer_id:
             offence = certain and (outcome is not Outcome.TIMEOUT or peer_id not in self._node.proven)
-            self._matching.avoid(peer_id, offence=offence)
+            self.matching.avoid(peer_id, offence=offence)
             self._node.proven.discard(peer_id)
 
     def state_of(self, donor: Seat, room: Sequence[Tensor]) -> State | None:
@@ -237,13 +221,13 @@ class Presence:
         most = furthest([*ours, self._record()], self._inner_steps, self._context.tokens())
         state = take_from(self._node, donor, room, limit, most, lambda: self._context.away)
         if state is None:
-            self._matching.gave_no_state(donor.peer_id)
+            self.matching.gave_no_state(donor.peer_id)
         return state
 
     def refuse_state(self, donor: Seat) -> None:
         """The weights that this member gave as the group's are worse than this peer's own."""
         self._node.proven.discard(donor.peer_id)
-        self._matching.gave_no_state(donor.peer_id, worse=True)
+        self.matching.gave_no_state(donor.peer_id, worse=True)
 
     @property
     def peer_id(self) -> str:

@@ -75,15 +75,15 @@ class Boundary(ABC):
         self.complete()
         if self.phase_length.steps_left <= 0 and isinstance(self.outer, NoLoCo):
             self._merge_at_the_end(self.outer)
-            self.presence.end_swaps()
+            self.presence.matching.end_swaps()
         self.judge()
 
     def _merge_at_the_end(self, outer: NoLoCo) -> None:
         outer.end_run()
-        self.presence.end_run()
+        self.presence.matching.end_run()
         self.rollback.rest()
-        for _ in range(last_swaps(self.presence.last_partners() + 1, self._merged)):
-            if self.context.away or not self.presence.last_partners():
+        for _ in range(last_swaps(self.presence.matching.last_partners() + 1, self._merged)):
+            if self.context.away or not self.presence.matching.last_partners():
                 return
             self.cross(NO_STEPS)
             self.complete()

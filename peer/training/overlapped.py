@@ -66,7 +66,7 @@ class Overlapped(Boundary):
         self.rollback.trained(inner)
         if self._swap is not None and self._swap.mailbox.result() is None and self.phase_length.steps_left > 0:
             self.state.begin_phase()
-            self.presence.postpone()
+            self.presence.matching.postpone()
             return False
         self.complete()
         self.judge()

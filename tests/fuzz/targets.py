@@ -79,7 +79,7 @@ KINDS: tuple[type[Any] | TypeAdapter[Any], ...] = (
     *(grouping.GROUP_CALL, grouping.JOIN_ANSWER, grouping.MemberReady, grouping.LEADER_MESSAGE),
     *(greeting.Greeting, Refusal),
     *(gate.Pass, gate.Knock, gate.Notice),
-    *(dialback.Ask, dialback.ANSWER, relay.Reserve, relay.REPLY, relay.Ping),
+    *(dialback.Ask, dialback.ANSWER, relay.Reserve, relay.Granted, relay.Ping),
 )
 CODECS: tuple[CodecName, ...] = schema.CODECS["noloco"]
 

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from peer import __version__
 from peer.commands.check.finding import Finding, Subject, fail, ok, warn
 from peer.commands.check.local import identity_file, own_folder
+from peer.commands.check.speed import lines
 from peer.config.digest import digest
 from peer.errors import one_line
-
-if TYPE_CHECKING:
-    from peer.p2p.admission.dht_rules import Authority
-    from peer.p2p.greeting import MemberNode
-    from peer.swarm.directory.records import MemberRecord
+from peer.exchange.group.streams import REDUCE_PROTOCOL
+from peer.p2p import identity
+from peer.p2p.admission import gate
+from peer.p2p.admission.dht_rules import Authority
+from peer.p2p.greeting import MemberNode
+from peer.p2p.reachability import dialback, relay
+from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL, Busy, Heard, ask
+from peer.p2p.speed import SPEED_PROTOCOL
+from peer.p2p.stream import BadMessage, StreamLost
+from peer.swarm.directory.directory import present_members
+from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
+from peer.swarm.directory.records import MemberRecord
+from peer.swarm.grouping.roster import GATHER_PROTOCOL
+from peer.swarm.pairing.proposals import MEET_PROTOCOL
+from peer.swarm.state_transfer.donor import STATE_PROTOCOL
 
 DHT_JOIN_TIMEOUT = 60.0  # seconds
 MEMBER_TIMEOUT = 15.0  # seconds for one member
@@ -26,9 +36,6 @@ def members(
     node: MemberNode, config: Subject, authority: Authority | None, answering: Sequence[str], *, speed: bool
 ) -> Iterator[Finding]:
     """Join the DHT as a client; raises :class:`peer.errors.UserError` when it refuses."""
-    from peer.commands.check.speed import lines
-    from peer.swarm.directory.directory import present_members
-
     node.call(node.join(answering, client=True), DHT_JOIN_TIMEOUT)
     yield from _duplicate(node, config, authority)
     present = present_members(node, config.run.name)
@@ -55,9 +62,6 @@ def members(
 
 def _duplicate(node: MemberNode, config: Subject, authority: Authority | None) -> Iterator[Finding]:
     """Is a peer alive that has the key of this one?"""
-    from peer.p2p import identity
-    from peer.swarm.directory.duplicate_identity import DUPLICATE_TIMEOUT, duplicate_of
-
     if own_folder(config) is not None:
         return  # it is the peer that runs here
     path, peer_id = identity_file(config), node.peer_id
@@ -73,8 +77,6 @@ def _duplicate(node: MemberNode, config: Subject, authority: Authority | None) -
 
 def _difference(node: MemberNode, config: Subject, record: MemberRecord) -> str:
     """The first key in which a member's run differs, from its refusal."""
-    from peer.swarm.state_transfer.donor import STATE_PROTOCOL
-
     refused = node.call(node.refused_by(record.peer_id, STATE_PROTOCOL, record.addresses), 2 * MEMBER_TIMEOUT)
     if refused is not None:
         return node.member.difference(refused)
@@ -82,9 +84,6 @@ def _difference(node: MemberNode, config: Subject, record: MemberRecord) -> str:
 
 
 def _versions(node: MemberNode, records: Sequence[MemberRecord]) -> Iterator[Finding]:
-    from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL, Busy, Heard, ask
-    from peer.p2p.stream import BadMessage, StreamLost
-
     async def heard(record: MemberRecord) -> Heard | Busy:
         return await ask(await node.open(record.peer_id, DIALBACK_PROTOCOL, record.addresses), [])
 
@@ -110,14 +109,6 @@ def _versions(node: MemberNode, records: Sequence[MemberRecord]) -> Iterator[Fin
 
 def spoken() -> list[str]:
     """The stream protocols of this version."""
-    from peer.exchange.group.streams import REDUCE_PROTOCOL
-    from peer.p2p.admission import gate
-    from peer.p2p.reachability import dialback, relay
-    from peer.p2p.speed import SPEED_PROTOCOL
-    from peer.swarm.grouping.roster import GATHER_PROTOCOL
-    from peer.swarm.pairing.proposals import MEET_PROTOCOL
-    from peer.swarm.state_transfer.donor import STATE_PROTOCOL
-
     own = [dialback.DIALBACK_PROTOCOL, gate.ADMISSION_PROTOCOL, relay.RELAY_PROTOCOL]
     return [*own, SPEED_PROTOCOL, REDUCE_PROTOCOL, STATE_PROTOCOL, MEET_PROTOCOL, GATHER_PROTOCOL]
 

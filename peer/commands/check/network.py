@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
-from typing import TYPE_CHECKING
 
 from peer.commands.check.finding import Finding, Subject, fail, ok, warn
 from peer.commands.check.local import own_folder, port_is_free
+from peer.commands.check.members import members
 from peer.commands.check.reach import direct, reachability, relays
 from peer.config.digest import canonical, digest
 from peer.config.schema import NetworkConfig
 from peer.errors import UserError
-
-if TYPE_CHECKING:
-    from peer.p2p.admission.dht_rules import Authority
-    from peer.p2p.greeting import MemberNode
-    from peer.p2p.reachability.decide import View
+from peer.p2p.addresses import owner_of
+from peer.p2p.admission.dht_rules import Authority
+from peer.p2p.dht.join import CLOCK_TOLERANCE, wrong_clock
+from peer.p2p.dial import Unreachable, check_address, dial
+from peer.p2p.greeting import MemberIdentity, MemberNode, guest_node
+from peer.p2p.reachability.cloud import find
+from peer.p2p.reachability.decide import View, look
+from peer.p2p.settings import NodeSettings
 
 INITIAL_PEER_TIMEOUT = 10.0  # seconds for one initial peer
 VIEW_TIMEOUT = 120.0  # seconds; usually two
@@ -29,10 +32,6 @@ CLOCK_WARNING = 1.0  # seconds; hivemind refuses more than three
 
 def network(config: Subject, *, speed: bool = False) -> Iterator[Finding]:
     """Start a node, run the checks and stop it. ``speed``: measure the line to members too."""
-    from peer.p2p.greeting import MemberIdentity, guest_node
-    from peer.p2p.reachability.cloud import find
-    from peer.p2p.settings import NodeSettings
-
     run, own = config.run, config.peer.network
     cloud = None if own.announce or own.reach == "relay" else find(own.host, own.port)
     if cloud is not None:
@@ -55,9 +54,6 @@ def network(config: Subject, *, speed: bool = False) -> Iterator[Finding]:
 def _with(
     node: MemberNode, config: Subject, own: NetworkConfig, authority: Authority | None, speed: bool
 ) -> Iterator[Finding]:
-    from peer.commands.check.members import members
-    from peer.p2p.reachability.decide import look
-
     wanted = config.peer.initial_peers
     if not wanted:
         said = "none given: clock, reachability and the swarm are not checked"
@@ -85,9 +81,6 @@ def _with(
 
 
 def _dialled(node: MemberNode, address: str) -> Finding:
-    from peer.p2p.addresses import owner_of
-    from peer.p2p.dial import Unreachable, check_address, dial
-
     try:
         check_address(address)
         node.call(dial(node.p2p, owner_of(address), [address], INITIAL_PEER_TIMEOUT), INITIAL_PEER_TIMEOUT + 5)
@@ -108,8 +101,6 @@ def _why_silent(reason: str) -> str:
 
 def clock(views: list[View], address: str) -> Finding:
     """Compare this clock with those of the initial peers, without hivemind."""
-    from peer.p2p.dht.join import CLOCK_TOLERANCE, wrong_clock
-
     if not views:
         return warn("clock", "no initial peer tells its time", f"are they an older noloco-peer? ({address})")
     ahead = median(it.heard.ahead for it in views)

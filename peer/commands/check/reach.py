@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from peer.commands.check.finding import Finding, ok, warn
 from peer.config.schema import NetworkConfig
-
-if TYPE_CHECKING:
-    from peer.p2p.node import Node
-    from peer.p2p.reachability.decide import View
+from peer.errors import UserError
+from peer.p2p.addresses import is_private, tcp_of, tcp_place
+from peer.p2p.bulk.listener import BulkListener
+from peer.p2p.bulk.offer import beside, listen, outside
+from peer.p2p.node import Node
+from peer.p2p.reachability.decide import View, dialled_back
+from peer.p2p.reachability.reservations import try_reservation
+from peer.p2p.stream import BadMessage, StreamLost
 
 RELAY_TIMEOUT = 15.0  # seconds for one relay
 WHY = {
@@ -23,8 +26,6 @@ WHY = {
 
 def reachability(views: list[View], network: NetworkConfig) -> Iterator[Finding]:
     """One finding for each node that dials back, and for each announced address that no node sees."""
-    from peer.p2p.addresses import is_private
-
     asked = [it for it in views if it.heard.answer.observed]
     if not asked:
         yield warn("reachability", "no initial peer can dial back", "give the address of a newer or less busy node too")
@@ -56,15 +57,11 @@ def _advice(network: NetworkConfig) -> str:
 
 
 def _direct_port(network: NetworkConfig) -> int | str:
-    from peer.p2p.bulk.offer import beside
-
     return beside(network.port) if network.bulk_port == "auto" else network.bulk_port
 
 
 def _announced(asked: list[View], network: NetworkConfig) -> Iterator[Finding]:
     """Announced addresses are not verified elsewhere: warn when the others see another one."""
-    from peer.p2p.addresses import tcp_of
-
     seen = {it.heard.answer.observed for it in asked}
     for address in network.announce:
         place = tcp_of(address)
@@ -75,13 +72,6 @@ def _announced(asked: list[View], network: NetworkConfig) -> Iterator[Finding]:
 
 def direct(node: Node, views: list[View], network: NetworkConfig) -> Iterator[Finding]:
     """Can others dial the port for direct connections, where they can dial the first one?"""
-    from peer.errors import UserError
-    from peer.p2p.addresses import tcp_place
-    from peer.p2p.bulk.listener import BulkListener
-    from peer.p2p.bulk.offer import listen, outside
-    from peer.p2p.reachability.decide import dialled_back
-    from peer.p2p.stream import BadMessage, StreamLost
-
     reached = [it for it in views if it.reached]
     if network.bulk_port == "off" or not reached:
         return
@@ -110,9 +100,6 @@ def relays(node: Node, views: list[View], network: NetworkConfig) -> Iterator[Fi
     asked = [it for it in views if it.heard.answer.observed]
     if network.reach != "relay" and (not asked or all(it.reached for it in asked)):
         return
-    from peer.p2p.reachability.reservations import try_reservation
-    from peer.p2p.stream import BadMessage, StreamLost
-
     for it in views:
         try:
             node.call(try_reservation(node.open, it.address), RELAY_TIMEOUT)

@@ -3,8 +3,8 @@
 noloco-peer check --config configs/demo.yaml --initial-peers ADDRESS
 noloco-peer check --own-loop --set run.name=my-run --initial-peers ADDRESS
 
-Every topic has its own deadlines. An error in a topic is a finding, and the next topics still run. Only the topics that
-need torch or hivemind import them.
+Every topic has its own deadlines. An error in a topic is a finding, and the next topics still run. What needs torch or
+hivemind is imported after the findings that do not.
 """
 
 from __future__ import annotations
@@ -14,32 +14,28 @@ from functools import partial
 
 from peer.commands.check.finding import Finding, Subject, fail
 from peer.commands.check.local import identity, limits, port
-from peer.commands.check.network import network
-from peer.commands.check.training import device, disk, memory, push, tokenizer
 from peer.config.schema import Config
 from peer.errors import RunError, UserError, one_line
 
-Topics = tuple[tuple[str, Callable[[], Iterator[Finding]]], ...]
+Topics = Iterator[tuple[str, Callable[[], Iterator[Finding]]]]
 
 
 def topics(config: Subject, ranks: int, speed: bool) -> Topics:
     """In the order of the lines. A program with its own loop chooses its device, memory and data itself."""
-    joining: Topics = (
-        ("limits", limits),
-        ("port", partial(port, config)),
-        ("identity", partial(identity, config)),
-        ("network", partial(network, config, speed=speed)),
-    )
-    if not isinstance(config, Config):
-        return joining
-    return (
-        *joining,
-        ("device", partial(device, config, ranks=ranks)),
-        ("memory", partial(memory, config, ranks=ranks)),
-        ("disk", partial(disk, config)),
-        ("tokenizer", partial(tokenizer, config)),
-        ("push", partial(push, config)),
-    )
+    yield "limits", limits
+    yield "port", partial(port, config)
+    yield "identity", partial(identity, config)
+    from peer.commands.check.network import network
+
+    yield "network", partial(network, config, speed=speed)
+    if isinstance(config, Config):
+        from peer.commands.check import training
+
+        yield "device", partial(training.device, config, ranks=ranks)
+        yield "memory", partial(training.memory, config, ranks=ranks)
+        yield "disk", partial(training.disk, config)
+        yield "tokenizer", partial(training.tokenizer, config)
+        yield "push", partial(training.push, config)
 
 
 def run(config: Subject, say: Callable[[str], None], ranks: int = 1, *, speed: bool = False) -> int:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
 from peer.commands.check.finding import Finding, Subject, ok, warn
 from peer.commands.check.swap_time import Line, seconds_of_a_step, swap
 from peer.config.schema import Config
 from peer.errors import one_line
-
-if TYPE_CHECKING:
-    from peer.p2p.greeting import MemberNode
-    from peer.p2p.speed import Direction, LineSpeed
-    from peer.swarm.directory.records import MemberRecord
+from peer.p2p.deadline import together
+from peer.p2p.greeting import MemberNode
+from peer.p2p.speed import Direction, LineSpeed, line_speed
+from peer.p2p.stream import BadMessage, StreamLost
+from peer.swarm.directory.records import MemberRecord
 
 TEST_TIMEOUT = 60.0  # seconds for a test
 
@@ -51,9 +50,6 @@ def lines(
 
 def _measured(node: MemberNode, records: Sequence[MemberRecord]) -> Line | str:
     """The line to all of ``records`` at once, or why it could not be measured."""
-    from peer.p2p.deadline import together
-    from peer.p2p.speed import line_speed
-    from peer.p2p.stream import BadMessage, StreamLost
 
     async def test(direction: Direction) -> list[LineSpeed]:
         return await together(line_speed(node.open, it.peer_id, it.addresses, direction) for it in records)

@@ -6,9 +6,24 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from peer.commands.check.finding import Finding, fail, ok, warn
 from peer.config.schema import Config
+from peer.device.accelerator import choosing_another, device_count, pick_device, wants_bf16
+from peer.device.copies import has_streams
+from peer.device.memory import device_memory, shares_host_memory
 from peer.errors import RunError, UserError
+from peer.hub.push import rights
+from peer.replica.memory import GPU_MEMORY, TIGHT_SHARE, estimate, room
+from peer.replica.model import outline, parameter_count, parameters_of
+from peer.replica.offload import may_offload
+from peer.replica.optimizer import moment_count
+from peer.replica.pretrained_tokenizer import compare
+from peer.replica.sharded import launch
+from peer.swarm.state_transfer.donor import CLIENTS
+from peer.training.checkpoint import disk_room
+from peer.training.run_folder import is_used
 
 CHECKPOINT_VECTORS = 3  # θ, φ, δ, as in training/state.py; the optimizer's moments are counted apart
 GIB = 2**30
@@ -16,12 +31,6 @@ GIB = 2**30
 
 def device(config: Config, ranks: int) -> Iterator[Finding]:
     """The device of the model. Raises :class:`peer.errors.UserError` when the configured one is missing."""
-    import torch
-
-    from peer.device.accelerator import choosing_another, device_count, pick_device, wants_bf16
-    from peer.device.copies import has_streams
-    from peer.device.memory import device_memory, shares_host_memory
-
     own = config.peer
     found = pick_device(own.device)
     if own.offload != "none" and shares_host_memory(found):
@@ -53,13 +62,6 @@ def device(config: Config, ranks: int) -> Iterator[Finding]:
 
 def memory(config: Config, ranks: int) -> Iterator[Finding]:
     """The estimate of peer/replica/memory.py against the free memory."""
-    from peer.device.accelerator import device_count, pick_device
-    from peer.replica.memory import GPU_MEMORY, estimate, room
-    from peer.replica.model import parameters_of
-    from peer.replica.offload import may_offload
-    from peer.replica.sharded import launch
-    from peer.swarm.state_transfer.donor import CLIENTS
-
     where = pick_device(config.peer.device)
     if ranks > 1:
         launch.require_fit(config, ranks, device_count(where))
@@ -84,10 +86,6 @@ def memory(config: Config, ranks: int) -> Iterator[Finding]:
 
 def disk(config: Config) -> Iterator[Finding]:
     """Space for the checkpoints that are kept and for one more, as training/checkpoint.py requires."""
-    from peer.replica.model import outline, parameter_count
-    from peer.replica.optimizer import moment_count
-    from peer.training.checkpoint import disk_room
-
     folder = config.run.dir.absolute()
     there = next(it for it in (folder, *folder.parents) if it.exists())
     network = outline(config.run)
@@ -111,8 +109,6 @@ def disk(config: Config) -> Iterator[Finding]:
 
 def _checkpoints(folder: Path, name: str | None) -> Path:
     """The folder of this peer's checkpoints. A peer without a name continues in the first folder that no peer uses."""
-    from peer.training.run_folder import is_used
-
     if name is not None:
         return folder / name / "checkpoints"
     unused = (path for path in sorted(folder.glob("*/checkpoints")) if not is_used(path.parent))
@@ -121,8 +117,6 @@ def _checkpoints(folder: Path, name: str | None) -> Path:
 
 def tokenizer(config: Config) -> Iterator[Finding]:
     """Does a pre-trained model get the token ids that it was trained with? No finding for fresh weights."""
-    from peer.replica.pretrained_tokenizer import compare
-
     found = compare(config.run)
     if found is not None:
         yield warn("tokenizer", found.text, found.advice) if found.advice else ok("tokenizer", found.text)
@@ -130,8 +124,6 @@ def tokenizer(config: Config) -> Iterator[Finding]:
 
 def push(config: Config) -> Iterator[Finding]:
     """May this machine push to the repository of ``peer.push``? A peer that may not trains all the same."""
-    from peer.hub.push import rights
-
     wish = config.peer.push
     if wish is None:
         return
@@ -143,8 +135,6 @@ def push(config: Config) -> Iterator[Finding]:
 
 def _compared(topic: str, needed: int, free: int, what: str, advice: str, at_times: int = 0) -> Finding:
     """``at_times``: bytes needed in addition while newcomers download."""
-    from peer.replica.memory import TIGHT_SHARE
-
     more = f", up to {_gib(at_times)} more while newcomers download the weights" if at_times else ""
     text = f"about {_gib(needed)} needed ({what}){more}, {_gib(free)} free"
     if TIGHT_SHARE * needed > free:

@@ -1,4 +1,4 @@
-"""The port for connections of transfers. A stranger gets a little time and nothing else, and no thread.
+"""Both ends of a connection: the port, and the dialler. A stranger gets a little time and nothing else, and no thread.
 
     dialler: the transfer's id; TLS with both certificates; token, role      listener: accepted
 
@@ -115,3 +115,27 @@ async def _role(secure: ssl.SSLSocket, transfer: BulkTransfer) -> Role:
         raise ConnectionRefusedError("it has another token")
     await ready(secure, partial(secure.send, ACCEPTED))
     return Role(said[-1]).opposite
+
+
+async def connect(host: str, port: int, transfer: BulkTransfer, role: Role) -> ssl.SSLSocket:
+    """A connection on which this side has ``role``. Raises ``OSError``. The caller sets the deadline."""
+    loop = asyncio.get_running_loop()
+    sock = socket.socket()
+    try:
+        sock.setblocking(False)
+        tune(sock)
+        await loop.sock_connect(sock, (host, port))
+        await loop.sock_sendall(sock, transfer.id)
+        theirs = await transfer.partner()
+        secure = await handshake(sock, transfer.context(server=False), theirs, server=False)
+    except BaseException:
+        sock.close()
+        raise
+    try:
+        await ready(secure, partial(secure.send, transfer.token + bytes([role])))
+        if await read(secure, len(ACCEPTED)) != ACCEPTED:
+            raise ConnectionRefusedError("it does not accept the token")
+    except BaseException:
+        secure.close()
+        raise
+    return secure

@@ -1,9 +1,9 @@
 """hivemind's DHT among outsiders: what it may hold, who wrote it, and how much each node may ask.
 
 Reading order: limits.py (sizes and lifetimes), authors.py (signatures), requests.py (each request and answer),
-search.py, join.py. nesting.py mends hivemind when it is imported.
+search.py, join.py. mended.py is what hivemind gets wrong, and is used when this is imported.
 """
 
-from peer.p2p.dht.nesting import bound_nesting
+from peer.p2p.dht.mended import bound_nesting
 
 bound_nesting()

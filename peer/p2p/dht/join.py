@@ -129,12 +129,9 @@ async def notice_of(p2p: P2P, peer_id: str, own: Certificate | None) -> Notice |
     try:
         async with asyncio.timeout(NOTICE_TIMEOUT):
             _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), ADMISSION_PROTOCOL)
-            stream = Stream(reader, writer, remote=peer_id, initiator=True)
-            try:
+            with contextlib.closing(Stream(reader, writer, remote=peer_id, initiator=True)) as stream:
                 await stream.send(Knock(certificate=own), ADMISSION_TIMEOUT)
                 return await stream.receive(Notice, ADMISSION_TIMEOUT)
-            finally:
-                stream.close()
     except Exception as error:  # noqa: BLE001 - p2pd reports every failure as a different type
         log.debug("no notice from %s: %s", peer_id, error)
         return None

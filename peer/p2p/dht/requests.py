@@ -25,8 +25,8 @@ from hivemind.utils.multiaddr import Multiaddr
 from peer import clock
 from peer.p2p.budgets import DHT_BYTES, DHT_REQUESTS, RECORDS, Proven, Spending
 from peer.p2p.dht.authors import Author, owner_of_subkey
-from peer.p2p.dht.calls import calls_have_ended, mend_calls
 from peer.p2p.dht.limits import CLOCKS, RECORD, SUBKEY_BYTES, split_text
+from peer.p2p.dht.mended import calls_have_ended, mend_calls
 from peer.p2p.dht.search import FINGERPRINT_BYTES, KNOWN_RECORDS, NEIGHBOURS, SAID, Known, without
 from peer.p2p.protobuf import BYTES_FIELD, INT_FIELD, ONE, message_classes
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
+from contextlib import closing, suppress
 from typing import Any
 
 from hivemind.p2p import PeerID
@@ -56,7 +57,7 @@ class Whereabouts:
 
     async def answer(self, stream: Stream) -> None:
         """Handler of :data:`KADEMLIA`: one answer to each request on a stream."""
-        try:
+        with closing(stream), suppress(asyncio.IncompleteReadError, BadMessage, StreamLost, OSError, TimeoutError):
             while True:
                 async with asyncio.timeout(IDLE):
                     asked = await read_delimited(_CLASSES["Message"], stream.reader, REQUEST_BYTES)
@@ -67,10 +68,6 @@ class Whereabouts:
                     async with asyncio.timeout(ANSWER_TIMEOUT):
                         said.closerPeers.extend(await self._closest(asked.key, stream.remote))
                 await stream.write(delimited(said), ANSWER_TIMEOUT)
-        except (asyncio.IncompleteReadError, BadMessage, StreamLost, OSError, TimeoutError):
-            pass
-        finally:
-            stream.close()
 
     async def _closest(self, key: bytes, remote: str) -> list[Any]:
         """The peers nearest to ``key``. A server that names nobody is none to libp2p: who may not ask hears of us."""
@@ -108,13 +105,11 @@ class Whereabouts:
 async def known_addresses(p2p: Any, peer_id: PeerID) -> list[bytes]:
     """Multiaddrs (bytes) of a connected peer; none when the daemon knows none. The caller sets the deadline."""
     reader, writer = await p2p._client.control.daemon_connector.open_connection()
-    try:
+    with closing(writer):
         find = p2pd_pb2.DHTRequest(type=p2pd_pb2.DHTRequest.FIND_PEER, peer=peer_id.to_bytes(), timeout=1)
         await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.DHT, dht=find))
         answer = p2pd_pb2.Response()
         await read_pbmsg_safe(reader, answer)
-    finally:
-        writer.close()
     return list(answer.dht.peer.addrs)[:ADDRESSES]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Annotated, Literal
@@ -130,12 +131,10 @@ class Heard:
 
 async def ask(stream: Stream, places: Sequence[str]) -> Heard | Busy:
     """One question on a new stream, which is closed."""
-    try:
+    with closing(stream):
         began = clock.unix()
         await stream.send(Ask(places=list(places[:PLACES])), DIALBACK_TIMEOUT)
         answer = await stream.receive(ANSWER, DIALBACK_TIMEOUT + DIAL_TIMEOUT)
         if isinstance(answer, Busy):
             return answer
         return Heard(answer, answer.now - (began + clock.unix()) / 2)
-    finally:
-        stream.close()

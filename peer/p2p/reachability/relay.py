@@ -1,6 +1,6 @@
 """A relay for peers that cannot be dialled: they hold a reservation here, and others reach them through it.
 
-    peer behind NAT: Reserve     relay: Granted | Full     then Ping and its echo while the reservation is held
+    peer behind NAT: Reserve     relay: Granted | Refusal     then Ping and its echo while the reservation is held
     caller: libp2p's circuit relay v2 (circuit_messages.py) to the relay; the relay calls the peer the same way
 
 libp2p encrypts a circuit from end to end: the relay sees bytes. The p2p daemon's own relay is not used: it cuts a
@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from hivemind.p2p import PeerID
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.budgets import CIRCUIT_BYTES, CIRCUITS, RESERVATIONS, Proven, Spending
 from peer.p2p.deadline import running
 from peer.p2p.reachability import circuit_messages
-from peer.p2p.stream import BadMessage, Message, Stream, StreamLost
+from peer.p2p.stream import BadMessage, Message, Refusal, Stream, StreamLost
 
 log = get_logger("relay")
 
@@ -54,12 +55,6 @@ class Granted(Message):
     kind: Literal["granted"] = "granted"
 
 
-class Full(Message):
-    """All reservations are taken."""
-
-    kind: Literal["full"] = "full"
-
-
 class Ping(Message):
     """From the holder, and back from the relay."""
 
@@ -67,7 +62,7 @@ class Ping(Message):
     number: Annotated[int, Field(ge=0, lt=2**53)]
 
 
-REPLY: TypeAdapter[Granted | Full] = TypeAdapter(Annotated[Granted | Full, Field(discriminator="kind")])
+FULL = Refusal(reason="all its reservations are taken")
 Raw = Callable[[str, str], Awaitable[Stream]]  # opens a stream without our own admission on it
 
 
@@ -94,7 +89,7 @@ class Relay:
         try:
             await stream.receive(Reserve, RESERVE_TIMEOUT)
             if holder not in self._slots and len(self._slots) >= RESERVATIONS.all:
-                await stream.send_last(Full(), RESERVE_TIMEOUT)
+                await stream.send_last(FULL, RESERVE_TIMEOUT)
                 return
             self._slots[holder] = stream  # a later stream of the same peer replaces one that hangs
             await stream.send(Granted(), RESERVE_TIMEOUT)
@@ -157,7 +152,7 @@ class Relay:
             called = await self._open_raw(target, circuit_messages.STOP)
         except (StreamLost, TimeoutError):
             return circuit_messages.CONNECTION_FAILED
-        try:
+        with closing(called):
             caller_id = PeerID.from_base58(caller.remote).to_bytes()
             await called.write(circuit_messages.stop_connect(caller_id), RESERVE_TIMEOUT)
             async with asyncio.timeout(RESERVE_TIMEOUT):
@@ -165,8 +160,6 @@ class Relay:
                     return circuit_messages.CONNECTION_FAILED
             await caller.write(circuit_messages.hop_status(circuit_messages.OK), RESERVE_TIMEOUT)
             await self._carry(circuit, caller, called)
-        finally:
-            called.close()
         return circuit_messages.OK
 
     async def _carry(self, circuit: Circuit, *ends: Stream) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
 from typing import Any, NoReturn
 
 from peer import clock
@@ -19,9 +20,8 @@ from peer.p2p.reachability.relay import (
     PING_SECONDS,
     PONG_TIMEOUT,
     RELAY_PROTOCOL,
-    REPLY,
     RESERVE_TIMEOUT,
-    Full,
+    Granted,
     Ping,
     Reserve,
 )
@@ -38,11 +38,8 @@ UNUSED = "nobody has called through it"
 
 async def try_reservation(open_stream: Open, relay: str) -> None:
     """Make a reservation and end it; raises :class:`StreamLost`, :class:`BadMessage` or ``TimeoutError``."""
-    stream = await open_stream(owner_of(relay), RELAY_PROTOCOL, [relay])
-    try:
+    with closing(await open_stream(owner_of(relay), RELAY_PROTOCOL, [relay])) as stream:
         await _reserve(stream)
-    finally:
-        stream.close()
 
 
 class Reservations:
@@ -167,6 +164,4 @@ class Reservations:
 
 async def _reserve(stream: Stream) -> None:
     await stream.send(Reserve(), RESERVE_TIMEOUT)
-    reply = await stream.receive(REPLY, RESERVE_TIMEOUT)
-    if isinstance(reply, Full):
-        raise StreamLost("all its reservations are taken")
+    await stream.receive(Granted, RESERVE_TIMEOUT)

@@ -7,8 +7,8 @@ They are for people. They are that node's word: the peers' signatures are not in
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
@@ -77,11 +77,7 @@ async def ended_runs(node: Node, addresses: Sequence[str]) -> dict[str, tuple[fl
 async def _ask(node: Node, peer_id: str) -> list[EndedRun]:
     """What it tells before it says something else, or nothing in time."""
     told: list[EndedRun] = []
-    with contextlib.suppress(TimeoutError, StreamLost, BadMessage):
-        stream = await node.open(peer_id, ENDED_PROTOCOL)
-        try:
-            while len(told) < ENDED_RUNS and isinstance(it := await stream.receive(_ENDED, ENDED_TIMEOUT), EndedRun):
-                told.append(it)
-        finally:
-            stream.close()
+    with suppress(TimeoutError, StreamLost, BadMessage), closing(await node.open(peer_id, ENDED_PROTOCOL)) as stream:
+        while len(told) < ENDED_RUNS and isinstance(it := await stream.receive(_ENDED, ENDED_TIMEOUT), EndedRun):
+            told.append(it)
     return told

@@ -108,12 +108,12 @@ class Agreement:
         if self.meeting is meeting:
             self.meeting = None
 
-    def drop(self, peer_id: str) -> None:
+    async def drop(self, peer_id: str) -> None:
         """This peer avoids the other one from now on: a meeting that was agreed before is off."""
         if self.meeting is not None and self.meeting.stream.remote == peer_id:
             self.cancel(self.meeting)
 
-    def postpone(self) -> None:
+    async def postpone(self) -> None:
         """The boundary comes a phase later: a meeting that was to be now is off, so that nobody waits for it. A meeting
         of the boundary before, whose partner this peer still awaits, is not.
         """
@@ -123,12 +123,12 @@ class Agreement:
             log.info("no meeting: %s", fields(partner=self.meeting.name, reason="our last swap has not ended"))
             self.cancel(self.meeting)
 
-    def end_run(self) -> None:
+    async def end_run(self) -> None:
         """The last inner step is made: a meeting of before is off."""
         self._boundary.run_ended = True
         self._call_off()
 
-    def end_swaps(self) -> None:
+    async def end_swaps(self) -> None:
         """The last swap is made: who has proposed another one since is not left waiting."""
         self._boundary.swaps_ended = True
         self._call_off()

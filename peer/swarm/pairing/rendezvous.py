@@ -65,13 +65,14 @@ class PairMatching(Matching):
         return self._node.call(self._meet(self._boundary.progress.phases if after is None else after, linger), patience)
 
     def postpone(self) -> None:
-        self._node.spawn(self._postpone())
+        self._node.spawn(self._agreement.postpone())
 
     def end_run(self) -> None:
-        self._node.call(self._end_run(), OPEN_TIMEOUT)
+        self._patience = self._boundary.end_patience
+        self._node.call(self._agreement.end_run(), OPEN_TIMEOUT)
 
     def end_swaps(self) -> None:
-        self._node.call(self._end_swaps(), OPEN_TIMEOUT)
+        self._node.call(self._agreement.end_swaps(), OPEN_TIMEOUT)
 
     def last_partners(self) -> int:
         return self._proposals.count() if self._patience > 0 else 0
@@ -80,22 +81,9 @@ class PairMatching(Matching):
         phase = self._boundary.progress.phase_seconds or 1.0
         seconds = self._context.backoff.note(peer_id, phases * phase, offence=offence)
         log.warning("avoids a peer: %s", fields(peer=self._context.members.name_of(peer_id), seconds=seconds))
-        self._node.spawn(self._drop(peer_id))
+        self._node.spawn(self._agreement.drop(peer_id))
 
     # -- on the network thread
-
-    async def _drop(self, peer_id: str) -> None:
-        self._agreement.drop(peer_id)
-
-    async def _postpone(self) -> None:
-        self._agreement.postpone()
-
-    async def _end_run(self) -> None:
-        self._patience = self._boundary.end_patience
-        self._agreement.end_run()
-
-    async def _end_swaps(self) -> None:
-        self._agreement.end_swaps()
 
     async def _meet(self, phase: int, linger: float) -> Group:
         """At the boundary that ends inner phase number ``phase``."""

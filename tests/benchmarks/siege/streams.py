@@ -16,7 +16,7 @@ from peer.p2p.protobuf import BYTES_FIELD, INT_FIELD, MANY, ONE, delimited, mess
 from peer.p2p.reachability import circuit_messages
 from peer.p2p.reachability.circuit_messages import HOP
 from peer.p2p.reachability.dialback import DIALBACK_PROTOCOL
-from peer.p2p.reachability.relay import PING_SECONDS, RELAY_PROTOCOL, REPLY, Granted, Ping, Reserve
+from peer.p2p.reachability.relay import PING_SECONDS, RELAY_PROTOCOL, Granted, Ping, Reserve
 from peer.p2p.stream import Stream, StreamLost
 from peer.swarm.grouping.roster import GATHER_PROTOCOL
 from peer.swarm.pairing.proposals import MEET_PROTOCOL
@@ -80,8 +80,7 @@ async def relay(holder: P2P, caller: P2P, target: PeerID, tally: Tally) -> None:
     _, reader, writer = await holder.call_binary_stream_handler(target, RELAY_PROTOCOL)
     reservation = Stream(reader, writer, remote=target.to_base58(), initiator=True)
     await reservation.send(Reserve(), PATIENCE)
-    if not isinstance(await reservation.receive(REPLY, PATIENCE), Granted):
-        raise StreamLost("no reservation")
+    await reservation.receive(Granted, PATIENCE)
     flood = asyncio.ensure_future(_flood(holder.peer_id, caller, target, tally))
     try:
         for number in count():

@@ -133,7 +133,7 @@ def test_nobody_waits_for_a_peer_that_is_asked_to_stop(kind: Kind, place: int) -
 
         def leave() -> None:
             trainer: Any = world.peers[leaves].trainer
-            if kind == "blocking" and trainer.boundary.presence._matching._agreement.meeting is None:
+            if kind == "blocking" and trainer.boundary.presence.matching._agreement.meeting is None:
                 world.loop.call_later(0.05, leave)
                 return
             trainer.checkpoints.save = lambda *state: clock.sleep(WHOLE)

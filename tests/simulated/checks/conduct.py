@@ -87,7 +87,7 @@ class Conduct:
         boundary: Any = peer.trainer.boundary
         presence = boundary.presence
         self._joined[peer.name] = self._world.loop.time()
-        if isinstance(presence._matching, PairMatching):
+        if isinstance(presence.matching, PairMatching):
             self._watch_meetings(peer, boundary)
         self._watch_waits(peer, boundary)
         ended = presence.ended
@@ -99,14 +99,14 @@ class Conduct:
             self._check_backoff(peer, presence)
             self._check_bounds(peer, boundary)
             self._world.relays.check(peer)
-            if isinstance(presence._matching, GroupMatching) and averaged.partners:
+            if isinstance(presence.matching, GroupMatching) and averaged.partners:
                 self._check_late(peer, set(boundary.exchange._incoming._waiting))
 
         presence.ended = noted
 
     def _watch_meetings(self, peer: SimulatedPeer, boundary: Any) -> None:
         presence, progress = boundary.presence, boundary.context.progress
-        agreement, backoff = presence._matching._agreement, presence._context.backoff
+        agreement, backoff = presence.matching._agreement, presence._context.backoff
         commit = agreement.commit
 
         def committed(stream: Any, name: str, said: Any, own_eta: float) -> None:
@@ -128,7 +128,7 @@ class Conduct:
     def _watch_waits(self, peer: SimulatedPeer, boundary: Any) -> None:
         presence, group_for, cross = boundary.presence, boundary.presence.group_for, boundary.cross
         loop, overlapped = self._world.loop, hasattr(boundary, "_swap")
-        grouped = isinstance(presence._matching, GroupMatching)
+        grouped = isinstance(presence.matching, GroupMatching)
         rollback, judged = boundary.rollback, []
         sample = rollback._sample
 
@@ -232,10 +232,10 @@ class Conduct:
         if stale and since < self._world.loop.time() - 2 * EXPIRED:  # a newcomer did not read while it took the state
             self._world.violation(f"{peer.name} keeps expired records: {', '.join(stale)}")
         sizes = {"peers left out": len(presence._context.backoff._held)}
-        if isinstance(presence._matching, GroupMatching):
+        if isinstance(presence.matching, GroupMatching):
             sizes["waiting streams"] = len(boundary.exchange._incoming._waiting) + 3  # one of each other peer
-            sizes["joined members"] = len(presence._matching._leader._joined)
-            sizes["named members"] = len(presence._matching._known._named)
+            sizes["joined members"] = len(presence.matching._leader._joined)
+            sizes["named members"] = len(presence.matching._known._named)
         self._check_donor(peer)
         for what, size in sizes.items():
             if size > count + 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from peer.p2p.reachability.relay import RESERVATION_SILENCE, RESERVE_TIMEOUT, Full, Granted, Ping, Reserve
+from peer.p2p.reachability.relay import FULL, RESERVATION_SILENCE, RESERVE_TIMEOUT, Granted, Ping, Reserve
 from peer.p2p.stream import Stream
 
 RELAY_LIES = ("refuses", "mute", "slow", "joins nobody")
@@ -19,7 +19,7 @@ async def hold(lie: str, stream: Stream) -> None:
             await stream.until_closed(RESERVATION_SILENCE)
             return
         if lie == "refuses":
-            await stream.send_last(Full(), RESERVE_TIMEOUT)
+            await stream.send_last(FULL, RESERVE_TIMEOUT)
             return
         await asyncio.sleep(LATE if lie == "slow" else 0.0)
         await stream.send(Granted(), RESERVE_TIMEOUT)

@@ -67,11 +67,11 @@ def in_exchange(lie: str, trainer: Trainer) -> None:
         members = boundary.presence._members
         members._describe = partial(_boasted, members._describe)
     if lie == NO_ROSTER:
-        _never_form(boundary.presence._matching)
+        _never_form(boundary.presence.matching)
     if lie == OUT_OF_DATE:
-        _send_away(boundary.presence._matching._leader, boundary.counters)
+        _send_away(boundary.presence.matching._leader, boundary.counters)
     if lie == "no-show":
-        boundary.presence._matching._partner_of = partial(_absent, boundary.presence._matching._agreement)
+        boundary.presence.matching._partner_of = partial(_absent, boundary.presence.matching._agreement)
 
 
 def _never_form(matching: Any) -> None:

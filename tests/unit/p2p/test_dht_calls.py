@@ -14,8 +14,8 @@ from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.proto.p2pd_pb2 import CallUnaryRequest, CallUnaryResponse, Cancel, PersistentConnectionResponse
 
 from peer.p2p.dht import join
-from peer.p2p.dht.calls import calls_have_ended, mend_calls
 from peer.p2p.dht.join import PINGS
+from peer.p2p.dht.mended import calls_have_ended, mend_calls
 from tests.unit.virtual import run as in_virtual_time
 
 REMOTE = PeerID.from_base58("QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N")
@@ -52,7 +52,7 @@ def test_an_answer_in_the_moment_in_which_its_caller_gives_up_ends_no_other_call
         late, given_up = daemon.calls()
         given_up.cancel()
         await daemon.says(late, callUnaryResponse=CallUnaryResponse(response=b"late"))
-        assert calls_have_ended(daemon.p2p) is not mended, "hivemind is mended: dht/calls.py can go"
+        assert calls_have_ended(daemon.p2p) is not mended, "hivemind is mended: shorten dht/mended.py"
         if not mended:
             assert isinstance(cast(Any, daemon.control._read_task).exception(), asyncio.InvalidStateError)
             return
@@ -78,7 +78,7 @@ def test_a_request_that_is_cancelled_is_forgotten(mended: bool) -> None:
             await daemon.says(call_id, requestHandling=request)
             assert call_id in daemon.control._handler_tasks
             await daemon.says(call_id, cancel=Cancel())
-        assert len(daemon.control._handler_tasks) == (0 if mended else 10), "hivemind is mended: dht/calls.py can go"
+        assert len(daemon.control._handler_tasks) == (0 if mended else 10), "hivemind is mended: shorten dht/mended.py"
         await daemon.says(uuid4(), requestHandling=CallUnaryRequest(peer=REMOTE.to_bytes(), proto="none", data=b""))
         assert not mended or not daemon.control._handler_tasks
 

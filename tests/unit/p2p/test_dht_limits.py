@@ -17,7 +17,7 @@ from hivemind.utils import MSGPackSerializer
 
 from peer.p2p import dht  # its import mends hivemind
 from peer.p2p.dht.limits import CLOCKS, RECORD, SUBKEY_BYTES, RecordLimit, RecordLimits
-from peer.p2p.dht.nesting import LEVELS
+from peer.p2p.dht.mended import LEVELS
 from peer.swarm.directory import records
 from tests.swarm.support.packets import nested
 
@@ -102,7 +102,7 @@ def test_a_kilobyte_of_nesting_ends_hivemind_and_not_us() -> None:
         MSGPackSerializer.loads(data)
     mended = read(data, "import peer.p2p.dht")
     assert mended.returncode == 1 and b"of nesting" in mended.stderr
-    assert read(data, "").returncode == -signal.SIGSEGV, "hivemind is mended: dht/nesting.py can go"
+    assert read(data, "").returncode == -signal.SIGSEGV, "hivemind is mended: shorten dht/mended.py"
 
 
 def test_what_the_dht_itself_sends_is_read() -> None:

@@ -81,7 +81,7 @@ def test_a_member_sends_and_reads_no_more_than_a_test(thread: LoopThread, direct
     async def greedy() -> None:
         stream = await member.open("A", speed.SPEED_PROTOCOL)
         await stream.send(speed.SpeedRequest(direction=direction), 1)
-        await stream.receive(speed.SPEED_ANSWER, 1)
+        await stream.receive(speed.SpeedReady, 1)
         try:
             for _ in range(64):  # MiB
                 if direction == "up":

@@ -96,9 +96,9 @@ def test_one_that_cannot_be_loaded_is_the_error_that_it_is_anyway(folder: Path, 
 
 
 def test_check_has_a_finding(folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    from peer.commands.check import runner
+    from peer.commands.check import runner, training
 
-    monkeypatch.setattr(runner, "topics", lambda config, *_: (("tokenizer", partial(runner.tokenizer, config)),))
+    monkeypatch.setattr(runner, "topics", lambda config, *_: (("tokenizer", partial(training.tokenizer, config)),))
     own = bpe(folder)
 
     def found(tokenizer: TokenizerConfig | None) -> list[Finding]:

@@ -37,7 +37,7 @@ def test_who_has_made_its_last_inner_step_or_swap_calls_off_the_meeting_of_befor
             agreement = Agreement(cast("SwarmContext", context))
             agreement.commit(mine, "partner", Accept(eta=1.0), 1.0)
             meeting: Any = agreement.meeting
-            getattr(agreement, step)()
+            await getattr(agreement, step)()
             assert (boundary.run_ended, boundary.swaps_ended) == (step == "end_run", step == "end_swaps")
             assert agreement.meeting is None
             assert meeting.came.result() is False
@@ -101,12 +101,12 @@ def test_who_postpones_its_boundary_calls_off_the_meeting_that_was_to_be_now(
             agreement.commit(mine, "partner", Accept(eta=1.0), announced)
             await asyncio.sleep(2.0)
             context.boundary.here = here
-            agreement.postpone()
+            await agreement.postpone()
             assert (agreement.meeting is None) is off
             if off:
                 with pytest.raises(StreamLost):
                     await theirs.receive(PartnerReady, 5)
-            agreement.postpone()
+            await agreement.postpone()
 
         thread.call(work(), 20)
         thread.close()

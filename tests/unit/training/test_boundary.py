@@ -43,6 +43,7 @@ class Presence:
         self.ended_rounds: list[Averaged] = []
         self.asked: list[tuple[int, ...]] = []
         self.postponed = 0
+        self.matching = self
 
     def postpone(self) -> None:
         self.postponed += 1

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from peer.p2p.bandwidth import UNLIMITED
 from peer.p2p.budgets import HALF_OPEN
 from peer.p2p.bulk import listener, offer
-from peer.p2p.bulk.connect import connect
+from peer.p2p.bulk.listener import connect
 from peer.p2p.bulk.offer import BulkOffer
 from peer.p2p.bulk.receiving import NO_MORE, PART_REQUEST
 from peer.p2p.bulk.secure import Credentials, handshake, read, ready
