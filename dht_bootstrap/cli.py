@@ -139,7 +139,7 @@ def _serve(args: argparse.Namespace) -> None:
             lines = "".join(f"{address}\n" for address in node.addresses)
             owner.write_whole(args.addresses_file, lines, "--addresses-file ")
         log.info("ready: port=%d http=%s identity=%s", args.port, monitor.address, args.identity)
-        signals.looping = True
+        signals.begin_loop()
         looked = saved = time.monotonic()
         while not stop.requested and not node.failure:
             time.sleep(WATCH_SECONDS)

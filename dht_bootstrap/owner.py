@@ -65,8 +65,8 @@ def load_or_create(path: Path) -> Owner:
         if not path.exists():
             form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(mode=PRIVATE)
-            path.write_bytes(Ed25519PrivateKey.generate().private_bytes(*form))
+            pem = Ed25519PrivateKey.generate().private_bytes(*form)
+            write_whole(path, pem.decode(), "--owner ", PRIVATE)
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except OSError as error:
         raise UserError(f"--owner {path}: {error.strerror}") from None

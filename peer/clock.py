@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, Protocol, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -55,9 +57,41 @@ def result(future: concurrent.futures.Future[Result], seconds: float) -> Result:
     raise TimeoutError
 
 
+class _Worker(concurrent.futures.Executor):
+    """One daemon thread. The end of the process waits for those of a ``ThreadPoolExecutor``, whatever they do."""
+
+    def __init__(self, name: str) -> None:
+        self._works: queue.SimpleQueue[tuple[concurrent.futures.Future[Any], Callable[[], Any]] | None]
+        self._works = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._works.put((future, partial(work, *args, **kwargs)))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        with contextlib.suppress(queue.Empty):
+            while cancel_futures and (given := self._works.get_nowait()) is not None:
+                given[0].cancel()
+        self._works.put(None)
+        if wait:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (given := self._works.get()) is not None:
+            future, work = given
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:  # noqa: BLE001 - for who asks for the result
+                    future.set_exception(error)
+
+
 def worker(name: str) -> concurrent.futures.Executor:
-    """A thread that runs one function after the other."""
-    return concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=name)
+    """A thread that runs one function after the other. The end of the process does not wait for it."""
+    return _Worker(name)
 
 
 def begin_thread(name: str, work: Callable[[], None]) -> None:

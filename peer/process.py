@@ -1,6 +1,7 @@
 """SIGINT, SIGTERM and SIGHUP: the first signal requests a stop, a second one ends the process immediately.
 
-Before the loop runs the first signal raises ``KeyboardInterrupt``. In a command without a loop every signal does.
+Before the loop runs the first signal raises ``KeyboardInterrupt``. In a command without a loop every signal does. It is
+never raised within an import.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from peer.rounds.progress import Progress
 
 log = get_logger("signals")
 
+IMPORT_LOOK = 0.05  # seconds between two looks whether an import has ended
+
 
 class Signals:
     """Installed once by the main thread. ``emergency`` runs before an immediate end."""
@@ -36,8 +39,28 @@ class Signals:
             os._exit(1)
         self.stop.request()
         if not self.looping:
-            raise KeyboardInterrupt
+            interrupt(number, frame)
+            return
         log.info("asked to stop: finishing the step, saving, leaving; once more to stop now")
+
+    def begin_loop(self) -> None:
+        """From now on a signal is a request, and one that waits for the end of an import is no more."""
+        self.looping = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Handler of a signal: raises ``KeyboardInterrupt``, if an import runs after it.
+
+    Who imports a module that is half there fails in any way, later or at once, or takes it for one that is missing.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            signal.signal(signal.SIGALRM, interrupt)
+            signal.setitimer(signal.ITIMER_REAL, IMPORT_LOOK)
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def stop_signals() -> list[signal.Signals]:
@@ -51,8 +74,8 @@ def begin_command() -> None:
     is closed (``>&-``) is discarded.
     """
     for number in stop_signals():
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, interrupt)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - as long as the process

@@ -197,7 +197,9 @@ def _train(args: argparse.Namespace) -> int:
 
         return worker.run(rank)
     signals = Signals(Stop())
-    config: Config = args.load(args)
+    config: Config | None = None
+    if rank is None:  # before torch is there: a mistake is told at once
+        config = args.load(args)
     if getattr(args, "stop_with_parent", False):
         stop_with_parent()
     from peer.device.memory import is_out_of_memory
@@ -211,11 +213,13 @@ def _train(args: argparse.Namespace) -> int:
         os._exit(1)
 
     try:
-        with leading(rank, give_up) as ranks, assembled(config, signals, ranks) as trainer:
-            signals.looping = True
-            trainer.run()
+        with leading(rank, give_up) as ranks:  # the other ranks wait for it, and not for what is downloaded
+            config = config or args.load(args)
+            with assembled(config, signals, ranks) as trainer:
+                signals.begin_loop()
+                trainer.run()
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        if config is None or not is_out_of_memory(error):
             raise
         raise RunError(out_of_memory(error, config, rank.size if rank else 1)) from None
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from hivemind.p2p import P2P, PeerID
@@ -17,7 +18,7 @@ def load_or_create(path: Path) -> str:
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            P2P.generate_identity(str(path))
+            _create(path)
         data = path.read_bytes()
     except OSError as error:
         raise UserError(
@@ -30,6 +31,17 @@ def load_or_create(path: Path) -> str:
         raise UserError(
             f"identity file {path}: not a key; restore it from a backup, or delete it to become a new peer"
         ) from None
+
+
+def _create(path: Path) -> None:
+    """The whole file or none: with half a key no later start would succeed. Nobody else may read it at any time."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.touch(mode=0o600)
+        P2P.generate_identity(str(temporary))
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def id_of(public: bytes) -> str:

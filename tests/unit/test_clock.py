@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -55,3 +57,32 @@ def test_who_cancels_a_thread_waits_for_its_end() -> None:
         assert ended
 
     asyncio.run(scene())
+
+
+def test_a_worker_does_one_thing_after_the_other_until_it_is_shut_down() -> None:
+    go, done = threading.Event(), list[int]()
+    with clock.worker("one") as worker:
+        first = worker.submit(go.wait, 30)
+        others = [worker.submit(done.append, number) for number in range(3)]
+        failed = worker.submit(lambda: 1 / 0)
+        go.set()
+    assert first.result(0) and done == [0, 1, 2] and all(it.done() for it in others)
+    with pytest.raises(ZeroDivisionError):
+        failed.result(0)
+
+
+def test_a_worker_forgets_what_it_has_not_begun() -> None:
+    began, go = threading.Event(), threading.Event()
+    worker = clock.worker("one")
+    running = worker.submit(lambda: began.set() or go.wait(30))
+    assert began.wait(30)
+    waiting = worker.submit(print)
+    worker.shutdown(wait=False, cancel_futures=True)
+    go.set()
+    assert running.result(30) and waiting.cancelled()
+
+
+def test_a_process_ends_whatever_its_workers_do() -> None:
+    """A program that ended without OuterLoop.close() held its GPU until its partner had come, for up to two phases."""
+    program = "import threading; from peer import clock; clock.worker('one').submit(threading.Event().wait)"
+    subprocess.run([sys.executable, "-c", program], timeout=50, check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from peer.process import Signals, Stop
 
 signal.signal(signal.SIGHUP, signal.{before})
 signals = Signals(Stop())
-signals.looping = True
+signals.begin_loop()
 os.kill(os.getpid(), signal.SIGHUP)
 print(signals.stop.requested)
 """
@@ -25,3 +26,27 @@ def test_a_terminal_that_is_lost_asks_the_loop_to_stop_but_not_under_nohup(befor
     program = [sys.executable, "-c", PROGRAM.format(before=before)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, f"{asked}\n")
+
+
+IMPORTED = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nwhole = True\n"
+IMPORTING = """
+import time
+from peer.process import Signals, Stop, begin_command
+
+{begin}
+try:
+    import imported
+    time.sleep(60)
+except KeyboardInterrupt:
+    print(imported.whole)
+"""
+
+
+@pytest.mark.parametrize("begin", ["begin_command()", "Signals(Stop())"])
+def test_a_signal_within_an_import_is_raised_after_it(tmp_path: Path, begin: str) -> None:
+    """numpy was half there: an error of its own 900 lines long, or none at all and another exit code."""
+    (tmp_path / "imported.py").write_text(IMPORTED)
+    (tmp_path / "program.py").write_text(IMPORTING.format(begin=begin))
+    program = [sys.executable, str(tmp_path / "program.py")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

@@ -122,7 +122,7 @@ def peer(core: int, node: int, address: str, rounds: int) -> None:
 @contextmanager
 def _joined(folder: str, address: str) -> Iterator[Trainer]:
     signals = Signals(Stop())
-    signals.looping = True
+    signals.begin_loop()
     with assembled(config(f"run.dir={folder}", f"peer.initial_peers=[{address}]"), signals) as trainer:
         yield trainer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
 import string
 import time
@@ -287,3 +288,23 @@ def test_the_owners_book(tmp_path: Path) -> None:
     key.write_text("junk")
     with pytest.raises(UserError, match="Ed25519"):
         book.load_or_create(key)
+
+
+@pytest.mark.parametrize("make", [identity.load_or_create, book.load_or_create])
+def test_a_full_disk_leaves_no_half_key(
+    tmp_path: Path, make: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every later start refused the empty file, and told its user to restore a backup."""
+    key = tmp_path / "some.key"
+
+    def full(path: Path | str, *_: object, **__: object) -> None:
+        Path(path).write_bytes(b"ha")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"some\.key: No space left on device"):
+        patch.setattr(identity.P2P, "generate_identity", full)
+        patch.setattr(Path, "write_text", full)
+        make(key)
+    assert not key.exists()
+    make(key)
+    assert key.stat().st_mode & 0o077 == 0 and list(tmp_path.iterdir()) == [key]

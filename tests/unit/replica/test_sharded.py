@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
+from peer.commands import cli
 from peer.commands.cli import main
 from peer.errors import RunError, UserError
 from peer.replica.sharded import channel, launch
@@ -226,6 +230,30 @@ def test_what_torchrun_says() -> None:
     with pytest.raises(UserError, match="4 ranks on several machines, 2 of them on this one"):
         launch.of(two_machines)
     assert launch.of({**two_machines, "RANK": "1", "LOCAL_RANK": "1"}) is not None  # one line a machine
+
+
+@pytest.mark.parametrize(("rank", "order"), [(None, ["loads"]), (launch.Rank(0, 2, 5), ["leads", "loads"])])
+def test_other_ranks_do_not_wait_for_what_rank_0_downloads(
+    rank: launch.Rank | None, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They gave up after 300 s; a peer of one rank is told a mistake before torch is imported."""
+    done: list[str] = []
+
+    @contextmanager
+    def leading(*_: object) -> Iterator[None]:
+        done.append("leads")
+        yield
+
+    def loading(_: object) -> NoReturn:
+        done.append("loads")
+        raise UserError("a mistake")
+
+    monkeypatch.setattr(launch, "of", lambda _: rank)
+    monkeypatch.setattr("peer.replica.sharded.ranks.leading", leading)
+    monkeypatch.setattr(cli, "Signals", lambda _: None)
+    with pytest.raises(UserError, match="a mistake"):
+        cli._train(argparse.Namespace(load=loading))
+    assert done == order
 
 
 @pytest.mark.parametrize(
