@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import queue
 import threading
 import time
@@ -104,7 +105,8 @@ async def in_thread(work: Callable[Arguments, Result], *args: Arguments.args, **
 
     A thread cannot be cancelled: who cancels this waits until ``work`` has ended, and nothing writes to a buffer then.
     """
-    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    call = partial(contextvars.copy_context().run, work, *args, **kwargs)
+    running = asyncio.get_running_loop().run_in_executor(None, call)  # asyncio.to_thread needs a task for each call
     try:
         return await asyncio.shield(running)
     finally:

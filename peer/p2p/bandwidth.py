@@ -44,6 +44,12 @@ class TokenBucket:
         if seconds:
             await asyncio.sleep(seconds)
 
+    def take_in_thread(self, size: int) -> None:
+        """As :meth:`take`, in a thread that is not an event loop's."""
+        seconds = self.turn(size)
+        if seconds:  # to sleep for no time lets all other threads go first
+            clock.sleep(seconds)
+
     def pieces(self, data: Bytes) -> Iterator[Bytes]:
         """``data`` in pieces that are to be taken one by one; undivided without a limit."""
         most = len(data) if self.rate is None else max(1, int(self.rate * PIECE))

@@ -6,7 +6,6 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from peer import clock
 from peer.p2p.bandwidth import Bandwidth
 
 BULK_CHUNK = 256 * 1024  # bytes for one deadline
@@ -29,7 +28,7 @@ class BulkConnection:
     def read_part(self, room: memoryview, timeout: float) -> None:
         """Fill ``room`` within the limit of downloads."""
         for piece in self._line.down.pieces(room):
-            clock.sleep(self._line.down.turn(len(piece)))
+            self._line.down.take_in_thread(len(piece))
             self._fill(piece, timeout, self._received)
 
     def write(self, data: bytes, timeout: float) -> None:
@@ -41,7 +40,7 @@ class BulkConnection:
         """Send ``part`` within the limit of uploads."""
         self._sock.settimeout(timeout)
         for piece in self._line.up.pieces(memoryview(part)):
-            clock.sleep(self._line.up.turn(len(piece)))
+            self._line.up.take_in_thread(len(piece))
             for start in range(0, len(piece), BULK_CHUNK):
                 chunk = piece[start : start + BULK_CHUNK]
                 self._sock.sendall(chunk)

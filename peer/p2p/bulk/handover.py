@@ -30,6 +30,10 @@ class Handover:
     def tell(self) -> None:
         """The state has changed; ``changed`` is held."""
         self.changed.notify_all()
+        self.tell_loop()
+
+    def tell_loop(self) -> None:
+        """As :meth:`tell`, for a change that no thread waits for: to wake all costs more than most changes."""
         if self._awaited and not self._loop.is_closed():
             self._awaited = False  # to wake it costs more than the change
             self._loop.call_soon_threadsafe(self._told.set)

@@ -118,7 +118,7 @@ class IncomingParts(Handover):
             self._parts[number] = data, digest
             self._came += 1
             self._look_for_the_end()
-            self.tell()
+            self.tell_loop()
         return size
 
     def _claim(self, asked: Sequence[int], most: float) -> tuple[int, int] | None:
@@ -147,6 +147,7 @@ class IncomingParts(Handover):
             self._rooms = None
             self._payloads -= 1
             self.complete = self._payloads == 0
+            self.tell()
 
     def _next(self) -> int | None:
         if self._rooms is None:
@@ -159,7 +160,7 @@ class IncomingParts(Handover):
         if room is None:
             self._end = self._claimed
             self._look_for_the_end()
-            self.tell()
+            self.tell_loop()
             return None
         if self._claimed == self._first:
             self._window = window(len(room))

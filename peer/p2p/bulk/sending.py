@@ -87,10 +87,10 @@ class OutgoingParts(Handover):
                     raise BadMessage("it asks for a part that is none")
                 if number >= self._asked:
                     self._asked = number + 1
-                    self.tell()
+                    self.tell_loop()
                 self.wait()
             self._asked = max(self._asked, number + 1)
-            self.tell()
+            self.tell_loop()
             if number not in self._parts:
                 raise BadMessage("it asks again for a part that it has")
             return self._parts[number]
