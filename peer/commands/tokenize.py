@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -17,9 +16,9 @@ import numpy as np
 from peer.config.data import BYTES, TokenizerConfig
 from peer.data.sources.documents import Split
 from peer.data.sources.opening import by_ending
-from peer.data.sources.parquet import TOKENIZER
+from peer.data.sources.parquet import FINGERPRINT, TOKENIZER
 from peer.data.sources.source import MASK_COLUMN, paths, size
-from peer.data.tokenizer import Tokenizer, Tokens, load
+from peer.data.tokenizer import Tokenizer, Tokens, fingerprint, load
 from peer.errors import RunError, UserError
 
 SOURCE_KEY = b"noloco.source"
@@ -33,6 +32,7 @@ def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, colum
     """Tokenise the files that match ``patterns`` into the folder ``out``. Raises :class:`UserError`."""
     settings = _settings(wish, end)
     tokenizer = load(settings)
+    made_with = {TOKENIZER: tokenizer.name.encode(), FINGERPRINT: fingerprint(tokenizer).encode()}
     found = paths(patterns, "SOURCE")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -41,12 +41,13 @@ def run(patterns: Sequence[str], out: Path, wish: str, *, end: str | None, colum
     for path in found:
         stem = Path(path.name.removesuffix(".gz")).stem
         target = out / f"{stem}-{crc32(str(path).encode()):08x}.parquet"  # two folders may have files of the same name
-        made_of = {"file": str(path), "bytes": size(path), "column": column}
+        made_of = {"file": str(path), "bytes": size(path), "changed": path.stat().st_mtime_ns, "column": column}
         made_of |= {"vocabulary": tokenizer.known, "end": tokenizer.end}
-        if target.exists() and _made_of(target) == (made_of, tokenizer.name):
+        metadata = {**made_with, SOURCE_KEY: json.dumps(made_of).encode()}
+        if target.exists() and metadata.items() <= _metadata(target).items():
             say(f"{path}: {target} is there already")
             continue
-        rows, tokens = _write(path, target, tokenizer, made_of)
+        rows, tokens = _write(path, target, tokenizer, column, metadata)
         say(f"{path}: {rows:,} documents, {tokens:,} tokens: {target}")
     known = f"name: {tokenizer.name}, vocabulary: {tokenizer.known}"
     known += "".join(f", {key}: {json.dumps(str(it))}" for key in ("end", "path") if (it := getattr(settings, key)))
@@ -66,27 +67,27 @@ def _settings(wish: str, end: str | None) -> TokenizerConfig:
     return TokenizerConfig(name=name, vocabulary=ANY_VOCABULARY, end=end, path=path)
 
 
-def _made_of(target: Path) -> tuple[Any, str] | None:
-    """The source and tokenizer that a file was made with; ``None`` when its metadata has none."""
+def _metadata(target: Path) -> dict[bytes, bytes]:
+    """What a file says of the source and the tokenizer that it was made with; empty if it cannot be read."""
     import pyarrow
     from pyarrow.parquet import read_schema
 
     try:
-        metadata = read_schema(target).metadata or {}
-        return json.loads(metadata[SOURCE_KEY]), metadata[TOKENIZER].decode()
-    except (pyarrow.ArrowException, OSError, KeyError, ValueError):
-        return None
+        return read_schema(target).metadata or {}
+    except (pyarrow.ArrowException, OSError):
+        return {}
 
 
-def _write(path: Path, target: Path, tokenizer: Tokenizer, made_of: dict[str, Any]) -> tuple[int, int]:
+def _write(
+    path: Path, target: Path, tokenizer: Tokenizer, column: str, metadata: dict[bytes, bytes]
+) -> tuple[int, int]:
     """Returns the numbers of documents and tokens."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
     ids, mask = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.int8())
-    metadata = {TOKENIZER: tokenizer.name, SOURCE_KEY: json.dumps(made_of)}
     schema = pyarrow.schema([("input_ids", ids), (MASK_COLUMN, mask)], metadata=metadata)
-    source = by_ending([path], "SOURCE", (made_of["column"],), tokenizer.name)
+    source = by_ending([path], "SOURCE", (column,), tokenizer)
     temporary = target.with_suffix(".tmp")
     documents = tokens = 0
     try:

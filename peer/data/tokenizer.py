@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +17,8 @@ from peer.errors import UserError
 
 SEPARATOR = 256  # ends a document of bytes
 END_OF_TEXT = "<|endoftext|>"  # its string in an exported byte tokenizer
+# Tokenizers of the same tokens may differ in how they treat these.
+PROBE = "It's  A  naïve e\u0301 ﬁle:\n\tf(x) = 3.14159 * 2026\r\n\n漢字 🙂 "
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 
@@ -100,6 +104,12 @@ class HuggingFace:
 def load(settings: TokenizerConfig) -> Tokenizer:
     """Raises :class:`UserError` for a tokenizer that is missing or does not fit the configuration."""
     return Bytes(settings.vocabulary) if settings.name == BYTES else HuggingFace(settings)
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """A digest of its tokens and of the ids of a text; its files are not the same in every version of the library."""
+    ids = tokenizer.encode([PROBE])[0].tolist()
+    return hashlib.sha256(json.dumps([sorted(tokenizer.tokens().items()), ids]).encode()).hexdigest()[:16]
 
 
 def dtype(vocabulary: int) -> type[np.uint16] | type[np.uint32]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -43,7 +43,8 @@ def fresh(config: Any, *, seed: int = 0, trust_remote_code: bool = False) -> nn.
 
     with torch.random.fork_rng(devices=[]), _in_one_line(config.model_type):
         torch.default_generator.manual_seed(seed)  # weights are drawn on the CPU; torch.manual_seed reseeds all devices
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+        network = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    return _without_padding(network, drawn=True)
 
 
 def checkpoint_activations(model: nn.Module) -> None:
@@ -82,18 +83,13 @@ def parameters_of(run: RunConfig) -> int:
 
 def _checked(run: RunConfig) -> Any:
     """The transformers configuration, if the run's data fits such a model."""
-    from transformers import AutoConfig
-
     settings, sequence_length, vocabulary = run.model, run.data.sequence_length, run.data.tokenizer.vocabulary
     if isinstance(settings, LlamaModel):
         tokens, positions = settings.vocabulary or vocabulary, sequence_length
         config = _llama(settings, sequence_length, tokens)
         key = "run.model.vocabulary"
     else:
-        folder, trust = locate(settings), settings.trust_remote_code
-        with _in_one_line(settings.source):
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust, use_cache=False)
-        text = config.get_text_config()
+        config, text = _of_source(settings)
         tokens, positions = text.vocab_size, getattr(text, "max_position_embeddings", None) or sequence_length
         key = f"run.model: the vocabulary of {settings.source}"
     if tokens < vocabulary:
@@ -103,6 +99,32 @@ def _checked(run: RunConfig) -> Any:
             f"run.data.sequence_length: {sequence_length} is more than the {positions} positions of run.model; lower it"
         )
     return config
+
+
+def _of_source(settings: AutoModel) -> tuple[Any, Any]:
+    """The source's configuration, and the part of it for text."""
+    from transformers import AutoConfig
+
+    folder, trust = locate(settings), settings.trust_remote_code
+    with _in_one_line(settings.source):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust, use_cache=False)
+        text = config.get_text_config()
+    if not isinstance(getattr(text, "vocab_size", None), int):
+        raise UserError(f"run.model: {settings.source} has no whole number as vocab_size; choose a text model")
+    if _sees_ahead(config):
+        raise UserError(
+            f"run.model: {settings.source} attends to the tokens that it has to predict; set is_decoder: true in its "
+            "config.json, or choose a decoder"
+        )
+    return config, text
+
+
+def _sees_ahead(config: Any) -> bool:
+    """Whether the model is an encoder, as BERT: transformers has it for masked tokens too, and is_decoder is false."""
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING
+
+    masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not config.is_encoder_decoder
+    return masked and getattr(config, "is_decoder", None) is False
 
 
 def _llama(settings: LlamaModel, sequence_length: int, tokens: int) -> Any:
@@ -143,7 +165,23 @@ def _pretrained(settings: AutoModel, config: Any) -> nn.Module:
             f"run.model: the weights of {settings.source} lack {first}; choose a model for text generation, "
             "or run.model.pretrained: false"
         )
-    return model
+    return _without_padding(model, drawn=False)
+
+
+def _without_padding(network: Any, *, drawn: bool) -> nn.Module:
+    """``network`` without a padding token. No batch has padding, and the data may have the token, as the end of a text:
+    torch gives its row of the input embeddings no gradient, and transformers draws zeros for it.
+    """
+    table = None
+    with suppress(NotImplementedError):  # a class of its own need not say which its input embeddings are
+        table = network.get_input_embeddings()
+    padding = getattr(table, "padding_idx", None)
+    if table is not None and padding is not None:
+        table.padding_idx = None
+        if drawn:
+            with torch.no_grad():  # the row before it, backwards: as random, and equal on every machine
+                table.weight[padding] = table.weight[padding - 1].flip(0)
+    return network
 
 
 @contextmanager
@@ -151,13 +189,15 @@ def _in_one_line(name: str) -> Iterator[None]:
     """Turn errors of transformers into one line."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, ImportError, OSError, RuntimeError) as error:
+    except Exception as error:  # its checks of config.json have types of their own, which are no ValueError
         if is_out_of_memory(error):
             raise
         if "trust_remote_code" in str(error):
             reason = "it contains Python code; read the code, then set run.model.trust_remote_code: true"
         elif "Unrecognized configuration class" in str(error):
             reason = "it is not a causal language model"
+        elif isinstance(error, ZeroDivisionError):
+            reason = "a size or a number of heads in its config.json is 0"
         else:
             reason = one_line(error, 200)
         raise UserError(f"run.model: {name} cannot be used: {reason}") from None

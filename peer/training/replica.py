@@ -13,6 +13,7 @@ from torch import nn
 
 from peer import __version__
 from peer.config.digest import digest
+from peer.config.model import AutoModel
 from peer.config.schema import Config, RunConfig
 from peer.data.open import batches
 from peer.data.sources.documents import Split
@@ -55,8 +56,12 @@ def replica(
 
 def origin(run: RunConfig, network: nn.Module) -> dict[str, Any]:
     """The run and the model of a checkpoint: all that ``export`` needs."""
-    return {
+    found = {
         "version": __version__,
         "run": run.model_dump(mode="json"),
         "architecture": json.loads(network.config.to_json_string(use_diff=False)),  # type: ignore[operator, union-attr]
     }
+    generation: Any = getattr(network, "generation_config", None)
+    if isinstance(run.model, AutoModel) and run.model.pretrained and generation is not None:
+        found["generation"] = json.loads(generation.to_json_string(use_diff=True))
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,8 +27,11 @@ def require_free(out: Path) -> None:
         raise UserError(f"{out} is there already; choose another name, or move it away")
 
 
-def write(network: Any, out: Path, *, dtype: str, card: str, tokenizer: Tokenizer) -> None:
-    """``network`` (a transformers model) in ``dtype``, with ``tokenizer``, and with ``card`` as its README.
+def write(
+    network: Any, out: Path, *, dtype: str, card: str, tokenizer: Tokenizer, kept: dict[str, Any] | None = None
+) -> None:
+    """``network`` (a transformers model) in ``dtype``, with ``tokenizer``, and with ``card`` as its README. ``kept``:
+    the generation settings of its pre-trained source.
 
     A temporary folder is written and then renamed to ``out``. Raises :class:`RunError` when writing fails.
     """
@@ -35,10 +39,15 @@ def write(network: Any, out: Path, *, dtype: str, card: str, tokenizer: Tokenize
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        for settings in filter(None, (network.config, getattr(network, "generation_config", None))):
-            settings.use_cache = True  # training does without the cache of keys and values; generation needs it
-            settings.eos_token_id = settings.pad_token_id = tokenizer.end
+        settings = _generation(kept or {}, tokenizer)
+        # Its padding stays: some models count positions from it, and the row of a padding token is never trained.
+        network.config.use_cache, network.config.eos_token_id = True, tokenizer.end
+        if getattr(network, "generation_config", None) is not None:
+            network.generation_config.update(**settings)
         network.to(EXPORT_DTYPES[dtype]).save_pretrained(temporary)
+        if kept is not None:  # transformers refuses to save some that are on the hub, once they are changed
+            whole = json.dumps({**kept, **settings}, indent=2, sort_keys=True)
+            (temporary / "generation_config.json").write_text(whole, encoding="utf-8")
         if isinstance(tokenizer, HuggingFace):
             tokenizer.save(temporary)
         else:
@@ -47,10 +56,26 @@ def write(network: Any, out: Path, *, dtype: str, card: str, tokenizer: Tokenize
         if out.exists():
             out.rmdir()
         temporary.rename(out.absolute())
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise RunError(f"{out}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _generation(kept: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """How the exported model generates: a text ends where ``kept`` ends it, in ids that the run's tokenizer has, and
+    where the run's texts end. Training does without the cache of keys and values; generation needs it.
+    """
+    ends, padding = (
+        [number for number in (it if isinstance(it, list) else [it]) if number in range(tokenizer.known)]
+        for it in (kept.get("eos_token_id"), kept.get("pad_token_id"))
+    )
+    ends += [] if tokenizer.end in ends else [tokenizer.end]
+    return {
+        "use_cache": True,
+        "eos_token_id": ends if len(ends) > 1 else ends[0],
+        "pad_token_id": padding[0] if padding else tokenizer.end,
+    }
 
 
 def save_byte_tokenizer(folder: Path) -> None:

@@ -35,6 +35,7 @@ class ExportSource:
     config: str  # digest of the run's configuration
     run: RunConfig
     architecture: dict[str, Any]
+    generation: dict[str, Any] | None  # settings of the pre-trained source
     partners: frozenset[str]
 
     def weights(self) -> Tensors:
@@ -53,7 +54,9 @@ def find(paths: Sequence[Path]) -> list[ExportSource]:
     for index, source in enumerate(sources):
         if any(other.path.resolve() == source.path.resolve() for other in sources[:index]):
             raise UserError(f"{source.path} is given twice")
-        if source.config != first.config or source.architecture != first.architecture:
+        # Not the architectures: they name the folder and the transformers of their machine. The run's digest contains
+        # that of config.json, and names and shapes are compared when weights are averaged.
+        if source.config != first.config:
             difference = first_difference(canonical(first.run), canonical(source.run))
             difference = difference.replace(" here", f" in {first.path}").replace(" there", f" in {source.path}")
             raise UserError(f"the checkpoints are not of one run and cannot be averaged: {difference}")
@@ -89,7 +92,7 @@ def _source(saved: Saved) -> ExportSource:
     try:
         run = RunConfig.model_validate(origin["run"])
         step, tokens, config = int(state["inner_step"]), int(state["tokens"]), str(state["config"])
-        architecture = dict(origin["architecture"])
+        architecture, generation = dict(origin["architecture"]), origin.get("generation")
     except (ValidationError, KeyError, TypeError, ValueError):
         version = origin.get("version") if isinstance(origin, dict) else None
         raise UserError(f"{path} was written by another version of noloco-peer ({version}); use that one") from None
@@ -105,6 +108,7 @@ def _source(saved: Saved) -> ExportSource:
         config=config,
         run=run,
         architecture=architecture,
+        generation=generation,
         partners=frozenset(name for names in partners for name in names.split(",")),
     )
 

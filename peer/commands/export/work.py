@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from peer.config.model import AutoModel
 from peer.data.open import corpus_of, validation
 from peer.data.tokenizer import load as load_tokenizer
 from peer.device.accelerator import pick_device
-from peer.errors import UserError
+from peer.errors import UserError, one_line
 from peer.hub.push import push, rights
 from peer.replica import model
 from peer.replica.inner_loop import mean_loss_by_rows
@@ -54,7 +55,7 @@ def export(
         yield f"validation loss not computed: {why_not}"
     parameters = model.parameter_count(network)
     card = folder.card(found, mixed, parameters, dtype)
-    folder.write(network, out, dtype=dtype, card=card, tokenizer=tokenizer)
+    folder.write(network, out, dtype=dtype, card=card, tokenizer=tokenizer, kept=found[0].generation)
     yield f"{out}: {parameters:,} parameters in {dtype}, with tokenizer and model card"
     if push_to is not None:
         message = f"{found[0].run.name}, step {max(source.step for source in found)}"
@@ -82,15 +83,27 @@ def _network(source: ExportSource) -> Any:
 
 
 def _transformers_model(source: ExportSource) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    kind = source.architecture.get("model_type")
-    others = {key: value for key, value in source.architecture.items() if key != "model_type"}
+    others = json.loads(json.dumps(source.architecture), object_hook=_number)
+    kind = others.pop("model_type", None)
     try:
         config = AutoConfig.for_model(kind, **others)
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{source.path}: this version of transformers does not know its model type {kind}") from None
+    except StrictDataclassError as error:
+        trained = source.architecture.get("transformers_version")
+        raise UserError(
+            f"{source.path}: this version of transformers refuses its model; install {trained}, which trained it: "
+            f"{one_line(error, 200)}"
+        ) from None
     return model.fresh(config, seed=source.run.seed)
+
+
+def _number(value: dict[str, Any]) -> Any:
+    """transformers writes an infinite float as ``{"__float__": "Infinity"}``, and decodes it only in what it loads."""
+    return float(value["__float__"]) if value.keys() == {"__float__"} else value
 
 
 def _evaluation(source: ExportSource, wish: bool | None) -> tuple[Callable[[nn.Module], float] | None, str]:

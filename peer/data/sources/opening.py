@@ -39,8 +39,8 @@ def splits(
         case JsonlData():
             train, validation = _both(settings, left_out, lambda files: JsonLines(files, (settings.column,)))
         case ParquetData():
-            columns, name = (settings.column,), tokenizer.name
-            train, validation = _both(settings, left_out, lambda files: Parquet(files, columns, name))
+            columns = (settings.column,)
+            train, validation = _both(settings, left_out, lambda files: Parquet(files, columns, tokenizer))
     if validation is None:
         return Split(train, tokenizer, held_out=False), Split(train, tokenizer, held_out=True)
     return Split(train, tokenizer), Split(validation, tokenizer)
@@ -49,11 +49,11 @@ def splits(
 def files(patterns: Iterable[str], name: str, tokenizer: Tokenizer, column: str) -> Split:
     """The validation set ``name``. The files' suffix says their kind. ``column``: of the training data."""
     key, columns = f"run.evaluation.sets.{name}", tuple(dict.fromkeys((column, "text")))
-    return Split(by_ending(paths(patterns, key), key, columns, tokenizer.name, ids=("input_ids",)), tokenizer)
+    return Split(by_ending(paths(patterns, key), key, columns, tokenizer, ids=("input_ids",)), tokenizer)
 
 
 def by_ending(
-    found: list[Path], key: str, columns: tuple[str, ...], tokenizer: str, *, ids: tuple[str, ...] = ()
+    found: list[Path], key: str, columns: tuple[str, ...], tokenizer: Tokenizer, *, ids: tuple[str, ...] = ()
 ) -> DocumentSource:
     """The source of the files ``found``, which must all be of one kind; of ``columns`` the first that exists, and in
     Parquet of ``ids`` before them.

@@ -4,17 +4,19 @@ of ``noloco-peer tokenize``. A row group is a shard. It is read 256 rows at a ti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from peer.data.sources.source import MASK_COLUMN, Document, Wanted, document, parts, size
+from peer.data.tokenizer import Tokenizer, fingerprint
 from peer.errors import UserError, one_line
 
 BATCH_ROWS = 256  # rows that are read at once
-TOKENIZER = b"noloco.tokenizer"  # in the file's metadata, by noloco-peer tokenize
+# In the file's metadata, by noloco-peer tokenize: the tokenizer's name and fingerprint.
+TOKENIZER, FINGERPRINT = b"noloco.tokenizer", b"noloco.tokenizer.fingerprint"
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,12 @@ class RowGroup:
 class Parquet:
     """A :class:`peer.data.sources.source.DocumentSource` of ``files``; reads the first of ``columns`` that exists.
 
-    If a file names its tokenizer, it must be ``tokenizer``.
+    If a file says which tokenizer it was made with, that must be ``tokenizer``.
     """
 
-    def __init__(self, files: list[Path], columns: tuple[str, ...], tokenizer: str) -> None:
-        self._groups = [group for path in files for group in _groups(path, columns, tokenizer)]
+    def __init__(self, files: list[Path], columns: tuple[str, ...], tokenizer: Tokenizer) -> None:
+        own = tokenizer.name, cache(partial(fingerprint, tokenizer))  # asked for each file
+        self._groups = [group for path in files for group in _groups(path, columns, *own)]
         self.names = [f"{group.path.name}:{group.index}:{group.size}" for group in self._groups]
         self.parts = parts(len(self.names))
 
@@ -60,14 +63,15 @@ class Parquet:
         return f"{group.path} row {group.before + row + 1}"
 
 
-def _groups(path: Path, columns: tuple[str, ...], tokenizer: str) -> list[RowGroup]:
+def _groups(path: Path, columns: tuple[str, ...], tokenizer: str, own: Callable[[], str]) -> list[RowGroup]:
     import pyarrow
 
     total = size(path)
     try:
         with _opened(path) as file:
             names = file.schema_arrow.names
-            made_with = (file.schema_arrow.metadata or {}).get(TOKENIZER, b"").decode("utf-8", "replace")
+            metadata = file.schema_arrow.metadata or {}
+            made_with, theirs = (metadata.get(key, b"").decode("utf-8", "replace") for key in (TOKENIZER, FINGERPRINT))
             rows = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path}: is not Parquet that can be read: {one_line(error, 200)}") from None
@@ -76,6 +80,8 @@ def _groups(path: Path, columns: tuple[str, ...], tokenizer: str) -> list[RowGro
         raise UserError(f"{path}: has no column {' or '.join(columns)}, only: {', '.join(names)[:200]}")
     if made_with and made_with != tokenizer:
         raise UserError(f"{path}: was made with the tokenizer {made_with}, run.data.tokenizer.name is {tokenizer}")
+    if theirs and theirs != own():
+        raise UserError(f"{path}: was made with another tokenizer called {made_with}; tokenize again, or use that")
     if not sum(rows):
         raise UserError(f"{path} has no rows; remove it or take it out of the patterns of run.data")
     wanted = (column, MASK_COLUMN) if MASK_COLUMN in names and column != MASK_COLUMN else (column,)

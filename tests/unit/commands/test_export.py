@@ -94,7 +94,8 @@ def test_the_folder_is_the_training_model_to_the_bit(tmp_path: Path, capsys: pyt
     state.inner.model.eval()
     assert torch.equal(network(input_ids=ids).logits, state.inner.model(input_ids=ids).logits)
     assert network.dtype == torch.float32
-    assert network.generation_config.eos_token_id == 256
+    assert network.generation_config.eos_token_id == network.generation_config.pad_token_id == 256
+    assert network.config.pad_token_id is None
     assert f"validation loss: {loss_of(network, settings):.4f}" in said
     out = network.generate(ids[:1], max_new_tokens=4, do_sample=False)
     assert out.shape[1] <= 20

@@ -88,6 +88,9 @@ def test_the_wrong_tokenizer_for_such_a_file_is_a_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"was made with the tokenizer small, run\.data\.tokenizer\.name is bytes"):
         corpus.load(data)
     assert corpus.load(data.model_copy(update={"tokenizer": own}))
+    other = bpe(tmp_path / "other", words=[text.upper() for text in texts()])  # of the same name and size
+    with pytest.raises(UserError, match="was made with another tokenizer called small; tokenize again"):
+        corpus.load(data.model_copy(update={"tokenizer": other}))
 
 
 def test_another_end_makes_the_files_again_and_is_in_the_line_to_train_with(tmp_path: Path) -> None:
@@ -101,6 +104,21 @@ def test_another_end_makes_the_files_again_and_is_in_the_line_to_train_with(tmp_
     whole = split(ParquetData(**settings))
     first = next(iter(whole.in_order()))
     assert first[-1] == whole.tokenizer.end != first[-2]  # once
+
+
+@pytest.mark.parametrize("change", ["tokenizer", "source"])
+def test_another_tokenizer_or_text_of_the_same_size_makes_the_files_again(change: str, tmp_path: Path) -> None:
+    bpe(tmp_path / "small")
+    jsonl(tmp_path / "a.jsonl", texts(100))
+    run([f"{tmp_path}/a.jsonl"], tmp_path / "out", str(tmp_path / "small"))
+    upper = [text.upper() for text in texts(100)]
+    if change == "source":
+        jsonl(tmp_path / "a.jsonl", upper)
+    own = bpe(tmp_path / "small", words=upper if change == "tokenizer" else None)
+    said = run([f"{tmp_path}/a.jsonl"], tmp_path / "out", str(tmp_path / "small"))
+    assert "is there already" not in said[0]
+    assert documents(tmp_path / "out", own) == (upper if change == "source" else texts(100))
+    assert "is there already" in run([f"{tmp_path}/a.jsonl"], tmp_path / "out", str(tmp_path / "small"))[0]
 
 
 def test_of_parquet_the_named_column_is_tokenised(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from peer.config.digest import digest
 from peer.config.schema import LlamaModel, RunConfig
 from peer.data import corpus
 from peer.data.sources import text
-from peer.data.tokenizer import Bytes, load
+from peer.data.tokenizer import Bytes, fingerprint, load
 from peer.errors import UserError
 from peer.process import LoopContext
 from peer.replica import model
@@ -48,6 +48,18 @@ def test_a_tokenizer_json_alone_needs_to_be_told_its_end(tmp_path: Path) -> None
     with pytest.raises(UserError, match="has no token '</s>'"):
         load(alone.model_copy(update={"end": "</s>"}))
     assert load(alone.model_copy(update={"end": "<|end|>"})).end == load(whole).end
+
+
+def test_the_fingerprint_is_that_of_what_it_does_and_not_of_its_files(tmp_path: Path) -> None:
+    import json
+
+    own = bpe(tmp_path / "one")
+    alone = TokenizerConfig(name="it", vocabulary=400, path=tmp_path / "one" / "tokenizer.json", end="<|end|>")
+    assert fingerprint(load(own)) == fingerprint(load(alone)) != fingerprint(Bytes())
+    whole = json.loads(alone.path.read_text()) if alone.path else {}
+    whole["pre_tokenizer"]["add_prefix_space"] = True  # the same tokens
+    (tmp_path / "two.json").write_text(json.dumps(whole))
+    assert fingerprint(load(own)) != fingerprint(load(alone.model_copy(update={"path": tmp_path / "two.json"})))
 
 
 def test_a_vocabulary_that_is_too_small_is_a_line_with_the_right_number(tmp_path: Path) -> None:

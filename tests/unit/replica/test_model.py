@@ -102,11 +102,31 @@ def test_a_pre_trained_one_trains_what_a_fresh_one_trains(tmp_path: Path) -> Non
     from transformers import AutoModelForCausalLM, RoFormerConfig
 
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    AutoModelForCausalLM.from_config(RoFormerConfig(vocab_size=300, **sizes)).save_pretrained(tmp_path)
+    config = RoFormerConfig(vocab_size=300, is_decoder=True, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     run = RunConfig(model=auto(tmp_path, pretrained=True), data=StdlibData(sequence_length=16))
     shapes = [SlowWeights(it.named_parameters()).layout() for it in (model.untrained(run), model.build(run))]
     assert shapes[0] == shapes[1] and "embed_positions" not in shapes[0]
     assert model.parameters_of(run) == model.parameter_count(model.build(run))
+
+
+@pytest.mark.parametrize("pretrained", [False, True])
+def test_a_token_for_padding_is_trained_as_any_other(pretrained: bool, tmp_path: Path) -> None:
+    """The end of a text was the padding of an exported model: its embedding had no gradient, and fresh ones were 0."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    for name, padding in (("plain", None), ("padded", 256)):
+        config = LlamaConfig(vocab_size=300, pad_token_id=padding, **sizes)
+        LlamaForCausalLM(config).save_pretrained(tmp_path / name)
+    network = built(auto(tmp_path / "padded", pretrained=pretrained))
+    network(input_ids=torch.tensor([[65, 256, 66]])).logits.square().mean().backward()
+    table: Any = network.get_input_embeddings()  # type: ignore[operator]
+    assert table.weight.grad[256].norm() > 0
+    if not pretrained:
+        other: Any = built(auto(tmp_path / "plain")).get_input_embeddings()  # type: ignore[operator]
+        rows = (table.weight != other.weight).any(1).nonzero().flatten()
+        assert rows.tolist() == [256] and table.weight[256].std().item() == pytest.approx(0.02, rel=0.5)
 
 
 @pytest.mark.parametrize("source", ["gpt2", "neox"])
@@ -178,6 +198,11 @@ def _config(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps({**keys, **changes}))
 
 
+def _llama(folder: Path, **changes: Any) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    _config(folder, **{"model_type": "llama", **sizes, **changes})
+
+
 @pytest.mark.parametrize(
     ("make", "keys", "says"),
     [
@@ -188,6 +213,16 @@ def _config(folder: Path, **changes: Any) -> None:
         (lambda folder: _config(folder, vocab_size=100), {}, "has 100 tokens, the data's tokenizer 257"),
         (lambda folder: _config(folder, n_positions=8), {}, "is more than the 8 positions"),
         (lambda folder: _config(folder), {"pretrained": True}, "has no model.safetensors"),
+        (
+            lambda folder: _config(folder, model_type="vit", vocab_size=None),
+            {},
+            "no whole number as vocab_size; choose",
+        ),
+        (lambda folder: _llama(folder, hidden_size=30), {}, "(30) is not a multiple of the number of attention heads"),
+        (lambda folder: _llama(folder, vocab_size="300"), {}, "Field 'vocab_size' expected int, got str"),
+        (lambda folder: _llama(folder, vocab_size=None), {}, "Field 'vocab_size' expected int, got NoneType"),
+        (lambda folder: _llama(folder, num_attention_heads=0), {}, "a number of heads in its config.json is 0"),
+        (lambda folder: _llama(folder, model_type="bert"), {}, "set is_decoder: true in its config.json"),
         (
             lambda folder: _config(folder, model_type="own", auto_map={"AutoConfig": "code.Config"}),
             {},
@@ -203,6 +238,15 @@ def test_a_folder_that_is_no_model_for_this(
         built(auto(tmp_path / "model", **keys))
     assert says in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", ["bert", "bart", "gpt_neox"])
+def test_a_decoder_does_not_see_the_tokens_to_predict(kind: str, tmp_path: Path) -> None:
+    """Of every one of these types a configuration may say is_decoder: false."""
+    _llama(tmp_path / "model", model_type=kind, **({"is_decoder": True} if kind == "bert" else {}))
+    network = built(auto(tmp_path / "model")).eval()
+    logits = [network(input_ids=torch.tensor([[1, 2, 3, last]])).logits[0, :-1] for last in (4, 5)]
+    torch.testing.assert_close(*logits)
 
 
 def test_a_llama_with_too_small_a_vocabulary_is_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -10,8 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from peer.commands.cli import main
 from peer.config.schema import Config
 from peer.errors import UserError
+from peer.replica import model_source
 from peer.training.checkpoint import Checkpoints
 from peer.training.state import PeerState
 from tests.unit.commands.test_export import config, export, loaded, loss_of, saved, trained
@@ -77,6 +81,33 @@ def lfm2_moe(folder: Path) -> dict[str, Any]:
     return {"name": "auto", "source": str(folder), "pretrained": True}
 
 
+def roberta(folder: Path) -> dict[str, Any]:
+    """``run.model``: its positions begin after the number of its padding token."""
+    from transformers import RobertaConfig
+
+    sizes = {"max_position_embeddings": 32, "hidden_dropout_prob": 0.0}
+    RobertaConfig(**SMALL, **sizes, is_decoder=True, pad_token_id=1).save_pretrained(folder)
+    return {"name": "auto", "source": str(folder)}
+
+
+def mamba(folder: Path) -> dict[str, Any]:
+    """``run.model``: its configuration has an infinite number."""
+    from transformers import Mamba2Config
+
+    heads = {"state_size": 8, "num_heads": 4, "head_dim": 8, "n_groups": 1, "chunk_size": 8}
+    Mamba2Config(**{"vocab_size": 257, "hidden_size": 16, "num_hidden_layers": 1, **heads}).save_pretrained(folder)
+    return {"name": "auto", "source": str(folder)}
+
+
+def llama(folder: Path, **generation: Any) -> dict[str, Any]:
+    """``run.model``: pre-trained, with settings of generation."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    LlamaForCausalLM(LlamaConfig(**SMALL)).save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return {"name": "auto", "source": str(folder), "pretrained": True}
+
+
 def own_class(folder: Path) -> dict[str, Any]:
     """``run.model``: a class without generation, with a buffer that training changes."""
     folder.mkdir()
@@ -91,7 +122,7 @@ def same(network: nn.Module, state: PeerState) -> bool:
     return torch.equal(network(input_ids=IDS).logits, state.inner.model(input_ids=IDS).logits)
 
 
-@pytest.mark.parametrize("make", [roformer, lfm2_moe])
+@pytest.mark.parametrize("make", [roformer, lfm2_moe, roberta, mamba])
 def test_what_is_not_trained_is_exported_too(make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A frozen parameter was refused, and a persistent buffer had its initial value."""
     settings = config(tmp_path, model=make(tmp_path / "source"))
@@ -105,6 +136,62 @@ def test_what_is_not_trained_is_exported_too(make: Any, tmp_path: Path, capsys: 
     code, said = export(capsys, *homes, tmp_path / "average")
     for state in states:
         assert f"validation loss {loss_of(state.inner.model, settings):.4f}" in said
+
+
+def test_peers_with_the_model_in_other_places_are_averaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was another run to each of them: the path was compared, and the version of transformers."""
+    source = llama(tmp_path / "of alice")
+    shutil.copytree(tmp_path / "of alice", tmp_path / "of bob")
+    homes = []
+    for number, name in enumerate(("alice", "bob")):
+        settings = config(tmp_path, model={**source, "source": str(tmp_path / f"of {name}")})
+        state = trained(model_source.pinned(settings), number)
+        state._origin["architecture"]["transformers_version"] = f"5.{number}"
+        homes.append(saved(tmp_path, name, state))
+    code, said = export(capsys, *homes, tmp_path / "out", "--no-evaluate")
+    assert code == 0, said
+    assert said.count("from the average") == 2
+
+
+def test_a_model_that_transformers_refuses_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = trained(config(tmp_path), 1)
+    state._origin["architecture"] |= {"hidden_size": "wide", "transformers_version": "5.99"}
+    code, said = export(capsys, saved(tmp_path, "alice", state), tmp_path / "out")
+    assert code == 2 and "refuses its model; install 5.99, which trained it: " in said
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ends", "padding"),
+    [
+        ({"do_sample": True, "top_p": 0.9, "eos_token_id": [10, 128001], "pad_token_id": 0}, [10, 256], 0),
+        ({"temperature": 0.6, "eos_token_id": 256, "pad_token_id": -1}, 256, 256),  # only a warning when it is loaded
+    ],
+)
+def test_the_sources_generation_is_kept(
+    theirs: dict[str, Any], ends: Any, padding: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the ends of a text that the run's tokenizer has, and the run's own."""
+    settings = config(tmp_path, model=llama(tmp_path / "source", **theirs))
+    code, said = export(capsys, saved(tmp_path, "alice", trained(settings, 1)), tmp_path / "out", "--no-evaluate")
+    assert code == 0, said
+    kept = loaded(tmp_path / "out").generation_config.to_diff_dict()
+    del kept["transformers_version"]
+    assert kept == {**theirs, "eos_token_id": ends, "pad_token_id": padding, "use_cache": True}
+    fresh = config(tmp_path, model={**settings.run.model.model_dump(), "pretrained": False})
+    assert export(capsys, saved(tmp_path, "bob", trained(fresh, 1)), tmp_path / "fresh", "--no-evaluate")[0] == 0
+    network = loaded(tmp_path / "fresh")
+    assert network.generation_config.eos_token_id == 256 and network.generation_config.top_p is None
+
+
+def test_what_transformers_does_not_save_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = saved(tmp_path, "alice", trained(config(tmp_path), 1))
+    with (
+        patch("transformers.PreTrainedModel.save_pretrained", side_effect=ValueError("It is invalid:\nfix it")),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main(["export", str(home), str(tmp_path / "out"), "--no-evaluate"])
+    said = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 1 and len(said) == 1 and "cannot be written: It is invalid: fix it" in said[0]
 
 
 def test_a_class_without_generation_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
