@@ -35,6 +35,8 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.stop.requested:
+            if number == signal.SIGHUP:  # a terminal that is closed may send it twice
+                return
             self.emergency()
             os._exit(1)
         self.stop.request()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from peer.errors import RunError
+from peer.process import Stop
 from peer.training.run_folder import require_folder
 
 READY_LINE = re.compile(r" ready: .*\bhttp=(\S+)")  # a bootstrap node prints it when it listens
@@ -95,10 +96,14 @@ def stop_all(children: Sequence[Child]) -> None:
         child.wait(deadline)
 
 
-def monitor_of(bootstrap: Child, timeout: float) -> str:
-    """Wait for the bootstrap node; HOST:PORT of its page. Raises :class:`RunError` when it ends or is late."""
+def monitor_of(bootstrap: Child, timeout: float, stop: Stop) -> str:
+    """Wait for the bootstrap node; HOST:PORT of its page, empty after a stop. Raises :class:`RunError` when it ends or
+    is late.
+    """
     deadline = time.monotonic() + timeout
     while not (ready := READY_LINE.search(bootstrap.output())):
+        if stop.requested:
+            return ""
         if bootstrap.exit_code() is not None:
             raise RunError(f"the bootstrap node ended: {bootstrap.last_line()}")
         if time.monotonic() > deadline:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from peer.commands.local_swarm.processes import Child, monitor_of, stop_all
 from peer.commands.local_swarm.summary import in_words, summarize
@@ -16,7 +19,7 @@ from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
 from peer.config.schema import Config
 from peer.errors import RunError, UserError
-from peer.process import stop_signals
+from peer.process import Stop, stop_signals
 from peer.training.run_folder import require_folder, set_aside
 
 POLL_SECONDS = 0.25
@@ -35,14 +38,14 @@ class LocalSwarm:
         self._folder = config.run.dir.resolve()
         self._names = [f"peer-{index}" for index in range(peers)]
         self._resume = resume
-        self._interrupted = 0
+        self._stop = Stop()
+        self._terminals = [output.fileno() for output in (sys.stdout, sys.stderr) if output.isatty()]
         self._page = self._address = ""  # the URL of the bootstrap node's page, until it is printed; its address
         self._children: list[Child] = []
 
     def run(self) -> int:
         """The exit code: 0 done or asked to stop, 1 when a member failed."""
-        for number in stop_signals():
-            signal.signal(number, self._interrupt)
+        before = {number: signal.signal(number, self._interrupt) for number in stop_signals()}
         require_folder(self._folder)
         if not self._resume:
             set_aside(self._folder, [*self._names, "bootstrap", "summary.json"])
@@ -53,26 +56,24 @@ class LocalSwarm:
                 tail.poll()  # a resumed run does not show its earlier rounds again
             earlier = max(tail.seconds for tail in tails)
             peers = self._start()
+            if not peers:
+                return 0
             failed = self._watch(peers, tails)
         finally:
             stop_all(self._children[::-1])
+        for number in (signal.SIGINT, signal.SIGTERM):  # not SIGHUP: the figures are for later, too
+            signal.signal(number, before[number])
         for tail in tails:
             tail.poll()
         if len(failed) == len(peers) and all(child.exit_code() == 2 for child in failed):
             raise UserError(failed[0].last_line().removeprefix("error: "))
         for child in failed:
             print(f"{child.name} failed: {child.last_line()} (see {child.console})")
-        summary = summarize(self._config, tails, earlier + time.monotonic() - began)
-        print(f"\n{in_words(summary)}")
-        path = self._folder / "summary.json"
-        try:
-            path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise RunError(f"cannot write the figures to {path}: {error.strerror}") from None
-        print(f"Figures: {path}")
+        self._save(summarize(self._config, tails, earlier + time.monotonic() - began))
         return 1 if failed else 0
 
     def _start(self) -> list[Child]:
+        """The peers. None begins after a stop."""
         addresses_file = self._folder / "bootstrap" / "addresses"
         require_folder(addresses_file.parent)
         addresses_file.unlink(missing_ok=True)
@@ -80,7 +81,9 @@ class LocalSwarm:
         arguments += ["--identity", str(self._folder / "bootstrap" / "identity.key")]
         arguments += ["--addresses-file", str(addresses_file)]
         bootstrap = self._spawn("bootstrap", "dht_bootstrap", arguments)
-        monitor = monitor_of(bootstrap, START_SECONDS)
+        monitor = monitor_of(bootstrap, START_SECONDS, self._stop)
+        if self._stop.requested:
+            return []
         addresses = addresses_file.read_text(encoding="utf-8").split()
         threads = max(1, (os.cpu_count() or 1) // len(self._names))
         common = [f"peer.network.host={LOCAL_HOST}", f"peer.threads={threads}", f"peer.start_with={len(self._names)}"]
@@ -95,7 +98,7 @@ class LocalSwarm:
         first, *others = (["--set", f"peer.name={name}"] for name in self._names)
         others = [[*words, "--set", "peer.push=null"] for words in others]  # they would push over each other
         members = zip(self._names, [first, *others], strict=True)
-        return [self._spawn(name, "peer", [*train, *words]) for name, words in members]
+        return [self._spawn(name, "peer", [*train, *words]) for name, words in members if not self._stop.requested]
 
     def _spawn(self, name: str, module: str, arguments: list[str]) -> Child:
         child = Child(name, module, arguments, self._folder / name / "console.log")
@@ -105,22 +108,32 @@ class LocalSwarm:
     def _watch(self, peers: Sequence[Child], tails: Sequence[Tail]) -> list[Child]:
         """Until all have ended. A member that fails does not end the others; it is started again, a few times."""
         title = f"{self._config.run.name}: {self._config.run.outer.name}, {len(peers)} peers"
-        with SwarmView(title, self._config.run.steps) as view:
-            while not self._interrupted:
-                running = [child for child in peers if child.exit_code() is None]
-                fresh = [(tail, row) for tail in tails for row in tail.poll()]
-                if fresh and self._page:  # not earlier: when a peer is refused, its error is the only line
-                    view.say(f"the swarm as a page: {self._page}")
-                    view.say(f"one more peer, in another terminal: noloco-peer join {self._address}")
-                    self._page = ""
-                view.show(tails, fresh)
-                if not self._revive(view) and not running:
-                    break
-                time.sleep(POLL_SECONDS)
-        if self._interrupted:
+        try:
+            with SwarmView(title, self._config.run.steps) as view:
+                while not self._stop.requested:
+                    running = [child for child in peers if child.exit_code() is None]
+                    self._show(view, tails)
+                    if not self._revive(view) and not running:
+                        break
+                    time.sleep(POLL_SECONDS)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self._interrupt(signal.SIGHUP, None)  # the terminal is closed; its signal may come some ms later
+        good = {0}
+        if self._stop.requested:
             print("asked to stop: every peer finishes its step and saves")
             stop_all(peers)
-        return [child for child in peers if child.exit_code() != 0]
+            good.add(-signal.SIGINT)  # of a member that was still starting
+        return [child for child in peers if child.exit_code() not in good]
+
+    def _show(self, view: SwarmView, tails: Sequence[Tail]) -> None:
+        fresh = [(tail, row) for tail in tails for row in tail.poll()]
+        if fresh and self._page:  # not earlier: when a peer is refused, its error is the only line
+            view.say(f"the swarm as a page: {self._page}")
+            view.say(f"one more peer, in another terminal: noloco-peer join {self._address}")
+            self._page = ""
+        view.show(tails, fresh)
 
     def _revive(self, view: SwarmView) -> bool:
         """Restart the members that have crashed; returns whether there were any."""
@@ -129,9 +142,21 @@ class LocalSwarm:
             view.say(f"{child.name} {child.restart()}; started again ({child.restarts} of at most {RESTARTS} times)")
         return bool(crashed)
 
+    def _save(self, summary: dict[str, Any]) -> None:
+        path = self._folder / "summary.json"
+        try:  # before the words: their reader may have gone
+            path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"cannot write the figures to {path}: {error.strerror}") from None
+        finally:
+            print(f"\n{in_words(summary)}")
+        print(f"Figures: {path}")
+
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self._interrupted += 1
-        if self._interrupted == 1:
-            return
-        for child in self._children:  # a second signal stops all at once
-            child.ask_to_stop()
+        if number == signal.SIGHUP:  # a terminal that is closed sends it twice, and takes no text any more
+            for terminal in self._terminals:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), terminal)
+        elif self._stop.requested:
+            for child in self._children:  # a second signal stops all at once
+                child.ask_to_stop()
+        self._stop.request()

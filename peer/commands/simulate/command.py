@@ -12,6 +12,7 @@ from typing import Any
 from peer.commands.simulate.options import Method, Options, with_method
 from peer.config.schema import Config
 from peer.errors import UserError
+from peer.process import Signals
 
 NETWORK_FILE = "network.json"
 
@@ -67,6 +68,7 @@ def run(loaded: Config, args: argparse.Namespace) -> int:
     options = Options(**{it.name: getattr(args, it.name) for it in fields(Options)} | {"method": method})
     simulation = Simulation(config, options)
     require_folder(config.run.dir)  # an error comes before the work, not after it
+    Signals(simulation.stop)
     summary = simulation.run(lambda line: print(line, flush=True))
     title = f"{config.run.name}: {method}, {args.replicas} replicas, H {config.run.inner_steps}"
     files = save(summary, config.run.dir, title)

@@ -14,6 +14,7 @@ from peer.errors import RunError
 from peer.exchange.codec import Codec
 from peer.exchange.guard import Guard
 from peer.outer.noloco import NoLoCo
+from peer.process import Stop
 from peer.rounds.contribution import Averaged
 from peer.rounds.progress import phase_steps
 from peer.rounds.types import Outcome
@@ -66,6 +67,7 @@ class Replica:
     target: int = 0  # the inner step at which the phase ends
     harmful: list[str] = field(default_factory=list)  # partners whose merges were undone
     harm: str = ""  # why the corrections of the swap that runs were undone
+    stop: Stop = field(default_factory=Stop)  # once it is requested, no step begins
 
     def __post_init__(self) -> None:
         self.rollback = Rollback(self.state, self._undone, self._sample if self.validation else None)
@@ -175,6 +177,8 @@ class Replica:
 
     def _batches(self, steps: int) -> Iterator[Tensor]:
         for batch in self.state.stream.take(steps):
+            if self.stop.requested:
+                break
             self.rollback.look()
             yield batch
 

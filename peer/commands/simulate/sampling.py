@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from peer.commands.simulate.replica import Replica
+from peer.commands.simulate.workers import workers
+from peer.process import Stop
 from peer.replica.averaging import MeanWeights
 from peer.replica.inner_loop import mean_loss
 from peer.rounds.contribution import parts, scratch
@@ -19,18 +21,22 @@ SampleRow = dict[str, Any]
 
 
 class Sampler:
-    """Collects ``rows``, one a sample. ``untrained``: a replica that gets the mean weights, for their loss."""
+    """Collects ``rows``, one a sample. ``untrained``: a replica that gets the mean weights, for their loss. An error or
+    Ctrl+C requests ``stop``.
+    """
 
-    def __init__(self, replicas: Sequence[Replica], untrained: Replica, validation: list[Tensor], workers: int) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], untrained: Replica, validation: list[Tensor], workers: int, stop: Stop
+    ) -> None:
         self._replicas, self._untrained, self._validation = replicas, untrained, validation
-        self._workers = workers
+        self._workers, self._stop = workers, stop
         self.losses: list[list[float]] = []
         self.rows: list[SampleRow] = []
 
     def sample(self, time: float) -> None:
         """Evaluate all replicas. ``time``: in inner steps of a replica of speed 1."""
-        with ThreadPoolExecutor(self._workers) as pool:
-            losses = list(pool.map(lambda replica: replica.state.inner.evaluate(self._validation), self._replicas))
+        with workers(self._workers, self._stop) as pool:
+            losses = list(pool.map(lambda replica: replica.state.inner.evaluate(self._batches()), self._replicas))
         spread = self._mean_weights()
         inner = self._untrained.state.inner
         self.losses.append(losses)
@@ -45,6 +51,9 @@ class Sampler:
                 "spread": spread,
             }
         )
+
+    def _batches(self) -> Iterator[Tensor]:
+        return takewhile(lambda _: not self._stop.requested, self._validation)
 
     def _mean_weights(self) -> float:
         """θ of the untrained replica ← mean of all θ. Returns the spread √(Σᵢ‖θᵢ − θ̄‖² / (N · numel))."""

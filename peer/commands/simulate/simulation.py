@@ -27,7 +27,7 @@ from peer.data.open import batches, corpus_of, validation
 from peer.errors import UserError
 from peer.exchange.guard import Guard
 from peer.exchange.modulo import codec_named
-from peer.process import LoopContext
+from peer.process import LoopContext, Stop
 from peer.rounds.types import Outcome
 from peer.training import replica
 from peer.training.run_folder import require_folder, set_aside
@@ -43,6 +43,7 @@ class Simulation:
         options.check(config)
         self.config, self.options = config, options
         self.replicas: list[Replica] = []  # of the last run, at its end
+        self.stop = Stop()  # once it is requested, no replica begins a step
         self._text = corpus_of(config.run)
 
     def run(self, say: Callable[[str], None]) -> dict[str, Any]:
@@ -51,7 +52,8 @@ class Simulation:
         torch.set_num_threads(1)  # matrices are small: a thread a replica is faster than two threads a matrix
         self.replicas = replicas = self._replicas()
         untrained = self._build("mean", self.config, 0)
-        sampler = Sampler(replicas, untrained, validation(self.config.run, self._text.validation), self.options.workers)
+        held_out = validation(self.config.run, self._text.validation)
+        sampler = Sampler(replicas, untrained, held_out, self.options.workers, self.stop)
 
         def sample(at: float) -> None:
             if self.options.method is Method.DDP:
@@ -64,7 +66,7 @@ class Simulation:
                 f"spread {row['spread']:.2g}"
             )
 
-        World(self.config, self.options, replicas, sample).run()
+        World(self.config, self.options, replicas, sample, self.stop).run()
         return self._summary(sampler, time.monotonic() - began)
 
     def _replicas(self) -> list[Replica]:
@@ -94,7 +96,7 @@ class Simulation:
         codec = codec_named(run.exchange.codec, state.outer.slow.numel)
         sample = sample_of(validation(run, self._text.validation))
         swap = self.options.overlap(run)
-        return Replica(name, state, speed, steps, run.inner_steps, codec, Guard(), swap, sample)
+        return Replica(name, state, speed, steps, run.inner_steps, codec, Guard(), swap, sample, stop=self.stop)
 
     def _ddp(self) -> Replica:
         """One model on the batches of all replicas: the mean of the gradients is the gradient of the mean loss."""

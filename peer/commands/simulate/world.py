@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import groupby
 
 from peer.commands.simulate.exchanges import OverlappedSwap, average, both_merged, swap
 from peer.commands.simulate.meetings import Arrivals, choose_pairs
 from peer.commands.simulate.options import Method, Options
 from peer.commands.simulate.replica import Replica
+from peer.commands.simulate.workers import workers
 from peer.config.schema import Config
 from peer.exchange.average import Verdict
+from peer.process import Stop
 from peer.rounds.backoff import BACKOFF_PHASES, PeerBackoff
 from peer.rounds.pairing_rule import last_swaps
 from peer.rounds.types import Grouping, Outcome
@@ -27,10 +29,16 @@ Sample = Callable[[float], None]
 
 
 class World:
-    """Runs ``replicas`` to their last step; calls ``sample(time)`` at time 0, every few rounds, and at the end."""
+    """Runs ``replicas`` to their last step; calls ``sample(time)`` at time 0, every few rounds, and at the end.
 
-    def __init__(self, config: Config, options: Options, replicas: Sequence[Replica], sample: Sample) -> None:
+    ``stop``: of the replicas. An error or Ctrl+C requests it.
+    """
+
+    def __init__(
+        self, config: Config, options: Options, replicas: Sequence[Replica], sample: Sample, stop: Stop
+    ) -> None:
         self._config, self._options, self._replicas, self._sample = config, options, replicas, sample
+        self._stop = stop
         self._arrivals = Arrivals()
         self._chance = random.Random(config.run.seed)
         self._training: dict[Replica, Future[None]] = {}
@@ -44,7 +52,7 @@ class World:
         every = self._config.run.evaluation.every_rounds * self._config.run.inner_steps
         sample_at = every
         self._sample(0.0)
-        with ThreadPoolExecutor(self._options.workers) as self._pool:
+        with workers(self._options.workers, self._stop) as self._pool:
             self._go_on(self._replicas)
             while self._arrivals.due:
                 self._time = time = min(self._arrivals.due.values())

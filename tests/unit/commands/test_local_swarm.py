@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -11,7 +16,7 @@ import pytest
 import torch
 
 from peer.commands.local_swarm import swarm
-from peer.commands.local_swarm.processes import Child
+from peer.commands.local_swarm.processes import Child, monitor_of
 from peer.commands.local_swarm.summary import in_words, summarize
 from peer.commands.local_swarm.table import SwarmView
 from peer.commands.local_swarm.tail import Tail
@@ -19,6 +24,7 @@ from peer.config.model import AutoModel
 from peer.config.schema import Config, EvaluationConfig, LlamaModel, RunConfig, StdlibData
 from peer.data.open import corpus_of, validation
 from peer.errors import RunError, UserError
+from peer.process import Stop, stop_signals
 from peer.replica import inner_loop, model
 from peer.replica.inner_loop import mean_loss
 from peer.training.checkpoint import Checkpoints
@@ -32,6 +38,14 @@ CONFIG = Config(
         evaluation=EvaluationConfig(batches=2),
     )
 )
+
+
+@pytest.fixture(autouse=True)
+def signals_as_they_were() -> Iterator[None]:
+    handlers = {number: signal.getsignal(number) for number in stop_signals()}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def row(number: int, outcome: str = "merged", partner: str | None = "b") -> dict[str, Any]:
@@ -163,13 +177,17 @@ def test_peers_that_never_finished_a_round_have_words_too(tmp_path: Path, losses
     assert ("5.000 at the start" in in_words(summary)) == bool(losses)
 
 
+def swarm_of_one(folder: Path, *, resume: bool = False) -> swarm.LocalSwarm:
+    config = CONFIG.model_copy(update={"run": CONFIG.run.model_copy(update={"dir": folder})})
+    return swarm.LocalSwarm(config, [], [], peers=1, resume=resume)
+
+
 def launched(folder: Path, monkeypatch: pytest.MonkeyPatch, *, resume: bool) -> int:
     """The exit code of a swarm of one peer that has ended at once."""
     monkeypatch.setattr(swarm.signal, "signal", Mock())
     monkeypatch.setattr(swarm.LocalSwarm, "_start", lambda self: [Mock()])
     monkeypatch.setattr(swarm.LocalSwarm, "_watch", lambda self, peers, tails: [])
-    config = CONFIG.model_copy(update={"run": CONFIG.run.model_copy(update={"dir": folder})})
-    return swarm.LocalSwarm(config, [], [], peers=1, resume=resume).run()
+    return swarm_of_one(folder, resume=resume).run()
 
 
 def test_a_resumed_swarm_counts_the_time_of_the_rounds_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,3 +222,121 @@ def test_figures_that_cannot_be_written_are_on_the_terminal(
     with pytest.raises(RunError, match=r"^cannot write the figures to .*/summary\.json: No space left on device$"):
         launched(tmp_path, monkeypatch, resume=True)
     assert "1 peers trained on 640 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_while_the_bootstrap_node_starts_starts_no_peer(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All peers were started, interrupted within their imports and called failed."""
+
+    def interrupted(*arguments: Any) -> str:
+        signal.raise_signal(number)
+        return "127.0.0.1:1"
+
+    monkeypatch.setattr(swarm, "monitor_of", interrupted)
+    monkeypatch.setattr(swarm, "Child", started := Mock())
+    assert swarm_of_one(tmp_path).run() == 0
+    assert [call.args[0] for call in started.call_args_list] == ["bootstrap"]
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_ctrl_c_between_two_peers_starts_no_second_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(name: str, *arguments: Any) -> Any:
+        if name == "peer-0":
+            signal.raise_signal(signal.SIGINT)
+        (tmp_path / "bootstrap" / "addresses").write_text("/ip4/127.0.0.1/tcp/1/p2p/Qm")
+        return Mock(arguments=[], **{"exit_code.return_value": -signal.SIGINT})
+
+    monkeypatch.setattr(swarm, "monitor_of", Mock(return_value="127.0.0.1:1"))
+    monkeypatch.setattr(swarm, "Child", started := Mock(side_effect=start))
+    two = swarm_of_one(tmp_path)
+    two._names.append("peer-1")
+    assert two.run() == 0
+    assert [call.args[0] for call in started.call_args_list] == ["bootstrap", "peer-0"]
+
+
+def test_a_stop_ends_the_wait_for_the_bootstrap_node() -> None:
+    bootstrap, stop = Mock(**{"output.return_value": "", "exit_code.return_value": None}), Stop()
+    with pytest.raises(RunError, match="did not start"):
+        monitor_of(bootstrap, 0.0, stop)
+    stop.request()
+    assert monitor_of(bootstrap, 0.0, stop) == ""
+
+
+def ended(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int, look: Callable[[swarm.LocalSwarm], None]) -> int:
+    """The exit code of a swarm of one peer that ends by ``code``. The swarm looks after it once before."""
+    one = swarm_of_one(folder)
+    codes = iter([None])
+
+    def exit_code() -> int | None:
+        for running in codes:
+            look(one)
+            return running
+        return code
+
+    peer = Mock(crashed=False, exit_code=exit_code, **{"last_line.return_value": "error: no memory"})
+    monkeypatch.setattr(swarm.LocalSwarm, "_start", lambda self: [peer])
+    return one.run()
+
+
+@pytest.mark.parametrize(("asked", "code", "found"), [(True, -2, 0), (False, -2, 1), (True, 1, 1), (True, 0, 0)])
+def test_a_peer_that_was_asked_to_stop_while_it_started_has_not_failed(
+    asked: bool, code: int, found: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(one: swarm.LocalSwarm) -> None:
+        if asked:
+            signal.raise_signal(signal.SIGINT)
+
+    assert ended(tmp_path, monkeypatch, code, look) == found
+
+
+@pytest.mark.parametrize("signals", [0, 1, 2])
+def test_a_terminal_that_is_closed_loses_no_figures(
+    signals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the command in a traceback. The signal may come after the first text that fails, and it comes twice."""
+    master, terminal = pty.openpty()
+    with os.fdopen(terminal, "w", buffering=1) as screen:
+        monkeypatch.setattr("sys.stdout", screen)
+        monkeypatch.setenv("TERM", "xterm")
+
+        def look(one: swarm.LocalSwarm) -> None:
+            os.close(master)
+            one._children = [child]
+            for _ in range(signals):
+                signal.raise_signal(signal.SIGHUP)
+            assert not child.ask_to_stop.called  # at once, and without saving
+
+        child = Mock(crashed=False)
+        assert ended(tmp_path, monkeypatch, 0, look) == 0
+    assert (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_ends_the_computation_of_the_figures_and_a_lost_terminal_does_not(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had no effect."""
+
+    def interrupted(*arguments: Any) -> dict[str, Any]:
+        signal.raise_signal(number)
+        return summarize(*arguments)
+
+    monkeypatch.setattr(swarm, "summarize", interrupted)
+    for it in stop_signals():
+        signal.signal(it, signal.default_int_handler)
+    code = None
+    with contextlib.suppress(KeyboardInterrupt):
+        code = ended(tmp_path, monkeypatch, 0, lambda one: None)
+    assert (code == 0) == (tmp_path / "summary.json").exists() == (number == signal.SIGHUP)
+
+
+@pytest.mark.parametrize("place", [(SwarmView, "show"), (swarm, "in_words")])
+def test_a_reader_that_has_gone_is_no_terminal_and_loses_no_figures_that_are_there(
+    place: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(*place, Mock(side_effect=BrokenPipeError))
+    with pytest.raises(BrokenPipeError):
+        ended(tmp_path, monkeypatch, 0, lambda one: None)
+    assert (tmp_path / "summary.json").exists() == (place[1] == "in_words")

@@ -1,17 +1,28 @@
-"""``noloco-peer simulate`` from the command line: what it writes, and how it says no."""
+"""``noloco-peer simulate`` from the command line: what it writes, how it says no, and how it is stopped."""
 
 from __future__ import annotations
 
 import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
+import torch
 
 from peer.commands.cli import main
+from peer.commands.simulate.exchanges import OverlappedSwap
 from peer.commands.simulate.options import Method, Options
 from peer.commands.simulate.simulation import Simulation
+from peer.commands.simulate.workers import workers
 from peer.data.tokenizer import SEPARATOR
-from tests.unit.commands.simulate_harness import config
+from peer.errors import RunError
+from peer.process import Stop, stop_signals
+from peer.replica.inner_loop import InnerLoop
+from tests.unit.commands.simulate_harness import config, replica_of
 from tests.unit.data.harness import text_with_a_set
 
 ROOT = Path(__file__).parents[3]
@@ -32,9 +43,13 @@ SUMMARY_SWARM = {
 
 
 @pytest.fixture(autouse=True)
-def logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line sets up the whole process' logging, on a stream that is gone after the test."""
+def process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command line sets up the whole process' logging, on a stream that is gone after the test, and its signals."""
     monkeypatch.setattr("peer.logs.setup", lambda *arguments: None)
+    handlers = {number: signal.getsignal(number) for number in stop_signals()}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def simulate(folder: Path, *arguments: str) -> int:
@@ -107,3 +122,91 @@ def test_it_neither_trains_nor_validates_on_a_further_set(tmp_path: Path) -> Non
     (path,) = chosen.run.evaluation.sets["more"]
     text = Simulation(chosen, Options(replicas=2, method=Method.NOLOCO))._text
     assert {*map(chr, {*text.in_memory, *text.validation} - {SEPARATOR})} == {*"ABC"} - {Path(path).name}
+
+
+class CtrlC:
+    """Two replicas at work: the first one ends by ``KeyboardInterrupt``, the other one waits for the stop."""
+
+    def __init__(self) -> None:
+        self.simulation = Simulation(config(inner_steps=12), Options(replicas=2, method=Method.NOLOCO, workers=2))
+        self._both = threading.Barrier(2, timeout=10)
+
+    def comes(self, loop: InnerLoop) -> bool:
+        """Was the stop requested within ten seconds?"""
+        self._both.wait()
+        if loop is self.simulation.replicas[0].state.inner:
+            raise KeyboardInterrupt
+        until = time.monotonic() + 10
+        while not self.simulation.stop.requested and time.monotonic() < until:
+            time.sleep(0.005)
+        return self.simulation.stop.requested
+
+    def run(self) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            self.simulation.run(lambda line: None)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RunError])
+def test_after_ctrl_c_or_an_error_no_thread_begins_anything(error: type[BaseException]) -> None:
+    """All replicas trained to the end of their phases, which are hours of a large model."""
+    stop, ending = Stop(), threading.Event()
+    with pytest.raises(error), workers(1, stop) as pool:
+        pool.submit(ending.wait, 10)
+        waiting = pool.submit(lambda: None)
+        waiting.add_done_callback(lambda future: ending.set())
+        raise error("something is wrong")
+    assert waiting.cancelled()
+    assert stop.requested
+
+
+def test_after_ctrl_c_no_replica_begins_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    ctrl_c, seen = CtrlC(), []
+
+    def step(loop: InnerLoop, batch: Any, rate: float) -> Any:
+        if loop.step == 2:
+            seen.append(ctrl_c.comes(loop))
+        return torch.tensor(1.0), torch.tensor(1.0)
+
+    monkeypatch.setattr(InnerLoop, "_train_step", step)
+    ctrl_c.run()
+    assert seen == [True]
+    assert [it.state.inner.step for it in ctrl_c.simulation.replicas] == [2, 3]
+
+
+def test_after_ctrl_c_a_sample_evaluates_no_further_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    ctrl_c, seen = CtrlC(), []
+
+    def evaluate(loop: InnerLoop, batches: Any) -> float:
+        iterator = iter(batches)
+        next(iterator)
+        seen.append((ctrl_c.comes(loop), list(iterator)))
+        return 1.0
+
+    monkeypatch.setattr(InnerLoop, "evaluate", evaluate)
+    ctrl_c.run()
+    assert seen == [(True, [])]
+
+
+def test_after_a_stop_an_overlapped_swap_trains_nothing() -> None:
+    one, two = (replica_of(name, 32, 16) for name in ("one", "two"))
+    one.stop = two.stop = Stop()
+    one.stop.request()
+    OverlappedSwap(one, two, 8).run()
+    assert [it.state.inner.step for it in (one, two)] == [0, 0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_the_replicas_and_is_exit_code_0(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one, while the threads ended, aborted the process; now it ends at once, as a peer does."""
+    found: list[Simulation] = []
+
+    def interrupted(simulation: Simulation, say: Any) -> NoReturn:
+        found.append(simulation)
+        signal.raise_signal(number)
+        raise AssertionError("the signal was ignored")
+
+    monkeypatch.setattr(Simulation, "run", interrupted)
+    assert simulate(tmp_path, "--replicas", "2") == 0
+    assert found[0].stop.requested
