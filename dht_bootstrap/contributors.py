@@ -32,8 +32,8 @@ UnixSeconds = Annotated[float, Field(ge=0, le=1e11)]  # seconds
 
 
 class ContributorRow(BaseModel):
-    """Of one peer to one run. ``said``: tokens and merges in its last record. ``paid``: its time until then is used up
-    by the tokens that were believed.
+    """Of one peer to one run. ``said``: tokens and merges in its last record. ``speed``: its last tokens a second above
+    0. ``paid``: its time until then is used up by the tokens that were believed.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -44,6 +44,7 @@ class ContributorRow(BaseModel):
     tokens: Count = 0
     merges: Count = 0
     said: tuple[Count, Count] = (0, 0)
+    speed: Annotated[float, Field(ge=0)] = 0.0
 
     def see(self, record: MemberRecord, rate: float, now: float) -> None:
         """Its newest record. ``rate``: the most tokens a second that are believed."""
@@ -90,15 +91,24 @@ class Contributors:
             return
         since = min(self.looked or now, now) - LIFETIME  # a record may be so old when it is read first
         rows = self._book.runs.setdefault(run, {})
+        said = []  # who is paused says no speed, and is no measure of the others
         for record in newest:
             row = rows.setdefault(record.peer_id, ContributorRow(name=record.name, since=since, seen=now, paid=since))
-            row.see(record, plausible_rate(record, newest), now)
+            row.speed = record.tokens_per_second or row.speed
+            said.append(record.model_copy(update={"tokens_per_second": row.speed}))
+        for record in newest:
+            rows[record.peer_id].see(record, plausible_rate(record, said), now)
         self._drop()
 
     def _drop(self) -> None:
-        """Those that gave least, when there are too many: an id costs nothing."""
-        rows = sorted(self._rows(), key=lambda it: it[2].tokens)
-        for run, peer_id, _ in rows[: max(0, len(rows) - KEPT_CONTRIBUTORS)]:
+        """Those that gave least, when there are too many: an id costs nothing. Half of the places are for those that
+        are there now: a newcomer would begin at nothing at each look.
+        """
+        most = sorted(self._rows(), key=lambda it: it[2].tokens, reverse=True)
+        present = [(run, peer_id) for run, peer_id, row in most if row.seen >= self.looked]  # other runs come after it
+        kept = set(present[: KEPT_CONTRIBUTORS // 2])
+        others = [(run, peer_id) for run, peer_id, _ in most if (run, peer_id) not in kept]
+        for run, peer_id in others[KEPT_CONTRIBUTORS - len(kept) :]:
             del self._book.runs[run][peer_id]
         self._book.runs = {run: rows for run, rows in self._book.runs.items() if rows}
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
-from dht_bootstrap.history import PeerHistory, RunHistory
+from dht_bootstrap.history import REFUSED_SECONDS, PeerHistory, RunHistory
 
 SEES = 0.6  # of the members: a peer that sees fewer may be cut off
 SETTLED_SECONDS = 60.0  # seconds after its start in which a peer may not know all members
 AHEAD, BEHIND = 1.5, 4.0  # seconds; hivemind refuses above 3, and a record is up to some seconds old
 SLOW_SHARE = 0.5  # of the median of the tokens a second
-OFTEN = 3  # refusals
+OFTEN = 3  # refusals, as in the alert NolocoPeerRefused
 PERIODS, MERGE_SLACK = 3.0, 30.0  # without a merge; seconds
 
 
@@ -59,7 +59,7 @@ def _of_peer(
         said = f"{name} trains {record.tokens_per_second:.0f} tokens/s, half of the others have {usual:.0f} or more"
         yield "straggler", f"{said}; run.inner_time lets unlike peers do what they can in the same time"
     if refused >= OFTEN:
-        said = f"others have refused what {name} sent {refused} times"
+        said = f"others have refused what {name} sent {refused} times in the last {REFUSED_SECONDS / 60:.0f} minutes"
         yield "refused", f"{said}: look at its log, or revoke its invitation"
     if record.config != most:
         said = f"{name} runs another configuration ({record.config[:12]}) than most ({most[:12]}), so nobody meets it"

@@ -15,6 +15,7 @@ IDLE_SECONDS = 300.0  # seconds over which an idle share is taken
 CLOCK = 60.0  # seconds over which a clock is judged
 KEPT_WHOLE = 300.0  # seconds after a run's end: what looked like its end may have been an outage of this node
 FORGET = 600.0  # seconds for which a meeting, and a peer that is gone, are shown
+REFUSED_SECONDS = 900.0  # for which a refusal counts for a warning
 POINTS = 240  # of a curve
 NAMED = 512  # peers of all runs that are followed and named; the others are counted
 KEPT_EVENTS = 50
@@ -39,14 +40,19 @@ class Event(NamedTuple):
 
 @dataclass
 class Curve:
-    """At most ``POINTS`` points over the whole time: when they are too many, every other one is deleted."""
+    """At most ``POINTS`` points over the whole time, and the newest one: when they are too many, every other one is
+    deleted.
+    """
 
     points: list[Point] = field(default_factory=list)
     interval: float = 2.0  # seconds
+    newest: list[Point] = field(default_factory=list)  # one, unless it is the last of ``points``
 
     def add(self, point: Point) -> None:
+        self.newest = [point]
         if self.points and point.at - self.points[-1].at < self.interval:
             return
+        self.newest = []
         self.points.append(point)
         if len(self.points) > POINTS:
             self.points = self.points[::2]
@@ -130,6 +136,7 @@ class RunHistory:
         self.event_counts: Counter[str] = Counter()
         self.meetings: deque[tuple[float, str, str]] = deque(maxlen=10_000)  # when, the reporting peer, its partner
         self.refused: Counter[str] = Counter()  # refusals of each peer's contributions that this node saw happen, by id
+        self._refusals: deque[tuple[float, str, int]] = deque(maxlen=10_000)  # the latest of them: when, id, how many
 
     def live(self) -> dict[str, PeerHistory]:
         """By peer id."""
@@ -178,15 +185,14 @@ class RunHistory:
         self.refused = Counter({key: count for key, count in self.refused.items() if key in self.peers})
         while self.meetings and self.meetings[0][0] < now - FORGET:
             self.meetings.popleft()
+        while self._refusals and self._refusals[0][0] < now - REFUSED_SECONDS:
+            self._refusals.popleft()
 
     def refusals(self) -> Counter[str]:
-        """How often each peer's contributions were refused, by id, as the live members say."""
-        ids = self._ids()
+        """How often each peer's contributions were refused lately, by id, as other members say."""
         counts: Counter[str] = Counter()
-        for peer in self.live().values():
-            for name, count in peer.record.report.refused:
-                if name in ids:
-                    counts[ids[name]] += count
+        for _, peer_id, count in self._refusals:
+            counts[peer_id] += count
         return counts
 
     def _here(self, peer_id: str, entry: Entry, now: float) -> None:
@@ -207,8 +213,9 @@ class RunHistory:
         """A record of a live peer was read; returns the number of merges since the one before."""
         ids = self._ids()
         for name, count in peer.fresh_refusals(entry.record.report).items():
-            if name in ids:
+            if name in ids and count:
                 self.refused[ids[name]] += count
+                self._refusals.append((now, ids[name], count))
         return peer.see(entry, now)
 
     def _gone(self, peer_id: str, how: str, now: float) -> None:

@@ -64,15 +64,19 @@ class _Worker(concurrent.futures.Executor):
     def __init__(self, name: str) -> None:
         self._works: queue.SimpleQueue[tuple[concurrent.futures.Future[Any], Callable[[], Any]] | None]
         self._works = queue.SimpleQueue()
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        if self._ended:
+            raise RuntimeError("the worker is shut down")
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._works.put((future, partial(work, *args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._ended = True
         with contextlib.suppress(queue.Empty):
             while cancel_futures and (given := self._works.get_nowait()) is not None:
                 given[0].cancel()
@@ -88,6 +92,7 @@ class _Worker(concurrent.futures.Executor):
                     future.set_result(work())
                 except BaseException as error:  # noqa: BLE001 - for who asks for the result
                     future.set_exception(error)
+            del given, future, work  # what they hold is large, and the next one may be long in coming
 
 
 def worker(name: str) -> concurrent.futures.Executor:

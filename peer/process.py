@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP: the first signal requests a stop, a second one ends the process immediately.
+"""SIGINT, SIGTERM and SIGHUP: the first signal requests a stop, a second one that is not SIGHUP ends the process.
 
 Before the loop runs the first signal raises ``KeyboardInterrupt``. In a command without a loop every signal does. It is
 never raised within an import.
@@ -48,7 +48,9 @@ class Signals:
     def begin_loop(self) -> None:
         """From now on a signal is a request, and one that waits for the end of an import is no more."""
         self.looping = True
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        if signal.getsignal(signal.SIGALRM) is interrupt:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

@@ -37,7 +37,7 @@ function commands(address, data, run, several) {
   const image = `noloco-peer:${plain(data.version, 20)} join ${address}${named}`;
   const volumes = invited ? `-v "$PWD/FILE:/invitation:ro" -v noloco:/data` : "-v noloco:/data";
   const rows = [{ text: `noloco-peer join ${address}${named}${invited ? " --invitation FILE" : ""}`, head: `Train with these peers ${WHERE[near(address)]}` }];
-  const docker = { text: `docker run --init --stop-timeout 120 --hostname "$(hostname -s)" --gpus all ${volumes} ${image}${invited ? " --invitation /invitation" : ""}`, head: "The same in Docker; without a GPU leave out --gpus all" };
+  const docker = { text: `docker run --init --stop-timeout 900 --hostname "$(hostname -s)" --gpus all ${volumes} ${image}${invited ? " --invitation /invitation" : ""}`, head: "The same in Docker; without a GPU leave out --gpus all" };
   return local ? rows : [...rows, docker];
 }
 

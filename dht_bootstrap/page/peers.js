@@ -114,7 +114,7 @@ function fill(row, peer, names, following) {
 
 function makeDetails() {
   const box = el("dl", "detail");
-  for (const head of ["Peer", "Peer id", "Sees", "Met lately", "Refused by others", "Version", "Configuration"]) {
+  for (const head of ["Peer", "Peer id", "Sees", "Met lately", "Refused lately", "Version", "Configuration"]) {
     const pair = el("div");
     pair.append(el("dt", "", head), el("dd"));
     box.append(pair);
@@ -129,7 +129,7 @@ function describe(box, peer, names, following) {
     plain(id, 80),
     `${integer(peer.members)} members`,
     list(peer.partners).map((other) => isolated(names.get(String(other)) ?? tail(other))).reverse().join(", ") || "none",
-    number(peer.refused) ? `${integer(peer.refused)} contributions` : "none",
+    number(peer.refused) ? `${integer(peer.refused)} contributions in 15 minutes` : "none",
     plain(peer.version, 40) || "–",
     plain(peer.config, 80) || "–",
   ];

@@ -19,6 +19,6 @@ memory=$(awk '/^MemTotal/ {print int($2 * 0.9)}' /proc/meminfo) # KiB: nine tent
 exec docker run --detach --name noloco --init "${gpus[@]}" \
     --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges:true \
     --memory "${memory}k" --pids-limit 4096 --ulimit nofile=16384 \
-    --restart on-failure --stop-timeout 120 \
+    --restart on-failure --stop-timeout 900 \
     --publish 31338-31339:31338-31339 --volume noloco:/data --hostname "$(hostname -s)" \
     "$IMAGE" join "$ADDRESS" --set peer.network.port=31338 --set peer.network.upnp=false

@@ -36,9 +36,8 @@ class Message(BaseModel):
 
 
 class Refusal(Message):
-    """The answer to a greeting that does not fit (greeting.py). ``run``: our configuration if it differs.
-
-    All versions can read it.
+    """The side that was called says no: to a greeting that does not fit (greeting.py), or to what is asked of it.
+    ``run``: our configuration if it differs. All versions can read it.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -128,7 +127,7 @@ class Stream:
     async def receive(self, kind: type[M] | TypeAdapter[M], timeout: float) -> M:
         """Receive one message of a kind, or of several (an adapter); its length is checked before it is read.
 
-        Raises :class:`Refused` when the side that was called refuses the greeting instead.
+        Raises :class:`Refused` when the side that was called says no instead.
         """
         await self._through_gate()
         async with asyncio.timeout(timeout):

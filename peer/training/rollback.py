@@ -3,15 +3,16 @@
 The guard bounds how far a contribution moves the weights, not in which direction. Along the gradient of the loss a
 hostile one can double the loss within the distance that honest peers need. The first losses after the merge show that
 at no cost. A batch of unusual text shows the same, so the loss with and without the merge decides, on the same
-validation batches, where there are any. The outer step is linear in the mean, so until the next boundary the merge can
-be undone: its corrections are subtracted from θ, φ and δ (:meth:`NoLoCo.amend`), and what was trained since remains.
+validation batches, where there are any (rounds/jump_rule.py). The outer step is linear in the mean, so until the next
+boundary the merge can be undone: its corrections are subtracted from θ, φ and δ (:meth:`NoLoCo.amend`), and what was
+trained since remains.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from torch import Tensor
@@ -20,13 +21,10 @@ from peer.device.copies import Arriving
 from peer.outer.noloco import NoLoCo
 from peer.replica.inner_loop import InnerReport
 from peer.rounds.contribution import Averaged, parts
+from peer.rounds.jump_rule import HARM, JUMP, harmful, jumped, pooled
 from peer.training.outer_state import JUDGES, OuterState, Trial
 
 USUAL_LOSSES = 16  # recent losses that are usual, or those of the last phase
-JUMP = 1.1  # times their mean: so much may the loss be; after honest merges the median is 0.97
-SPREADS = 4.0  # and so many standard deviations above it, of a mean of as many losses: single batches scatter
-SURE = 2.0  # standard errors of the difference by batch: a few short batches scatter by more than ``HARM``
-HARM = 1.02  # times the loss without the merge, on the same batches, for a whole merge; half of one may do some harm
 
 Sample = Callable[[], Sequence[float]]
 
@@ -57,7 +55,7 @@ class Rollback:
         """
         self._follow()
         if self._recent:
-            usual, spread = _pooled(self._recent)
+            usual, spread = pooled((it.losses, it.loss, it.spread) for it in self._recent)
             step = self._state.inner.step
             self._state.trial = Trial(corrections, step, usual, spread, step, merge)
 
@@ -126,7 +124,7 @@ class Rollback:
         if math.isfinite(trial.spread):  # one loss does not say how far from it others may be
             trial.judged = step
             trial.losses.append(loss)
-        if (mean := _jumped(trial)) is not None:
+        if (mean := jumped(trial.losses, trial.usual, trial.spread)) is not None:
             detail = _words(mean, trial.usual)
             if self._sample is None:
                 self._amend(trial, -1.0)
@@ -145,12 +143,12 @@ class Rollback:
         words, or ``""``.
         """
         merged = sample()
-        if self._known is not None and not _worse(merged, self._known, bound):
+        if self._known is not None and not harmful(merged, self._known, bound):
             self._known = merged
             return ""
         self._amend(trial, -1.0)
         without = sample()
-        stays = not _worse(merged, without, bound)
+        stays = not harmful(merged, without, bound)
         if stays:
             self._amend(trial, 1.0)
         if self._at_rest:
@@ -162,39 +160,6 @@ class Rollback:
         for start, correction in trial.corrections:
             for low, high in parts(correction.numel()):
                 self._state.outer.amend(start + low, correction[low:high].float() * sign)
-
-
-def _worse(merged: Sequence[float], without: Sequence[float], bound: float) -> bool:
-    """Is the mean loss more than ``bound`` times the other one and, where it is no jump, by more than chance?
-
-    Losses are by batch, of the same batches.
-    """
-    with_it, alone, count = fmean(merged), fmean(without), len(merged)
-    harm = [one - two for one, two in zip(merged, without, strict=True)]
-    square = sum((it - fmean(harm)) ** 2 for it in harm)
-    error = math.sqrt(square / (count * (count - 1))) if count > 1 else 0.0
-    sure = not with_it <= JUMP * alone or not fmean(harm) <= SURE * error
-    return sure and not with_it <= bound * alone
-
-
-def _jumped(trial: Trial) -> float | None:
-    """The mean of the last losses, as many as show a jump; ``None`` when none do."""
-    total = 0.0
-    for count, loss in enumerate(reversed(trial.losses), 1):
-        total += loss
-        limit = max(JUMP * trial.usual, trial.usual + SPREADS * trial.spread / math.sqrt(count))
-        if not total <= count * limit:
-            return total / count
-    return None
-
-
-def _pooled(reports: Iterable[InnerReport]) -> tuple[float, float]:
-    """Mean and standard deviation of all their losses; NaN for that of one loss."""
-    known = [(it.losses, it.loss, it.spread if it.losses > 1 else 0.0) for it in reports]
-    total = sum(count for count, _, _ in known)
-    mean = sum(count * loss for count, loss, _ in known) / total
-    squares = sum((count - 1) * spread**2 + count * (loss - mean) ** 2 for count, loss, spread in known)
-    return mean, math.sqrt(squares / (total - 1)) if total > 1 else math.nan
 
 
 def _words(loss: float, without: float) -> str:

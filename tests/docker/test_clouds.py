@@ -16,6 +16,8 @@ import yaml
 from dht_bootstrap.cli import DEFAULT_DHT_PORT, DEFAULT_HTTP_PORT
 from peer import __version__
 from peer.config import load as settings
+from peer.config.schema import CheckpointConfig
+from peer.p2p.deadline import LEAVING_SECONDS
 from peer.telemetry.metrics import METRICS_PORT
 from tests.docker import clouds
 from tests.docker.clouds import CLOUDS, KUBERNETES, README, UNITS, bootstrap, commands, of_kind, peer
@@ -28,6 +30,7 @@ MANIFESTS = ("bootstrap.yaml", "peers.yaml")
 SETS = of_kind("StatefulSet")
 SERVICES = ("noloco-peer.service", "noloco-bootstrap.service")
 EXPOSURE = 25  # tenths of systemd's scale of ten
+GRACE, SLOW_DISK = "900", 100e6  # seconds to save and leave; bytes a second
 
 
 def name(path: Path) -> str:
@@ -106,7 +109,7 @@ def test_a_virtual_machine_starts_a_confined_container(exists: bool, tmp_path: P
     assert [given["--security-opt"]] == service["security_opt"]
     assert int(given["--pids-limit"]) == service["pids_limit"]
     assert given["--ulimit"] == f"nofile={service['ulimits']['nofile']}"
-    assert given["--restart"] == service["restart"] and given["--stop-timeout"] == "120"
+    assert given["--restart"] == service["restart"] and given["--stop-timeout"] == GRACE
     assert re.fullmatch(r"\d{6,}k", given["--memory"])
 
 
@@ -123,7 +126,7 @@ def test_the_commands_of_the_clouds_name_files_that_exist() -> None:
 
 def test_the_job_has_time_to_save() -> None:
     text = (CLOUDS / "slurm.sbatch").read_text()
-    assert "#SBATCH --signal=TERM@120\n" in text and "#SBATCH --requeue\n" in text
+    assert f"#SBATCH --signal=TERM@{GRACE}\n" in text and "#SBATCH --requeue\n" in text
     (words,) = commands("sbatch")
     assert peer(["train", "--config", *words[words.index("docker/clouds/slurm.sbatch") + 1 :]]).run.steps == 5000
 
@@ -193,7 +196,10 @@ def test_a_pod_is_confined(of: str) -> None:
 
 
 def test_a_pod_has_time_to_leave_and_comes_back_as_itself() -> None:
-    assert SETS["noloco-peer"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 120
+    assert SETS["noloco-peer"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == int(GRACE)
+    (claim,) = SETS["noloco-peer"]["spec"]["volumeClaimTemplates"]
+    room = int(claim["spec"]["resources"]["requests"]["storage"].removesuffix("Gi")) * 2**30
+    assert room / (CheckpointConfig().keep + 1) / SLOW_DISK + LEAVING_SECONDS < int(GRACE) / 2  # the largest that fits
     (name_of_it,) = (it for it in container("noloco-peer")["env"] if it["name"] == "NOLOCO_PEER_NAME")
     assert name_of_it["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
 
@@ -259,7 +265,7 @@ def test_a_unit_runs_a_command_that_exists_and_gives_it_time() -> None:
     for command in ("join", first):
         config = peer([*command.split(), *words], {"NOLOCO_INITIAL_PEERS": ADDRESS})
         assert config.peer.network.port == PEER_PORT and config.peer.initial_peers == (ADDRESS,)
-    assert mine["TimeoutStopSec"] == ["120"] and mine["RestartPreventExitStatus"] == ["2"]
+    assert mine["TimeoutStopSec"] == [GRACE] and mine["RestartPreventExitStatus"] == ["2"]
     assert mine["StartLimitIntervalSec"] == ["0"] and int(mine["RestartSec"][0]) >= 10  # it never gives up
     node = clouds.unit("noloco-bootstrap.service")
     called, *words = shlex.split(node["ExecStart"][0])

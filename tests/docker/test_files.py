@@ -121,7 +121,7 @@ def test_a_service_of_ours_has_few_rights_and_time_to_leave(file: str, name: str
     assert service["image"] == f"noloco-peer:{__version__}"
     assert service["init"]
     if words(service)[0] != "bootstrap":
-        assert service["stop_grace_period"] == "2m"
+        assert service["stop_grace_period"] == "15m"
         assert service["restart"] == "on-failure"
     assert ("gpu" in service.get("profiles", [])) == ("deploy" in service)
 
@@ -211,7 +211,7 @@ def test_the_readme_s_containers_run_commands_that_exist() -> None:
         service = {"command": line, "environment": {}}
         if "--entrypoint torchrun" in options:
             ranks = torchrun_parser().parse_args(shlex.split(line))
-            assert (ranks.module, ranks.training_script) == (True, "peer") and 60 <= ranks.shutdown_timeout < 120
+            assert (ranks.module, ranks.training_script) == (True, "peer") and 850 <= ranks.shutdown_timeout < 900
             service["command"] = shlex.join(ranks.training_script_args)
         if words(service)[0] == "bootstrap":
             bootstrap_parser().parse_args(words(service)[1:])
@@ -230,4 +230,4 @@ def test_a_container_that_a_text_starts_has_time_to_leave() -> None:
     assert len(found) >= 3
     for options, first in found:
         assert "--init" in options
-        assert first == "bootstrap" or ("--stop-timeout 120" in options and ":/data" in options), options
+        assert first == "bootstrap" or ("--stop-timeout 900" in options and ":/data" in options), options

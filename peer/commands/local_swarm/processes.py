@@ -16,7 +16,7 @@ from peer.process import Stop
 from peer.training.run_folder import require_folder
 
 READY_LINE = re.compile(r" ready: .*\bhttp=(\S+)")  # a bootstrap node prints it when it listens
-STOP_SECONDS = 60.0  # to finish a step and a swap, and to save
+STOP_SECONDS = 900.0  # to finish a step and a swap, and to save: a large model's checkpoint takes minutes
 
 
 class Child:

@@ -38,12 +38,12 @@ def run(rank: Rank) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logs.setup(f"rank-{rank.number}")
     memory, line = channel.join(rank)
+    for number in stop_signals():
+        signal.signal(number, signal.SIG_IGN)  # torchrun signals all ranks: rank 0 decides when they end
     inbox = Inbox(line, rank)
     first = inbox.commands.get()
     if isinstance(first, commands.Leave):
         return first.code
-    for number in stop_signals():
-        signal.signal(number, signal.SIG_IGN)  # torchrun signals all ranks: rank 0 decides when they end
     assert isinstance(first, ReplicaPlan)
     try:
         replica = WorkerReplica(first, rank, memory)

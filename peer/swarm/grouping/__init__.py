@@ -1,4 +1,5 @@
-"""All live peers form one group. Reading order: gathering.py, roster.py, leader.py, member.py, messages.py.
+"""All live peers form one group. Reading order: gathering.py, roster.py, leadership.py, leader.py, member.py,
+messages.py.
 
 This package compares lineages, so that a group has one. It does not know what the group averages.
 """

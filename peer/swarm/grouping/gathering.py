@@ -1,7 +1,7 @@
 """Forms one group of all live peers, for methods that average over everyone: DiLoCo and decoupled momentum.
 
-One member leads (roster.py, leader.py); all others join its group (member.py). For some seconds after a newcomer has
-come, not all peers know it. A peer that is asked to lead and follows another one says so, and a leader tells the
+One member leads (leadership.py, leader.py); all others join its group (member.py). For some seconds after a newcomer
+has come, not all peers know it. A peer that is asked to lead and follows another one says so, and a leader tells the
 members that have not joined. When a leader dies its streams end, and the next one leads.
 
 The group waits for its slowest member: that is DiLoCo. It does not wait for a lost one.
@@ -80,31 +80,13 @@ class GroupMatching(Matching):
         leader = self._sent_by if group.assembly is None else group.assembly.seats[0].peer_id
         if len(averaged.culprits) > 1:
             self._known.suspected(averaged.culprits)
-        self._known.ended(leader, averaged.culprits, merged=averaged.outcome is Outcome.MERGED)
+        self._known.leadership.ended(leader, averaged.culprits, merged=averaged.outcome is Outcome.MERGED)
 
     # -- on the network thread: the boundary
 
     async def _gather(self) -> Group:
-        lost, self._sent_by = "no member could be met", ""
-        until = clock.monotonic() + self._known.longest(self._node.peer_id)
         with self._boundary.at_end_of(self._boundary.progress.phases):
-            for _ in range(LEADER_TRIES):
-                leader = self._known.leader()
-                if leader is None:
-                    self._member.leave()
-                    found = await self._lead(until)
-                else:
-                    found = await self._member.follow(leader, self._round, until)
-                if isinstance(found, Group):
-                    if found.behind is not None and leader is not None:
-                        self._sent_by = leader.peer_id
-                    break
-                lost = found
-                if clock.monotonic() >= until:
-                    found = Group(self._round, lost=lost)
-                    break
-            else:
-                found = Group(self._round, lost=lost)
+            found = await self._found(clock.monotonic() + self._known.longest(self._node.peer_id))
         if found.assembly is not None and not self._equal:
             self._ahead = self._context.counters.round - found.round  # nobody takes the count of another with weights
         if found.behind is None:
@@ -113,8 +95,29 @@ class GroupMatching(Matching):
             self._known.learn(seat, LIFETIME + 2 * (self._boundary.progress.phase_seconds or 0.0))
         return found
 
+    async def _found(self, until: float) -> Group:
+        """This peer's own group, or that of the leader; none after some tries. ``until``: monotonic time after which
+        this peer waits for nobody.
+        """
+        lost, self._sent_by = "no member could be met", ""
+        for _ in range(LEADER_TRIES):
+            leader = self._known.leader()
+            if leader is None:
+                self._member.leave()
+                found = await self._lead(until)
+            else:
+                found = await self._member.follow(leader, self._round, until)
+            if isinstance(found, Group):
+                if found.behind is not None and leader is not None:
+                    self._sent_by = leader.peer_id
+                return found
+            lost = found
+            if clock.monotonic() >= until:
+                break
+        return Group(self._round, lost=lost)
+
     async def _lead(self, until: float) -> Group | str:
-        """``until``: monotonic time after which this peer waits for nobody."""
+        """This peer's group, or why another try is needed."""
         joined_by = clock.monotonic() + MEMBER_SLACK
         while (missing := self._known.expected(self._leader.present)) and clock.monotonic() < joined_by:
             if self._context.away:

@@ -1,7 +1,7 @@
 """The messages by which peers form one group, between the members and the leader.
 
-Who leads: roster.py. During the inner steps each other member opens a stream to the leader (``JoinGroup``), which stays
-open until the round has ended; at its boundary it sends ``MemberReady``.
+Who leads: leadership.py. During the inner steps each other member opens a stream to the leader (``JoinGroup``), which
+stays open until the round has ended; at its boundary it sends ``MemberReady``.
 
     member: JoinGroup       leader: Admitted | OtherLeader | Decline
     member: MemberReady     leader: WaitFor … , then Roster | OutOfDate (take another's state, then be ready again)

@@ -1,12 +1,7 @@
-"""The possible members of a group of everyone, from the directory and from messages of others, and who of them leads.
+"""The possible members of a group of everyone, from the directory and from messages of others.
 
-Who has led the last round leads the next one. When there is no such member, the smallest id leads, of those that have
-taken part in a round before those that have not: a small id is free. Who has led a round that failed leads after all
-others for a while, each time for twice as long, or until a round has had no group: a leader can make others look
-guilty. All members of a round see the same, so as a rule they have the same leader. Where they have not, the one that
-is asked names its own. Of two that lead, as after a split, one follows the other (:meth:`KnownMembers.claimed`). Two
-members whose line is cut take turns (:meth:`KnownMembers.suspected`); they lead after the others, and a leader that
-does not reach a member lets another one lead (:meth:`KnownMembers.successor`).
+Who of them leads: leadership.py. Two members whose line is cut take turns (:meth:`KnownMembers.suspected`); they lead
+after the others, and a leader that does not reach a member lets another one lead (:meth:`KnownMembers.successor`).
 """
 
 from __future__ import annotations
@@ -20,11 +15,12 @@ from peer import clock
 from peer.logs import fields, get_logger
 from peer.p2p.addresses import for_record
 from peer.p2p.stream import StreamLost
-from peer.rounds.backoff import BACKOFF_PHASES, PeerBackoff
+from peer.rounds.backoff import BACKOFF_PHASES
 from peer.rounds.transfer_rule import catch_up_limit
 from peer.rounds.types import Seat
 from peer.swarm.context import SwarmContext
 from peer.swarm.directory.records import LIFETIME
+from peer.swarm.grouping.leadership import Leadership
 from peer.swarm.grouping.messages import LeaderNotice
 
 log = get_logger("gathering")
@@ -37,7 +33,6 @@ UNREACHED_PHASES = 2.0  # inner phases until one that could not be reached is as
 COST_FACTOR = 4.0  # times as long as it made others wait for no group, a leader is left out at least
 NEW_PHASES = 6.0  # inner phases
 NEW_SLACK = 10.0  # seconds
-ROUNDS_ALONE = 2  # rounds without a group, after which a claim is believed again
 NAMED_MEMBERS = 1000  # members from messages that are kept
 
 
@@ -50,14 +45,9 @@ class KnownMembers:
         self._live = context.others
         self._named: dict[str, tuple[Seat, float]] = {}  # from messages, with the time until which it counts
         self._notice_due: dict[str, float] = {}  # from when on a member may get the next notice
-        self._failed_leaders = PeerBackoff()
-        self._elected = ""  # the leader that another member has named, for this round
-        self._incumbent = ""  # who has led the last round, which has merged
-        self._established = False  # this peer has taken part in a round
-        self._claims = PeerBackoff()  # whose claim has cost time; under the key "": no claim is believed
+        self.leadership = Leadership(self._node, lambda: self._backoff_seconds)
         self._suspected, self._left_out = Counter[str](), ""  # how often, by id; the last one that was left out for it
         self._unreached = False  # a member lives, and this peer has failed to call it twice
-        self._rounds_alone = 0  # without a group, since the last one that has merged
         self._absent: set[str] = set()  # ids of members that were told to join, and have not
 
     # -- who leads
@@ -65,47 +55,18 @@ class KnownMembers:
     def leader(self) -> Seat | None:
         """The member that leads; ``None`` when that is this peer."""
         seats = {seat.peer_id: seat for seat in self.others()}
-        if self._elected == self._node.peer_id:
-            return None
-        if self._elected in seats:
-            return seats[self._elected]
-        return seats.get(min([self._node.peer_id, *seats], key=self._rank))
-
-    def _rank(self, peer_id: str) -> tuple[bool, bool, bool, str]:
-        """The member with the least one leads."""
-        new = not self._established if peer_id == self._node.peer_id else peer_id not in self._node.proven
-        return self._failed_leaders.avoided(peer_id), peer_id != self._incumbent, new, peer_id
+        return seats.get(self.leadership.among(seats))
 
     def elected(self, seat: Seat) -> None:
         """The member that was asked to lead names another one."""
         self.learn(seat)
-        self._elected = seat.peer_id
+        self.leadership.named(seat.peer_id)
 
     def claimed(self, seat: Seat, *, established: bool) -> None:
-        """A member says that it leads, and whether its last round was one of a group.
-
-        If this peer leads too, both know which of them goes on. A claim is free: after one that was believed in vain,
-        none is believed for a while, each time for twice as long. Who stays without a group believes others: those
-        that distrust one another would each lead.
-        """
+        """A member says that it leads: see :meth:`Leadership.claimed`."""
         self.learn(seat)
-        first = (not established, seat.peer_id) < (not self._grouped, self._node.peer_id)
-        vain = self._claims.avoided(seat.peer_id) or (self._claims.avoided("") and self._rounds_alone < ROUNDS_ALONE)
-        believed = not (vain or self._failed_leaders.avoided(seat.peer_id))
-        if first and believed and self.leader() is None:
-            self._elected = seat.peer_id
-
-    @property
-    def _grouped(self) -> bool:
-        """Its last round was one of a group. One that leads nobody follows one that does."""
-        return self._established and not self._rounds_alone
-
-    def _believed_in_vain(self, peer_id: str) -> None:
-        """Believe no claim for a while, if this member was followed because it, or another one, said that it leads."""
-        if peer_id == self._elected:
-            self._elected = ""
-            for key in ("", peer_id):
-                self._claims.note(key, self._backoff_seconds, offence=True)
+        if self.leader() is None:
+            self.leadership.claimed(seat.peer_id, established=established)
 
     def successor(self, present: Sequence[Seat]) -> Seat | None:
         """Who shall lead instead of this peer, as it does not reach a member that lives: others may reach it."""
@@ -113,23 +74,6 @@ class KnownMembers:
             return None
         self._unreached = False
         return random.choice(present)
-
-    def ended(self, leader: str, culprits: Sequence[str] = (), *, merged: bool) -> None:
-        """A round has ended that ``leader`` led, if anybody. ``culprits``: they have made it fail.
-
-        Without a group, others may see other failures than this peer, as one that has come back: each would lead.
-        """
-        if leader and not merged:
-            self._believed_in_vain(leader)
-        self._elected = ""
-        self._established = self._established or merged
-        self._incumbent = leader if merged else ""
-        self._rounds_alone = 0 if merged else self._rounds_alone + (not leader)
-        if not leader:
-            self._failed_leaders = PeerBackoff()
-        elif not merged:
-            for peer_id in {leader, *culprits}:
-                self._failed_leaders.note(peer_id, self._backoff_seconds, offence=True)
 
     # -- who is there
 
@@ -178,14 +122,14 @@ class KnownMembers:
     def _leave_out(self, peer_id: str, seconds: float, *, offence: bool, refused: bool) -> None:
         self._backoff.note(peer_id, seconds, offence=offence, refused=refused)
         self._named.pop(peer_id, None)
-        self._believed_in_vain(peer_id)
+        self.leadership.followed_in_vain(peer_id)
 
     def patience(self, peer_id: str) -> float:
         """Seconds of the longest wait for a member. Who has not taken part in a round delays the others by few phases:
         an id costs nothing. So does this peer, if it leads: the others give up a new leader that waits longer.
         """
         phase, own = self._progress.phase_seconds, peer_id == self._node.peer_id
-        if phase is None or (self._established if own else peer_id in self._node.proven):
+        if phase is None or (self.leadership.established if own else peer_id in self._node.proven):
             return self._patience
         return min(self._patience, NEW_PHASES * phase + NEW_SLACK)
 
@@ -194,7 +138,7 @@ class KnownMembers:
 
         Who is new to a group that averages already takes its weights before it leads.
         """
-        known = peer_id in self._node.proven or peer_id == self._node.peer_id or not self._established
+        known = peer_id in self._node.proven or peer_id == self._node.peer_id or not self.leadership.established
         return self.patience(peer_id) + (catch_up_limit(self._boundary.longest_phase) if known else 0.0)
 
     def missed(self, peer_id: str, waited: float = 0.0) -> None:
@@ -241,7 +185,7 @@ class KnownMembers:
         due = clock.monotonic() + NOTICE_PERIOD
         try:
             stream = await self._node.open_to_member(seat.peer_id, GATHER_PROTOCOL, seat.addresses)
-            notice = LeaderNotice(seat=self.own_seat(), established=self._grouped)
+            notice = LeaderNotice(seat=self.own_seat(), established=self.leadership.grouped)
             await stream.send_last(notice, GATHER_TIMEOUT)
         except (TimeoutError, StreamLost) as error:
             log.debug("cannot be told of its leader: %s", fields(peer=seat.name, reason=str(error)))

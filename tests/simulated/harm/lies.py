@@ -76,7 +76,7 @@ def in_exchange(lie: str, trainer: Trainer) -> None:
 
 def _never_form(matching: Any) -> None:
     known, leader = matching._known, matching._leader
-    known.leader, known._established = lambda: None, True
+    known.leader, known.leadership.established = lambda: None, True
 
     async def gather(me: Any, own: Any, round: int, *_: Any, **__: Any) -> Group:
         for _ in range(PATIENT):

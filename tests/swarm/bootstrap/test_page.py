@@ -21,7 +21,7 @@ LIVE = "document.querySelector('#connection')?.dataset.state === 'live'"
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 NAMES = "[...document.querySelectorAll('#peers tbody .name bdi')].map(it => it.textContent)"
 JOIN = "[...document.querySelectorAll('#join code')].map(it => it.textContent)"
-DOCKER = 'docker run --init --stop-timeout 120 --hostname "$(hostname -s)" --gpus all'
+DOCKER = 'docker run --init --stop-timeout 900 --hostname "$(hostname -s)" --gpus all'
 PUBLIC = f"/ip4/203.0.113.7/tcp/31337/p2p/{page_sample.peer_id(10_000)}"
 
 
@@ -368,7 +368,7 @@ def test_the_line_that_joins_is_right_for_every_run(browser: Chromium, serve: Ca
     swarm = page_sample.swarm(runs, now)
     tab = opened(browser, serve(lambda: swarm))
     docker, image = (
-        'docker run --init --stop-timeout 120 --hostname "$(hostname -s)" --gpus all',
+        'docker run --init --stop-timeout 900 --hostname "$(hostname -s)" --gpus all',
         f"noloco-peer:0.1.0 join {PUBLIC}",
     )
     lines = [

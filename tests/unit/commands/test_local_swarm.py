@@ -42,7 +42,9 @@ CONFIG = Config(
 
 @pytest.fixture(autouse=True)
 def signals_as_they_were() -> Iterator[None]:
-    handlers = {number: signal.getsignal(number) for number in stop_signals()}
+    """And SIGHUP as in a terminal: under nohup the command would not get it."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)

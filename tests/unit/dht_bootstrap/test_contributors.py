@@ -113,6 +113,29 @@ def test_what_a_peer_says_it_did_before_the_node_ran_is_not_counted() -> None:
     assert given(book)["a"][0] <= 2 * RATE * LIFETIME
 
 
+def test_who_trains_while_all_others_are_paused_is_counted() -> None:
+    """Two paused every night; what the third one did meanwhile was never counted."""
+    book = Contributors()
+    trained(book, 0, 600)
+    paused = [record(name, RATE * 600, 30, rate=0.0).model_copy(update={"state": "paused"}) for name in "bc"]
+    for at in range(610, 1201, 10):
+        see(book, at, record("a", RATE * at, merges=30), *paused)
+    assert given(book)["a"] == (RATE * 1200, 30)
+
+
+def test_a_newcomer_is_counted_when_the_book_is_full() -> None:
+    """It began at nothing at each look, for as long as it trained."""
+    book = Contributors()
+    for at in (0, 600):
+        see(book, at, *(record(f"old{number}", RATE * at) for number in range(KEPT_CONTRIBUTORS)))
+    for at in range(700, 4301, 10):
+        trains = [record(name, RATE * (at - 700)) for name in ("new", "b", "c")]
+        book.see("another", [record(f"short{at}-{number}", 0) for number in range(20)], NOW + at)
+        see(book, at, *trains)
+    assert {given(book)[name][0] for name in ("new", "b", "c")} == {RATE * 3600}
+    assert sum(it["count"] for it in book.view(NOW)) <= KEPT_CONTRIBUTORS
+
+
 def test_a_flood_of_ids_and_of_runs_is_bounded_and_keeps_those_that_gave_most(tmp_path: Path) -> None:
     book = Contributors(tmp_path / "state.json")
     trained(book, 0, 600)

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dht_bootstrap.collector import SwarmCollector
 from dht_bootstrap.findings import findings
-from dht_bootstrap.history import FORGET, KEPT_WHOLE, POINTS, Curve, Point, RunHistory
+from dht_bootstrap.history import FORGET, KEPT_WHOLE, POINTS, REFUSED_SECONDS, Curve, Point, RunHistory
 from dht_bootstrap.targets import targets
 from dht_bootstrap.view import run_view
 from peer.swarm.directory import records
@@ -163,12 +163,17 @@ def test_a_wrong_clock_shows_in_the_age_of_the_records(shift: float, warned: boo
 
 
 def test_a_warning_for_a_peer_refused_often_and_for_one_with_another_configuration() -> None:
-    run = seen((100.0, [*swarm(100.0, refused=(("b", 2),)), entry("d", 100.0)]))
-    other = entry("d", 101.0)
+    looks = [(100.0 + at, [*swarm(100.0 + at, refused=(("b", at),)), entry("d", 100.0 + at)]) for at in range(3)]
+    run = seen((99.0, [*swarm(99.0), entry("d", 99.0)]), *looks)
+    other = entry("d", 103.0)
     record = other.record.model_copy(update={"config": "abcdef"})
-    run.see({it.record.peer_id: it for it in [*swarm(101.0, refused=(("b", 2),)), Entry(record, other.expires)]}, NOW)
+    run.see({it.record.peer_id: it for it in [*swarm(103.0), Entry(record, other.expires)]}, NOW + 103)
     assert {(it.kind, it.peer_id) for it in findings(run)} == {("refused", "Qmb"), ("config", "Qmd")}
     assert run.refusals() == {"Qmb": 6}
+    later = 103 + REFUSED_SECONDS
+    told = [*swarm(later, refused=(("b", 2),)), Entry(record, NOW + later + LIFETIME)]
+    run.see({it.record.peer_id: it for it in told}, NOW + later)
+    assert {it.kind for it in findings(run)} == {"config"}, "its own advice was followed long ago"
 
 
 def refusals(*looks: list[Entry]) -> dict[str, int]:
@@ -203,13 +208,16 @@ def test_a_healthy_swarm_has_no_warnings() -> None:
 @given(st.lists(st.floats(0.1, 100), min_size=1, max_size=2000))
 @settings(max_examples=20)
 def test_a_curve_has_bounded_length_and_keeps_its_beginning(steps: list[float]) -> None:
+    """And has its newest point: after a week it was more than an hour old."""
     curve, at = Curve(), 0.0
     for step in steps:
-        curve.add(Point(at, 0, None, None))
+        last = Point(at, 0, None, None)
+        curve.add(last)
         at += step
-    assert len(curve.points) <= POINTS
-    assert curve.points[0].at == 0.0
-    assert [it.at for it in curve.points] == sorted(it.at for it in curve.points)
+    points = [*curve.points, *curve.newest]
+    assert len(points) <= POINTS + 1
+    assert points[0].at == 0.0 and points[-1] is last
+    assert [it.at for it in points] == sorted({it.at for it in points})
 
 
 class Known:

@@ -233,10 +233,10 @@ def test_what_torchrun_says() -> None:
 
 
 @pytest.mark.parametrize(("rank", "order"), [(None, ["loads"]), (launch.Rank(0, 2, 5), ["leads", "loads"])])
-def test_other_ranks_do_not_wait_for_what_rank_0_downloads(
+def test_rank_0_leads_before_it_downloads(
     rank: launch.Rank | None, order: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They gave up after 300 s; a peer of one rank is told a mistake before torch is imported."""
+    """The others gave up after 300 s. A peer of one rank is told a mistake before torch is imported."""
     done: list[str] = []
 
     @contextmanager

@@ -35,7 +35,7 @@ def group(*others: str) -> Any:
     for peer_id in others:
         it.learn(Seat(peer_id, peer_id))
         it._node.proven.add(peer_id)
-    it.ended(min("me", *others), merged=True)
+    it.leadership.ended(min("me", *others), merged=True)
     return it
 
 
@@ -56,7 +56,7 @@ def test_at_first_the_smallest_id_leads() -> None:
 
 def test_who_has_led_the_last_round_leads_the_next_one() -> None:
     it = group("c", "d")
-    it.ended("d", merged=True)
+    it.leadership.ended("d", merged=True)
     assert leader(it) == "d"
     it.learn(Seat("a", "a"))
     it._node.proven.add("a")
@@ -69,7 +69,7 @@ def test_who_has_taken_part_in_no_round_leads_after_those_that_have() -> None:
     """A small id is free: each new one made a round fail."""
     it = group("c", "d")
     it.learn(Seat("a", "a"))
-    it.ended("c", merged=False)
+    it.leadership.ended("c", merged=False)
     assert leader(it) == "d"
     it.avoid("d")
     assert leader(it) == "me"
@@ -82,7 +82,7 @@ def test_of_two_that_lead_the_one_that_has_taken_part_in_a_round_goes_on_or_else
     new.claimed(Seat("z", "z"), established=True)
     assert leader(new) == "z"
     old = group("b")
-    old.ended("me", merged=True)
+    old.leadership.ended("me", merged=True)
     old.claimed(Seat("a", "a"), established=False)
     old.claimed(Seat("z", "z"), established=True)
     assert leader(old) == "me"
@@ -102,11 +102,11 @@ def test_after_a_claim_that_was_believed_in_vain_none_is_believed_for_a_while(mo
     monkeypatch.setattr(clock, "monotonic", lambda: now[0])
     it = group("z")
     for number, seconds in enumerate((MEMBER_BACKOFF, 2 * MEMBER_BACKOFF)):
-        it.ended("me", merged=True)
+        it.leadership.ended("me", merged=True)
         it.claimed(Seat(f"a{number}", "new"), established=True)
         assert leader(it) == f"a{number}"
         it.missed(f"a{number}")  # it has formed no group
-        it.ended("me", merged=True)
+        it.leadership.ended("me", merged=True)
         now[0] += seconds - 1
         it.claimed(Seat("a9", "new"), established=True)
         assert leader(it) == "me"
@@ -116,21 +116,21 @@ def test_after_a_claim_that_was_believed_in_vain_none_is_believed_for_a_while(mo
 def test_who_stays_without_a_group_believes_others_again() -> None:
     """Seed 4212: two that each did not know the other from a round led for minutes, and refused each other's claims."""
     it = group("z")
-    it.ended("me", merged=True)
+    it.leadership.ended("me", merged=True)
     it.claimed(Seat("a", "a"), established=True)
     it.missed("a")
     for expected in ("me", "me", "b"):
         it.claimed(Seat("a", "a"), established=True)
         it.claimed(Seat("b", "b"), established=True)
         assert leader(it) == expected
-        it.ended("", merged=False)
+        it.leadership.ended("", merged=False)
 
 
 def test_who_has_led_a_round_that_failed_leads_again_after_the_others() -> None:
     it = group("b", "c", "z")
     assert leader(it) == "b"
     for failed, expected in ("b", "c"), ("c", "me"), ("me", "z"), ("z", "b"):
-        it.ended(failed, merged=False)
+        it.leadership.ended(failed, merged=False)
         assert leader(it) == expected
 
 
@@ -142,7 +142,7 @@ def test_who_makes_each_of_its_rounds_fail_leads_ever_more_seldom(monkeypatch: p
     for seconds in (MEMBER_BACKOFF, 2 * MEMBER_BACKOFF, 4 * MEMBER_BACKOFF):
         it.learn(Seat("b", "b"))
         assert leader(it) == "b"
-        it.ended("b", merged=False)
+        it.leadership.ended("b", merged=False)
         assert leader(it) == "me"
         now[0] += seconds - 1
         assert leader(it) == "me"
@@ -152,9 +152,9 @@ def test_who_makes_each_of_its_rounds_fail_leads_ever_more_seldom(monkeypatch: p
 def test_after_a_round_without_a_group_the_smallest_id_leads_again() -> None:
     """Others may not have seen that it failed, as one that has come back: it would lead, and this peer too."""
     it = group("b", "z")
-    it.ended("b", merged=False)
+    it.leadership.ended("b", merged=False)
     assert leader(it) == "me"
-    it.ended("", merged=False)
+    it.leadership.ended("", merged=False)
     assert leader(it) == "b"
 
 
@@ -162,7 +162,7 @@ def test_whom_the_asked_one_names_leads_until_the_round_has_ended() -> None:
     it = group("b", "z")
     it.elected(Seat("z", "z"))
     assert leader(it) == "z"
-    it.ended("z", merged=False)
+    it.leadership.ended("z", merged=False)
     assert leader(it) == "b"
     it.elected(Seat("me", "me"))
     assert leader(it) == "me"
@@ -174,7 +174,7 @@ def test_whom_the_asked_one_names_leads_until_the_round_has_ended() -> None:
 def test_who_has_taken_part_in_no_round_is_waited_for_some_phases_only() -> None:
     it = known(PeerBackoff())
     assert it.patience("new") == it.patience("me") == NEW_PHASES * 2.0 + NEW_SLACK
-    it.ended("me", merged=True)
+    it.leadership.ended("me", merged=True)
     assert it.patience("me") == 600.0
     it._node.proven.add("old")
     assert it.patience("old") == 600.0
@@ -243,8 +243,8 @@ def test_one_with_which_the_last_round_succeeded_comes_back_by_a_call() -> None:
 def test_of_two_that_lead_one_whose_last_round_had_no_group_follows() -> None:
     """It had the smaller id, and led nobody for as long as the others distrusted it."""
     it = group("z")
-    it.ended("me", merged=True)
-    it.ended("", merged=False)
+    it.leadership.ended("me", merged=True)
+    it.leadership.ended("", merged=False)
     it.claimed(Seat("z", "z"), established=False)
     assert leader(it) == "me"
     it.claimed(Seat("z", "z"), established=True)
@@ -271,7 +271,7 @@ def test_who_accuses_one_after_the_other_is_left_out_itself() -> None:
 
 def test_suspects_lead_after_the_others() -> None:
     it = group("b", "c", "d")
-    it.ended("b", ("c", "me"), merged=False)
+    it.leadership.ended("b", ("c", "me"), merged=False)
     assert leader(it) == "d"
 
 
