@@ -249,12 +249,15 @@ class OuterLoop:
         if self._stop.requested:
             raise RunError(CLOSED)
         logs.on_behalf_of(self._logfile)
+        self._state.require(state)
         self._boundary.abandon()  # its swap is of the weights that the program has replaced
         self._state.load_state_dict(state)
         self._training.close()
         self._account.begin()  # steps from another state are not reported
-        self._member.rejoin()
-        self._begin()
+        try:
+            self._member.rejoin()
+        finally:
+            self._begin()
 
     # -- boundaries
 

@@ -67,14 +67,19 @@ class OwnState(OuterState):
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore a result of :meth:`state_dict`. Raises :class:`UserError` for another run or model."""
-        if objection := self._objection(saved):
-            raise UserError(f"OuterLoop: the saved state {objection}")
+        self.require(saved)
         with self.outer.slow.changing:
             self.take_outer(saved)
             self.inner.step = int(saved["step"])
             for key, value in saved["counters"].items():
                 setattr(self.counters, key, value)
             self.counters.lineage = Lineage(*saved["counters"]["lineage"])
+        self.settle()
+
+    def require(self, saved: Mapping[str, Any]) -> None:
+        """Raises :class:`UserError` for another run or model."""
+        if objection := self._objection(saved):
+            raise UserError(f"OuterLoop: the saved state {objection}")
 
     def _objection(self, saved: Mapping[str, Any]) -> str:
         if not isinstance(saved, Mapping) or saved.get("version") != STATE_VERSION or not saved.keys() >= SAVED:

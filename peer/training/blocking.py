@@ -38,8 +38,10 @@ class Blocking(Boundary):
 
     def cross(self, inner: InnerReport) -> bool:
         """Average with the group and take the outer step. The next inner phase can begin when it returns."""
-        phase = self.phase
+        phase, ends = self.phase, self.phase_length.steps_left <= 0
         self.rollback.trained(inner)
+        if ends:  # that takes long after the last step, and its partner may be done much sooner
+            self.judge()
         for _ in range(ROUND_TRIES):
             with phase("match"):
                 group = self.presence.group_for(self.counters.round)

@@ -72,6 +72,7 @@ class Overlapped(Boundary):
         self.judge()
         self._ended = EndedPhase(inner, self.counters.phase_tokens, self.context.progress.phases)
         self.state.cross_boundary()
+        self.counters.pending = True
         return True
 
     def between_steps(self) -> None:
@@ -97,7 +98,7 @@ class Overlapped(Boundary):
         given up as soon as it can be; no other one begins before.
         """
         super().abandon()
-        self._ended = None
+        self._ended, self.counters.pending = None, False
         if self._swap is None:
             return
         self._swap.abandoned = True
@@ -120,8 +121,9 @@ class Overlapped(Boundary):
 
     def _launch(self) -> None:
         ended, self._ended = self._ended, None
-        if ended is None:
+        if ended is None or not self.counters.pending:  # a member's state has replaced that of the phase
             return
+        self.counters.pending = False
         round, progress = self.counters.round - 1, self.context.progress
 
         after = ended.number if progress.phases > ended.number else None  # None: no inner steps run meanwhile

@@ -84,14 +84,16 @@ class PeerState(OuterState):
         self.outer.slow.take(saved.tensors[WEIGHTS_PART])
         for name, value in untrained_tensors(self.inner.model).items():
             value.copy_(saved.tensors[UNTRAINED_PART][name])
-        self.outer.slow.take_moments(self.inner.optimizer, saved.tensors["optimizer"])
+        moments = {name: value.clone() for name, value in saved.tensors["optimizer"].items()}  # of a mapped file
+        self.outer.slow.take_moments(self.inner.optimizer, moments)
         self.take_outer(saved.tensors["outer"])
         scalars = saved.state
         self.inner.step = scalars["inner_step"]
         self.stream.resume(scalars["position"], scalars["cursor"])
-        for key in vars(self.counters):
+        for key in vars(self.counters).keys() & scalars.keys():
             setattr(self.counters, key, scalars[key])
         self.counters.lineage = Lineage(*scalars["lineage"])
+        self.settle()
         _set_rng(scalars["rng"], self.inner.device)
 
     def move_to(self, device: torch.device) -> None:

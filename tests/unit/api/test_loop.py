@@ -113,6 +113,23 @@ def test_another_state_is_taken_after_the_running_swap_was_given_up() -> None:
     assert called[-1] == "_boundary.between_steps"
 
 
+def test_a_state_that_is_refused_costs_no_swap() -> None:
+    outer, watched = watched_loop()
+    watched._state.require.side_effect = UserError("of another run")
+    with pytest.raises(UserError, match="of another run"):
+        outer.load_state_dict({})
+    assert [call[0] for call in watched.mock_calls] == ["_state.require"]
+
+
+def test_after_a_state_that_no_member_could_replace_the_loop_goes_on_from_it() -> None:
+    """The phase before went on, with its length and its clock."""
+    outer, watched = watched_loop()
+    watched._member.rejoin.side_effect = RunError("no member gave its weights")
+    with pytest.raises(RunError, match="no member gave"):
+        outer.load_state_dict({})
+    assert "_length.begin" in [call[0] for call in watched.mock_calls]
+
+
 def test_a_loop_that_was_closed_takes_neither_a_step_nor_a_state() -> None:
     outer, watched = watched_loop()
     watched._stop.requested = True
