@@ -150,8 +150,10 @@ class Judgement:
         return clipped
 
     def objection(self, digest: bytes) -> Verdict | None:
-        """Why it must not be used, by the parts so far. ``digest``: of bytes that an honest peer never sends twice."""
-        if (self.partner, digest) in self.guard.merged:
+        """Why it must not be used, by the parts so far. ``digest``: of bytes that an honest peer never sends twice;
+        empty before there are any.
+        """
+        if digest and (self.partner, digest) in self.guard.merged:
             return _poisoned(Reason.REPLAYED, "the partner sent what was merged before")
         if not math.isfinite(self.theirs):
             return _poisoned(Reason.NOT_FINITE, "the partner's contribution is not finite")

@@ -80,16 +80,18 @@ class OverlappedPairExchange(PairProtocol):
         return [self._codec.encode_changed(at, it.own, it.change) for at, it in zip(starts, opened, strict=True)]
 
     async def _receive(self, mailbox: SwapMailbox, transfer: Transfer) -> bytes:
-        """Returns the digest of the first part."""
+        """Returns the digest of the first part that this peer has changed: others may be the same in all rounds."""
         mailbox.start(transfer.stream.close)
-        fingerprint = b""
+        first = changed = b""
 
-        def correction(start: int, data: memoryview, opened: OpenPart) -> Tensor:
+        def correction(start: int, data: memoryview, digest: bytes, opened: OpenPart) -> Tensor:
             """The mean less our own contribution; raises :class:`Unusable`."""
+            nonlocal changed
             theirs, judgement = torch.empty_like(opened.own), transfer.judgement
             unresolved = self._codec.decode(transfer.codec, start, data, opened.own, theirs)
             share = judgement.add(start, opened.own, opened.change, theirs, unresolved)
-            objection = judgement.objection(fingerprint)
+            changed = changed or (digest if judgement.change else b"")
+            objection = judgement.objection(changed)
             if objection is not None:
                 self._guard.learn(judgement)
                 raise Unusable(objection)
@@ -97,8 +99,8 @@ class OverlappedPairExchange(PairProtocol):
 
         rooms = (memoryview(bytearray(size(transfer.codec, stop - start))) for start, stop in mailbox.parts)
         async for number, data, digest in receive_parts(transfer.stream, rooms, transfer.stall):
-            fingerprint = fingerprint or digest
+            first = first or digest
             opened = await mailbox.opened(number, transfer.stall)
-            corrected = await clock.in_thread(correction, mailbox.parts[number][0], data, opened)
+            corrected = await clock.in_thread(correction, mailbox.parts[number][0], data, digest, opened)
             mailbox.add_correction(number, corrected, usable=transfer.judgement.usable)
-        return fingerprint
+        return changed or first  # after the last inner step nothing changes

@@ -26,7 +26,7 @@ from peer.exchange.pair.wire import Header
 from peer.p2p.event_loop import LoopThread
 from peer.p2p.stream import Stream
 from peer.rounds.contribution import PART, Averaged
-from peer.rounds.types import Group, Link, Outcome
+from peer.rounds.types import Group, Link, Outcome, Reason
 from tests.unit.exchange.pair_harness import FAST, PHASE, at_once, header
 from tests.unit.virtual import stream_pair, took
 
@@ -102,6 +102,21 @@ def test_both_come_to_the_mean_part_by_part(thread: LoopThread, codec: CodecName
         assert max(it.late) <= 10 and len(it.late) == len(overlapped_parts(NUMEL))
     assert left.distance == pytest.approx(float((first - second).norm() / first.norm()), rel=0.1)
     assert left.partners == ("b",)
+
+
+def test_a_first_part_that_never_changes_is_no_replay_and_a_whole_swap_again_is(thread: LoopThread) -> None:
+    """A parameter that is zero and gets no gradient: each partner was left out from its second swap on."""
+    one, two = (Trainee(thread, torch.randn(NUMEL)) for _ in range(2))
+    for number in range(3):
+        for it in (one, two):
+            it.vector[: overlapped_parts(NUMEL)[0][1]] = 0
+            it.vector[-1] += number
+        sent = two.vector.clone()
+        left, right = both(one, two, thread.call(stream_pair(), 5))
+        assert (left.outcome, right.outcome) == (Outcome.MERGED, Outcome.MERGED), (left.detail, right.detail)
+    two.vector = sent
+    left, _ = both(one, two, thread.call(stream_pair(), 5))
+    assert (left.outcome, left.reason) == (Outcome.POISONED, Reason.REPLAYED)
 
 
 def test_over_real_sockets_and_threads_too(real_thread: LoopThread) -> None:
