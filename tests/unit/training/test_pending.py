@@ -9,7 +9,8 @@ import torch
 
 from peer.rounds.state import State
 from peer.training.blocking import Blocking
-from peer.training.checkpoint import Checkpoints
+from peer.training.checkpoint import Checkpoints, Saved
+from peer.training.state import PeerState
 from tests.unit import parts
 from tests.unit.training.test_boundary import Asking, Exchange, Scene, overlapped, theta
 
@@ -25,16 +26,22 @@ def other_state(scene: Scene) -> State:
     return State(scene.state.inner.step + 90, scene.state.counters.round + 9, [phi, momentum])
 
 
-def test_a_restart_takes_the_outer_step_that_was_pending(scene: Scene, tmp_path: Path) -> None:
-    """The phase's change was given a second time: a partner had it, and it came on top of weights of hours later."""
-    boundary = overlapped(scene, Exchange())
-    assert boundary.cross(scene.train()) and scene.state.counters.pending
-    checkpoints = Checkpoints(tmp_path / "checkpoints", 1)
+def restarted(scene: Scene, folder: Path) -> tuple[PeerState, Saved]:
+    """The state of a new process, from this one's checkpoint."""
+    checkpoints = Checkpoints(folder / "checkpoints", 1)
     checkpoints.save(scene.state.inner.step, scene.state.scalars(), scene.state.tensors())
     saved = checkpoints.newest(scene.state.refusal)
     assert saved is not None
     again = parts.peer_state()
     again.restore(saved)
+    return again, saved
+
+
+def test_a_restart_takes_the_outer_step_that_was_pending(scene: Scene, tmp_path: Path) -> None:
+    """The phase's change was given a second time: a partner had it, and it came on top of weights of hours later."""
+    boundary = overlapped(scene, Exchange())
+    assert boundary.cross(scene.train()) and scene.state.counters.pending
+    again, _ = restarted(scene, tmp_path)
     boundary.between_steps()
     boundary.complete()  # alone
     assert not (again.counters.pending or scene.state.counters.pending)
@@ -49,12 +56,7 @@ def test_a_restart_takes_the_outer_step_that_was_pending(scene: Scene, tmp_path:
 def test_moments_are_not_those_of_the_checkpoints_file(scene: Scene, tmp_path: Path) -> None:
     """It was mapped until the end of the process, so the disk had less room than was counted."""
     scene.train()
-    checkpoints = Checkpoints(tmp_path / "checkpoints", 1)
-    checkpoints.save(scene.state.inner.step, scene.state.scalars(), scene.state.tensors())
-    saved = checkpoints.newest(scene.state.refusal)
-    assert saved is not None
-    again = parts.peer_state()
-    again.restore(saved)
+    again, saved = restarted(scene, tmp_path)
     mapped = {it.data_ptr() for it in saved.tensors["optimizer"].values()}
     used = {it.data_ptr() for it in again.outer.slow.moments(again.inner.optimizer).values()}
     assert len(mapped) == len(used) > 0 and not mapped & used
