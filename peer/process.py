@@ -54,7 +54,7 @@ class Signals:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Handler of a signal: raises ``KeyboardInterrupt``, if an import runs after it.
+    """Handler of a signal: raises ``KeyboardInterrupt``, and while an import runs not before its end.
 
     Who imports a module that is half there fails in any way, later or at once, or takes it for one that is missing.
     """

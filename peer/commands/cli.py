@@ -213,7 +213,7 @@ def _train(args: argparse.Namespace) -> int:
         os._exit(1)
 
     try:
-        with leading(rank, give_up) as ranks:  # first: they wait for this, and then without a limit
+        with leading(rank, give_up) as ranks:  # they connect, then wait without a limit
             config = config or args.load(args)
             with assembled(config, signals, ranks) as trainer:
                 signals.begin_loop()

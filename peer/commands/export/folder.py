@@ -40,7 +40,7 @@ def write(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         settings = _generation(kept or {}, tokenizer)
-        # Its padding stays: some models count positions from it, and the row of a padding token is never trained.
+        # Its padding stays: some models count positions from it, and who loads it would never train that token's row.
         network.config.use_cache, network.config.eos_token_id = True, tokenizer.end
         if getattr(network, "generation_config", None) is not None:
             network.generation_config.update(**settings)

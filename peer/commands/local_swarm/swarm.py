@@ -122,7 +122,7 @@ class LocalSwarm:
             self._interrupt(signal.SIGHUP, None)  # the terminal is closed; its signal may come some ms later
         good = {0}
         if self._stop.requested:
-            print("asked to stop: every peer finishes its step and saves")
+            print("asked to stop: every peer finishes its step and saves; once more to stop now")
             stop_all(peers)
             good.add(-signal.SIGINT)  # of a member that was still starting
         return [child for child in peers if child.exit_code() not in good]
