@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,3 +52,25 @@ def test_a_signal_within_an_import_is_raised_after_it(tmp_path: Path, begin: str
     program = [sys.executable, str(tmp_path / "program.py")]
     done = subprocess.run(program, capture_output=True, text=True, timeout=50, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+LOADING = """
+import os, signal, sys
+from peer.__main__ import run
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+run({module!r})
+"""
+
+
+@pytest.mark.parametrize("module", ["peer.commands.cli", "dht_bootstrap.cli"])
+def test_ctrl_c_while_a_command_loads_is_no_traceback(module: str) -> None:
+    """It was Python's, in the first half second."""
+    program = [sys.executable, "-c", LOADING.format(module=module), "--version"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
