@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,6 +16,7 @@ CLOCK = 60.0  # seconds over which a clock is judged
 KEPT_WHOLE = 300.0  # seconds after a run's end: what looked like its end may have been an outage of this node
 FORGET = 600.0  # seconds for which a meeting, and a peer that is gone, are shown
 REFUSED_SECONDS = 900.0  # for which a refusal counts for a warning
+TELLERS = 2  # members who say so, at least
 POINTS = 240  # of a curve
 NAMED = 512  # peers of all runs that are followed and named; the others are counted
 KEPT_EVENTS = 50
@@ -46,17 +47,22 @@ class Curve:
 
     points: list[Point] = field(default_factory=list)
     interval: float = 2.0  # seconds
-    newest: list[Point] = field(default_factory=list)  # one, unless it is the last of ``points``
+    newest: Point | None = None  # unless it is the last of ``points``
 
     def add(self, point: Point) -> None:
-        self.newest = [point]
         if self.points and point.at - self.points[-1].at < self.interval:
+            self.newest = point
             return
-        self.newest = []
+        self.newest = None
         self.points.append(point)
         if len(self.points) > POINTS:
             self.points = self.points[::2]
             self.interval *= 2
+
+    @property
+    def all(self) -> list[Point]:
+        """With the newest one."""
+        return self.points if self.newest is None else [*self.points, self.newest]
 
 
 class PeerHistory:
@@ -136,7 +142,7 @@ class RunHistory:
         self.event_counts: Counter[str] = Counter()
         self.meetings: deque[tuple[float, str, str]] = deque(maxlen=10_000)  # when, the reporting peer, its partner
         self.refused: Counter[str] = Counter()  # refusals of each peer's contributions that this node saw happen, by id
-        self._refusals: deque[tuple[float, str, int]] = deque(maxlen=10_000)  # the latest of them: when, id, how many
+        self._refusals: deque[tuple[float, str, str]] = deque(maxlen=10_000)  # the latest: when, whose, who says so
 
     def live(self) -> dict[str, PeerHistory]:
         """By peer id."""
@@ -189,11 +195,15 @@ class RunHistory:
             self._refusals.popleft()
 
     def refusals(self) -> Counter[str]:
-        """How often each peer's contributions were refused lately, by id, as other members say."""
-        counts: Counter[str] = Counter()
-        for _, peer_id, count in self._refusals:
-            counts[peer_id] += count
-        return counts
+        """How often each peer's contributions were refused lately, by id, as two other members or more say: anybody can
+        say it of anybody. Of two members the other one's word counts.
+        """
+        tellers: defaultdict[str, set[str]] = defaultdict(set)
+        for _, peer_id, teller in self._refusals:
+            tellers[peer_id].add(teller)
+        counts = Counter(peer_id for _, peer_id, _ in self._refusals)
+        needed = min(TELLERS, len(self.live()) - 1)
+        return Counter({peer_id: count for peer_id, count in counts.items() if len(tellers[peer_id]) >= needed})
 
     def _here(self, peer_id: str, entry: Entry, now: float) -> None:
         fresh = peer_id not in self.peers
@@ -213,9 +223,9 @@ class RunHistory:
         """A record of a live peer was read; returns the number of merges since the one before."""
         ids = self._ids()
         for name, count in peer.fresh_refusals(entry.record.report).items():
-            if name in ids and count:
-                self.refused[ids[name]] += count
-                self._refusals.append((now, ids[name], count))
+            if name in ids and count:  # once, whatever number it says
+                self._refusals.append((now, ids[name], entry.record.peer_id))
+                self.refused[ids[name]] += ids[name] in self.refusals()
         return peer.see(entry, now)
 
     def _gone(self, peer_id: str, how: str, now: float) -> None:
@@ -229,4 +239,7 @@ class RunHistory:
         self.event_counts[event] += 1
 
     def _ids(self) -> dict[str, str]:
-        return {peer.record.name: peer_id for peer_id, peer in self.peers.items() if peer.live}
+        """Of live peers by name, without names that two of them have."""
+        live = self.live()
+        names = Counter(peer.record.name for peer in live.values())
+        return {peer.record.name: peer_id for peer_id, peer in live.items() if names[peer.record.name] == 1}

@@ -181,7 +181,7 @@ def record(data: bytes) -> None:
     found = records.decode(*words)
     assert found is None or found.peer_id == owner_of_subkey(words[0]).peer_id
     other = records.program_of(*words)
-    assert other is None or "".join(other).isprintable()
+    assert other is None or (other.name + other.version).isprintable()
     decode_revocations(words[1])
     authority, until = _authority(), time.time() + 10
     for key in (REVOCATIONS, "run/members/0/0"):

@@ -33,6 +33,7 @@ from peer.p2p.protobuf import BYTES_FIELD, INT_FIELD, ONE, message_classes
 KEYS = 8  # of one request; each counts as one
 RECORDS_EACH = 64  # of one request
 KEY_RECORDS = 256  # that a node keeps under one key; a bucket of the directory has about 24
+KEY_RECORDS_EACH = 2  # of one author under one key: a new invitation is another subkey until the old record expires
 ANSWER_BYTES = 1_500_000  # hivemind refuses to send more than 2 MiB
 PRUNE_SECONDS = 5.0
 # a field that hivemind's FindRequest does not have, and that who does not know it skips
@@ -57,7 +58,7 @@ class Requests:
     def __init__(self, author: Author, proven: Proven) -> None:
         self._author = author
         self._requests, self._bytes = Spending(DHT_REQUESTS, proven), Spending(DHT_BYTES, proven)
-        self._kept = _Kept()
+        self._kept = _Kept(proven)
         self._shown: OrderedDict[str, str] = OrderedDict()  # certificates by id
 
     def welcome(self, peer_id: str) -> bool:
@@ -127,10 +128,12 @@ class Requests:
 class _Kept:
     """Which records the node may keep: expirations by key, author and subkey.
 
-    An author can write its subkey in many ways: its certificate is JSON, and its key may end with more padding.
+    An author can write its subkey in many ways: its certificate is JSON, and its key may end with more padding. What a
+    crowd has filled is not full for proven authors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, proven: Proven) -> None:
+        self._proven = proven
         self._by_key: dict[bytes, dict[tuple[str, bytes], float]] = {}
         self._by_author: Counter[str] = Counter()
         self._pruned = 0.0
@@ -140,8 +143,11 @@ class _Kept:
         self._prune()
         under, record = self._by_key.get(key, {}), (author, subkey)
         if record not in under:
-            total = self._by_author.total()
-            if len(under) >= KEY_RECORDS or self._by_author[author] >= RECORDS.each or total >= RECORDS.all:
+            same = sum(it == author for it, _ in under)
+            if same >= KEY_RECORDS_EACH or self._by_author[author] >= RECORDS.each:
+                return False
+            full = len(under) >= KEY_RECORDS or self._by_author.total() >= RECORDS.all
+            if full and author not in self._proven:
                 return False
             self._by_author[author] += 1
         latest = min(expires, clock.unix() + RECORD.lifetime + CLOCKS)

@@ -17,7 +17,7 @@ from peer.p2p.node import RPC_TIMEOUT, Node
 from peer.rounds.types import NAME
 from peer.swarm.directory import buckets as directory
 from peer.swarm.directory import records
-from peer.swarm.directory.buckets import Bucket
+from peer.swarm.directory.buckets import Bucket, bucket_of
 from peer.swarm.directory.records import MemberRecord
 
 log = get_logger("members")
@@ -46,7 +46,8 @@ class Reader:
     Belongs to the network thread; any thread may read ``known``.
     """
 
-    def __init__(self, node: Node, run: str) -> None:
+    def __init__(self, node: Node, run: str, foreign: set[str] | None = None) -> None:
+        """``foreign``: the ids of whom it was logged that they run another version."""
         self._node, self._run = node, run
         self.known: dict[str, Entry] = {}  # by peer id
         self.kept: dict[str, float] = {}  # unix seconds until which an entry of a peer is not dropped, by its id
@@ -54,7 +55,7 @@ class Reader:
         self.keepers: dict[Bucket, list[Any]] = {}  # ids of the nodes that keep the buckets of the last look
         self._size = directory.Size()
         self.chance = random.Random(random.getrandbits(64))
-        self._foreign: set[object] = set()  # subkeys of other versions' records
+        self._foreign = set() if foreign is None else foreign
 
     async def look(self, count: int) -> None:
         """Read ``count`` buckets, and sometimes one of each level that others may use."""
@@ -104,24 +105,24 @@ class Reader:
             self._held[bucket] = held
 
     def _entries(self, bucket: Bucket) -> Iterator[Entry]:
-        """The records of a bucket without this node's own."""
+        """The records of a bucket without this node's own. In a bucket of others a record would count again."""
         for subkey, held in self._held.get(bucket, {}).items():
             record = records.decode(subkey, held.text)
             if record is None:
                 self._warn_of_version(subkey, held.text)
-            elif record.peer_id != self._node.peer_id:
+            elif record.peer_id != self._node.peer_id and bucket_of(record.peer_id, bucket.level) == bucket:
                 yield Entry(record, held.expires)
 
     def _warn_of_version(self, subkey: object, value: object) -> None:
         """Log once for each peer that it runs another version; nothing else in its record is believed."""
         foreign = records.program_of(subkey, value)
-        if foreign is None or subkey == self._node.subkey:
+        if foreign is None or foreign.peer_id == self._node.peer_id:
             return
-        if subkey not in self._foreign and len(self._foreign) < FOREIGN_PEERS:
-            self._foreign.add(subkey)
+        if foreign.peer_id not in self._foreign and len(self._foreign) < FOREIGN_PEERS:
+            self._foreign.add(foreign.peer_id)
             log.warning(
                 "peer %s runs version %s, this is %s, and they do not understand each other: update the older one",
-                *(*foreign, __version__),
+                *(foreign.name, foreign.version, __version__),
             )
 
 
@@ -131,6 +132,7 @@ class Onlooker:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._readers: dict[str, Reader] = {}
+        self._foreign: set[str] = set()  # of all runs: a reader without members is forgotten
         self._named: dict[str, search.Held] = {}  # records with the name of a run, by subkey, until they expire
         self.alone = True  # no other node has answered the last look
 
@@ -150,7 +152,7 @@ class Onlooker:
         room = min(max(0, WATCHED_RUNS - len(self._readers)), len(fresh))
         # any peer can write names: a random choice keeps one writer from displacing the others for long
         for run in random.sample(fresh, room):
-            self._readers[run] = Reader(self._node, run)
+            self._readers[run] = Reader(self._node, run, self._foreign)
         for reader in self._readers.values():
             await reader.look(ONLOOKER_READS)
         self._readers = {run: reader for run, reader in self._readers.items() if reader.known}

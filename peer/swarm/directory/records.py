@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -112,8 +112,16 @@ def _checked(subkey: str, text: str) -> MemberRecord | None:
     return record if record.peer_id == owner_of_subkey(subkey).peer_id else None
 
 
-def program_of(subkey: object, value: object) -> tuple[str, str] | None:
-    """Name and program version in a record that :func:`decode` does not accept; ``None`` for anything else."""
+class Program(NamedTuple):
+    """Whose record it is, and what its author runs."""
+
+    peer_id: str
+    name: str
+    version: str
+
+
+def program_of(subkey: object, value: object) -> Program | None:
+    """Author and program version of a record that :func:`decode` does not accept; ``None`` for anything else."""
     if not isinstance(value, str) or len(value) > RECORD_BYTES or not isinstance(subkey, str):
         return None
     try:
@@ -122,4 +130,4 @@ def program_of(subkey: object, value: object) -> tuple[str, str] | None:
     except (ValueError, TypeError, LookupError, RecursionError):
         return None
     one_line = (name + version).isprintable() and len(name) <= 64 and len(version) <= 24
-    return (name, version) if one_line and peer_id == owner_of_subkey(subkey).peer_id else None
+    return Program(peer_id, name, version) if one_line and peer_id == owner_of_subkey(subkey).peer_id else None

@@ -11,6 +11,7 @@ import contextlib
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from statistics import median_high
 from typing import Any
 
 from torch import Tensor
@@ -40,9 +41,9 @@ WAIT_LOG_PERIOD = 60.0  # seconds between two log lines about waiting
 HURRY = 80.0  # seconds that any state may take while there are other donors
 SLOW_DONORS = 2  # donors that are left because they are slower; after them our own link counts as slow
 DONOR_AHEAD = 128  # rounds that a member may have done since it wrote its record
-FURTHER = 2  # no donor is beyond so many times the second furthest round, and what it may have done alone since then
+FURTHER = 2  # no donor is beyond so many times the round of half of all, and what it may have done alone since then
 ALONE_SECONDS, ALONE_ROUNDS = 3600.0, 1000  # the others were away for an hour at most; rounds where that is not known
-NEAR_ROUNDS = 5  # a member less than so many rounds behind the furthest one is as good a donor
+NEAR_ROUNDS = 5  # a member less than so many rounds behind half of all is as good a donor
 
 
 def take_state(
@@ -59,8 +60,8 @@ def take_state(
     without: Collection[str] = (),
     stopped: Callable[[], bool] = lambda: False,
 ) -> State | None:
-    """The verified state of a random member among the furthest; ``None`` when no member is beyond round ``above`` or
-    this peer is ``stopped``.
+    """The verified state of a random member that is about as far as half of them; ``None`` when no member is beyond
+    round ``above`` or this peer is ``stopped``.
 
     ``inner_steps``: of a round. ``tokens``: of an inner step, 0 when unknown. ``room``: a flat fp32 host vector for
     each vector of the state; it is filled.
@@ -214,17 +215,18 @@ async def _until_stopped(work: Coroutine[Any, Any, State], stopped: Callable[[],
 
 
 def plausible(records: Sequence[MemberRecord], inner_steps: int, tokens: float) -> list[MemberRecord]:
-    """Without members that say to be much further than all others, in rounds or steps, where there are three or more.
+    """Without members that say to be much further than half of all, in rounds or steps, where there are three or more.
 
-    The step that a newcomer takes decides its learning rate and when its run ends. Who is faster than the second
-    furthest gets further and further ahead; who was alone has done what fits into the time, at the second highest rate.
+    The step that a newcomer takes decides its learning rate and when its run ends. Two ids cost little, so two voices
+    are no measure. Who is faster than half of all gets further and further ahead; who was alone has done what fits into
+    the time, at the rate that half of all have.
 
     ``inner_steps``: of a round. ``tokens``: of an inner step, 0 when unknown.
     """
     if len(records) < 3:
         return list(records)
     said = ((it.round, it.step, it.tokens_per_second) for it in records)
-    rounds, steps, rate = (sorted(values)[-2] for values in zip(*said, strict=True))
+    rounds, steps, rate = (median_high(values) for values in zip(*said, strict=True))
     phases = ALONE_SECONDS * rate / (tokens * inner_steps) if rate and tokens else ALONE_ROUNDS
     alone = min(phases, ALONE_ROUNDS)
     most = FURTHER * rounds + alone, FURTHER * steps + alone * inner_steps
@@ -247,13 +249,13 @@ def plausible_rate(record: MemberRecord, records: Sequence[MemberRecord]) -> flo
 
 
 def donors_of(records: Sequence[MemberRecord], above: int, reached: int) -> list[MemberRecord]:
-    """Members beyond round ``above`` that are near the furthest one, so that newcomers spread over many.
+    """Members beyond round ``above`` that are not far behind half of all, so that newcomers spread over many.
 
     ``reached``: the last round of a peer that comes back, 0 for a newcomer: it need not repeat rounds that others have.
-    Among three or more the second furthest is the measure: a peer that claims a round that nobody has would otherwise
-    be the only donor.
+    Of two members the furthest is the measure. Of more it is what half of them have done: peers that claim a round that
+    nobody has would otherwise be the only donors.
     """
-    rounds = sorted(record.round for record in records) or [0]
-    furthest = rounds[-2] if len(rounds) > 2 else rounds[-1]
-    least = max(above + 1, furthest - NEAR_ROUNDS + 1, min(reached, furthest))
+    rounds = [record.round for record in records] or [0]
+    usual = median_high(rounds)
+    least = max(above + 1, usual - NEAR_ROUNDS + 1, min(reached, usual))
     return [record for record in records if record.round >= least]

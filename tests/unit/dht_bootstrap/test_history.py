@@ -183,21 +183,41 @@ def refusals(*looks: list[Entry]) -> dict[str, int]:
 
 
 def test_a_refusal_counts_when_it_happens_and_never_again() -> None:
-    """Whoever came back after some minutes told of refusals weeks ago, and an alert fired."""
+    """Whoever came back after some minutes told of refusals weeks ago, and an alert fired. The first word of one member
+    alone is no refusal.
+    """
 
     def told(at: float, *refused: tuple[str, int]) -> list[Entry]:
-        return [entry("a", at, refused=refused), entry("b", at)]
+        return [entry("a", at, refused=refused), entry("b", at), entry("c", at, refused=refused)]
 
     assert refusals(told(100, ("b", 9)), told(102, ("b", 9))) == {}, "when is not known"
     assert refusals(told(100), told(102, ("b", 2)), told(104, ("b", 3)), [entry("b", 106)]) == {"Qmb": 3}
     assert refusals(told(100, ("b", 9)), [entry("b", 102)], told(104, ("b", 10))) == {"Qmb": 1}, "it was away"
     assert refusals(told(100, ("b", 9)), told(102), told(104, ("b", 9))) == {}, "its record had no room"
-    restarted = [entry("a", 102, seconds=3.0, refused=(("b", 2),)), entry("b", 102)]
-    assert refusals(told(100, ("b", 9)), restarted) == {"Qmb": 2}, "its process is a new one"
+    restarted = [entry(name, 102, seconds=3.0, refused=(("b", 2),)) for name in "ac"] + [entry("b", 102)]
+    assert refusals(told(100, ("b", 9)), restarted) == {"Qmb": 1}, "its process is a new one"
     # one that is named again: the two that are refused most often are in a record
     assert refusals(told(100, ("z", 5), ("b", 4)), told(102, ("z", 5), ("y", 5)), told(104, ("b", 6), ("z", 5))) == {
         "Qmb": 1
     }
+
+
+def test_one_record_accuses_nobody() -> None:
+    """A member that had met nobody told of 2^53 refusals, and the page advised to revoke an honest one's invitation."""
+
+    def liar(at: float, often: int) -> list[Entry]:
+        return [*swarm(at), entry("liar", at, refused=(("b", often), ("c", often)))]
+
+    run = seen((99.0, swarm(99.0)), *((100.0 + at, liar(100.0 + at, 2**at)) for at in range(50)))
+    assert run.refusals() == {} and findings(run) == [] and not run.refused.total()
+    two = seen((99.0, [entry("a", 99.0), entry("b", 99.0)]), (100.0, [entry("a", 100.0, refused=(("b", 9),))]))
+    assert two.refused == {"Qmb": 1}, "of two members nobody else can say it"
+
+
+def test_of_two_peers_with_one_name_nobody_knows_which_was_refused() -> None:
+    twin = Entry(entry("b", 100.0).record.model_copy(update={"peer_id": "Qmtwin"}), NOW + 130)
+    looks = [(100.0 + at, [*swarm(100.0 + at, refused=(("b", at),)), twin]) for at in range(3)]
+    assert seen(*looks).refusals() == {}
 
 
 def test_a_healthy_swarm_has_no_warnings() -> None:
@@ -214,7 +234,7 @@ def test_a_curve_has_bounded_length_and_keeps_its_beginning(steps: list[float]) 
         last = Point(at, 0, None, None)
         curve.add(last)
         at += step
-    points = [*curve.points, *curve.newest]
+    points = curve.all
     assert len(points) <= POINTS + 1
     assert points[0].at == 0.0 and points[-1] is last
     assert [it.at for it in points] == sorted({it.at for it in points})

@@ -21,6 +21,7 @@ from peer.p2p.dht.authors import Author
 from peer.p2p.dht.limits import SUBKEY_BYTES
 from peer.p2p.dht.requests import (
     KEY_RECORDS,
+    KEY_RECORDS_EACH,
     KEYS,
     RefusedRequest,
     Requests,
@@ -112,26 +113,36 @@ def test_one_author_has_a_number_of_records_and_a_key_has_too(authors: Sequence[
     with pytest.raises(RefusedRequest, match="too many records"):
         checks.check_request(store(mine, key=b"\xff" * 20), one)
 
-    kept, later = requests._Kept(), time.time() + 1e11
+    kept, later = requests._Kept(Proven()), time.time() + 1e11
     assert all(kept.room(KEY, str(number), later) for number in range(KEY_RECORDS))
     assert not kept.room(KEY, "another", later) and kept.room(KEY, "0", later) and kept.room(b"k", "another", later)
 
 
 def test_each_way_to_write_a_subkey_counts_as_a_record(authors: Sequence[tuple[PeerID, Author]]) -> None:
-    """Padding after the own key, or spaces in the certificate, gave one author any number of records under one key."""
+    """Padding after the own key, or spaces in the certificate, gave one author many records under one key: eight ids
+    filled it, and newcomers were in no directory.
+    """
     one, author = authors[0]
     checks, mine = Requests(author, Proven()), one.to_base58() + author.tag.removesuffix("]")
-    for number in range(RECORDS.each):
+    for number in range(KEY_RECORDS_EACH):
         checks.check_request(store(f"{mine}{'=' * number}]"), one)
     with pytest.raises(RefusedRequest, match="too many records"):
-        checks.check_request(store(f"{mine}{'=' * RECORDS.each}]"), one)
+        checks.check_request(store(f"{mine}{'=' * KEY_RECORDS_EACH}]"), one)
+
+
+def test_a_key_that_a_crowd_has_filled_is_not_full_for_who_has_proved_to_be_good() -> None:
+    proven, later = Proven(), time.time() + 60
+    kept = requests._Kept(proven)
+    assert all(kept.room(KEY, str(number), later) for number in range(KEY_RECORDS))
+    proven.add("a good one")
+    assert kept.room(KEY, "a good one", later) and not kept.room(KEY, "another", later)
 
 
 def test_an_expired_record_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(requests.clock, "unix", lambda: now[0])
     monkeypatch.setattr(requests.clock, "monotonic", lambda: now[0])
-    kept = requests._Kept()
+    kept = requests._Kept(Proven())
     assert all(kept.room(KEY, str(number), 1e11) for number in range(KEY_RECORDS))
     now[0] += 50.0
     assert not kept.room(KEY, "another", 1e11)

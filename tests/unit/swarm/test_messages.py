@@ -25,6 +25,7 @@ from peer.rounds.progress import Progress
 from peer.rounds.state import MAX_MEMBERS
 from peer.rounds.types import NAME, Seat
 from peer.swarm.directory import reader, records
+from peer.swarm.directory.buckets import Bucket, bucket_of
 from peer.swarm.directory.reader import Reader
 from peer.swarm.directory.records import MemberRecord, Report
 from peer.swarm.grouping.messages import LeaderNotice, Roster, fitting
@@ -180,7 +181,7 @@ OLD = (
 
 def test_of_another_versions_record_only_name_and_version_are_believed() -> None:
     assert records.decode("QmA", OLD) is None
-    assert records.program_of("QmA", OLD) == ("cone", "0.1.0")
+    assert records.program_of("QmA", OLD) == ("QmA", "cone", "0.1.0")
     assert records.program_of("QmB", OLD) is None  # not under another peer's key
     assert records.program_of("QmA", OLD.replace("cone", "co\\nne")) is None  # two lines in a log
     assert records.program_of("QmA", OLD.replace("cone", "x" * 65)) is None
@@ -193,6 +194,8 @@ def test_a_peer_of_another_version_is_told_of_once(
     own = OLD.replace("QmA", "QmMe")
 
     def stored(key: DHTID) -> ValueWithExpiration[object]:
+        if key == id_of(records.RUNS):
+            return ValueWithExpiration({"Qm0": (MSGPackSerializer.dumps("run"), 2e9)}, 2e9)
         texts = {f"Qm{n}": OLD.replace("QmA", f"Qm{n}") for n in range(5)} | {"QmMe": own}
         packed = {subkey: (MSGPackSerializer.dumps(text), 2e9) for subkey, text in texts.items()}
         return ValueWithExpiration(packed, 2e9)
@@ -205,6 +208,24 @@ def test_a_peer_of_another_version_is_told_of_once(
     assert not found.known
     said = f"peer cone runs version 0.1.0, this is {__version__}"
     assert caplog.text.count(said) == 3
+    caplog.clear()
+    onlooker = reader.Onlooker(node)  # type: ignore[arg-type]
+    for _ in range(3):  # an invented run is forgotten after each look, and filled the log
+        assert asyncio.run(onlooker.look()) == {}
+    assert caplog.text.count(said) == 3
+
+
+def test_a_record_counts_in_its_authors_bucket_alone() -> None:
+    """One id counted in each bucket in which it lay: 64 of them made six members believe in a thousand."""
+    other = "QmA"
+
+    def stored(key: DHTID) -> ValueWithExpiration[object]:
+        return ValueWithExpiration({other: (MSGPackSerializer.dumps(records.encode(record(peer_id=other))), 2e9)}, 2e9)
+
+    found = Reader(SimpleNamespace(dht=alone(stored), peer_id="QmMe", subkey="QmMe"), "run")  # type: ignore[arg-type]
+    own = bucket_of(other, 3)
+    counted = asyncio.run(found._take_in([Bucket(3, place) for place in range(8)], 1))
+    assert counted == {Bucket(3, place): int(place == own.place) for place in range(8)} and set(found.known) == {other}
 
 
 @pytest.mark.parametrize("eta", [-1.0, float("inf"), float("nan"), 1e9])
